@@ -12,8 +12,8 @@ from typing import Final
 
 from bdn import __version__
 from bdn.core.pace.retry import RetryPolicy
+from bdn.net.api_clients import MirrorClient
 from bdn.net.chunk_server.server import ChunkServer
-from bdn.net.client import MirrorClient
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import BufferPool, ByteThreads, pacer
 from bdn.wire.operation_schema import Heartbeat

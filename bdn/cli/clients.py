@@ -9,7 +9,7 @@ from pydantic import Field
 
 from bdn.cli.output import Output
 from bdn.core.source.uri import HuggingFaceUri, parse_source
-from bdn.net.client import AgentClient, MirrorClient
+from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.settings import FileSettings, default_data_dir
 from bdn.wire.access_schema import ORGANISATION_PATTERN
 from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody

@@ -27,7 +27,7 @@ from bdn.cli.running import embedded_services
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InternalError, UpstreamUnavailableError
 from bdn.core.units import format_size
-from bdn.net.client import AgentClient, MirrorClient
+from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.wire.operation_schema import EvictionRequest
 from bdn.wire.stage_schema import BytesFrom, StageDocument, StageRequest
 

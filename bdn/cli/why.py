@@ -12,7 +12,7 @@ from bdn.cli.output import Output, command_line
 from bdn.core.errors import BdnError, NotFoundError
 from bdn.core.events import Event, explanation
 from bdn.core.units import format_size, format_time
-from bdn.net.client import MirrorClient, Params
+from bdn.net.api_clients import MirrorClient
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named, StagedPath
 from bdn.wire.mirror_schema import HeldManifest
 
@@ -82,7 +82,7 @@ async def _events(client: MirrorClient, what: str, named: Named | None, node: st
     """Newest first, in several requests: a source may have been mirrored as hundreds of manifests."""
     manifests = list(named.manifests) if named else []
     several = (manifests[start : start + MANIFESTS_AT_ONCE] for start in range(0, len(manifests), MANIFESTS_AT_ONCE))
-    subjects: list[Params] = [{"manifest": some} for some in several] or [{"digest": what}]
+    subjects: list[dict[str, str | list[str]]] = [{"manifest": some} for some in several] or [{"digest": what}]
     found: list[EventDocument] = []
     for subject in subjects:
         found += (await client.events({**subject, "limit": str(_READ), **({"node": node} if node else {})})).items

@@ -6,9 +6,8 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Self, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import httpx2
 from pydantic import BaseModel, ValidationError
@@ -16,33 +15,9 @@ from pydantic import BaseModel, ValidationError
 from bdn.core.chunk import Digest, MalformedDocumentError, Manifest, digest_of
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
 from bdn.core.pace.retry import RetryPolicy
-from bdn.wire.access_schema import NewToken, SecretBody, SecretEntry, SecretRotation, Token, TokenRequest
-from bdn.wire.event_schema import EventDocument, Named, NodeEvents
 from bdn.wire.http_fields import ORGANISATION_HEADER
 from bdn.wire.layout_form import Layout
-from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
-from bdn.wire.mirror_schema import HeldManifests, Mirror, MirrorRequestBody, Plan
-from bdn.wire.operation_schema import (
-    AgentDocument,
-    Cluster,
-    Collection,
-    CollectionRequest,
-    Eviction,
-    EvictionRequest,
-    Heartbeat,
-    HeartbeatReply,
-    PathVerification,
-    PathVerificationRequest,
-    Prefetch,
-    PrefetchRequest,
-    RestorationRequest,
-    RestoredItem,
-    Verification,
-    VerificationRequest,
-)
-from bdn.wire.shapes import Items, Page, ServiceUnreachableError, WrongDocumentError, error_from
-from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
-from bdn.wire.stage_schema import Cache, StageDocument, StageRequest
+from bdn.wire.shapes import ServiceUnreachableError, WrongDocumentError, error_from
 
 LONGEST_WAIT_SECONDS: Final = 60.0  # of one request
 _CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all
@@ -182,6 +157,32 @@ class ServiceClient:
         return await self._call(kind, method, path, body=body, params=wait, wait_seconds=seconds)
 
 
+class ContentClient(ServiceClient):
+    """Manifests and layouts, of the mirror's API or an agent's data plane: not believed before they were checked."""
+
+    async def manifest(self, digest: Digest, bearer: str | None) -> Manifest:
+        """The manifest, verified against its name."""
+        content = await self._send("GET", f"/manifests/{digest}", bearer=bearer, wait_seconds=60)
+        if (actual := digest_of(content)) != digest:
+            raise WrongDocumentError(f"manifest {digest}", self.address, f"its content has the name {actual}")
+        try:
+            return Manifest.parse(content)
+        except MalformedDocumentError as error:
+            raise InternalError(str(error)) from error
+
+    async def layout(self, digest: Digest, bearer: str | None) -> Layout:
+        """Where the manifest's bytes lie: each file's layout is checked against the file's name."""
+        content = await self._send("GET", f"/manifests/{digest}/layout", bearer=bearer, wait_seconds=60)
+        name = f"the layout of {digest}"
+        try:
+            layout = await asyncio.to_thread(Layout.parse, content)  # a million files are 300 MB, and seconds
+        except MalformedDocumentError as error:
+            raise WrongDocumentError(name, self.address, str(error)) from error
+        if layout.manifest != digest:
+            raise WrongDocumentError(name, self.address, f"it is that of {layout.manifest}")
+        return layout
+
+
 class _HandshakeTrace:
     """Closes the connection of a request that is canceled in its TLS handshake, which httpcore leaves open."""
 
@@ -245,158 +246,3 @@ class OutageRetry:
             yield answer
             if is_last(answer):
                 return
-
-
-class MirrorClient(ServiceClient):
-    """The mirror's API, a method for each route. An agent's data plane answers ``manifest`` and ``layout`` likewise."""
-
-    async def request(self, body: MirrorRequestBody) -> Mirror:
-        return await self._call(Mirror, "POST", "/mirror", body=body)
-
-    async def plan(self, body: MirrorRequestBody) -> Plan:
-        """``request`` as a dry run. Listing a large source takes a while."""
-        return await self._call(Plan, "POST", "/mirror", body=body, params={"dry_run": "true"}, wait_seconds=600)
-
-    async def mirror(self, mirror_id: str, wait_seconds: float = 0) -> Mirror:
-        return await self._poll(Mirror, "GET", f"/mirror/{mirror_id}", wait_seconds)
-
-    def follow(
-        self, mirror_id: str, interval_seconds: float = 0.5, outages: OutageRetry | None = None
-    ) -> AsyncIterator[Mirror]:
-        """The mirror again and again, the last time in a terminal state. ``outages`` says how long it may not answer."""
-        look = partial(self.mirror, mirror_id, interval_seconds)
-        return (outages or OutageRetry()).follow(look, lambda mirror: mirror.status in MIRROR_TERMINAL)
-
-    async def cancel(self, mirror_id: str) -> Mirror:
-        return await self._call(Mirror, "POST", f"/mirror/{mirror_id}/cancel")
-
-    async def mirrors(self, params: dict[str, str]) -> Page[Mirror]:
-        return await self._call(Page[Mirror], "GET", "/mirror", params=params)
-
-    async def manifest(self, digest: Digest, bearer: str | None) -> Manifest:
-        """The manifest, verified against its name."""
-        content = await self._send("GET", f"/manifests/{digest}", bearer=bearer, wait_seconds=60)
-        if (actual := digest_of(content)) != digest:
-            raise WrongDocumentError(f"manifest {digest}", self.address, f"its content has the name {actual}")
-        try:
-            return Manifest.parse(content)
-        except MalformedDocumentError as error:
-            raise InternalError(str(error)) from error
-
-    async def layout(self, digest: Digest, bearer: str | None) -> Layout:
-        """Where the manifest's bytes lie: each file's layout is checked against the file's name."""
-        content = await self._send("GET", f"/manifests/{digest}/layout", bearer=bearer, wait_seconds=60)
-        name = f"the layout of {digest}"
-        try:
-            layout = await asyncio.to_thread(Layout.parse, content)  # a million files are 300 MB, and seconds
-        except MalformedDocumentError as error:
-            raise WrongDocumentError(name, self.address, str(error)) from error
-        if layout.manifest != digest:
-            raise WrongDocumentError(name, self.address, f"it is that of {layout.manifest}")
-        return layout
-
-    async def held(self) -> HeldManifests:
-        return await self._call(HeldManifests, "GET", "/manifests")
-
-    async def evict(self, request: EvictionRequest, wait_seconds: float = 0) -> Eviction:
-        return await self._poll(Eviction, "POST", "/evictions", wait_seconds, body=request)
-
-    async def eviction(self, eviction_id: str, wait_seconds: float = 0) -> Eviction:
-        return await self._poll(Eviction, "GET", f"/evictions/{eviction_id}", wait_seconds)
-
-    async def prefetch(self, request: PrefetchRequest, wait_seconds: float = 0) -> Prefetch:
-        return await self._poll(Prefetch, "POST", "/prefetches", wait_seconds, body=request)
-
-    async def prefetch_by_id(self, prefetch_id: str, wait_seconds: float = 0) -> Prefetch:
-        return await self._poll(Prefetch, "GET", f"/prefetches/{prefetch_id}", wait_seconds)
-
-    async def agents(self) -> Items[AgentDocument]:
-        return await self._call(Items[AgentDocument], "GET", "/agents")
-
-    async def clusters(self) -> Items[Cluster]:
-        return await self._call(Items[Cluster], "GET", "/clusters")
-
-    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
-        """The mirror may keep it open for ``heartbeat.wait_seconds``."""
-        return await self._call(
-            HeartbeatReply, "POST", "/agents/heartbeat", body=heartbeat, wait_seconds=heartbeat.wait_seconds
-        )
-
-    async def named(self, of: str) -> Named:
-        return await self._call(Named, "GET", "/names", params={"of": of})
-
-    async def events(self, params: Params) -> Page[EventDocument]:
-        return await self._call(Page[EventDocument], "GET", "/events", params=params)
-
-    async def set_secret(self, name: str, body: SecretBody) -> SecretEntry:
-        return await self._call(SecretEntry, "PUT", f"/secrets/{quote(name, safe='')}", body=body)
-
-    async def secrets(self) -> Items[SecretEntry]:
-        return await self._call(Items[SecretEntry], "GET", "/secrets")
-
-    async def rotate_secrets(self) -> SecretRotation:
-        return await self._call(SecretRotation, "POST", "/secrets/rotate")
-
-    async def remove_secret(self, name: str) -> None:
-        await self._send("DELETE", f"/secrets/{quote(name, safe='')}")
-
-    async def create_token(self, request: TokenRequest) -> NewToken:
-        return await self._call(NewToken, "POST", "/tokens", body=request)
-
-    async def tokens(self) -> Items[Token]:
-        return await self._call(Items[Token], "GET", "/tokens")
-
-    async def revoke_token(self, token_id: str) -> Token:
-        return await self._call(Token, "DELETE", f"/tokens/{quote(token_id, safe='')}")
-
-    async def verify(self, request: VerificationRequest) -> Verification:
-        return await self._call(Verification, "POST", "/verifications", body=request)
-
-    async def verification(self, verification_id: str) -> Verification:
-        """Once it has ended, or after half a minute."""
-        return await self._poll(Verification, "GET", f"/verifications/{quote(verification_id, safe='')}", 30)
-
-    async def collect(self, request: CollectionRequest) -> Collection:
-        return await self._call(Collection, "POST", "/collections", body=request)
-
-    async def collection(self, collection_id: str, wait_seconds: float) -> Collection:
-        return await self._poll(Collection, "GET", f"/collections/{collection_id}", wait_seconds)
-
-    async def restore(self, request: RestorationRequest) -> Items[RestoredItem]:
-        return await self._call(Items[RestoredItem], "POST", "/restorations", body=request)
-
-
-class AgentClient(ServiceClient):
-    """The agent's control API, a method for each route."""
-
-    async def stage(self, request: StageRequest) -> StageDocument:
-        """With ``request.wait`` the answer comes when the stage is terminal."""
-        return await self._call(
-            StageDocument, "POST", "/stages", body=request, wait_seconds=86400 if request.wait else 0
-        )
-
-    async def stage_by_id(self, stage_id: str, wait_seconds: float = 0) -> StageDocument:
-        return await self._poll(StageDocument, "GET", f"/stages/{stage_id}", wait_seconds)
-
-    def follow(
-        self, stage_id: str, interval_seconds: float = 0.5, outages: OutageRetry | None = None
-    ) -> AsyncIterator[StageDocument]:
-        """As of ``MirrorClient``."""
-        look = partial(self.stage_by_id, stage_id, interval_seconds)
-        return (outages or OutageRetry()).follow(look, lambda stage: stage.state in STAGE_TERMINAL)
-
-    async def stages(self) -> Items[StageDocument]:
-        return await self._call(Items[StageDocument], "GET", "/stages")
-
-    async def unstage(self, stage_id: str) -> StageDocument:
-        return await self._call(StageDocument, "DELETE", f"/stages/{stage_id}", wait_seconds=60)
-
-    async def verify(self, request: PathVerificationRequest) -> PathVerification:
-        """The answer comes when all of it has been read, however long that takes."""
-        return await self._call(PathVerification, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
-
-    async def events(self, params: Params) -> NodeEvents:
-        return await self._call(NodeEvents, "GET", "/events", params=params)
-
-    async def cache(self) -> Cache:
-        return await self._call(Cache, "GET", "/cache")

@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from bdn.core.chunk import UnsafePathError, normalise_path
 from bdn.core.errors import InvalidSourceError, UpstreamUnavailableError
-from bdn.core.source.upstream import Checksum, Identity, Location, Resolution, UpstreamFile
+from bdn.core.source.upstream import Checksum, Identity, Location, Resolution, UpstreamFile, listed_path
 from bdn.core.source.uri import BucketUri
 from bdn.core.store import scope_of
 
@@ -117,10 +116,8 @@ class BucketSource(ABC):
         return None
 
     def _file(self, entry: BucketObject, name: str) -> UpstreamFile:
-        try:
-            path = normalise_path(name)
-        except UnsafePathError as error:
-            raise InvalidSourceError(str(self._uri), f"{self._uri} cannot become a tree of files: {error}") from error
         size = (str(entry.size),) if self.is_size_in_identity else ()
         identity = Identity.of(self._scope, *self._place, entry.name, entry.version, *size)
-        return UpstreamFile(path, entry.size, identity, entry.name, entry.version, entry.checksum)
+        return UpstreamFile(
+            listed_path(self._uri, name), entry.size, identity, entry.name, entry.version, entry.checksum
+        )

@@ -4,7 +4,6 @@ import socket
 from contextvars import ContextVar
 from typing import Any, Final
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -13,6 +12,7 @@ from aiohttp.resolver import ThreadedResolver
 from aiohttp.tracing import Trace
 
 from bdn.core.egress import EgressPolicy
+from bdn.net.http1.pool import https_proxy
 
 _by_proxy: Final[ContextVar[bool]] = ContextVar("_by_proxy", default=False)
 
@@ -68,9 +68,6 @@ def guarded_connector(policy: EgressPolicy, **options: Any) -> GuardedConnector:
 
 
 def proxy_for(url: str) -> str | None:
-    """What ``HTTPS_PROXY`` and ``NO_PROXY`` say now about an https address; None is a direct connection."""
+    """The proxy for this address; None is a direct connection."""
     parts = urlsplit(url)
-    if parts.scheme != "https" or proxy_bypass(parts.hostname or ""):
-        return None
-    proxy = getproxies().get("https")
-    return proxy if not proxy or "://" in proxy else f"http://{proxy}"
+    return https_proxy(parts.hostname or "") if parts.scheme == "https" else None

@@ -6,7 +6,6 @@ host names and paths, so a value that does not look like one refuses to exist.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Final
 from bdn.core.errors import InvalidRequestError, SecretMalformedError
 from bdn.core.source.upstream import ASK_ONCE, Asker
 from bdn.sources.settings import S3Credentials, UpstreamSettings
+from bdn.wire.shapes import json_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,8 @@ def service_account_key(secret: Secret) -> ServiceAccountKey:
 
 
 def _json_object(secret: Secret, expected: str) -> dict[str, object]:
-    # The parser's own error carries the whole text, so it ends here and is nobody's cause.
-    try:
-        document = json.loads(secret.value)
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
+    document = json_object(secret.value)
+    if document is None:
         raise SecretMalformedError(secret.name, f"is not a JSON object; it should be {expected}")
     return document
 

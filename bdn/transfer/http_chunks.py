@@ -58,7 +58,7 @@ class HttpChunkReader:
                         raise StoreUnavailableError(f"chunk {chunk.digest} ended after {chunk.done} of {size} bytes")
                     return
                 answer.read(_WORDS_LIMIT)
-                target = urljoin(url, answer.headers.get("Location") or "")
+                target = urljoin(url, answer.headers.get("location") or "")
                 if split_address(target)[0] != split_address(url)[0]:
                     headers = {name: value for name, value in headers.items() if name == "Range"}
                 url = target
@@ -82,7 +82,7 @@ def _check(answer: Answer, digest: Digest, start: int, size: int) -> None:
         raise NotFoundError(f"chunk {digest}")
     if answer.status != (206 if start else 200):
         raise error_from(answer.status, answer.read(_WORDS_LIMIT))
-    if start and parse_content_range(answer.headers.get("Content-Range")) != (ByteRange(start, size), size):
+    if start and parse_content_range(answer.headers.get("content-range")) != (ByteRange(start, size), size):
         raise StoreUnavailableError(f"chunk {digest} came with another range than was asked for")
     if answer.length != size - start:
         raise WrongLengthError(f"chunk {digest} came with {answer.length} bytes instead of {size - start}")

@@ -80,11 +80,11 @@ def check_head(answer: Answer, location: Location, request: RangeRequest, wanted
 
 def plain_etag(headers: Headers) -> str:
     """The ETag without its quotes; nothing where there is none."""
-    return (headers.get("ETag") or "").removeprefix("W/").strip('"')
+    return (headers.get("etag") or "").removeprefix("W/").strip('"')
 
 
 def _check_range(answer: Answer, location: Location, request: RangeRequest, wanted: ByteRange) -> None:
-    stated = parse_content_range(answer.headers.get("Content-Range"))
+    stated = parse_content_range(answer.headers.get("content-range"))
     if stated is not None and stated[1] != request.size:  # first: of a file that shrank, the range may be cut
         raise SourceChangedError(request.source, request.path, f"its size was {request.size} and is {stated[1]}")
     if stated is None or stated[0] != wanted:
@@ -96,7 +96,7 @@ def _check_range(answer: Answer, location: Location, request: RangeRequest, want
 
 def _check_encoding(answer: Answer, location: Location, request: RangeRequest, size: int) -> None:
     """An encoding that the server applied changes the bytes, and their number; one that the file was stored with does not."""
-    encoding = answer.headers.get("Content-Encoding")
+    encoding = answer.headers.get("content-encoding")
     if encoding in (None, "", "identity") or (location.may_be_encoded and answer.length == size):
         return
     raise UpstreamUnavailableError(request.source, f"{request.path}: the answer is encoded or has the wrong length")

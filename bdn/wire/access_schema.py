@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,7 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from bdn.core.errors import InvalidRequestError, LimitExceededError, UnauthenticatedError
-from bdn.wire.shapes import Items, StrictModel
+from bdn.wire.shapes import Items, StrictModel, json_object
 
 DEFAULT_ORGANISATION: Final = "default"
 
@@ -103,6 +102,7 @@ class NewToken(Token):
 
 NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 LIMIT_VALUE_BYTES: Final = 64 * 1024
+_NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 
 
 class SecretBody(StrictModel):
@@ -118,9 +118,9 @@ class SecretBody(StrictModel):
             raise LimitExceededError("bytes of the secret", size, LIMIT_VALUE_BYTES)
         if not self.value.strip():
             raise InvalidRequestError("the secret's value is empty")
-        if "\0" in self.value or not _is_text(self.value):
+        if _NO_TEXT.search(self.value):
             raise InvalidRequestError("the secret's value is not text")
-        if self.value.lstrip().startswith("{") and not _is_json_object(self.value):
+        if self.value.lstrip().startswith("{") and json_object(self.value) is None:
             raise InvalidRequestError("the secret's value begins like a JSON object and is none")
 
 
@@ -150,19 +150,3 @@ class SecretRotation(Items[SecretEntry]):
 def is_secret_name(name: str) -> bool:
     """Whether it can name a variable's end, a file and a row."""
     return re.fullmatch(NAME_PATTERN, name) is not None
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _is_json_object(text: str) -> bool:
-    # The parser's own error carries the whole text, so it ends here.
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False

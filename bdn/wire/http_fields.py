@@ -129,9 +129,9 @@ def parse_retry_after(headers: Headers) -> float | None:
 
     Source: the hub's form is ``"api";r=0;t=55``, with ``t`` the seconds until the window opens again.
     """
-    value = _find(headers, "Retry-After")
+    value = headers.get("retry-after")
     if value is None:
-        match = re.search(r"\br\s*=\s*0\b[^,]*\bt\s*=\s*(\d{1,9})\b", _find(headers, "RateLimit") or "")
+        match = re.search(r"\br\s*=\s*0\b[^,]*\bt\s*=\s*(\d{1,9})\b", headers.get("ratelimit") or "")
         return float(match[1]) if match else None
     if re.fullmatch(r"[ \t]*[0-9]{1,9}[ \t]*", value):
         return float(value)
@@ -140,9 +140,3 @@ def parse_retry_after(headers: Headers) -> float | None:
     except (ValueError, OverflowError):
         return None  # neither a number nor a date, or a day of a month that no calendar has
     return max(0.0, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() - time.time())
-
-
-def _find(headers: Headers, name: str) -> str | None:
-    """In any spelling: some libraries hand out plain dictionaries with names in lower case."""
-    found = headers.get(name)
-    return headers.get(name.lower()) if found is None else found

@@ -3,6 +3,7 @@
 Errors have their documents and HTTP statuses here: it is the only place that knows both sides.
 """
 
+import json
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
@@ -29,6 +30,15 @@ Quantity = Annotated[int, Field(ge=0, le=LARGEST)]
 def added(one: int, other: int) -> int:
     """Their sum; the largest quantity where it would be more."""
     return min(one + other, LARGEST)
+
+
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """The JSON object that this is, or None. The parser's own error carries the whole text, so it ends here and is no cause."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 class Items(BaseModel, Generic[_Item]):

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError
 from bdn.core.pace.retry import RetryPolicy
-from bdn.net.client import MirrorClient
+from bdn.net.client import ContentClient
 from bdn.wire.layout_form import Layout
 from bdn.wire.shapes import ServiceUnreachableError
 from node_agent.background_tasks import in_thread
@@ -70,12 +70,12 @@ class PeerDocuments:
 
 
 async def _ask(
-    peer: RingMember, question: Callable[[MirrorClient], Awaitable[_Document]], seconds: float, most_bytes: int
+    peer: RingMember, question: Callable[[ContentClient], Awaitable[_Document]], seconds: float, most_bytes: int
 ) -> _Document | None:
     """Its answer; None whatever else it says or does, because the next peer may have the document."""
     try:
         # A mirror in this much.
-        async with asyncio.timeout(seconds), MirrorClient(peer.advertise, most_bytes=most_bytes) as client:
+        async with asyncio.timeout(seconds), ContentClient(peer.advertise, most_bytes=most_bytes) as client:
             return await question(client)
     except (BdnError, TimeoutError) as error:
         logger.debug("%s has no document for us: %s", peer.node, error)
@@ -90,7 +90,7 @@ class Catalogue:
     """
 
     records: ManifestRecords
-    client: MirrorClient
+    client: ContentClient
     peers: PeerDocuments
     policy: RetryPolicy
     answer_seconds: tuple[float, float]

@@ -11,7 +11,7 @@ from bdn.core.cache.index import SpaceLedger
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.disk.direct import DirectWrites
-from bdn.net.client import MirrorClient
+from bdn.net.api_clients import MirrorClient
 from bdn.wire.grants import Grant, UnknownKeyError
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.operation_schema import Heartbeat, HeartbeatReply

@@ -101,7 +101,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "tuple(self._waiting[question])", "test_an_agent_goes_on_while_the_name_of_its_mirror_hangs",
          "test_byte_threads_get_free_of_a_name_that_hangs_and_share_its_thread[upstreams]"),
     ],
-    "bdn/sources/gcs/errors.py": [
+    "bdn/sources/gcs/source.py": [
         ("a failure does not say where GCS was sought",
          'where = f" at {error.host}" if isinstance(error, aiohttp.ClientConnectorError) else ""', 'where = ""',
          "test_an_upstream_whose_name_stays_lost_is_named_and_nothing_is_published[gs-listing]"),

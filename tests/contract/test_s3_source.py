@@ -14,6 +14,7 @@ from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import InvalidSourceError, UpstreamUnavailableError
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Source, UpstreamFile, diff
 from bdn.core.source.uri import BucketUri
+from bdn.sources.s3.bucket import RegionalBucket
 from bdn.sources.s3.client import S3Endpoint, s3_client
 from bdn.sources.s3.credentials import StaticS3Credentials
 from bdn.sources.s3.source import S3Source
@@ -345,7 +346,8 @@ async def test_objects_of_a_bucket_that_was_followed_are_read_at_the_address_of_
         return ClientOfOneRegion(region)
 
     endpoint = S3Endpoint(None, "us-east-1", StaticS3Credentials(S3Credentials("AKIA", "secret")), ("s3", "aws"))
-    source = S3Source(BucketUri("s3", "weights", ""), SourceContext("acme", UpstreamSettings()), endpoint, open_client)
+    uri, context = BucketUri("s3", "weights", ""), SourceContext("acme", UpstreamSettings())
+    source = S3Source(uri, context, RegionalBucket(uri, context, endpoint, open_client))
     assert await listed(source) == {}
     location = await source.locate(UpstreamFile("b", 1, Identity.of("organisation:acme", "s3"), "a/b", '"etag"'))
     assert location.url.startswith("https://weights.s3.eu-central-2.amazonaws.com/a/b?X-Amz-")
@@ -432,13 +434,15 @@ def keys(s3_server: S3Server) -> Renewed:
 async def source(s3: S3Like, bucket: S3Bucket, keys: Renewed) -> AsyncIterator[Source]:
     """The bucket read with these keys; it is always the beginning of 1970."""
     endpoint = S3Endpoint(s3.settings.s3_endpoint_url, "us-east-1", keys, ("s3",))
+    uri, context = BucketUri("s3", bucket.name, ""), SourceContext("acme", s3.settings, clock=lambda: 0.0)
     async with AsyncExitStack() as stack:
-        yield S3Source(
-            BucketUri("s3", bucket.name, ""),
-            SourceContext("acme", s3.settings, clock=lambda: 0.0),
+        opened = RegionalBucket(
+            uri,
+            context,
             endpoint,
             lambda region: stack.enter_async_context(s3_client(bucket.name, endpoint, region, s3.settings)),
         )
+        yield S3Source(uri, context, opened)
 
 
 async def test_keys_that_were_renewed_sign_the_next_page_and_the_next_location(

@@ -142,7 +142,7 @@ def _size(content: bytes) -> object:
 
 def _retry_after(content: bytes) -> object:
     name, _, value = text(content).partition("|")
-    seconds = parse_retry_after({"Retry-After" if name == "r" else "RateLimit": value})
+    seconds = parse_retry_after({"retry-after" if name == "r" else "ratelimit": value})
     assert seconds is None or seconds >= 0
     return seconds
 
@@ -156,7 +156,11 @@ def _request_head(content: bytes) -> object:
 def _answer_head(content: bytes) -> object:
     if not content.endswith(b"\r\n\r\n"):
         raise ProtocolError("not one head")
-    return parse_answer(content)
+    head = parse_answer(content)
+    assert 100 <= head.status < 600
+    assert head.length is None or head.length >= 0
+    assert not (head.is_chunked and head.length is not None)
+    return head
 
 
 def _bitmap(content: bytes) -> object:

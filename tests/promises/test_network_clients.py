@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from bdn.cli.admin import main as admin
 from bdn.cli.main import main
+from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.net.api_server import bind_tcp, serving
-from bdn.net.client import AgentClient, MirrorClient
 from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
 from bdn.wire.shapes import ServiceUnreachableError
 from bdn.wire.stage_schema import StageRequest

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from bdn.core.errors import BdnError
-from bdn.net.client import MirrorClient
+from bdn.net.api_clients import MirrorClient
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
 from tests.support.content.trees import tree

@@ -13,7 +13,7 @@ import pytest
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError
 from bdn.net import client
-from bdn.net.client import MirrorClient
+from bdn.net.api_clients import MirrorClient
 from bdn.net.host_lookups import NameSilentError, run_program
 from bdn.net.http1.pool import Dialer
 from tests.doubles.hub import Hub

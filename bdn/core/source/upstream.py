@@ -9,7 +9,8 @@ from typing import Final, Protocol, TypeVar
 
 from blake3 import blake3
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import CHUNK_SIZE, Digest, UnsafePathError, normalise_path
+from bdn.core.errors import InvalidSourceError
 
 _Answer = TypeVar("_Answer")
 
@@ -71,6 +72,19 @@ class UpstreamFile:
     version: str  # pins every read: a commit, a version id, or an ETag
     checksum: Checksum | None = None
 
+    @property
+    def is_one_chunk(self) -> bool:
+        """Whether one request brings it, so that nothing more has to be known before."""
+        return self.size <= CHUNK_SIZE
+
+
+def listed_path(source: object, name: str) -> str:
+    """The path of what a source lists under this name. ``InvalidSourceError``: no file of a tree can have it."""
+    try:
+        return normalise_path(name)
+    except UnsafePathError as error:
+        raise InvalidSourceError(str(source), f"{source} cannot become a tree of files: {error}") from error
+
 
 @dataclass(frozen=True, slots=True)
 class Diff:
@@ -119,7 +133,7 @@ class Location:
 
 
 class Headers(Protocol):
-    """The head of an answer; names in any case."""
+    """The head of an answer, in which names are looked up in lower case, as some libraries keep them."""
 
     def get(self, name: str, /) -> str | None:
         """The header's value, or None."""

@@ -48,25 +48,12 @@ class AnswerDeadline(Protocol):
         """``count`` further bytes of the body; 0 for the head, and for a tick without any."""
 
 
-class HeaderFields:
-    """Headers by name, in any case."""
-
-    __slots__ = ("_fields",)
-
-    def __init__(self, fields: dict[str, str]) -> None:
-        self._fields = fields  # names in lower case
-
-    def get(self, name: str, /) -> str | None:
-        """The header's value, or None."""
-        return self._fields.get(name.lower())
-
-
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """``length`` is that of the body; None where the end of the body shows in itself, or in the connection's end."""
+    """``headers`` are by name in lower case; ``length`` is that of the body, None where the end of the body shows in itself, or in the connection's end."""
 
     status: int
-    headers: HeaderFields
+    headers: dict[str, str]
     length: int | None
     is_chunked: bool
     keeps_alive: bool
@@ -95,7 +82,7 @@ def parse_head(content: bytes) -> AnswerHead:
         length = int(stated) if stated is not None else None
     is_chunked = coding is not None and length is None
     goes_on = keeps_alive(fields, is_http_1_0=is_http_1_0) and (length is not None or is_chunked)
-    return AnswerHead(status, HeaderFields(fields), length, is_chunked, goes_on)
+    return AnswerHead(status, fields, length, is_chunked, goes_on)
 
 
 class _ChunkedBody:
@@ -149,7 +136,7 @@ class Answer:
 
     def __init__(self, connection: Connection, head: AnswerHead) -> None:
         self.status = head.status
-        self.headers: HeaderFields = head.headers
+        self.headers = head.headers
         self.length = head.length
         self.received = 0
         self._connection = connection

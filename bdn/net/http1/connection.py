@@ -94,7 +94,7 @@ def follow(url: str, headers: dict[str, str], answer: Headers) -> tuple[str, dic
 
     ``DowngradeError`` when it leads out of https, ``UnsendableError`` when it leads nowhere.
     """
-    target = urljoin(url, answer.get("Location") or "")
+    target = urljoin(url, answer.get("location") or "")
     here, (there, _) = split_address(url)[0], split_address(target)
     if here[0] == "https" and there[0] == "http":
         raise DowngradeError

@@ -64,6 +64,12 @@ def _connect(family: int, kind: int, protocol: int, address: Any, timeout_second
     return connection
 
 
+def https_proxy(host: str) -> str | None:
+    """What ``HTTPS_PROXY`` and ``NO_PROXY`` say now about a host that is asked over https; None is a direct connection."""
+    proxy = None if proxy_bypass(host) else getproxies().get("https")
+    return proxy if not proxy or "://" in proxy else f"http://{proxy}"
+
+
 class ProxyRefusedError(ConnectionError):
     """The operator's proxy opens no tunnel, or its address cannot be used."""
 
@@ -80,7 +86,7 @@ class Dialer:
         scheme, host, port = origin
         if scheme == "http":
             return self._open(dial(host, port, self.timeout_seconds, self.egress))
-        proxy = "" if proxy_bypass(host) else getproxies().get("https", "")
+        proxy = https_proxy(host)
         connected = self._tunnel(proxy, host, port) if proxy else dial(host, port, self.timeout_seconds, self.egress)
         try:
             connected.settimeout(self.timeout_seconds)
@@ -105,7 +111,7 @@ class Dialer:
         """A connection through the proxy to the host."""
         if self.egress is not None:
             self.egress.admit(host)
-        via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        via = urlsplit(proxy)
         if via.scheme != "http":
             raise ProxyRefusedError("HTTPS_PROXY must be an http:// address")
         connected = dial(via.hostname or "", via.port or 80, self.timeout_seconds, None)

@@ -1,7 +1,6 @@
 """As whom a bucket of Google is read, in the only form that its requests need: a token, and until when it is good."""
 
 import asyncio
-import json
 import re
 import ssl
 from collections.abc import Callable, Collection, Mapping
@@ -30,6 +29,7 @@ from bdn.sources.guarded_connector import guarded_connector, proxy_for
 from bdn.sources.refreshing import CredentialsProvider, Refreshing
 from bdn.sources.sign_in import GoogleServiceAccount, Secret, SourceContext, service_account_key
 from bdn.wire.http_fields import parse_retry_after
+from bdn.wire.shapes import json_object
 
 SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_only"
 TOKEN_SECONDS: Final = 3600  # the most that impersonation gives without a policy of the organisation
@@ -254,10 +254,6 @@ def _denial(sign_in: GoogleServiceAccount, source: str, code: str, url: str) -> 
 
 def _code_of(content: bytes) -> str | None:
     """``invalid_grant`` of {"error": "invalid_grant"}, or ``PERMISSION_DENIED`` of {"error": {"status": …}}."""
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    error = document.get("error") if isinstance(document, dict) else None
+    error = (json_object(content) or {}).get("error")
     code = error.get("status") if isinstance(error, dict) else error
     return code if isinstance(code, str) and _CODE.fullmatch(code) else None

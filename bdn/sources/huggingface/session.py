@@ -183,25 +183,25 @@ class DirectTransport(httpx2.BaseTransport):
         self._policy_of_call = policy_of_call
         self._limits = limits
         self._tls = httpx2.create_ssl_context()
-        self._unguarded = httpx2.HTTPTransport(verify=self._tls, limits=limits)
-        self._guarded: dict[EgressPolicy, GuardedTransport] = {}
+        self._transports: dict[EgressPolicy | None, httpx2.HTTPTransport] = {}
         self._lock = Lock()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """One request; a redirect is another one."""
         policy = self._policy_of_call()
-        if policy is None:
-            return self._unguarded.handle_request(request)
         with self._lock:
-            if policy not in self._guarded:
-                self._guarded[policy] = GuardedTransport(policy, self._tls, self._limits)
-            transport = self._guarded[policy]
+            if policy not in self._transports:
+                self._transports[policy] = (
+                    httpx2.HTTPTransport(verify=self._tls, limits=self._limits)
+                    if policy is None
+                    else GuardedTransport(policy, self._tls, self._limits)
+                )
+            transport = self._transports[policy]
         return transport.handle_request(request)
 
     def close(self) -> None:
         """Close every idle connection."""
-        self._unguarded.close()
-        for transport in self._guarded.values():
+        for transport in self._transports.values():
             transport.close()
 
 

@@ -18,9 +18,8 @@ from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # that is where it is documented
 
-from bdn.core.chunk import CHUNK_SIZE, UnsafePathError, normalise_path
-from bdn.core.errors import InvalidSourceError, SourceChangedError, UpstreamUnavailableError
-from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location, Resolution, UpstreamFile
+from bdn.core.errors import SourceChangedError, UpstreamUnavailableError
+from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location, Resolution, UpstreamFile, listed_path
 from bdn.core.source.uri import HuggingFaceUri
 from bdn.core.store import PUBLIC, scope_of
 from bdn.sources.huggingface.session import SDK_ERRORS, one_attempt, translate, warm_up
@@ -81,7 +80,7 @@ class HuggingFaceSource:
             revision=file.version,
             endpoint=self._endpoint,
         )
-        if file.size <= CHUNK_SIZE:
+        if file.is_one_chunk:
             return Location(url, self._credentials)
         metadata = await self._call(lambda: self._api.get_hf_file_metadata(url=url), path=file.path)
         if metadata.commit_hash is None:
@@ -111,10 +110,6 @@ class HuggingFaceSource:
         return _Repository(info.sha, public=info.private is False and not info.gated)
 
     def _file(self, entry: RepoFile, repository: _Repository) -> UpstreamFile:
-        try:
-            path = normalise_path(entry.path)
-        except UnsafePathError as error:
-            raise InvalidSourceError(str(self._uri), f"{self._uri} cannot become a tree of files: {error}") from error
         checksum = (
             Checksum(ChecksumKind.SHA256, entry.lfs.sha256)
             if entry.lfs
@@ -123,7 +118,9 @@ class HuggingFaceSource:
         scope = PUBLIC if repository.public else scope_of(self._context.organisation)
         where = ("hf", self._endpoint, self._uri.kind, self._uri.repo_id)
         identity = Identity.of(scope, *where, checksum.hex, str(entry.size))
-        return UpstreamFile(path, entry.size, identity, entry.path, repository.commit, checksum)
+        return UpstreamFile(
+            listed_path(self._uri, entry.path), entry.size, identity, entry.path, repository.commit, checksum
+        )
 
     async def _call(self, work: Callable[[], T], path: str = "") -> T:
         """Run blocking SDK work, one request of it, in a thread. Cancelled, it leaves a thread that ends with it."""

@@ -23,6 +23,7 @@ from bdn.core.source.upstream import Checksum, ChecksumKind, Headers
 from bdn.sources.bucket_source import BucketObject, BucketPage, NotAListingError
 from bdn.wire.http_fields import parse_retry_after
 
+LISTING: Final = "UnreadListing"  # where the client leaves the body of a listing, for ``read_page``
 _ROOT: Final = "ListBucketResult"
 _SIZE: Final = re.compile(r"[0-9]{1,30}")
 
@@ -171,7 +172,7 @@ def translate(error: Exception, source: str, *, anonymous: bool, path: str | Non
 
 def region_told(error: ClientError) -> str | None:
     """The region that S3 sends us to, where that is the reason of the failure."""
-    code, status, headers = _facts(error)
+    code, status, headers = facts_of(error)
     if code not in _OTHER_REGION and status not in (*_OTHER_REGION_STATUSES, 400):
         return None
     region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region")
@@ -180,7 +181,7 @@ def region_told(error: ClientError) -> str | None:
 
 def _of_head(error: ClientError, source: str, path: str) -> BdnError | None:
     """The failures of a HEAD have a status and no code."""
-    _, status, headers = _facts(error)
+    _, status, headers = facts_of(error)
     match status:
         case 412:
             return SourceChangedError(source, path, "its ETag is another one")
@@ -196,7 +197,7 @@ def _of_head(error: ClientError, source: str, path: str) -> BdnError | None:
 
 
 def _answered(error: ClientError, source: str, *, anonymous: bool) -> BdnError:
-    code, status, headers = _facts(error)
+    code, status, headers = facts_of(error)
     if code in _OTHER_REGION or status in _OTHER_REGION_STATUSES:
         return InvalidSourceError(source, f'{source} lies in another region ({code}); add "aws_region" to the secret')
     if code in _BAD_CREDENTIALS:
@@ -218,7 +219,8 @@ def _where(error: BotoCoreError | OSError) -> str:
     return f" at {urlsplit(address).hostname}" if isinstance(address, str) else ""
 
 
-def _facts(error: ClientError) -> tuple[str, int, Mapping[str, str]]:
+def facts_of(error: ClientError) -> tuple[str, int, Mapping[str, str]]:
+    """The code of a refusal, its status, and its headers."""
     metadata = error.response.get("ResponseMetadata", {})
     code = str(error.response.get("Error", {}).get("Code", "Unknown"))
     return code, int(metadata.get("HTTPStatusCode", 0)), metadata.get("HTTPHeaders", {})

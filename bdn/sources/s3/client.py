@@ -26,9 +26,8 @@ from bdn.core.egress import EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.sources.guarded_connector import GuardedConnector, GuardedResolver
 from bdn.sources.refreshing import CredentialsProvider
+from bdn.sources.s3.answers import LISTING
 from bdn.sources.settings import S3Credentials, UpstreamSettings
-
-LISTING: Final = "UnreadListing"  # where a listing's body is found in the answer
 
 # In botocore's form: (name in a config file, environment variable, default, conversion).
 _NOTHING_AMBIENT: Final = {

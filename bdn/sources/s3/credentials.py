@@ -22,6 +22,7 @@ from bdn.core.errors import (
 )
 from bdn.core.source.uri import BucketUri
 from bdn.sources.refreshing import CredentialsProvider, Refreshing
+from bdn.sources.s3.answers import facts_of
 from bdn.sources.s3.client import S3Endpoint, aws_session, guarded_config
 from bdn.sources.settings import S3Credentials, UpstreamSettings, r2_address
 from bdn.sources.sign_in import AWS_AUDIENCE, AwsAssumedRole, AwsWebIdentity, Secret, SourceContext, s3_credentials
@@ -41,37 +42,29 @@ def endpoint_of(uri: BucketUri, context: SourceContext) -> S3Endpoint:
         InvalidRequestError: a sign-in of another cloud.
         SecretMalformedError: the secret holds no keys.
     """
-    settings = context.settings
-    if uri.scheme == "r2":
-        address = r2_address(settings.r2_endpoint_url, uri.account, uri.jurisdiction)
-        return S3Endpoint(address, _R2_REGION, _of_r2(uri, context), ("r2", address, uri.account, uri.jurisdiction))
+    settings, is_r2 = context.settings, uri.scheme == "r2"
     credentials: CredentialsProvider[S3Credentials] | None = None
     region: str | None = None
     match context.sign_in:
         case Secret() as secret:
             keys = s3_credentials(secret)
             credentials, region = StaticS3Credentials(keys), keys.region
-        case AwsWebIdentity() | AwsAssumedRole() as sign_in:
+        case None if is_r2:  # the process's own AWS keys belong to an account with another company
+            credentials = _NoKeys(str(uri))
+        case AwsWebIdentity() | AwsAssumedRole() as sign_in if not is_r2:
             credentials, region = role_credentials(sign_in, str(uri), context), sign_in.role.region
         case None if context.ambient_credentials and settings.s3_credentials:
             credentials, region = StaticS3Credentials(settings.s3_credentials), settings.s3_credentials.region
         case None:
             pass
         case _:
-            raise InvalidRequestError(f"{uri} cannot be read with a service account of Google")
+            others = "a role of AWS or a service account of Google" if is_r2 else "a service account of Google"
+            raise InvalidRequestError(f"{uri} cannot be read with {others}")
+    if is_r2:
+        address = r2_address(settings.r2_endpoint_url, uri.account, uri.jurisdiction)
+        return S3Endpoint(address, _R2_REGION, credentials, ("r2", address, uri.account, uri.jurisdiction))
     url = settings.s3_endpoint_url
     return S3Endpoint(url, region or settings.s3_region, credentials, ("s3", url or _AWS))
-
-
-def _of_r2(uri: BucketUri, context: SourceContext) -> CredentialsProvider[S3Credentials]:
-    """The process's own AWS keys are never sent there: they belong to an account with another company."""
-    match context.sign_in:
-        case None:
-            return _NoKeys(str(uri))
-        case Secret() as secret:
-            return StaticS3Credentials(s3_credentials(secret))
-        case _:
-            raise InvalidRequestError(f"{uri} cannot be read with a role of AWS or a service account of Google")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +198,7 @@ def translate(error: Exception, sign_in: AwsSignIn, source: str) -> BdnError:
 
 
 def _answered(error: ClientError, sign_in: AwsSignIn, source: str) -> BdnError:
-    metadata = error.response.get("ResponseMetadata", {})
-    status, headers = int(metadata.get("HTTPStatusCode", 0)), metadata.get("HTTPHeaders", {})
-    code = str(error.response.get("Error", {}).get("Code", "Unknown"))
+    code, status, headers = facts_of(error)
     if code in _SLOW_DOWN or status == 429:
         return UpstreamRateLimitedError(source, parse_retry_after(headers))
     if not 400 <= status < 500:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 from urllib.parse import quote, urlsplit
 
+from bdn.net.http1.connection import host_of, split_address
 from bdn.sources.settings import S3Credentials
 
 # S3 refuses an x-amz-* header that is sent beside a signature and is not part of it, so this one is, and has to be sent.
 CHECKSUM_MODE: Final = ("x-amz-checksum-mode", "ENABLED")
 _SIGNED_HEADERS: Final = f"host;{CHECKSUM_MODE[0]}"
-_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class GetSigner:
             parts.path,
             key,
             "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items() if value is not None),
-            f"host:{_host(base)}\n{':'.join(CHECKSUM_MODE)}\n\n{_SIGNED_HEADERS}\nUNSIGNED-PAYLOAD",
+            f"host:{host_of(split_address(base)[0])}\n{':'.join(CHECKSUM_MODE)}\n\n{_SIGNED_HEADERS}\nUNSIGNED-PAYLOAD",
             f"AWS4-HMAC-SHA256\n{moment}\n{'/'.join(scope)}\n",
         )
 
@@ -81,10 +81,3 @@ def plain_address(base: str, key: str, version_id: str | None = None) -> str:
     """The same without a signature, for what everybody may read."""
     version = "" if version_id is None else f"?versionId={quote(version_id, safe='')}"
     return f"{base}{quote(key)}{version}"
-
-
-def _host(base: str) -> str:
-    """As a client sends it: without the port where that is the scheme's own."""
-    parts = urlsplit(base)
-    host = parts.netloc.rpartition("@")[2].lower()
-    return host.removesuffix(f":{_DEFAULT_PORTS.get(parts.scheme)}")

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bdn.net.client import AgentClient
+from bdn.net.api_clients import AgentClient
 from bdn.wire.stage_schema import StageDocument, StageRequest
 from tests.support.services.forked import Process, start
 

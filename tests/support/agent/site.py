@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 
 from bdn.core.chunk import Digest, Manifest, digest_of
+from bdn.net.api_clients import AgentClient
 from bdn.net.api_server import serving
-from bdn.net.client import AgentClient
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.http_chunks import HttpChunkReader
 from node_agent.api import build_app, unix_socket

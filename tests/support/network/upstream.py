@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
 from bdn.core.chunk import ByteRange
-from bdn.core.pace.retry import ResumePolicy, StallPolicy
+from bdn.core.pace.retry import ResumePolicy
 from bdn.core.source.upstream import Location
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import RangedReader, RangeRequest
@@ -60,9 +60,7 @@ def read_range(reader: RangedReader, location: Location, start: int, stop: int, 
 
 
 @contextmanager
-def upstream(
-    *, timeout_seconds: float = 10, resume: ResumePolicy = ONCE, stall: StallPolicy | None = None
-) -> Iterator[Upstream]:
+def upstream(resume: ResumePolicy = ONCE) -> Iterator[Upstream]:
     """Two origins that serve the file under every path, unless ``respond`` or ``script`` say otherwise."""
     script, log, heard = Script(), RequestLog(), list[Request]()
 
@@ -71,9 +69,9 @@ def upstream(
         return made.respond.get(request.target, whole_file)(request)
 
     with ExitStack() as stack:
-        pool = stack.enter_context(closing(ConnectionPool(timeout_seconds=timeout_seconds)))
+        pool = stack.enter_context(closing(ConnectionPool(timeout_seconds=10)))
         origin, other = (
             stack.enter_context(Origin(name, responder, log=log, script=script)) for name in ("origin", "other")
         )
-        made = Upstream(origin, other, script, log, RangedReader(pool, resume, stall or StallPolicy()), heard)
+        made = Upstream(origin, other, script, log, RangedReader(pool, resume), heard)
         yield made

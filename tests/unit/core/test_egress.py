@@ -1,6 +1,6 @@
 """Where the mirror may connect: what a written host means, what an address is, and what the operator's list changes."""
 
-from ipaddress import IPv6Address, ip_address
+from ipaddress import ip_address
 
 import pytest
 
@@ -10,21 +10,10 @@ from bdn.core.egress import (
     EgressPolicy,
     UnreadableHostError,
     WrittenHost,
-    plain,
     read_host,
     special_kind,
 )
 from bdn.core.errors import EgressRefusedError
-
-LOOPBACK = [
-    "127.0.0.1", "127.1", "2130706433", "0x7f.0x0.0x0.0x1", "0177.0.0.0x1", "①②⑦.⓪.⓪.①",
-    "127\u00ad.0.0.1",  # a soft hyphen, which IDNA drops
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("host", LOOPBACK)
-def test_every_spelling_of_an_ipv4_address_is_that_address(host: str) -> None:
-    assert read_host(host).readings[0] == ip_address("127.0.0.1")
 
 
 @pytest.mark.parametrize(("host", "address"), [
@@ -107,14 +96,10 @@ def test_a_public_address_is_nothing_special(address: str) -> None:
     assert special_kind(ip_address(address)) is None
 
 
-def test_a_mapped_address_is_the_ipv4_address_and_a_zone_does_not_count() -> None:
-    assert plain(ip_address("::ffff:10.0.0.1")) == ip_address("10.0.0.1")
-    assert plain(ip_address("fe80::1%eth0")) == IPv6Address("fe80::1")
-    assert plain(ip_address("10.0.0.1")) == ip_address("10.0.0.1")
-
-
 @pytest.mark.parametrize(("host", "kind"), [
-    ("0x7f.1", "a loopback address"), ("[fe80::1%25eth0]", "a link-local address"),
+    ("0x7f.1", "a loopback address"), ("①②⑦.⓪.⓪.①", "a loopback address"),
+    ("127\u00ad.0.0.1", "a loopback address"),  # a soft hyphen, which IDNA drops
+    ("[fe80::1%25eth0]", "a link-local address"),
     ("010.8.8.8", "a private address"),  # decimal to some
     ("169.254.169.254", "a cloud metadata address"),
     ("localhost", "a loopback address"), ("LOCALHOST.", "a loopback address"),

@@ -12,7 +12,6 @@ from bdn.core.chunk import (
     MalformedDocumentError,
     Manifest,
     UnsafePathError,
-    check_tree,
     digest_of,
     normalise_path,
 )
@@ -60,14 +59,6 @@ def test_a_refused_path_is_shown_shortened_and_printable() -> None:
         normalise_path("/\x1b[31m" + "x" * 5000)
     assert len(str(caught.value)) < 300
     assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("paths", [["a", "a/b"], ["a/b", "a"], ["a/b/c/d", "x", "a/b"], ["a/b/c", "a/b/d", "a"]])
-def test_a_file_that_is_also_a_folder_makes_no_tree(paths: list[str]) -> None:
-    with pytest.raises(UnsafePathError, match="both a file and a folder"):
-        check_tree(paths)
-    with pytest.raises(UnsafePathError, match="'a/b' stands twice"):
-        check_tree(["a/b", "c", "a/b"])
 
 
 A, B = named("a"), named("b")

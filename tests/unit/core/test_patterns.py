@@ -1,4 +1,4 @@
-"""What patterns are refused, which files they select, which warnings a user gets, and what no table in docs/patterns.md shows."""
+"""What patterns are refused and which hints a user gets; what they select is in docs/patterns.md and ``tests/property``."""
 
 import signal
 from collections.abc import Iterator
@@ -8,22 +8,7 @@ from types import FrameType
 import pytest
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source.uri import EVERYTHING, Patterns, SelectedPaths, compile_pattern, select
-
-
-@pytest.mark.parametrize(
-    ("pattern", "path"),
-    [("*", "a\nb"), ("**", "a\nb/c"), ("a*", "a b"), ("a b/*", "a b/c d"), ("a?b", "a\nb"), ("[ ]", " ")],
-)
-def test_blanks_and_line_breaks_are_ordinary_characters(pattern: str, path: str) -> None:
-    assert compile_pattern(pattern).fullmatch(path)
-    assert not compile_pattern("ab").fullmatch("ab\n")
-
-
-def test_composed_and_decomposed_letters_are_different_names() -> None:
-    """A file system that keeps bytes keeps them apart; so do we."""
-    assert not compile_pattern("\u00e9").fullmatch("e\u0301")
-    assert not compile_pattern("e\u0301").fullmatch("\u00e9")
+from bdn.core.source.uri import Patterns, compile_pattern, select
 
 
 @pytest.mark.parametrize("pattern", ["", "/a", "/", "//", "a\0b"])
@@ -81,21 +66,6 @@ REPO = (
 )  # fmt: skip
 
 
-def chosen(*, allow: tuple[str, ...] = (), ignore: tuple[str, ...] = ()) -> SelectedPaths:
-    return select(REPO, Patterns(allow, ignore))
-
-
-def test_no_patterns_select_everything_in_the_order_given() -> None:
-    assert select(REPO, EVERYTHING) == SelectedPaths(REPO, ())
-    assert select(REPO[::-1], EVERYTHING).paths == REPO[::-1]
-
-
-def test_a_pattern_that_matched_nothing_is_named_with_its_field() -> None:
-    selection = chosen(allow=("config.json", "*.gguf"), ignore=("*.onnx",))
-    assert selection.paths == ("config.json",)
-    assert selection.warnings == ("allow_patterns '*.gguf' matched no file", "ignore_patterns '*.onnx' matched no file")
-
-
 @pytest.mark.parametrize(("pattern", "hint"), [
     ("*.pth", "**/*.pth"),
     ("consolidated.00.pth", "**/consolidated.00.pth"),
@@ -103,11 +73,6 @@ def test_a_pattern_that_matched_nothing_is_named_with_its_field() -> None:
     ("consolidated*", "**/consolidated*"),
 ])  # fmt: skip
 def test_the_deeper_form_is_a_hint_when_it_would_have_matched(pattern: str, hint: str) -> None:
-    assert chosen(allow=(pattern,)).warnings == (
+    assert select(REPO, Patterns((pattern,))).warnings == (
         f"allow_patterns {pattern!r} matched no file; {hint!r} would have matched: '*' does not cross '/' here",
     )
-
-
-def test_a_folder_that_lies_deeper_gets_the_hint_too() -> None:
-    (warning,) = select(["a/b/c"], Patterns(ignore=("b/",))).warnings
-    assert "'**/b/' would have matched" in warning

@@ -38,30 +38,11 @@ def test_faults_at_the_same_time_count_as_the_worst_of_them(incidents: list[tupl
     assert not health.is_avoided("p", until)
 
 
-def test_one_request_at_a_time_is_the_trial() -> None:
-    health = blamed((Fault.FAILED, 0.0))
-    assert [health.claim("p", at) for at in (1.9, 2.0, 2.0)] == [False, True, False]
-    assert health.is_avoided("p", 2.0)
-    health.succeeded("p", 2.5)
-    assert [health.claim("p", 2.5) for _ in range(2)] == [True, True]
-
-
-def test_a_trial_that_nobody_reports_is_forgotten_after_half_a_minute() -> None:
-    health = blamed((Fault.FAILED, 0.0))
-    assert [health.claim("p", at) for at in (2.0, 31.9, 32.0, 32.0)] == [True, False, True, False]
-
-
 def test_a_trial_that_fails_ends_with_its_failure() -> None:
     health = blamed((Fault.FAILED, 0.0))
     assert health.claim("p", 2.0)
     health.blame("p", Fault.FAILED, 2.5)
     assert [health.claim("p", at) for at in (6.4, 6.5)] == [False, True]
-
-
-def test_an_older_request_that_succeeds_late_is_no_trial() -> None:
-    health = blamed((Fault.FAILED, 0.0))
-    health.succeeded("p", 1.0)
-    assert [health.claim("p", at) for at in (1.0, 2.0, 2.0)] == [False, True, False]
 
 
 @pytest.mark.parametrize(("successes", "seconds"), [(1, 8), (2, 4), (3, 2), (4, 2), (50, 2)])
@@ -72,15 +53,6 @@ def test_each_success_halves_the_next_avoidance_until_nothing_is_remembered(succ
     health.blame("p", Fault.FAILED, 30.0)
     assert health.is_avoided("p", 30.0 + seconds - 0.1)
     assert not health.is_avoided("p", 30.0 + seconds)
-
-
-def test_who_is_avoided_is_told_by_name_and_who_left_the_cluster_is_forgotten() -> None:
-    health = PeerHealth()
-    for peer, fault in (("b", Fault.WRONG), ("a", Fault.WRONG), ("c", Fault.FAILED)):
-        health.blame(peer, fault, 0.0)
-    assert health.avoided(5.0) == ("a", "b")
-    health.keep(["b", "d"])
-    assert health.avoided(1.0) == ("b",)
 
 
 def test_who_is_on_trial_is_avoided_and_not_at_fault_any_more() -> None:
@@ -102,14 +74,6 @@ def after(*seconds: float) -> Deadlines:
     for one in seconds:
         deadlines.came(7 * MIB, one)
     return deadlines
-
-
-@pytest.mark.parametrize(("came", "deadline"), [
-    ([100.0] * 100, 30.0),  # never more than the longest
-    ([0.0001] * 100, 0.01),  # and never less than the shortest
-])  # fmt: skip
-def test_a_deadline_is_between_the_shortest_and_the_longest(came: list[float], deadline: float) -> None:
-    assert after(*came).deadline(7 * MIB) == pytest.approx(deadline)
 
 
 @pytest.mark.parametrize(("came", "usual"), [

@@ -7,7 +7,6 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import closing
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -88,16 +87,6 @@ async def test_signals_stay_with_the_program() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     async with listening(new_app()):
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-async def test_a_unix_socket_serves_too(tmp_path: Path) -> None:
-    path = f"{tmp_path}/s"
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen()
-    transport = httpx2.AsyncHTTPTransport(uds=path)
-    async with listening(new_app(), listener), httpx2.AsyncClient(transport=transport) as client:
-        assert (await client.get("http://agent/orders")).status_code == 200
 
 
 class _Short(socket.socket):

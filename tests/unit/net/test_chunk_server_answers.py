@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, EMPTY, digest_of
+from bdn.core.chunk import EMPTY, digest_of
 from bdn.core.errors import (
     BdnError,
     GrantExpiredError,
@@ -50,12 +50,6 @@ def test_get_answers_the_chunk_and_what_it_is(client: Client) -> None:
     assert response.getheader("Accept-Ranges") == "bytes"
     assert response.getheader("Content-Range") is None
     assert response.getheader("Server") == "bdn"
-
-
-def test_the_largest_chunk_arrives_whole(client: Client, shelf: Shelf) -> None:
-    content = b"".join(number.to_bytes(8, "big") * 512 for number in range(CHUNK_SIZE // 4096))
-    response, body = client.ask(chunk_path(shelf.add(content)))
-    assert (response.status, body == content) == (200, True)
 
 
 def test_the_empty_chunk_has_an_empty_body(client: Client) -> None:

@@ -70,14 +70,6 @@ def test_one_connection_carries_many_requests(shelf: Shelf) -> None:
         assert len(local) == 1
 
 
-def test_requests_that_are_sent_at_once_are_answered_in_order(shelf: Shelf) -> None:
-    with serving(shelf) as server, connect(server) as connection:
-        connection.sendall(REQUEST + request(PATH, "Range: bytes=0-3", "Connection: close"))
-        answers = read_to_end(connection)
-    assert answers.count(b"HTTP/1.1 200") == answers.count(b"HTTP/1.1 206") == 1
-    assert answers.endswith(b"\r\n\r\n" + CONTENT[:4])
-
-
 def test_a_client_of_http_1_0_gets_its_answer_and_the_end_of_the_connection(shelf: Shelf) -> None:
     with serving(shelf) as server, connect(server) as connection:
         connection.sendall(request(first="GET {} HTTP/1.0"))
@@ -127,17 +119,14 @@ def test_a_client_that_does_nothing_for_too_long_is_hung_up_on(shelf: Shelf, beg
 
 def test_a_head_that_dribbles_is_cut_off_however_lively_it_is(shelf: Shelf) -> None:
     with serving(shelf, timeouts=Timeouts(head_seconds=0.2)) as server, connect(server) as connection:
-        ended = False
         for byte in (REQUEST[:-4] + b"\r\nX: " + b"y" * 100_000)[:5000]:
             try:
                 connection.send(bytes([byte]))
             except OSError:
-                ended = True
-                break
+                return
             if select.select([connection], [], [], 0.01)[0]:
-                ended = True
-                break
-        assert ended
+                return
+    raise AssertionError("it may go on for as long as it likes")
 
 
 def test_an_idle_client_has_longer_than_a_head(shelf: Shelf) -> None:
@@ -175,17 +164,9 @@ def test_a_client_that_stops_reading_for_too_long_is_hung_up_on() -> None:
             read_to_end(connection)
 
 
-def test_a_client_that_vanishes_is_not_logged_as_a_bug(caplog: pytest.LogCaptureFixture) -> None:
-    shelf = WatchedShelf()
-    with serving(shelf) as server, connect(server) as connection:
-        connection.sendall(REQUEST)
-        assert connection.recv(1) == b"H"
-        reset(connection)
-        assert shelf.file.ended.wait(20)
-    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
-
-
-def test_clients_that_vanish_at_any_moment_leave_the_server_working_and_no_descriptor(shelf: Shelf) -> None:
+def test_clients_that_vanish_at_any_moment_leave_the_server_working_and_neither_descriptor_nor_complaint(
+    shelf: Shelf, caplog: pytest.LogCaptureFixture
+) -> None:
     with serving(shelf) as server, connected(server) as client:
         client.ask(PATH)
         before = descriptors()
@@ -200,39 +181,7 @@ def test_clients_that_vanish_at_any_moment_leave_the_server_working_and_no_descr
                 break
             threading.Event().wait(0.005)
         assert descriptors() <= before
-
-
-# --- what a shelf may do ---
-
-
-class CutShelf(Shelf):
-    """The file ends before the chunk does: something else has written to the disk."""
-
-    def open_chunk(self, request: ChunkRequest) -> OpenChunk:
-        chunk = super().open_chunk(request)
-        return OpenChunk(chunk.file, chunk.offset, chunk.size + 1)
-
-
-def test_a_file_that_is_too_short_ends_the_connection_at_once(shelf: Shelf) -> None:
-    """Otherwise client and server would wait for each other until one of them times out."""
-    sent: list[int] = []
-    with serving(CutShelf(shelf.store), on_sent=sent.append) as server, connect(server) as connection:
-        connection.sendall(REQUEST)
-        assert read_to_end(connection).endswith(CONTENT)
-    assert sent == [len(CONTENT)]
-
-
-def test_a_bug_of_the_shelf_is_logged_as_one_and_costs_one_connection(
-    shelf: Shelf, caplog: pytest.LogCaptureFixture
-) -> None:
-    shelf.refusal = LookupError("a bug")
-    with serving(shelf) as server, connected(server) as client:
-        with connect(server) as connection:
-            connection.sendall(REQUEST)
-            assert read_to_end(connection) == b""
-        shelf.refusal = None
-        assert client.ask(PATH)[1] == CONTENT
-    assert [record.levelno for record in caplog.records if record.exc_info] == [logging.ERROR]
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
 # --- crowds ---

@@ -153,17 +153,6 @@ def test_after_closing_no_connection_is_opened_or_kept(pool: ConnectionPool) -> 
         assert (server.connections, other.connections) == (1, 0)
 
 
-def test_an_answer_that_was_not_read_to_its_end_is_not_mixed_with_the_next(pool: ConnectionPool) -> None:
-    body = b"abc" * 500_000  # more than any buffer between the two holds
-    whole = message("200 OK", f"Content-Length: {len(body)}", body=body)
-    with RawServer(answering(whole, whole), answering(whole)) as server:
-        with pool.get(server.url, {}) as response:
-            assert response.read(1) == b"a"
-        with pool.get(server.url, {}) as response:
-            assert response.read(len(body)) == body
-        assert server.connections == 2
-
-
 @pytest.mark.parametrize(("error", "reason"), [
     (TimeoutError("The read operation timed out"), "timed out"),
     (ConnectionResetError(104, "Connection reset by peer"), "[Errno 104] Connection reset by peer"),

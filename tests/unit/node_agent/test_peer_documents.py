@@ -12,7 +12,7 @@ import pytest
 from bdn.core.chunk import FileEntry, Manifest
 from bdn.core.errors import BdnError
 from bdn.core.pace.retry import RetryPolicy
-from bdn.net.client import MirrorClient
+from bdn.net.api_clients import MirrorClient
 from bdn.wire.layout_form import Layout, LayoutBody
 from bdn.wire.operation_schema import MemberDocument
 from node_agent.cache.records import ManifestRecords

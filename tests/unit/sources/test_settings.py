@@ -1,5 +1,7 @@
 """Where upstreams are, and what of a request may become part of a host name or a path of a token service."""
 
+from collections.abc import Callable
+
 import pytest
 
 from bdn.core.errors import InvalidRequestError
@@ -94,68 +96,48 @@ def test_what_does_not_become_an_address_is_refused(template: str) -> None:
         check_r2_template(template)
 
 
-@pytest.mark.parametrize(
-    "region",
-    ["us-east-1", "eu-central-2", "us-gov-west-1", "cn-northwest-1", "us-iso-east-1", "eusc-de-east-1", "mx-central-1"],
-)
-def test_regions_of_all_partitions_are_taken(region: str) -> None:
-    assert AwsRole(ROLE, region, "s").region == region
+REGIONS = [
+    "us-east-1", "eu-central-2", "us-gov-west-1", "cn-northwest-1", "us-iso-east-1", "eusc-de-east-1", "mx-central-1",
+]  # fmt: skip
+ROLES = [ROLE, "arn:aws-cn:iam::123456789012:role/w", "arn:aws-us-gov:iam::123456789012:role/a/b/c", f"{ROLE}+=,.@-_9"]
+EMAILS = [
+    "weights@project.iam.gserviceaccount.com", "weights@project.example.com.iam.gserviceaccount.com",
+    "123-compute@developer.gserviceaccount.com", "project@appspot.gserviceaccount.com",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("region", [
-    "", "us-east", "us-east-1.evil", "evil/us-east-1", "us-east-1:443", "us_east-1", "-us-east-1", "us-east-1 ",
-    "us-east-111", "us-east-1@evil", "us-east-1\n", "US-EAST-1", "evil.example/?",
-])  # fmt: skip
-def test_what_is_no_region_is_refused(region: str) -> None:
-    with pytest.raises(InvalidRequestError, match="region of AWS"):
-        AwsRole(ROLE, region, "s")
+def test_regions_roles_accounts_and_providers_of_all_kinds_are_taken() -> None:
+    assert [AwsRole(ROLE, region, "s").region for region in REGIONS] == REGIONS
+    for arn in ROLES:
+        role = AwsRole(arn, "us-east-1", "s")
+        assert role.account == "123456789012"
+        assert role.provider_arn("https://mirror.test/x") == f"{arn.partition(':role/')[0]}:oidc-provider/mirror.test/x"
+    assert [GoogleServiceAccount.of(email, NAME, ASSERTION).email for email in EMAILS] == EMAILS
+    for prefix in ("", "//iam.googleapis.com/", "https://iam.googleapis.com/"):
+        account = GoogleServiceAccount.of(EMAILS[0], prefix + NAME, ASSERTION)
+        assert account.audience == f"//iam.googleapis.com/{NAME}"
+        assert account.token_audience == f"https://iam.googleapis.com/{NAME}"
 
 
-@pytest.mark.parametrize(
-    "arn",
-    [ROLE, "arn:aws-cn:iam::123456789012:role/w", "arn:aws-us-gov:iam::123456789012:role/a/b/c", f"{ROLE}+=,.@-_9"],
-)
-def test_roles_of_all_partitions_and_paths_are_taken(arn: str) -> None:
-    role = AwsRole(arn, "us-east-1", "s")
-    assert role.account == "123456789012"
-    assert role.provider_arn("https://mirror.test/x") == f"{arn.partition(':role/')[0]}:oidc-provider/mirror.test/x"
+REFUSED: list[tuple[str, Callable[[str], object], list[str]]] = [
+    ("region of AWS", lambda region: AwsRole(ROLE, region, "s"), [
+        "", "us-east", "us-east-1.evil", "evil/us-east-1", "us-east-1:443", "us_east-1", "-us-east-1", "us-east-1 ",
+        "us-east-111", "us-east-1@evil", "us-east-1\n", "US-EAST-1", "evil.example/?",
+    ]),
+    ("ARN of a role", lambda arn: AwsRole(arn, "us-east-1", "s"), [
+        "", "weights", "arn:aws:iam::1:role/w", "arn:aws:sts::123456789012:role/w", f"{ROLE}*", f"{ROLE}\nx",
+        f"{ROLE}/", f"x{ROLE}", f"{ROLE} ", f"{ROLE}\n", "arn:aws:iam::123456789012:user/w",
+    ]),
+    ("service account", lambda email: GoogleServiceAccount.of(email, NAME, ASSERTION), [
+        "", "a@example.com", "a@evilgserviceaccount.com", "a/b@p.iam.gserviceaccount.com", "a@p.iam.gserviceaccount.com/x",
+        "A@p.iam.gserviceaccount.com", "a@p.iam.gserviceaccount.com\n", "a@p.iam.gserviceaccount.com:x",
+    ]),
+    ("workload identity provider", lambda provider: GoogleServiceAccount.of(EMAILS[0], provider, ASSERTION),
+        ["", "provider", f"//evil.example/{NAME}", f"{NAME}?x", f"{NAME}\n"]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("arn", [
-    "", "weights", "arn:aws:iam::1:role/w", "arn:aws:sts::123456789012:role/w", f"{ROLE}*", f"{ROLE}\nx",
-    f"{ROLE}/", f"x{ROLE}", f"{ROLE} ", f"{ROLE}\n", "arn:aws:iam::123456789012:user/w",
-])  # fmt: skip
-def test_what_is_no_role_is_refused(arn: str) -> None:
-    with pytest.raises(InvalidRequestError, match="ARN of a role"):
-        AwsRole(arn, "us-east-1", "s")
-
-
-@pytest.mark.parametrize("prefix", ["", "//iam.googleapis.com/", "https://iam.googleapis.com/"])
-def test_a_provider_is_taken_by_each_of_its_names(prefix: str) -> None:
-    account = GoogleServiceAccount.of("a@p.iam.gserviceaccount.com", prefix + NAME, ASSERTION)
-    assert account.audience == f"//iam.googleapis.com/{NAME}"
-    assert account.token_audience == f"https://iam.googleapis.com/{NAME}"
-
-
-@pytest.mark.parametrize("email", [
-    "weights@project.iam.gserviceaccount.com",
-    "weights@project.example.com.iam.gserviceaccount.com",
-    "123-compute@developer.gserviceaccount.com",
-    "project@appspot.gserviceaccount.com",
-])  # fmt: skip
-def test_service_accounts_of_all_kinds_are_taken(email: str) -> None:
-    assert GoogleServiceAccount.of(email, NAME, ASSERTION).email == email
-
-
-@pytest.mark.parametrize(
-    "email", ["", "a@example.com", "a@evilgserviceaccount.com", "a/b@p.iam.gserviceaccount.com", "a@p.iam.gserviceaccount.com/x", "A@p.iam.gserviceaccount.com", "a@p.iam.gserviceaccount.com\n", "a@p.iam.gserviceaccount.com:x"]
-)  # fmt: skip
-def test_what_is_no_service_account_is_refused(email: str) -> None:
-    with pytest.raises(InvalidRequestError, match="service account"):
-        GoogleServiceAccount.of(email, NAME, ASSERTION)
-
-
-@pytest.mark.parametrize("provider", ["", "provider", f"//evil.example/{NAME}", f"{NAME}?x", f"{NAME}\n"])
-def test_what_is_no_provider_is_refused(provider: str) -> None:
-    with pytest.raises(InvalidRequestError, match="workload identity provider"):
-        GoogleServiceAccount.of("a@p.iam.gserviceaccount.com", provider, ASSERTION)
+@pytest.mark.parametrize(("words", "make", "text"), [(*row[:2], text) for row in REFUSED for text in row[2]])
+def test_what_is_none_of_these_is_refused(words: str, make: Callable[[str], object], text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        make(text)

@@ -1,4 +1,4 @@
-"""A DirectoryStore on its disk: what it leaves there, what is synced when, and what it makes of a disk that fails or a crash."""
+"""A DirectoryStore on its disk: what it leaves there, what is synced when, and what it makes of a disk that fails, a crash or damage."""
 
 import errno
 import mmap
@@ -7,16 +7,18 @@ import stat
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.disk.direct import LEAST_BYTES
-from bdn.store.directory import DirectoryStore
+from bdn.store.directory import KEPT, DirectoryStore
 from tests.support.content.disks import small_disk, writing_refused
 from tests.support.content.memory_store import content_of
 from tests.support.content.names import named
+from tests.support.crash.rot import HOW, rot
 from tests.support.crash.scripted_writes import Writes, aligned
 
 CONTENT = b"the bytes of a chunk"
@@ -37,6 +39,19 @@ def store(root: Path) -> DirectoryStore:
     return DirectoryStore(root)
 
 
+@pytest.fixture
+def kept(store: DirectoryStore) -> DirectoryStore:
+    """A store that holds the chunk."""
+    store.put(CHUNK, memoryview(CONTENT))
+    return store
+
+
+@pytest.fixture
+def path(root: Path) -> Path:
+    """Where the chunk lies."""
+    return root / PLACE
+
+
 def files_below(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
@@ -52,16 +67,16 @@ def test_a_chunk_is_one_read_only_file_named_by_its_digest_and_nothing_else_is_l
         DirectoryStore(root).put(CHUNK, memoryview(CONTENT))
     finally:
         os.umask(umask)
-    assert files_below(root) == [f"chunks/{CHUNK.fanout}"]
+    assert files_below(root) == [PLACE]
     assert stat.S_IMODE((root / "chunks" / CHUNK.fanout).stat().st_mode) == 0o444
 
 
-def test_what_a_crash_left_half_written_is_cleared_and_no_chunk_with_it(store: DirectoryStore, root: Path) -> None:
-    store.put(CHUNK, memoryview(CONTENT))
+@pytest.mark.usefixtures("kept")
+def test_what_a_crash_left_half_written_is_cleared_and_no_chunk_with_it(root: Path) -> None:
     (root / "incoming" / "4711-aabbccdd-0").write_bytes(CONTENT[:3])
     (root / "incoming" / "4711-aabbccdd-1").write_bytes(b"")
     DirectoryStore(root).clear_incoming()
-    assert files_below(root) == [f"chunks/{CHUNK.fanout}"]
+    assert files_below(root) == [PLACE]
 
 
 def test_a_write_that_the_kernel_cuts_short_is_continued(
@@ -97,7 +112,7 @@ def test_a_disk_that_is_really_full_leaves_nothing_half_written_and_keeps_what_i
         too_much = os.urandom(CHUNK_SIZE)
         with pytest.raises(StoreUnavailableError, match="No space left on device"):
             store.put(digest_of(too_much), memoryview(too_much))
-        assert files_below(root) == [f"chunks/{CHUNK.fanout}"]
+        assert files_below(root) == [PLACE]
         store.put(named("small"), memoryview(b"there is room for this again"))
 
 
@@ -111,25 +126,24 @@ def test_a_disk_that_is_really_full_leaves_nothing_half_written_and_keeps_what_i
     ids=["put", "collect", "clear_incoming"],
 )
 def test_a_directory_that_may_not_be_written_is_an_unavailable_store(
-    store: DirectoryStore, root: Path, act: Callable[[DirectoryStore], None]
+    kept: DirectoryStore, root: Path, act: Callable[[DirectoryStore], None]
 ) -> None:
-    store.put(CHUNK, memoryview(CONTENT))
     (root / "incoming" / "leftover").write_bytes(b"")
     with writing_refused(root):
         with pytest.raises(StoreUnavailableError, match=f"{root}: "):
-            act(store)
-        assert content_of(store, CHUNK) == CONTENT
+            act(kept)
+        assert content_of(kept, CHUNK) == CONTENT
 
 
 @pytest.mark.parametrize("lost", ["store", "store/chunks"])
-def test_a_store_that_is_gone_does_not_say_that_it_never_held_the_chunk(
-    store: DirectoryStore, root: Path, lost: str
+def test_a_store_that_is_gone_does_not_say_that_it_never_held_the_chunk_or_that_it_is_damaged(
+    kept: DirectoryStore, root: Path, lost: str
 ) -> None:
     """Its disk is not mounted: whoever heard NOT_FOUND would give up a chunk that is safe."""
-    store.put(CHUNK, memoryview(CONTENT))
     (root.parent / lost).rename(root.parent / "elsewhere")
-    with pytest.raises(StoreUnavailableError, match="No such file or directory"):
-        store.open(CHUNK)
+    for ask in (kept.open, kept.fault):
+        with pytest.raises(StoreUnavailableError, match="No such file or directory"):
+            ask(CHUNK)
 
 
 def test_a_directory_that_cannot_be_made_is_an_unavailable_store(tmp_path: Path) -> None:
@@ -280,16 +294,15 @@ def test_large_aligned_chunks_are_written_directly_and_one_unaligned_buffer_chan
 
 @pytest.mark.promise("collection")
 def test_a_chunk_that_a_crash_left_aside_can_be_read_and_is_put_back_by_who_opens_the_store(
-    store: DirectoryStore, root: Path
+    kept: DirectoryStore, path: Path, root: Path
 ) -> None:
-    store.put(CHUNK, memoryview(CONTENT))
-    (seen,) = store.stored()
-    (root / "chunks" / CHUNK.fanout).rename(root / "aside" / CHUNK.hex)
-    assert content_of(store, CHUNK) == CONTENT
-    assert not store.keep(CHUNK)
+    (seen,) = kept.stored()
+    path.rename(root / "aside" / CHUNK.hex)
+    assert content_of(kept, CHUNK) == CONTENT
+    assert not kept.keep(CHUNK)
 
     assert list(DirectoryStore(root).stored()) == [seen]
-    assert store.keep(CHUNK)
+    assert kept.keep(CHUNK)
     assert list((root / "aside").iterdir()) == []
 
 
@@ -310,11 +323,9 @@ def test_what_a_crash_left_aside_does_not_take_the_place_of_what_was_put_since(r
     assert list((root / "aside").iterdir()) == []
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("folder", ["chunks/aa/bb", "aside"])
-def test_what_is_no_chunk_keeps_nobody_from_opening_the_store_or_going_through_it(
-    store: DirectoryStore, root: Path, folder: str
-) -> None:
-    store.put(CHUNK, memoryview(CONTENT))
+def test_what_is_no_chunk_keeps_nobody_from_opening_the_store_or_going_through_it(root: Path, folder: str) -> None:
     stray = root / folder / ".nfs0000000000a1b2c3"
     stray.parent.mkdir(parents=True, exist_ok=True)
     stray.touch()
@@ -341,3 +352,130 @@ def test_a_chunk_that_is_put_anew_while_two_collect_it_stays(root: Path, monkeyp
     monkeypatch.setattr(Path, "unlink", put_first)
     assert first.collect(seen), "the old one"
     assert content_of(first, CHUNK) == CONTENT
+
+
+# --- a disk that changed its bytes ---
+
+
+def evidence(root: Path) -> list[Path]:
+    return sorted((root / "quarantine").glob("*"))
+
+
+def test_a_right_chunk_has_no_fault_and_is_not_set_aside(kept: DirectoryStore, path: Path) -> None:
+    assert kept.fault(CHUNK) is None
+    assert not kept.set_aside(CHUNK)
+    assert path.read_bytes() == CONTENT
+    assert kept.evidence() == 0
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_every_damage_is_a_fault_and_only_a_wrong_file_is_evidence(
+    kept: DirectoryStore, path: Path, root: Path, how: str
+) -> None:
+    rot(path, how)
+    found = path.read_bytes() if how not in ("absent", "unreadable") else None
+    assert kept.fault(CHUNK) is not None
+    assert kept.set_aside(CHUNK) == (how != "absent")
+    assert not path.exists()
+    assert kept.fault(CHUNK) == "it is absent"
+    assert [file.read_bytes() for file in evidence(root) if found is not None] == ([found] if found else [])
+    kept.put(CHUNK, memoryview(CONTENT))
+    assert kept.fault(CHUNK) is None
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_putting_a_chunk_over_a_wrong_one_replaces_it(kept: DirectoryStore, path: Path, how: str) -> None:
+    """Whoever fetches it again would otherwise leave the wrong one, and count on it."""
+    rot(path, how)
+    kept.put(CHUNK, memoryview(CONTENT))
+    assert path.read_bytes() == CONTENT
+    assert kept.evidence() == (how != "absent")
+
+
+def test_a_file_longer_than_any_chunk_is_not_read_to_its_end(kept: DirectoryStore, path: Path) -> None:
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+    assert kept.fault(CHUNK) == "it is longer than a chunk can be"
+    assert CHUNK_SIZE < 1 << 40
+
+
+def test_of_much_evidence_the_oldest_goes(kept: DirectoryStore, path: Path, root: Path) -> None:
+    for number in range(KEPT + 3):
+        path.unlink(missing_ok=True)
+        path.write_bytes(b"wrong %d" % number)
+        assert kept.set_aside(CHUNK)
+    assert kept.evidence() == KEPT
+    assert evidence(root)[0].read_bytes() == b"wrong 3"
+    assert evidence(root)[-1].read_bytes() == b"wrong %d" % (KEPT + 2)
+
+
+def test_a_chunk_that_was_replaced_before_it_is_taken_is_given_back(
+    kept: DirectoryStore, path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sees wrong bytes; B replaces them; A takes what is there now."""
+    rot(path, "flipped")
+    rename = Path.rename
+
+    def replace_first(source: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", rename)
+        path.unlink()
+        path.write_bytes(CONTENT)
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", replace_first)
+    assert not kept.set_aside(CHUNK)
+    assert path.read_bytes() == CONTENT
+    assert evidence(root) == []
+
+
+@pytest.mark.parametrize("above", [0, 1], ids=["folder", "folder above"])
+def test_a_folder_that_is_none_is_damage_of_what_was_in_it_until_it_is_taken_away(
+    kept: DirectoryStore, path: Path, tmp_path: Path, above: int
+) -> None:
+    broken = path.parents[above]
+    broken.rename(tmp_path / "folder")
+    broken.touch()
+    assert kept.fault(CHUNK) == "it cannot be read (Not a directory)"
+    for attempt in (lambda: kept.put(CHUNK, memoryview(CONTENT)), lambda: kept.set_aside(CHUNK)):
+        with pytest.raises(StoreUnavailableError, match="Not a directory"):
+            attempt()
+    broken.unlink()
+    assert kept.fault(CHUNK) == "it is absent"
+    kept.put(CHUNK, memoryview(CONTENT))
+    assert kept.fault(CHUNK) is None
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EUCLEAN, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize("is_whole", [False, True], ids=["one folder", "the store"])
+def test_a_folder_that_cannot_be_looked_into_is_damage_if_the_store_can_and_the_disk_means_it(
+    kept: DirectoryStore, path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_whole: bool
+) -> None:
+    broken = root if is_whole else path.parent.parent
+
+    def guarded(real: Any) -> Any:
+        def call(place: Any, *given: Any, **named: Any) -> Any:
+            if Path(place).is_relative_to(broken):
+                raise OSError(number, os.strerror(number), str(place))
+            return real(place, *given, **named)
+
+        return call
+
+    with monkeypatch.context() as disk:
+        for owner, name in ((Path, "open"), (Path, "lstat"), (Path, "stat"), (os, "scandir")):
+            disk.setattr(owner, name, guarded(getattr(owner, name)))
+        if is_whole or number == errno.ESTALE:
+            with pytest.raises(StoreUnavailableError, match=os.strerror(number)):
+                kept.fault(CHUNK)
+        else:
+            assert kept.fault(CHUNK) == f"it cannot be read ({os.strerror(number)})"
+
+
+def test_where_all_chunks_should_be_there_is_a_file_and_that_is_no_damage_of_each(
+    kept: DirectoryStore, path: Path, tmp_path: Path
+) -> None:
+    chunks = path.parents[2]
+    chunks.rename(tmp_path / "elsewhere")
+    chunks.touch()
+    with pytest.raises(StoreUnavailableError, match="Not a directory"):
+        kept.fault(CHUNK)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from threading import Barrier, Event, Lock
+from threading import Barrier, Lock
 
 import pytest
 from hypothesis import given
@@ -72,15 +72,6 @@ async def test_an_error_of_the_work_is_raised_and_the_buffer_is_free_again(one: 
     assert await one.run(5, len) == 5
 
 
-async def test_those_who_wait_are_served_in_the_order_in_which_they_came(one: ByteThreads) -> None:
-    order: list[int] = []
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(10):
-            group.create_task(one.run(1, lambda _, number=number: order.append(number)))  # type: ignore[misc]
-    assert order == list(range(10))
-
-
 async def test_cancelling_however_often_waits_for_the_thread_and_then_all_is_free(one: ByteThreads, work: Work) -> None:
     """The caller cleans up as soon as ``run`` has ended, and the thread would write where nothing is any more."""
     task = asyncio.create_task(one.run(1, work))
@@ -114,25 +105,6 @@ async def test_an_error_of_cancelled_work_is_lost_without_a_complaint(
         await task
     assert await one.run(5, len) == 5
     assert caplog.records == []
-
-
-async def test_work_that_never_began_is_cancelled_at_once(one: ByteThreads, work: Work) -> None:
-    busy = asyncio.create_task(one.run(1, work))
-    await begun(work)
-    called = False
-
-    def call(_: memoryview) -> None:
-        nonlocal called
-        called = True
-
-    waiting = asyncio.create_task(one.run(1, call))
-    await turns()
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    work.release.set()
-    assert await busy == 1
-    assert not called
 
 
 async def test_closing_waits_for_the_threads(work: Work) -> None:
@@ -288,8 +260,9 @@ async def test_who_has_received_lets_another_receive_and_keeps_its_buffer() -> N
             assert threads.buffers == threads.limit < 8
 
 
-async def test_work_that_waits_for_a_slot_is_canceled_at_once() -> None:
-    with closing(ByteThreads(8, "byte", least=1)) as threads:
+@pytest.mark.parametrize(("count", "least"), [(1, None), (8, 1)])
+async def test_work_that_waits_for_a_thread_or_a_slot_is_canceled_at_once(count: int, least: int | None) -> None:
+    with closing(ByteThreads(count, "byte", least=least)) as threads:
         gate, called, begun = threading.Event(), threading.Event(), threading.Semaphore(0)
 
         def block(_: memoryview) -> bool:
@@ -318,12 +291,6 @@ def address_of(buffer: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
-@pytest.mark.parametrize("size", [0, 1, 4096, CHUNK_SIZE - 1, CHUNK_SIZE])
-def test_a_buffer_is_exactly_as_long_as_asked_for(size: int) -> None:
-    with BufferPool(1).take(size) as buffer:
-        assert (len(buffer), buffer.readonly) == (size, False)
-
-
 def test_buffers_that_are_out_at_once_are_pages_of_their_own() -> None:
     pool = BufferPool(2)
     with pool.take(10) as first, pool.take(CHUNK_SIZE) as second:
@@ -338,23 +305,6 @@ def test_memory_is_used_again_before_more_is_made_also_after_its_user_failed() -
         raise LookupError
     with pool.take(10) as buffer:
         assert address_of(buffer) == used
-
-
-def test_who_finds_no_buffer_waits_for_one() -> None:
-    pool, order, asking = BufferPool(1), list[str](), Event()
-
-    def wait_for_one() -> None:
-        asking.set()
-        with pool.take(10):
-            order.append("taken by the second")
-
-    with ThreadPoolExecutor(1) as threads:
-        with pool.take(10):
-            waiting = threads.submit(wait_for_one)
-            asking.wait(10)
-            order.append("given back by the first")
-        waiting.result(10)
-    assert order == ["given back by the first", "taken by the second"]
 
 
 def test_never_more_buffers_are_out_than_there_are() -> None:

@@ -60,15 +60,6 @@ def test_the_right_bytes_pass_and_others_are_refused_with_both_values(
             running.check("a/file")
 
 
-def test_a_git_blob_is_named_with_its_size() -> None:
-    running = RunningChecksum(
-        Checksum(ChecksumKind.GIT_BLOB, "ce013625030ba8dba906f756967f9e9ca394464a"), len(HELLO) + 1
-    )
-    running.update(memoryview(HELLO))
-    with pytest.raises(ChecksumMismatchError):
-        running.check("file")
-
-
 @BRIEFLY
 @given(pieces=st.lists(st.binary(max_size=50), max_size=8))
 def test_it_does_not_matter_in_which_pieces_the_bytes_come(pieces: list[bytes]) -> None:

@@ -43,15 +43,13 @@ def read_raw(pool: ConnectionPool, answer: bytes) -> bytes:
         return read_chunk(HttpChunkReader(pool, server.url), CONTENT)
 
 
-def test_a_chunk_is_asked_for_by_its_name_with_the_grant(pool: ConnectionPool, mirror: Upstream) -> None:
-    assert read_chunk(reader_of(pool, mirror), CONTENT) == CONTENT
+@pytest.mark.parametrize("grant", ["grant", None])
+def test_a_chunk_is_asked_for_by_its_name_with_the_grant_there_is(
+    pool: ConnectionPool, mirror: Upstream, grant: str | None
+) -> None:
+    assert read_chunk(reader_of(pool, mirror, grant), CONTENT) == CONTENT
     assert mirror.heard[-1].target == PATH
-    assert mirror.heard[-1].headers["authorization"] == "Bearer grant"
-
-
-def test_without_a_grant_nothing_is_said_about_who_asks(pool: ConnectionPool, mirror: Upstream) -> None:
-    read_chunk(reader_of(pool, mirror, None), CONTENT)
-    assert "authorization" not in mirror.heard[-1].headers
+    assert mirror.heard[-1].headers.get("authorization") == (grant and f"Bearer {grant}")
 
 
 @pytest.mark.parametrize("status", [302, 307])
@@ -164,20 +162,14 @@ def test_the_rest_of_a_chunk_is_a_range(pool: ConnectionPool) -> None:
     assert rest_of(pool, partial(CONTENT[7:], 7, len(CONTENT)), 7) == CONTENT
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        partial(CONTENT[6:], 6, len(CONTENT)),
-        partial(CONTENT[7:], 7, len(CONTENT) + 1),
-        partial(CONTENT[7:-1], 7, len(CONTENT)),
-    ],
-    ids=["begins earlier", "of another size", "ends earlier"],
-)
-def test_another_range_than_was_asked_for_is_not_read(pool: ConnectionPool, answer: bytes) -> None:
-    with pytest.raises(StoreUnavailableError, match="another range"):
+@pytest.mark.parametrize(("answer", "expected", "said"), [
+    (partial(CONTENT[6:], 6, len(CONTENT)), StoreUnavailableError, "another range"),  # it begins earlier
+    (partial(CONTENT[7:], 7, len(CONTENT) + 1), StoreUnavailableError, "another range"),  # of another size
+    (partial(CONTENT[7:-1], 7, len(CONTENT)), StoreUnavailableError, "another range"),  # it ends earlier
+    (message("200 OK", f"Content-Length: {len(CONTENT)}", body=CONTENT), InternalError, "unexpected answer 200"),
+])  # fmt: skip
+def test_anything_else_than_the_range_that_was_asked_for_is_not_read(
+    pool: ConnectionPool, answer: bytes, expected: type[BdnError], said: str
+) -> None:
+    with pytest.raises(expected, match=said):
         rest_of(pool, answer, 7)
-
-
-def test_the_whole_instead_of_a_range_is_not_read(pool: ConnectionPool) -> None:
-    with pytest.raises(InternalError, match="unexpected answer 200"):
-        rest_of(pool, message("200 OK", f"Content-Length: {len(CONTENT)}", body=CONTENT), 7)

@@ -11,25 +11,16 @@ import pytest
 
 from bdn.core.chunk import ByteRange
 from bdn.core.errors import BdnError, SourceChangedError, UpstreamRateLimitedError, UpstreamUnavailableError
-from bdn.core.pace.retry import ResumePolicy, StallPolicy
+from bdn.core.pace.retry import ResumePolicy
 from bdn.core.source.upstream import Checksum, ChecksumKind, Headers, Location
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from tests.doubles import faults
 from tests.doubles.faults import Fault
 from tests.doubles.http_origin import Answer, Request
-from tests.support.network.raw_server import (
-    Play,
-    RawServer,
-    answering,
-    message,
-    partial,
-    resetting_after,
-    waiting_after,
-)
+from tests.support.network.raw_server import Play, RawServer, answering, message, partial, waiting_after
 from tests.support.network.upstream import CONTENT, ETAG, ONCE, SIZE, SOURCE, Upstream, read_range, upstream
 
-TEN = partial(CONTENT[:10], 0, SIZE)
 COMPRESSED = gzip.compress(CONTENT[:10], mtime=0)  # the same in every process that collects tests
 
 
@@ -92,9 +83,6 @@ def test_the_whole_file_is_no_data_even_when_the_whole_file_was_asked_for(source
     ("Content-Range: bytes 0-8/4096", UpstreamUnavailableError),
     ("Content-Range: bytes 0-10/4096", UpstreamUnavailableError),
     ("Content-Range: bytes 0-9/*", UpstreamUnavailableError),
-    ("Content-Range: bytes 9-0/4096", UpstreamUnavailableError),
-    ("Content-Range: items 0-9/4096", UpstreamUnavailableError),
-    (f"Content-Range: bytes 0-9/{'9' * 5000}", UpstreamUnavailableError),
     ("Content-Range: bytes 0-9/4097", SourceChangedError),
     ("Content-Range: bytes 0-9/10", SourceChangedError),
     ("Content-Range: bytes 0-7/8", SourceChangedError),  # the file shrank, and the range was cut to what is left
@@ -151,33 +139,11 @@ def test_an_answer_that_goes_on_for_ever_is_given_up(reader: RangedReader) -> No
         read_raw(reader, play_without_end, 0, 8)
 
 
-@pytest.mark.parametrize(("play", "said"), [
-    (answering(TEN[:-10]), "ended after 0 of 10 bytes"),
-    (answering(TEN[:-1]), "ended after 9 of 10 bytes"),
-    (resetting_after(TEN[:-5]), "reset by peer"),
-    (answering(b""), "closed connection without response"),
-])  # fmt: skip
-def test_a_connection_that_ends_too_early_is_an_error_that_may_pass(
-    reader: RangedReader, play: Play, said: str
-) -> None:
-    with pytest.raises(UpstreamUnavailableError, match=said) as raised:
-        read_raw(reader, play)
-    assert raised.value.transient
-
-
 def test_an_upstream_that_does_not_listen_is_an_error_that_may_pass(reader: RangedReader) -> None:
     with RawServer() as server:
         gone = server.url
     with pytest.raises(UpstreamUnavailableError, match="refused"):
         read_range(reader, Location(gone), 0, 10)
-
-
-@pytest.mark.parametrize("at", [0, 5])
-def test_an_upstream_that_stalls_inside_the_body_is_an_error_that_may_pass(at: int) -> None:
-    with upstream(stall=StallPolicy(window_seconds=0.05)) as source:
-        source.script.add(faults.stall(at))
-        with pytest.raises(UpstreamUnavailableError, match=f"stalled: {at} bytes"):
-            source.read(0, 10)
 
 
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 206 Partial Content\r\nContent-"])
@@ -357,7 +323,7 @@ SUM = "ab" * 8
 
 def stated(headers: Headers) -> Checksum | None:
     """As an S3 source reads it."""
-    value = headers.get("X-Amz-Checksum-Crc64nvme")
+    value = headers.get("x-amz-checksum-crc64nvme")
     return Checksum(ChecksumKind.CRC64NVME, value) if value else None
 
 

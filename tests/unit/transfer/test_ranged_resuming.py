@@ -1,7 +1,6 @@
 """A connection that breaks or stalls inside a body costs nothing of what it brought: the rest is asked for on another one."""
 
 from contextlib import closing, suppress
-from itertools import pairwise
 from select import select
 from socket import MSG_PEEK, socket
 from typing import NamedTuple
@@ -101,13 +100,6 @@ def test_the_rest_is_asked_for_where_the_first_connection_left_off(brought: int,
     assert outcome == (CONTENT[:1000], None, ["bytes=0-999", f"bytes={brought}-999"])
 
 
-def test_several_connections_may_bring_one_range() -> None:
-    cuts = [0, 100, 200, 300, 700]
-    plays = [answering(good(start)[: len(good(start)) - 1000 + stop]) for start, stop in pairwise(cuts)]
-    outcome = read(*plays, answering(good(700)))
-    assert outcome == (CONTENT[:1000], None, [f"bytes={start}-999" for start in cuts])
-
-
 def test_pieces_of_unknown_length_are_gone_on_with_too() -> None:
     begun = message(
         "206 Partial Content", "Content-Range: bytes 0-999/4096", "Transfer-Encoding: chunked",
@@ -121,7 +113,10 @@ ENDS: dict[str, tuple[list[Play], str, list[str]]] = {
     "wrongly framed": ([answering(CHUNKED + b"64\r\n" + CONTENT[:100] + b"!!"), answering(good(100))], "", ["bytes=0-999"]),
     "all bytes without the end": (
         [answering(CHUNKED + b"3E8\r\n" + CONTENT[:1000] + b"\r\n"), answering(good(0))], "ended inside the answer", ["bytes=0-999"]),
+    "no answer": ([answering(b""), answering(good(0))], "closed connection without response", ["bytes=0-999"]),
     "nothing": ([answering(good(0)[:HEAD]), answering(good(0))], "ended after 0", ["bytes=0-999"]),
+    "a reset and nothing": ([resetting_after(good(0)[:HEAD]), answering(good(0))], "reset by peer", ["bytes=0-999"]),
+    "a stall and nothing": ([stalling_after(good(0)[:HEAD]), answering(good(0))], "stalled: 0 bytes", ["bytes=0-999"]),
     "nothing more": ([answering(good(0)[: HEAD + 10]), answering(good(10)[:HEAD]), answering(good(10))],
         "ended after 10 of 1000 bytes", ["bytes=0-999", "bytes=10-999"]),
     "hardly anything in two stalls": (

@@ -2,14 +2,13 @@
 
 import base64
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bdn.core.errors import BdnError, GrantExpiredError, GrantInvalidError, InvalidMountError
 from bdn.wire.grants import (
@@ -24,7 +23,6 @@ from bdn.wire.grants import (
     stage_id_of,
 )
 from tests.support.content.names import named
-from tests.support.network.hypothesis import BRIEFLY
 
 
 def mount(location: str, manifest: str = "a", source: str = "hf://o/r") -> GrantedMount:
@@ -113,16 +111,27 @@ def test_a_key_of_another_kind_does_not_sign() -> None:
         GrantSigner(other)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"org": "globex"}, {"exp": int(NOW) + 10**9}, {"mounts": [["/app/models/q", str(named("other")), "hf://o/r"]]}],
-)
-def test_an_altered_payload_or_signature_is_refused(change: dict[str, Any]) -> None:
-    head, payload, signature = TOKEN.split(".")
-    other = ("B" if signature[0] == "A" else "A") + signature[1:]
-    for token in (f"{head}.{encoded(CLAIMS | change)}.{signature}", f"{head}.{payload}.{other}"):
-        error = refused(token)
-        assert (type(error), error.code) == (GrantInvalidError, "GRANT_INVALID")
+def forged() -> Iterator[tuple[str, str]]:
+    """Tokens that the key has not signed."""
+    head, _, signature = TOKEN.split(".")
+    mounts = [["/app/models/q", str(named("other")), "hf://o/r"]]
+    for change in ({"org": "globex"}, {"exp": int(NOW) + 10**9}, {"mounts": mounts}):
+        yield f"altered {', '.join(change)}", f"{head}.{encoded(CLAIMS | change)}.{signature}"
+    yield "altered signature", f"{TOKEN.removesuffix(signature)}{'B' if signature[0] == 'A' else 'A'}{signature[1:]}"
+    other: Any = serialization.load_pem_private_key(new_signing_key(), password=None)
+    yield "another key", jwt.encode(CLAIMS, other, algorithm="EdDSA", headers={"kid": SIGNER.key_id})
+    for algorithm in ("none", "None", "NONE", "nOnE"):
+        unsigned = f"{encoded({'alg': algorithm, 'typ': 'JWT', 'kid': SIGNER.key_id})}.{encoded(CLAIMS)}."
+        yield f"{algorithm} without a signature", unsigned
+        yield f"{algorithm} with a signature", unsigned + signature
+    password = base64.urlsafe_b64decode(SIGNER.public_key["x"] + "=")
+    yield "public key as a password", jwt.encode(CLAIMS, password, algorithm="HS256", headers={"kid": SIGNER.key_id})
+
+
+@pytest.mark.parametrize("token", [pytest.param(token, id=what) for what, token in forged()])
+def test_a_token_that_the_key_has_not_signed_is_refused(token: str) -> None:
+    error = refused(token)
+    assert (type(error), error.code) == (GrantInvalidError, "GRANT_INVALID")
 
 
 def test_a_token_of_another_key_is_refused_and_says_that_a_newer_key_may_exist() -> None:
@@ -131,29 +140,10 @@ def test_a_token_of_another_key_is_refused_and_says_that_a_newer_key_may_exist()
     assert error.code == "GRANT_INVALID"
 
 
-def test_a_token_of_another_key_under_the_name_of_ours_is_refused() -> None:
-    other = serialization.load_pem_private_key(new_signing_key(), password=None)
-    token = jwt.encode(CLAIMS, other, algorithm="EdDSA", headers={"kid": SIGNER.key_id})  # type: ignore[arg-type]
-    assert type(refused(token)) is GrantInvalidError
-
-
 @pytest.mark.parametrize("header", [{"alg": "EdDSA"}, {"alg": "EdDSA", "kid": ""}, {"alg": "EdDSA", "kid": "0" * 16}])
 def test_a_token_without_a_key_that_we_know_is_refused(header: dict[str, str]) -> None:
     _, payload, signature = TOKEN.split(".")
     assert isinstance(refused(f"{encoded(header)}.{payload}.{signature}"), UnknownKeyError)
-
-
-@pytest.mark.parametrize("algorithm", ["none", "None", "NONE", "nOnE"])
-def test_a_token_that_is_not_signed_is_refused(algorithm: str) -> None:
-    header = encoded({"alg": algorithm, "typ": "JWT", "kid": SIGNER.key_id})
-    for signature in ("", TOKEN.split(".")[2]):
-        assert type(refused(f"{header}.{encoded(CLAIMS)}.{signature}")) is GrantInvalidError
-
-
-def test_a_token_that_is_signed_with_the_public_key_as_a_password_is_refused() -> None:
-    password = base64.urlsafe_b64decode(SIGNER.public_key["x"] + "=")
-    token = jwt.encode(CLAIMS, password, algorithm="HS256", headers={"kid": SIGNER.key_id})
-    assert type(refused(token)) is GrantInvalidError
 
 
 @pytest.mark.parametrize("late", [0.0, 0.5, 10.0**6])
@@ -179,11 +169,3 @@ def test_a_signed_token_that_is_no_grant_for_us_is_refused(changes: dict[str, An
 def test_the_audience_is_one_of_several_that_a_token_may_name() -> None:
     assert VERIFIER.verify(signed(aud=["others", AUDIENCE]), now=NOW) == GRANT
     assert CLAIMS["iss"] == ISSUER
-
-
-@BRIEFLY
-@given(
-    text=st.text(max_size=60) | st.lists(st.text(st.characters(codec="ascii")), min_size=3, max_size=3).map(".".join)
-)
-def test_what_is_no_token_at_all_is_an_invalid_grant(text: str) -> None:
-    assert isinstance(refused(text), GrantInvalidError)
