@@ -116,8 +116,7 @@ class BucketSource(ABC):
         return None
 
     def _file(self, entry: BucketObject, name: str) -> UpstreamFile:
+        path = listed_path(self._uri, name)  # before the identity: a name that is no text cannot be part of one
         size = (str(entry.size),) if self.is_size_in_identity else ()
         identity = Identity.of(self._scope, *self._place, entry.name, entry.version, *size)
-        return UpstreamFile(
-            listed_path(self._uri, name), entry.size, identity, entry.name, entry.version, entry.checksum
-        )
+        return UpstreamFile(path, entry.size, identity, entry.name, entry.version, entry.checksum)
