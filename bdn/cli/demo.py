@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,13 +21,12 @@ import click
 import httpx2
 from pydantic import BaseModel
 
-from bdn.cli.clients import request_body
+from bdn.cli.clients import agent_client, mirror_client, request_body
 from bdn.cli.output import Output, command_line
 from bdn.cli.running import embedded_services
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InternalError, UpstreamUnavailableError
 from bdn.core.units import format_size
-from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.wire.operation_schema import EvictionRequest
 from bdn.wire.stage_schema import BytesFrom, StageDocument, StageRequest
 
@@ -55,9 +54,9 @@ class Step(BaseModel):
 
 @dataclass
 class _Demo:
+    """Each step asks the mirror and the agent as the commands do, at the addresses in the environment."""
+
     output: Output
-    mirrors: MirrorClient
-    agent: AgentClient
     steps: list[Step] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -65,25 +64,26 @@ class _Demo:
         grant = await self.mirror("mirror the source")
         stages = [await self.stage("cold stage", grant, "job-1"), await self.stage("node hit", grant, "job-2")]
         await self.evict("evict while in use", expected="REFUSED")
-        for stage in stages:
-            await self.agent.unstage(stage.id)
+        await _unstage(stages)
         await self.evict("evict", expected="DONE")
         self.read(await self.stage("stage again", grant, "job-3"))
 
     async def mirror(self, title: str) -> str:
         """Pull the source into the mirror's store; returns a grant."""
-        began = time.perf_counter()
-        begun = await self.mirrors.request(request_body((_SOURCE,), ("/models/demo",)))
-        mirror = await ready_mirror(self.output, title, self.mirrors.follow(begun.id))
+        async with mirror_client() as client:
+            began = time.perf_counter()
+            begun = await client.request(request_body((_SOURCE,), ("/models/demo",)))
+            mirror = await ready_mirror(self.output, title, client.follow(begun.id))
         size, came = mirror.bytes_total or 0, mirror.bytes_transferred
         self.note(title, f"{mirror.files_total} files in the store", began, upstream=came, bytes=size)
         return grant_of(mirror)
 
     async def stage(self, title: str, grant: str, job_id: str) -> StageDocument:
         """Make the files stand for a job."""
-        began = time.perf_counter()
-        begun = await self.agent.stage(StageRequest(job_id=job_id, grant=grant))
-        stage = await ready_stage(self.output, title, self.agent.follow(begun.id, 0.2))
+        async with agent_client() as client:
+            began = time.perf_counter()
+            begun = await client.stage(StageRequest(job_id=job_id, grant=grant))
+            stage = await ready_stage(self.output, title, client.follow(begun.id, 0.2))
         mount = stage.mounts[0]
         outcome = f"{mount.files_total} files, {mount.view}, {mount.exposure}"
         self.note(title, outcome, began, tiers=mount.bytes_from, bytes=mount.bytes_total or 0)
@@ -91,8 +91,9 @@ class _Demo:
 
     async def evict(self, title: str, *, expected: str) -> None:
         """Take the source out of this node's cache."""
-        began = time.perf_counter()
-        eviction = await self.mirrors.evict(EvictionRequest(source=_SOURCE, tier="node"), _WAIT_SECONDS)
+        async with mirror_client() as client:
+            began = time.perf_counter()
+            eviction = await client.evict(EvictionRequest(source=_SOURCE, tier="node"), _WAIT_SECONDS)
         if eviction.status != expected:
             raise InternalError(f"the eviction is {eviction.status}, not {expected}")
         holders = sum(len(item.holders) for item in eviction.items)
@@ -116,6 +117,12 @@ class _Demo:
         self.steps.append(Step(step=title, outcome=outcome, seconds=time.perf_counter() - began, **came))
 
 
+async def _unstage(stages: Iterable[StageDocument]) -> None:
+    async with agent_client() as client:
+        for stage in stages:
+            await client.unstage(stage.id)
+
+
 @click.command()
 @click.option("--keep", type=click.Path(path_type=Path), help="Work in this new directory and leave it behind.")
 @command_line
@@ -128,8 +135,8 @@ async def demo(output: Output, *, keep: Path | None) -> None:
     Example: bdn demo
     """
     with tempfile.TemporaryDirectory(prefix="bdn-demo-") as temporary:
-        async with _services(output, keep or Path(temporary)) as (mirrors, agent):
-            run = _Demo(output, mirrors, agent)
+        async with _services(output, keep or Path(temporary)):
+            run = _Demo(output)
             await run.run()
     if output.as_json:
         output.result({"steps": [step.model_dump(mode="json") for step in run.steps]}, [])
@@ -138,15 +145,14 @@ async def demo(output: Output, *, keep: Path | None) -> None:
 
 
 @asynccontextmanager
-async def _services(output: Output, folder: Path) -> AsyncIterator[tuple[MirrorClient, AgentClient]]:
-    """The upstream with a model in it, a mirror and an agent."""
-    async with AsyncExitStack() as stack:
-        output.say("making a model repository of safetensors")
-        _make_model(folder / "model")
-        output.say("serving it from a local S3 server")
-        upstream = stack.enter_context(_s3_server())
+async def _services(output: Output, folder: Path) -> AsyncIterator[None]:
+    """The upstream with a model in it, a mirror and an agent, which commands of this process find."""
+    output.say("making a model repository of safetensors")
+    _make_model(folder / "model")
+    output.say("serving it from a local S3 server")
+    with _s3_server() as upstream:
         _fill_bucket(upstream, folder / "model")
-        # The process's own environment: the mirror reads it as it would on a laptop.
+        # The process's own environment: mirror and clients read it as they would on a laptop.
         os.environ |= {
             "AWS_ENDPOINT_URL_S3": str(upstream.base_url).rstrip("/"),
             "AWS_ACCESS_KEY_ID": _KEY_ID,
@@ -157,14 +163,14 @@ async def _services(output: Output, folder: Path) -> AsyncIterator[tuple[MirrorC
             "BDN_AGENT_SOCKET": str(folder / "agent.sock"),
             "BDN_AGENT_DATA_PORT": "0",
         }
-        mirror, node = await stack.enter_async_context(embedded_services(output, "bdn demo", serve=True))
-        mirrors = await stack.enter_async_context(MirrorClient(mirror.url))
-        agent = await stack.enter_async_context(AgentClient(node.address))
-        try:
-            yield mirrors, agent
-        finally:
-            for stage in (await agent.stages()).items:  # nothing stays mounted below what is about to be removed
-                await agent.unstage(stage.id)
+        async with embedded_services(output, "bdn demo", serve=True) as (mirror, _):
+            os.environ["BDN_URL"] = mirror.url
+            try:
+                yield
+            finally:
+                async with agent_client() as client:
+                    standing = await client.stages()
+                await _unstage(standing.items)  # nothing stays mounted below what is about to be removed
 
 
 # --- the model, and the server that it comes from ---

@@ -9,10 +9,8 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from tests.benchmarks import (
-    chunk_server,
+    alone,
     fill,
-    fill_capped,
-    kill,
     listings,
     memory,
     peers_fill,
@@ -20,7 +18,6 @@ from tests.benchmarks import (
     report,
     ring,
     simulation,
-    sink,
     small,
     throughput,
     warm_cache,
@@ -32,12 +29,11 @@ from tests.benchmarks.report import Missing, Row
 # files come first, and between two that make many there are minutes of something else.
 BENCHMARKS: dict[str, Callable[[], Sequence[Row]]] = {
     "fill": fill.measure,
-    "fill-capped": fill_capped.measure,
+    "fill-capped": fill.measure_capped,
     "peers": peers_fill.measure,
-    "sink": sink.measure,
-    "chunk-server": chunk_server.measure,
+    "sink": alone.measure_sink,
+    "chunk-server": alone.measure_chunk_server,
     "warm-cache": warm_cache.measure,
-    "kill": kill.measure,
     "small": small.measure,
     "ring": ring.measure,
     "simulation": simulation.measure,

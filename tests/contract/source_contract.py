@@ -17,7 +17,8 @@ AWKWARD_NAMES = (
     "a b.txt", "a+b.txt", "100%.txt", "x%20y.txt", "q?r=s&t#u.txt", "ünïcödé/日本語.bin", "quote'\"quote", ".hidden/.file",
     "tilde~(1),[2];=@$!*.txt", "tab\there.txt",
 )  # fmt: skip
-EDGES = ((0, 1), (0, len(CONTENT)), (1, len(CONTENT)), (255, 258), (len(CONTENT) - 1, len(CONTENT)))
+END = len(CONTENT)
+EDGES = ((0, 1), (0, END), (1, END), (255, 258), (END - 1, END), (END - 1, END + 99))
 
 
 class Upstream(Protocol):
@@ -56,43 +57,33 @@ class SourceContract(ABC):
             sizes = {path: file.size for path, file in (await listed(source)).items()}
         assert sizes == {"config.json": 2, "nested/deep/weights.bin": len(CONTENT), "empty": 0}
 
-    @pytest.mark.parametrize("name", AWKWARD_NAMES)
-    async def test_awkward_names_are_listed_as_they_are_and_can_be_read(self, upstream: Upstream, name: str) -> None:
-        upstream.fill({name: CONTENT})
+    async def test_awkward_names_are_listed_as_they_are_and_can_be_read(self, upstream: Upstream) -> None:
+        upstream.fill({name: name.encode() for name in AWKWARD_NAMES})
         async with upstream.open() as source:
             files = await listed(source)
-            location = await source.locate(files[name])
-        assert read_range(location, 0, len(CONTENT)).content == CONTENT
+            assert set(files) == set(AWKWARD_NAMES)
+            for name in AWKWARD_NAMES:
+                assert read_range(await source.locate(files[name]), 0, 100).content == name.encode()
 
-    @pytest.mark.parametrize(("start", "stop"), EDGES)
-    @pytest.mark.parametrize("path", ["small.json", "large.safetensors"])
-    async def test_a_location_answers_exactly_the_range_asked_for(
-        self, upstream: Upstream, path: str, start: int, stop: int
+    async def test_a_location_answers_exactly_the_range_asked_for_as_far_as_the_file_goes(
+        self, upstream: Upstream
     ) -> None:
-        upstream.fill({path: CONTENT})
+        upstream.fill({"small.json": CONTENT, "large.safetensors": CONTENT})
         async with upstream.open() as source:
-            location = await source.locate((await listed(source))[path])
-        answer = read_range(location, start, stop)
-        assert answer.status == 206
-        assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(CONTENT)}"
-        assert answer.content == CONTENT[start:stop]
-        assert location.etag in (None, answer.headers.get("etag"))
+            locations = [await source.locate(file) for file in (await listed(source)).values()]
+        for start, stop in EDGES:
+            for location in locations:
+                answer = read_range(location, start, stop)
+                assert (answer.status, answer.content) == (206, CONTENT[start:stop])
+                last = min(stop, END) - 1
+                assert answer.headers["content-range"] == f"bytes {start}-{last}/{END}"
+                assert location.etag in (None, answer.headers.get("etag"))
 
-    async def test_a_range_that_ends_behind_the_end_is_cut_there(self, upstream: Upstream) -> None:
-        upstream.fill({"weights.bin": CONTENT})
+    async def test_a_range_behind_the_end_is_refused(self, upstream: Upstream) -> None:
+        upstream.fill({"weights.bin": CONTENT, "empty.bin": b""})
         async with upstream.open() as source:
-            location = await source.locate((await listed(source))["weights.bin"])
-        last = len(CONTENT) - 1
-        answer = read_range(location, last, last + 100)
-        assert (answer.status, answer.content) == (206, CONTENT[last:])
-        assert answer.headers["content-range"] == f"bytes {last}-{last}/{len(CONTENT)}"
-
-    @pytest.mark.parametrize(("path", "content"), [("weights.bin", CONTENT), ("empty.bin", b"")])
-    async def test_a_range_behind_the_end_is_refused(self, upstream: Upstream, path: str, content: bytes) -> None:
-        upstream.fill({path: content})
-        async with upstream.open() as source:
-            location = await source.locate((await listed(source))[path])
-        assert read_range(location, len(content), len(content) + 1).status == 416
+            for file in (await listed(source)).values():
+                assert read_range(await source.locate(file), file.size, file.size + 1).status == 416
 
     async def test_a_narrowed_listing_holds_what_it_has_to_and_each_file_once(self, upstream: Upstream) -> None:
         paths = ("a.txt", "sub/a.txt", "sub/ü b+%.txt", "sub-2/a.txt", "subway", "z/sub/a.txt")

@@ -35,7 +35,7 @@ def opened(uri: str, sign_in: SignIn | None, settings: UpstreamSettings, *, ambi
 class TestFolderOfR2(SourceContract):
     @pytest.fixture
     def upstream(self, r2: S3Like) -> Upstream:
-        return r2.upstream("models/a b+c%/")
+        return r2.upstream("models/ü/a b+c%/")
 
 
 class TestAccessToR2(AccessContract):

@@ -42,7 +42,7 @@ def filled(swift: SwiftServer, server: S3Like) -> SwiftBucket:
 class TestFolderOfSwift(SourceContract):
     @pytest.fixture
     def upstream(self, server: S3Like) -> Upstream:
-        return server.upstream("models/a b+c%/")
+        return server.upstream("models/ü/a b+c%/")
 
     # Swift has no names with NUL.
     @pytest.mark.parametrize("path", ["a/../../etc/passwd", "../up", "back\\slash", "x" * 300])

@@ -1,15 +1,12 @@
 """Links, shared blocks and copies make the same view; only its cost differs."""
 
-import errno
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from node_agent.disk.places import Places
 from node_agent.stage.view.build import Built, build_view, compare_view
 from tests.support.agent.cache import cached
 from tests.support.agent.mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
@@ -86,23 +83,3 @@ class TestReflinks(CopyContract):
         build_view(manifest, root, places.files, threading.Event())
 
         assert (before - os.statvfs(cache).f_bfree) * 4096 < 4_000_000
-
-
-def test_a_file_with_as_many_links_as_the_file_system_allows_is_copied(tmp_path: Path) -> None:
-    places, manifest = cached(tmp_path / "cache", {"empty": b"", "also": b""})
-    content = os.fsencode(places.file(manifest.files[0].digest))
-    (tmp_path / "links").mkdir()
-    folder = os.fsencode(tmp_path / "links")
-    try:
-        for number in range(70_000):
-            os.link(content, folder + b"/%d" % number)
-        pytest.skip("this file system allows more than 70,000 links")
-    except OSError as error:
-        number = error.errno or 0
-    assert number == errno.EMLINK
-
-    built = build_view(manifest, tmp_path / "view", places.files, threading.Event())
-    shutil.rmtree(tmp_path / "links")
-
-    assert built == Built("hardlink", "2 files were copied: too many links")
-    assert compare_view(manifest, tmp_path / "view", Places(tmp_path / "cache")).is_intact

@@ -18,6 +18,7 @@ from tests.support.network.ports import free_port
 from tests.support.services.commands import Process, Shell, wait_until
 from tests.support.services.processes import cpu_seconds, peak_megabytes
 
+MIRROR = ("bdn", "serve")
 AGENT = ("bdn-node-agent",)
 TOKEN = "a-token-of-the-tests"  # of services in a network; on loopback nobody asks for it
 _LONGEST_SECONDS = 600
@@ -125,14 +126,16 @@ def metric(http: httpx2.Client, name: str) -> float:
 
 
 @contextmanager
-def mirror(root: Path, host: Host | None = None, /, **environment: str) -> Iterator[Mirror]:
+def mirror(
+    root: Path, host: Host | None = None, command: Sequence[str] = MIRROR, /, **environment: str
+) -> Iterator[Mirror]:
     """A mirror that answers, on ports of its own; in a host of a network it asks for ``TOKEN``."""
     port, data_port = free_port(), free_port()
     own = {"BDN_PORT": str(port), "BDN_DATA_PORT": str(data_port)}
     shell = Shell(root, {**own, **_place(host, "BDN_HOST"), **environment}, host.prefix if host else ())
     root.mkdir(exist_ok=True)
     url = f"http://{host.address if host else '127.0.0.1'}:{port}"
-    with shell.running("bdn", "serve") as process, _client(url) as http:
+    with shell.running(*command) as process, _client(url) as http:
         wait_until(lambda: answers(http), seconds=_LONGEST_START_SECONDS, what="the mirror")
         yield Mirror(http, process, shell, url, (port, data_port))
 
