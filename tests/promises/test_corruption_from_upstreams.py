@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
-from bdn.mirror.db.contents import split_digests
+from bdn.core.store import split_digests
 from tests.doubles.faults import flip_byte
 from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
