@@ -45,7 +45,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          '~exists().where(other.content == ManifestContentRow.content, other.manifest == ""),',
          "test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed",
          "test_whatever_happens_nothing_named_goes_and_nothing_else_stays",
-         "test_a_mirror_that_is_killed_while_it_collects_loses_nothing_that_it_said_was_ready",
          "test_two_workers_that_collect_and_mirror_at_once_lose_nothing_and_leave_nothing"),
         ("a collection does not hear which slabs are damaged", "needs.add_damaged(slab)", "pass",
          "test_a_slab_whose_files_lie_damaged_elsewhere_stays_for_whoever_needs_them",
