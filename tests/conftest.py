@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import gc
+import os
 import signal
 from collections.abc import Generator, Iterator
 
@@ -33,14 +34,18 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No proxies, and one authority, which signed nothing: loading the system's hundreds is most of what a client costs."""
+    """No settings, credentials or proxies of the machine's, and one authority, which signed nothing.
+
+    Loading the system's hundreds of authorities is most of what a client costs.
+    """
     folder = tmp_path_factory.mktemp("authority")
     certificates = str(new_authority(folder, "localhost").certificates)
     with pytest.MonkeyPatch.context() as environment:
+        for name in os.environ:
+            is_setting = name.startswith(("BDN_", "AWS_", "HF_", "XDG_DATA")) and not name.startswith("BDN_TEST_")
+            if is_setting or name.upper().endswith("_PROXY"):
+                environment.delenv(name)
         for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
             environment.setenv(name, certificates)
         environment.setenv("SSL_CERT_DIR", str(folder / "none"))
-        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
-            environment.delenv(name, raising=False)
-            environment.delenv(name.lower(), raising=False)
         yield

@@ -129,7 +129,7 @@ class DirectoryStore:
         # Nothing is found when somebody else collects it, or puts back what is aside.
         with self._failures_mapped(), suppress(FileNotFoundError):
             target.rename(aside)
-            if self._kept_at(aside) == chunk.kept_at:
+            if aside.stat().st_mtime == chunk.kept_at:
                 aside.unlink()
                 return True
             self._put_back(aside, target)
@@ -156,9 +156,6 @@ class DirectoryStore:
         with suppress(FileNotFoundError, PermissionError):  # somebody moved it away meanwhile; nobody can tell
             return self.keep(digest) and not is_wrong(target, digest)
         return False
-
-    def _kept_at(self, aside: Path) -> float:
-        return aside.stat().st_mtime
 
     def _put_all_back(self) -> None:
         for path in self._aside.iterdir():

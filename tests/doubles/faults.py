@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Literal
 
+Spoiling = Literal["truncate", "stall", "flip", "reset", "trickle"]  # from a place in the body on
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    kind: Literal[
-        "answer", "drop", "truncate", "stall", "ignore range", "flip", "reset", "trickle", "alter", "gzip", "shift"
-    ]
+    kind: Literal["answer", "drop", "hang", "work", "alter", "ignore range", "shift", "gzip"] | Spoiling
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
@@ -31,6 +31,16 @@ def rate_limited(retry_after_seconds: int) -> Fault:
 def drop() -> Fault:
     """The connection closes without an answer."""
     return Fault("drop")
+
+
+def hang(before: Callable[[], object] | None = None) -> Fault:
+    """No answer begins, until the double is closed."""
+    return Fault("hang", before=before)
+
+
+def work() -> Fault:
+    """The right answer, once it was said a hundred times that it is being worked on."""
+    return Fault("work")
 
 
 def truncate(at: int) -> Fault:

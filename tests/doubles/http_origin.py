@@ -169,6 +169,14 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault and fault.before:
             fault.before()
+        if kind == "hang":
+            self.server.origin.go_on.wait()
+            self.close_connection = True
+            return
+        if kind == "work":
+            for _ in range(100):
+                self.send_response_only(102)
+                self.end_headers()
         if kind == "ignore range":
             request = replace(request, headers={k: v for k, v in request.headers.items() if k != "range"})
         if kind == "shift":

@@ -4,7 +4,15 @@ import re
 from dataclasses import dataclass, field
 from threading import Condition
 
-NOTED_HEADERS = ("authorization", "range", "if-match", "accept-encoding", "user-agent", "x-hf-download-counter")
+NOTED_HEADERS = (
+    "authorization",
+    "range",
+    "if-match",
+    "accept-encoding",
+    "user-agent",
+    "x-hf-download-counter",
+    "bdn-manifest",
+)
 
 
 @dataclass(slots=True)

@@ -52,9 +52,7 @@ def test_a_leak_has_a_slope_and_a_sawtooth_has_none() -> None:
 
 
 @pytest.mark.promise("load")
-async def test_nothing_grows_under_a_mixed_load(
-    hub: Hub, no_settings: None, tmp_path: Path, tally: Tally, scale: Scale
-) -> None:
+async def test_nothing_grows_under_a_mixed_load(hub: Hub, tmp_path: Path, tally: Tally, scale: Scale) -> None:
     seconds = float(ASKED_SECONDS or scale.of(0, FULL_SECONDS))
     if not seconds:
         tally.add(scenarios=1)

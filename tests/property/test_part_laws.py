@@ -6,25 +6,21 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bdn.core.chunk import CHUNK_SIZE, FileLayout, PlacedChunk, digest_of
+from bdn.core.chunk import CHUNK_SIZE, FileLayout, PlacedChunk
 from bdn.disk.direct import DirectWrites
 from node_agent.disk.places import Places
 from node_agent.fill import part as module
 from node_agent.fill.part import PartialFile
 from tests.support.agent.rig import noise
 from tests.support.crash.scripted_writes import aligned
+from tests.support.mirror.slabs import whole
 
 SYNC_CHUNKS = 2
 NOISE = noise(4 * CHUNK_SIZE)
 TAILS = [0, 1, 511, 512, 4095, 4096, 4097, 256 * 1024 - 1, 256 * 1024 + 5, CHUNK_SIZE - 1]
-
-
-def layout_of(content: bytes) -> FileLayout:
-    pieces = [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
-    return FileLayout.of(len(content), tuple(digest_of(piece) for piece in pieces))
 
 
 def begin(root: Path, layout: FileLayout, *, is_direct: bool) -> tuple[Places, PartialFile]:
@@ -56,11 +52,12 @@ def copy_of(places: Places, root: Path, lost: list[PlacedChunk]) -> None:
     was_direct=st.booleans(),
     is_direct=st.booleans(),
 )
+@example(chunks=0, tail=0, seed=0, kill=0, was_direct=True, is_direct=True)
 def test_a_fill_that_is_killed_anywhere_loses_less_than_a_batch_and_its_file_is_right(
     chunks: int, tail: int, seed: int, kill: int, was_direct: bool, is_direct: bool
 ) -> None:
     content = NOISE[: chunks * CHUNK_SIZE + tail]
-    layout = layout_of(content)
+    layout = whole(content)
     order = list(layout.placed())
     Random(seed).shuffle(order)
     written, buffer = order[:kill], memoryview(bytearray(CHUNK_SIZE))
@@ -85,5 +82,6 @@ def test_a_fill_that_is_killed_anywhere_loses_less_than_a_batch_and_its_file_is_
                 write(part, chunk)
         part.commit()
         part.close()
-        assert places.file(layout.digest).read_bytes() == content
+        file = places.file(layout.digest)
+        assert (file.read_bytes(), file.stat().st_mode & 0o777) == (content, 0o444)
         assert list(places.filling.iterdir()) == []

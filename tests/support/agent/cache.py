@@ -13,7 +13,7 @@ from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.cluster_tier import ChunkFiles, ClusterTier
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
-from tests.support.agent.mirror import AgentMirror
+from tests.support.mirror.slabs import whole
 
 
 def cached(root: Path, files: Mapping[str, bytes]) -> tuple[Places, Manifest]:
@@ -25,9 +25,9 @@ def cached(root: Path, files: Mapping[str, bytes]) -> tuple[Places, Manifest]:
 
 def put(places: Places, files: Mapping[str, bytes], *, used: float = 1000.0) -> Manifest:
     """Another tree in the same directory, used at that time."""
-    mirror = AgentMirror()
-    manifest = mirror.publish(files)
-    layout = Layout.parse(mirror.layouts[manifest.digest].model_dump_json(exclude_defaults=True).encode())
+    layouts = {path: whole(content) for path, content in files.items()}
+    manifest = Manifest.of(FileEntry(path, layout.size, layout.digest) for path, layout in layouts.items())
+    layout = Layout(manifest.digest, None, {one.digest: one for one in layouts.values()})
     ManifestRecords(places).save(Held(manifest, layout), used)
     for entry in manifest.files:
         path = places.file(entry.digest)

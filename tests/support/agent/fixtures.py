@@ -17,7 +17,7 @@ def server() -> Iterator[AgentMirror]:
 
 @pytest.fixture
 def peer() -> Iterator[ConnectionPool]:
-    """The connections of somebody who asks agents for chunks (``tests.support.agent.peer``)."""
+    """The connections of somebody who asks agents for chunks (``tests.support.agent.site.ask``)."""
     pool = ConnectionPool(timeout_seconds=20)
     yield pool
     pool.close()

@@ -1,7 +1,6 @@
-"""A million steps of a cache's rules on a disk of a thousand bytes that it shares with a neighbour, against plain sums.
+"""A million steps of a cache's rules, against the oracle, on a disk of a thousand bytes that a neighbour shares.
 
-Everything that is counted is counted anew at every step. A seed is a history: ``Disk(seed).run(steps)`` names the step that was
-wrong, and runs up to it again.
+A seed is a history: ``Disk(seed).run(steps)`` names the step that was wrong, and runs up to it again.
 """
 
 import random
@@ -11,6 +10,7 @@ from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from node_agent.cache.space import TierBudgets, kept, share
+from tests.support.agent.cache_oracle import Admitted, CacheOracle
 from tests.support.content.names import named, stage
 
 SIZE, HEADROOM, PERCENT = 1000, 50, 50
@@ -19,22 +19,18 @@ FLOOR = LIMITS.node * PERCENT // 100
 
 
 class Disk:
-    """The index under test, and what is really on the disk: ``whole`` and ``begun`` content, and ``foreign`` bytes."""
+    """The index under test, the oracle that says what is really on the disk, and the neighbour's ``foreign`` bytes."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.chance = random.Random(seed)
-        self.size = {named(f"content {number}"): self.chance.choice([0, 1, 5, 20, 60, 90, 150]) for number in range(16)}
-        contents = sorted(self.size)
-        self.trees = {
-            named(f"manifest {number}"): tuple(self.chance.sample(contents, self.chance.randrange(1, 5)))
+        contents = [named(f"content {number}") for number in range(16)]
+        trees = {
+            named(f"manifest {number}"): frozenset(self.chance.sample(contents, self.chance.randrange(1, 5)))
             for number in range(9)
         }
+        self.oracle = CacheOracle(trees, {one: self.chance.choice([0, 1, 5, 20, 60, 90, 150]) for one in contents})
         self.index = CacheIndex()
-        self.held: set[Digest] = set()
-        self.leased: dict[str, Digest] = {}  # each stage has one manifest
-        self.whole: set[Digest] = set()
-        self.begun: set[Digest] = set()
         self.foreign = 0
         self.now = 0.0
         self.counts: Counter[str] = Counter()
@@ -54,118 +50,94 @@ class Disk:
         self.counts["scenarios"] += steps
         return self.counts
 
-    # --- the truth ---
-
-    def bytes_of(self, contents: set[Digest]) -> int:
-        return sum(self.size[content] for content in contents)
-
-    @property
-    def used(self) -> int:
-        return self.bytes_of(self.whole) + self.bytes_of(self.begun)
-
-    @property
-    def protected(self) -> set[Digest]:
-        return {content for manifest in self.leased.values() for content in self.trees[manifest]}
-
     def budget(self) -> int:
         """As ``Space`` asks for it: held + free - headroom is what is there."""
         there = SIZE - self.foreign - HEADROOM
         keep = kept(TierBudgets(self.index.ledger.used_bytes, 0), LIMITS, SIZE - HEADROOM, PERCENT)
         return share(there, LIMITS, keep).node
 
-    def forget(self, manifests: set[Digest]) -> None:
-        self.held -= manifests
-        self.leased = {name: manifest for name, manifest in self.leased.items() if manifest not in manifests}
-        named_still = {content for manifest in self.held for content in self.trees[manifest]}
-        self.whole &= named_still
-        self.begun &= named_still
+    def contents_of(self, manifest: Digest) -> dict[Digest, int]:
+        return {content: self.oracle.size[content] for content in sorted(self.oracle.trees[manifest])}
 
     def check(self) -> None:
-        ledger = self.index.ledger
-        assert ledger.committed_bytes == self.bytes_of(self.whole), "committed bytes"
-        assert ledger.reserved_bytes == self.bytes_of(self.begun), "reserved bytes"
+        ledger, oracle = self.index.ledger, self.oracle
+        assert ledger.committed_bytes == oracle.total(oracle.whole), "committed bytes"
+        assert ledger.reserved_bytes == oracle.total(oracle.partial), "reserved bytes"
         assert ledger.used_bytes <= LIMITS.node, "beyond the limit"
         assert ledger.used_bytes + self.foreign <= SIZE, "more than the disk"
-        for manifest in self.leased.values():
-            assert manifest in self.held, "a leased manifest is gone"
+        assert {manifest for manifest, _ in oracle.leases} <= {*self.index.manifests()}, "a leased manifest is gone"
 
     # --- steps ---
 
     def admit(self) -> None:
-        manifest = self.chance.choice(sorted(self.trees))
-        name, contents = f"s{self.chance.randrange(5)}", {one: self.size[one] for one in self.trees[manifest]}
-        if self.leased.get(name, manifest) != manifest:
-            return
+        manifest, holder = self.chance.choice(sorted(self.oracle.trees)), stage(f"s{self.chance.randrange(5)}")
         self.now += self.chance.choice([-1, 0, 1, 1])
-        before, protected, budget = self.used, self.protected, self.budget()
+        before, protected, budget = self.oracle.used(), self.oracle.leased_contents(), self.budget()
+        verdict = self.oracle.admit(manifest, holder, now=self.now, budget=budget)
         try:
-            admission = self.index.admit(manifest, contents, stage(name), now=self.now, budget=budget)
+            admission = self.index.admit(manifest, self.contents_of(manifest), holder, now=self.now, budget=budget)
         except (CacheFullError, CacheTooSmallError):
+            assert not isinstance(verdict, Admitted), "a manifest for which there is room was refused"
             self.counts["refused"] += 1
             return
-        gone = {victim.manifest for victim in admission.victims}
-        assert not gone & set(self.leased.values()), "a leased manifest was evicted"
+        assert isinstance(verdict, Admitted), "a manifest was let in for which there is no room"
+        assert not any(victim.holders for victim in admission.victims), "a leased manifest was evicted"
         assert not protected & {content for victim in admission.victims for content in victim.contents}
-        absent = set(contents) - self.whole - self.begun
-        self.held.add(manifest)
-        self.forget(gone)
-        self.begun |= absent
-        self.leased[name] = manifest
-        if self.bytes_of(absent):
-            assert self.used <= budget, "committed and reserved are more than the budget"
+        if verdict.promised:
+            assert self.oracle.used() <= budget, "committed and reserved are more than the budget"
             most = max(SIZE - HEADROOM, before + self.foreign)
-            assert self.used + self.foreign <= most, "a stage brought more than there was and than it evicted"
+            assert self.oracle.used() + self.foreign <= most, "a stage brought more than there was and than it evicted"
 
     def commit(self) -> None:
-        if self.begun:
-            content = self.chance.choice(sorted(self.begun))
+        if self.oracle.partial:
+            content = self.chance.choice(sorted(self.oracle.partial))
             self.index.commit(content)
-            self.begun.remove(content)
-            self.whole.add(content)
+            self.oracle.partial.remove(content)
+            self.oracle.whole.add(content)
 
     def leave(self) -> None:
         name = f"s{self.chance.randrange(5)}"
         self.index.leases.end(name)
-        self.leased.pop(name, None)
+        self.oracle.end(name)
 
     def trim(self) -> None:
-        used, budget = self.used, self.budget()
+        used, budget = self.oracle.used(), self.budget()
         if used > budget:
-            plan = self.index.plan_lru(used - budget)
-            self.index.evict(plan)
-            self.forget({victim.manifest for victim in plan.victims})
+            gone, _ = self.oracle.plan_lru(used - budget, force=False)
+            self.index.evict(self.index.plan_lru(used - budget))
+            self.oracle.remove(gone)
+            leased = {manifest for manifest, _ in self.oracle.leases}
             assert used > FLOOR, "others took what is kept"
-            assert self.used <= self.budget() or self.held <= set(self.leased.values()), "still over the budget"
+            assert self.oracle.used() <= self.budget() or self.oracle.used_at.keys() <= leased, "still over the budget"
         self.counts["faults"] += budget < LIMITS.node
 
     def neighbour(self) -> None:
         """Somebody else writes or deletes; the kernel gives him what is free."""
-        self.foreign = self.chance.choice([0, 200, 500, SIZE])
-        self.foreign = min(self.foreign, SIZE - self.used)
+        self.foreign = min(self.chance.choice([0, 200, 500, SIZE]), SIZE - self.oracle.used())
 
     def evict(self) -> None:
-        force = self.chance.random() < 0.3
-        plan = self.index.plan(self.chance.sample(sorted(self.trees), 2), force=force)
-        assert force or not {victim.manifest for victim in plan.victims} & set(self.leased.values())
+        asked, force = self.chance.sample(sorted(self.oracle.trees), 2), self.chance.random() < 0.3
+        gone, refused = self.oracle.plan(asked, force=force)
+        plan = self.index.plan(asked, force=force)
+        assert force or not any(victim.holders for victim in plan.victims)
         self.index.evict(plan)
-        self.forget({victim.manifest for victim in plan.victims})
-        self.counts["refused"] += len(plan.refused)
+        self.oracle.remove(gone)
+        self.counts["refused"] += len(refused)
 
     def lose(self) -> None:
-        content = self.chance.choice(sorted(self.size))
+        content = self.chance.choice(sorted(self.oracle.size))
         self.index.lose(content)
-        self.whole.discard(content)
-        self.begun.discard(content)
+        self.oracle.whole.discard(content)
+        self.oracle.partial.discard(content)
 
     def restart(self) -> None:
         """The index is made anew from the disk: what was only promised is promised no more."""
-        self.begun = {content for content in self.begun if self.chance.random() < 0.5}
-        order = self.index.manifests()
-        last_used = {manifest: self.index.recency.last_used(manifest) for manifest in order}
+        order, oracle = self.index.manifests(), self.oracle
+        oracle.restart(order, {content for content in sorted(oracle.partial) if self.chance.random() < 0.5})
         self.index = CacheIndex()
         for manifest in order:
-            present = {one: one in self.whole for one in self.trees[manifest] if one in self.whole | self.begun}
-            contents = {one: self.size[one] for one in self.trees[manifest]}
-            self.index.restore(manifest, contents, present, last_used=last_used[manifest])
-        for name, manifest in self.leased.items():
-            self.index.leases.take(manifest, stage(name))
+            present = {one: one in oracle.whole for one in oracle.trees[manifest] & (oracle.whole | oracle.partial)}
+            contents = self.contents_of(manifest)
+            self.index.restore(manifest, contents, present, last_used=oracle.used_at[manifest])
+        for manifest, holder in oracle.leases:
+            self.index.leases.take(manifest, holder)

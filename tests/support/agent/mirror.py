@@ -11,9 +11,8 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import BinaryIO
 
 import pytest
@@ -36,8 +35,9 @@ from bdn.wire.operation_schema import (
     VerifyCommand,
 )
 from bdn.wire.shapes import document_of, status_of
+from tests.doubles.http_origin import Answer, Origin, Request
 from tests.support.content.memory_store import MemoryFile, MemoryStore
-from tests.support.mirror.slabs import pack
+from tests.support.mirror.slabs import pack, pieces, whole
 
 FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both
 in_both_forms = pytest.mark.parametrize("mirror", FORMS, indirect=True)
@@ -211,20 +211,10 @@ class AgentMirror:
     @contextmanager
     def running(self) -> Iterator[AgentMirror]:
         """Answer on free loopback ports until the block ends."""
-        shelf = ChunkServer(self, "127.0.0.1", 0)
-        documents = _Server(("127.0.0.1", 0), type("_Bound", (_Documents,), {"mirror": self}))
-        thread = threading.Thread(target=documents.serve_forever, args=(0.01,), daemon=True)
-        self.data_port = shelf.port
-        self.url = f"http://127.0.0.1:{documents.server_address[1]}"
-        shelf.start()
-        thread.start()
-        try:
+        with closing(ChunkServer(self, "127.0.0.1", 0)) as shelf, Origin("mirror", self._respond) as documents:
+            self.data_port, self.url = shelf.port, documents.url
+            shelf.start()
             yield self
-        finally:
-            documents.shutdown()
-            documents.server_close()
-            thread.join()
-            shelf.close()
 
     # --- what an agent asks ---
 
@@ -248,18 +238,29 @@ class AgentMirror:
             self.epoch += 1
         return self.epoch, list(self.ring.values())
 
+    def _respond(self, request: Request) -> Answer:
+        if self.down:
+            raise ConnectionAbortedError
+        try:
+            if request.method == "POST":
+                content = self.beat(Heartbeat.model_validate_json(request.body)).model_dump_json().encode()
+            else:
+                content = self.document(request.target, request.headers.get("authorization", ""))
+        except BdnError as error:
+            return Answer(status_of(error), content=json.dumps(document_of(error)).encode())
+        return Answer(200, content=content)
+
     def document(self, path: str, bearer: str) -> bytes:
         _, kind, name, *rest = path.split("/")
         digest = Digest.parse(name)
-        grant = self._verify(bearer)
+        grant = self._verify(bearer.removeprefix("Bearer "))
         if kind != "manifests" or digest not in self.manifests or not grant.allows(digest):
             raise NotFoundError(path)
         self.documents[path] += 1
         if rest == ["layout"]:
             layout = self.layouts_of.get((grant.organisation, digest), self.layouts[digest])
-            return (
-                layout.model_copy(update={"data_port": self.data_port}).model_dump_json(exclude_defaults=True).encode()
-            )
+            body = layout.model_copy(update={"data_port": self.data_port})
+            return body.model_dump_json(exclude_defaults=True).encode()
         return self.manifests[digest].canonical
 
     def authorize(self, request: ChunkRequest) -> None:
@@ -287,11 +288,9 @@ class AgentMirror:
         return GrantVerifier([self.signer.public_key]).verify(bearer, now=time.time())
 
     def _store(self, content: bytes) -> FileLayout:
-        pieces = [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
-        digests = tuple(digest_of(piece) for piece in pieces)
-        for digest, piece in zip(digests, pieces, strict=True):
-            self.store.put(digest, bytearray(piece))
-        return FileLayout.of(len(content), digests)
+        for piece in pieces(content):
+            self.store.put(digest_of(piece), bytearray(piece))
+        return whole(content)
 
 
 def layout_body(manifest: Digest, layouts: Iterable[FileLayout]) -> LayoutBody:
@@ -301,42 +300,3 @@ def layout_body(manifest: Digest, layouts: Iterable[FileLayout]) -> LayoutBody:
 
 def _requested(file: FileLayoutBody) -> list[Digest]:
     return [Digest.parse(digest) for digest in ([file.slab.digest] if file.slab else file.chunks)]
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is its own business."""
-
-
-class _Documents(BaseHTTPRequestHandler):
-    mirror: AgentMirror
-    protocol_version = "HTTP/1.1"
-    timeout = 10
-
-    def do_GET(self) -> None:
-        self._answer(
-            lambda: self.mirror.document(self.path, (self.headers["Authorization"] or "").removeprefix("Bearer "))
-        )
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(lambda: self.mirror.beat(Heartbeat.model_validate_json(body)).model_dump_json().encode())
-
-    def _answer(self, make: Callable[[], bytes]) -> None:
-        if self.mirror.down:
-            self.close_connection = True
-            return
-        try:
-            status, content = 200, make()
-        except BdnError as error:
-            status, content = status_of(error), json.dumps(document_of(error)).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -33,45 +33,36 @@ needs_quota = pytest.mark.skipif(
 
 
 @contextmanager
-def mounted_tmpfs(place: Path, size: str) -> Iterator[Path]:
+def mounted(place: Path, *what: str) -> Iterator[Path]:
+    """What ``mount`` takes: options and a device."""
+    place.mkdir(parents=True, exist_ok=True)
+    _run("mount", *what, str(place))
+    try:
+        yield place
+    finally:
+        _run("umount", str(place))
+
+
+def mounted_tmpfs(place: Path, size: str) -> AbstractContextManager[Path]:
     """A file system in memory that is soon full."""
-    place.mkdir(parents=True, exist_ok=True)
-    _run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place))
-    try:
-        yield place
-    finally:
-        _run("umount", str(place))
+    return mounted(place, "-t", "tmpfs", "-o", f"size={size}", "tmpfs")
 
 
-@contextmanager
-def mounted_xfs(place: Path, image: Path) -> Iterator[Path]:
+def mounted_xfs(place: Path, image: Path) -> AbstractContextManager[Path]:
     """A file system that can share blocks between files."""
-    place.mkdir(parents=True, exist_ok=True)
-    with image.open("wb") as file:
-        file.truncate(320 * 1024 * 1024)
-    _run("mkfs.xfs", "-q", "-m", "reflink=1", str(image))
-    _run("mount", "-o", "loop", str(image), str(place))
-    try:
-        yield place
-    finally:
-        _run("umount", str(place))
+    _image(image, 320, "mkfs.xfs", "-q", "-m", "reflink=1")
+    return mounted(place, "-o", "loop", str(image))
 
 
 @contextmanager
 def mounted_quota(place: Path, image: Path, limit: str) -> Iterator[Path]:
     """A directory of a file system with much room, of which it may have ``limit``."""
-    place.mkdir(parents=True, exist_ok=True)
-    with image.open("wb") as file:
-        file.truncate(256 * 1024 * 1024)
-    _run("mkfs.btrfs", "-q", str(image))
-    _run("mount", "-o", "loop", str(image), str(place))
-    try:
+    _image(image, 256, "mkfs.btrfs", "-q")
+    with mounted(place, "-o", "loop", str(image)):
         _run("btrfs", "subvolume", "create", str(place / "limited"))
         _run("btrfs", "quota", "enable", str(place))
         _run("btrfs", "qgroup", "limit", limit, str(place / "limited"))
         yield place / "limited"
-    finally:
-        _run("umount", str(place))
 
 
 @contextmanager
@@ -86,13 +77,28 @@ def unmounting(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def read_only(place: Path) -> Iterator[None]:
-    """The directory, bound over itself and read-only."""
-    _run("mount", "--bind", str(place), str(place))
+    """Nobody may write there: it is bound over itself, as no mode stops root, or made so by its mode, where nobody is root."""
+    if os.geteuid() == 0:
+        if not may_mount():
+            pytest.skip("mounting is not permitted here")
+        with mounted(place, "--bind", str(place)):
+            _run("mount", "-o", "remount,bind,ro", str(place))
+            yield
+        return
+    modes = {path: path.stat().st_mode for path in (place, *place.rglob("*")) if path.is_dir()}
+    for path in modes:
+        path.chmod(0o555)
     try:
-        _run("mount", "-o", "remount,bind,ro", str(place))
         yield
     finally:
-        _run("umount", str(place))
+        for path, mode in modes.items():
+            path.chmod(mode)
+
+
+def _image(image: Path, megabytes: int, *mkfs: str) -> None:
+    with image.open("wb") as file:
+        file.truncate(megabytes * 1024 * 1024)
+    _run(*mkfs, str(image))
 
 
 def _run(*command: str) -> None:

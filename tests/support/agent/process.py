@@ -67,8 +67,7 @@ class Program:
             "BDN_AGENT_EXPOSURE": "none",
             "BDN_AGENT_HEADROOM_BYTES": "0",
         }
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("BDN_")}
-        return kept | own | self.given
+        return os.environ | own | self.given
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """A run that ends by itself."""

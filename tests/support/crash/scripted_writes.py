@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 import pytest
 
@@ -39,10 +39,10 @@ class Writes:
         return writes
 
 
-def failing(number: int) -> Step:
-    """An error instead."""
+def failing(number: int) -> Callable[..., NoReturn]:
+    """In place of a step, or of any call: this error."""
 
-    def fail(_: int) -> int:
+    def fail(*_: object, **__: object) -> NoReturn:
         raise OSError(number, os.strerror(number))
 
     return fail

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PosixPath
+from typing import Any, Self
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, digest_of
 from bdn.core.errors import NotFoundError
@@ -355,9 +356,18 @@ class _GatedStore(DirectoryStore):
     """Stops before each look at chunks and, in the middle of collecting one, when it lies aside."""
 
     def __init__(self, root: Path, world: World) -> None:
-        super().__init__(root, world.clock)
         self._world = world
         self._loop = asyncio.get_running_loop()
+        reach = self._pass
+
+        class Watched(PosixPath):
+            def rename(self, target: str | os.PathLike[str]) -> Self:
+                moved = super().rename(target)
+                if moved.parent.name == "aside":
+                    reach("a chunk that lies aside")
+                return moved
+
+        super().__init__(Watched(root), world.clock)
 
     def _pass(self, where: str) -> None:
         if self._world.gate is not _open_gate:
@@ -371,10 +381,6 @@ class _GatedStore(DirectoryStore):
     def collect(self, chunk: StoredChunk) -> bool:
         self._pass("a chunk")
         return super().collect(chunk)
-
-    def _kept_at(self, aside: Path) -> float:
-        self._pass("a chunk that lies aside")
-        return super()._kept_at(aside)
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """Fixtures of the mirror's tests; named by ``pytest_plugins`` in the modules that use them."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
@@ -46,16 +45,8 @@ def bucket(s3: S3Server) -> S3Bucket:
     return s3.bucket(f"mirrored-{next(_NUMBERS)}")
 
 
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the machine's own settings and credentials."""
-    for name in os.environ:
-        if name.startswith(("BDN_", "AWS_", "HF_")) or name.upper().endswith("_PROXY"):
-            monkeypatch.delenv(name)
-
-
 @pytest.fixture
-def upstreams(no_settings: None, hub: Hub, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def upstreams(hub: Hub, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a mirror that is opened now finds its upstreams, with the bucket's keys as the secret ``s3-keys``."""
     monkeypatch.setenv("BDN_EGRESS_ALLOW", ALLOW_LOOPBACK)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)

@@ -1,8 +1,18 @@
-"""Small files packed for tests, by a few lines of their own."""
+"""Files cut into chunks, and small ones packed, by a few lines of their own."""
 
 from collections.abc import Iterable, Iterator
 
 from bdn.core.chunk import CHUNK_SIZE, FileLayout, Slab, digest_of
+
+
+def pieces(content: bytes) -> list[bytes]:
+    """The chunks of a file."""
+    return [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
+
+
+def whole(content: bytes) -> FileLayout:
+    """A file in chunks of its own."""
+    return FileLayout.of(len(content), tuple(map(digest_of, pieces(content))))
 
 
 def pack(

@@ -1,4 +1,4 @@
-"""Servers on an event loop in a thread of its own."""
+"""Turns of an event loop, and servers on one in a thread of its own."""
 
 import asyncio
 import threading
@@ -7,6 +7,12 @@ from typing import Any, Self, TypeVar
 
 _Result = TypeVar("_Result")
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def settle() -> None:
+    """Every task goes as far as it can without anything from outside."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 class LoopThread:

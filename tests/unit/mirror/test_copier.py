@@ -6,6 +6,7 @@ import itertools
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import BinaryIO
 
@@ -29,9 +30,10 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from tests.support.content.memory_store import MemoryStore
+from tests.support.mirror.slabs import pieces
 
 CONTENT = bytes(range(251)) * (2 * CHUNK_SIZE // 251 + 7)
-CHUNKS = [CONTENT[start : start + CHUNK_SIZE] for start in range(0, len(CONTENT), CHUNK_SIZE)]
+CHUNKS = pieces(CONTENT)
 NAMES = [digest_of(chunk) for chunk in CHUNKS]
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 CRC32 = f"{zlib.crc32(CONTENT):08x}"
@@ -153,8 +155,9 @@ def bench() -> Iterator[Bench]:
 # --- a large file ---
 
 
-async def test_every_chunk_is_fetched_stored_and_told_once(bench: Bench) -> None:
-    assert await bench.copy() == FileLayout.of(len(CONTENT), tuple(NAMES))
+@pytest.mark.parametrize("sha256", [SHA256, None], ids=["a checksum", "none"])
+async def test_every_chunk_is_fetched_stored_and_told_once(bench: Bench, sha256: str | None) -> None:
+    assert await bench.copy(sha256) == FileLayout.of(len(CONTENT), tuple(NAMES))
     assert sorted(bench.told) == [(index, NAMES[index], len(CHUNKS[index])) for index in range(3)]
     assert (sorted(bench.upstream.chunks), len(bench.source.asked)) == ([0, 1, 2], 1)
 
@@ -217,10 +220,6 @@ async def test_a_checksum_that_only_the_answer_states_is_checked_for_a_file_of_o
     with pytest.raises(ChecksumMismatchError):
         await bench.copy(sha256=None, size=size)
     assert bench.told == [(0, NAMES[0], size)]  # it is stored as evidence
-
-
-async def test_a_file_without_any_checksum_is_copied(bench: Bench) -> None:
-    assert (await bench.copy(sha256=None)).size == len(CONTENT)
 
 
 # --- a parcel of small files ---
@@ -390,24 +389,25 @@ def test_every_order_gives_the_checksum_of_the_whole(
             assert set(read_back.read) == {NAMES[index] for index in stored}
 
 
-def test_chunks_in_order_are_never_read_back() -> None:
+@pytest.mark.parametrize(("order", "early"), [((0, 1, 2), []), ((1, 0, 2), [1])])
+@pytest.mark.usefixtures("no_waiting")
+def test_only_a_chunk_that_came_too_early_is_read_back(order: tuple[int, ...], early: list[int]) -> None:
     read_back = ReadBack()
     check = sha1_check(read_back)
-    bring(check, range(3))
+    bring(check, order)
     finish(check, read_back)
-    assert read_back.read == []
+    assert read_back.read == [NAMES[index] for index in early]
 
 
 def test_a_chunk_that_comes_a_little_early_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TURN_SECONDS", 30.0)
     read_back = ReadBack()
     check = sha1_check(read_back)
-    early = [threading.Thread(target=bring, args=(check, [index])) for index in (2, 1)]
-    for thread in early:
-        thread.start()
-    bring(check, [0])
-    for thread in early:
-        thread.join(30)
+    with ThreadPoolExecutor(2) as threads:
+        early = [threads.submit(bring, check, [index]) for index in (2, 1)]
+        bring(check, [0])
+        for one in early:
+            one.result(30)
     finish(check, read_back)
     assert read_back.read == []
 
@@ -415,17 +415,7 @@ def test_a_chunk_that_comes_a_little_early_waits_for_its_turn(monkeypatch: pytes
 def test_who_waits_for_a_turn_is_sent_home_when_nobody_wants_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TURN_SECONDS", 60.0)
     check = sha1_check(ReadBack())
-    waiting = threading.Thread(target=bring, args=(check, [2]))
-    waiting.start()
-    check.stop()
-    waiting.join(30)
-    assert not waiting.is_alive()
-
-
-@pytest.mark.usefixtures("no_waiting")
-def test_of_chunks_out_of_order_only_the_one_that_came_too_early_is_read_back() -> None:
-    read_back = ReadBack()
-    check = sha1_check(read_back)
-    bring(check, (1, 0, 2))
-    finish(check, read_back)
-    assert read_back.read == [NAMES[1]]
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(bring, check, [2])
+        check.stop()
+        waiting.result(30)

@@ -81,11 +81,9 @@ class Kept:
                 raise DatabaseUnavailableError("scripted")
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
-        return [self._without_time(table, row) for row in rows_of(self.folder / "mirror.sqlite", table)[table]]
-
-    @staticmethod
-    def _without_time(table: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        return row[:-1] if table in ("copied_chunks", "contents") else row
+        """All but their times."""
+        found = rows_of(self.folder / "mirror.sqlite", table)[table]
+        return [row[:-1] for row in found] if table in ("copied_chunks", "contents") else found
 
     def counters(self) -> tuple[int, int]:
         ((*_, transferred, reused, _, _),) = self.rows("mirror_sources")
@@ -97,8 +95,12 @@ def kept(database: Database, tmp_path: Path) -> Kept:
     return Kept(database, tmp_path)
 
 
-async def test_chunks_are_kept_until_their_file_is_complete(kept: Kept) -> None:
-    progress = kept.progress()
+@pytest.fixture
+def progress(kept: Kept) -> Progress:
+    return kept.progress()
+
+
+async def test_chunks_are_kept_until_their_file_is_complete(kept: Kept, progress: Progress) -> None:
     progress.chunk_stored(0, "id", 0, ONE, CHUNK_SIZE)
     await progress.flush()
     assert kept.rows("copied_chunks") == [("id", 0, ONE.hex)]
@@ -112,8 +114,7 @@ async def test_chunks_are_kept_until_their_file_is_complete(kept: Kept) -> None:
     assert (kept.flushed, kept.transferred) == (["id"], [CHUNK_SIZE, 1])
 
 
-async def test_what_could_not_be_told_is_told_the_next_time(kept: Kept) -> None:
-    progress = kept.progress()
+async def test_what_could_not_be_told_is_told_the_next_time(kept: Kept, progress: Progress) -> None:
     progress.chunk_stored(0, "half", 0, ONE, CHUNK_SIZE)
     progress.file_complete("id", LAYOUT)
     progress.reused(0, 7)
@@ -127,8 +128,7 @@ async def test_what_could_not_be_told_is_told_the_next_time(kept: Kept) -> None:
     assert (kept.counters(), kept.flushed) == ((CHUNK_SIZE, 7), ["id"])
 
 
-async def test_a_flush_that_is_canceled_loses_nothing(kept: Kept) -> None:
-    progress = kept.progress()
+async def test_a_flush_that_is_canceled_loses_nothing(kept: Kept, progress: Progress) -> None:
     progress.chunk_stored(0, "half", 0, ONE, CHUNK_SIZE)
     kept.gate = gate = asyncio.Event()
     flushing = asyncio.create_task(progress.flush())
@@ -141,8 +141,7 @@ async def test_a_flush_that_is_canceled_loses_nothing(kept: Kept) -> None:
     assert kept.rows("copied_chunks") == [("half", 0, ONE.hex)]
 
 
-async def test_a_later_flush_waits_for_an_earlier_one(kept: Kept) -> None:
-    progress = kept.progress()
+async def test_a_later_flush_waits_for_an_earlier_one(kept: Kept, progress: Progress) -> None:
     progress.chunk_stored(0, "id", 0, ONE, CHUNK_SIZE)
     kept.gate = gate = asyncio.Event()
     first = asyncio.create_task(progress.flush())
@@ -157,8 +156,7 @@ async def test_a_later_flush_waits_for_an_earlier_one(kept: Kept) -> None:
     assert kept.rows("copied_chunks") == []  # the first flush's row came before the second one cleared it
 
 
-async def test_a_dropped_file_is_forgotten_here_and_there(kept: Kept) -> None:
-    progress = kept.progress()
+async def test_a_dropped_file_is_forgotten_here_and_there(kept: Kept, progress: Progress) -> None:
     progress.chunk_stored(0, "wrong", 0, ONE, CHUNK_SIZE)
     await progress.flush()
     progress.chunk_stored(0, "wrong", 1, TWO, 1)
@@ -168,8 +166,7 @@ async def test_a_dropped_file_is_forgotten_here_and_there(kept: Kept) -> None:
     assert kept.rows("copied_chunks") == [("right", 0, TWO.hex)]
 
 
-async def test_nothing_is_written_after_another_worker_took_over(kept: Kept) -> None:
-    progress = kept.progress()
+async def test_nothing_is_written_after_another_worker_took_over(kept: Kept, progress: Progress) -> None:
     progress.chunk_stored(0, "half", 0, ONE, CHUNK_SIZE)
     async with kept.database.write() as session:
         assert await mirrors.claim(session, "worker:2", now=time.time() + 61, until=time.time() + 120) == "mir_1"
@@ -183,8 +180,7 @@ async def test_nothing_is_written_after_another_worker_took_over(kept: Kept) -> 
     await kept.progress("worker:2").drop("nothing")
 
 
-async def test_of_a_canceled_mirror_what_was_stored_is_told_and_nothing_else(kept: Kept) -> None:
-    progress = kept.progress()
+async def test_of_a_canceled_mirror_what_was_stored_is_told_and_nothing_else(kept: Kept, progress: Progress) -> None:
     progress.chunk_stored(0, "half", 0, ONE, CHUNK_SIZE)
     async with kept.database.write() as session:
         assert await mirrors.finish(session, "mir_1", "CANCELED", now=2.0)
@@ -201,16 +197,14 @@ async def test_of_a_canceled_mirror_what_was_stored_is_told_and_nothing_else(kep
         await progress.flush()
 
 
-async def test_what_is_abandoned_is_nothing_to_build_on(kept: Kept) -> None:
-    progress = kept.progress()
+async def test_what_is_abandoned_is_nothing_to_build_on(kept: Kept, progress: Progress) -> None:
     progress.file_complete("id", LAYOUT)
     progress.abandon()
     assert kept.flushed == ["id"]
     assert kept.rows("contents") == []
 
 
-async def test_one_slab_of_two_scopes_is_recorded_for_both(kept: Kept) -> None:
-    progress = kept.progress()
+async def test_one_slab_of_two_scopes_is_recorded_for_both(kept: Kept, progress: Progress) -> None:
     for scope in ("public", "organisation:o"):
         slab = Slab(digest_of(b"12"), 2, scope)
         progress.packed(0, slab, 2)
@@ -221,8 +215,8 @@ async def test_one_slab_of_two_scopes_is_recorded_for_both(kept: Kept) -> None:
     assert kept.transferred == [2, 2]
 
 
-async def test_who_waited_for_a_packed_file_may_tell_the_database_first(kept: Kept) -> None:
-    progress, slab = kept.progress(), Slab(digest_of(b"12"), 2, "public")
+async def test_who_waited_for_a_packed_file_may_tell_the_database_first(kept: Kept, progress: Progress) -> None:
+    slab = Slab(digest_of(b"12"), 2, "public")
     progress.lies_in(slab)
     progress.file_complete("somebody else packed it", FileLayout.packed(ONE, 1, slab, 0))
     await progress.flush()
@@ -308,17 +302,8 @@ class Rig:
         survey = Survey(Resolution(None), files, Diff({}, files), half, ())
         copier: Copier = self.copies  # type: ignore[assignment]
         unused: Any = None
-        copying = CopyMissing(
-            StoredContents(self.database, self.copies.store),
-            copier,
-            self.in_progress,
-            progress,
-            unused,
-            "s",
-            0,
-            survey,
-            recorded or set(),
-        )
+        stored_contents, known = StoredContents(self.database, self.copies.store), recorded or set()
+        copying = CopyMissing(stored_contents, copier, self.in_progress, progress, unused, "s", 0, survey, known)
         digests = await copying.run()
         assert digests == {file.identity.key: layout_of(file.size).digest for file in files}
         await progress.flush()

@@ -12,8 +12,6 @@ from bdn.mirror.settings import MirrorSettings
 from bdn.settings import FileSettings, SettingsError
 from bdn.store.directory import open_store
 
-pytest_plugins = ("tests.support.mirror.fixtures",)
-
 
 def test_the_defaults_are_the_contract_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))

@@ -3,7 +3,9 @@
 import asyncio
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
 import pytest
 
@@ -20,6 +22,7 @@ from bdn.core.pace.retry import Allowance
 from bdn.core.source.upstream import Identity, Location, UpstreamFile
 from bdn.mirror.upstream.budget import BudgetSlot, HostBudget, UpstreamBudgets, UpstreamRetries
 from bdn.mirror.upstream.reader import LocatedFile
+from tests.support.network.loops import settle
 
 HUB = "https://hub.example/api/models"
 
@@ -43,7 +46,7 @@ class Time:
         pausing, self._pausing = self._pausing, []
         for over in pausing:
             over.set()
-        await turns()
+        await settle()
 
     def budgets(self, most: int = 4) -> UpstreamBudgets:
         return UpstreamBudgets(most, pause=self.pause, clock=lambda: self.now, draw=lambda: 0.5)
@@ -57,11 +60,6 @@ def clock() -> Time:
 @pytest.fixture
 def budget(clock: Time) -> HostBudget:
     return clock.budgets().of(HUB)
-
-
-async def turns() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 class Asker:
@@ -80,14 +78,18 @@ class Asker:
     async def end(self) -> None:
         self._done.set()
         await self.task
-        await turns()
+        await settle()
 
 
-async def asking(count: int, budget: HostBudget) -> list[Asker]:
-    """So many, as far as they come."""
+@asynccontextmanager
+async def asking(count: int, budget: HostBudget) -> AsyncIterator[list[Asker]]:
+    """So many, as far as they come; those who were not canceled end with the block."""
     askers = [Asker(budget) for _ in range(count)]
-    await turns()
-    return askers
+    await settle()
+    yield askers
+    for asker in askers:
+        if not asker.task.cancelled():
+            await asker.end()
 
 
 def admitted(askers: list[Asker]) -> int:
@@ -109,12 +111,10 @@ def limited(seconds: float | None) -> UpstreamRateLimitedError:
 
 async def test_as_many_as_the_limit_ask_at_once_and_the_others_follow_in_order(clock: Time) -> None:
     budget = clock.budgets(most=2).of(HUB)
-    askers = await asking(5, budget)
-    assert admitted(askers) == 2
-    await askers[1].end()
-    assert admitted(askers) == 3
-    for asker in askers:
-        await asker.end()
+    async with asking(5, budget) as askers:
+        assert admitted(askers) == 2
+        await askers[1].end()
+        assert admitted(askers) == 3
     assert budget.pace.slots == 0
 
 
@@ -127,26 +127,23 @@ async def test_hosts_are_told_apart_by_name_and_port_whatever_the_path(clock: Ti
 
 async def test_who_is_canceled_while_waiting_takes_nothing_along(clock: Time) -> None:
     budget = clock.budgets(most=1).of(HUB)
-    first, second, third = await asking(3, budget)
-    second.task.cancel()
-    await turns()
-    await first.end()
-    assert third.slot is not None
-    await third.end()
+    async with asking(3, budget) as (first, second, third):
+        second.task.cancel()
+        await settle()
+        await first.end()
+        assert third.slot is not None
     assert budget.pace.slots == 0
 
 
 async def test_who_is_canceled_in_the_instant_of_its_turn_passes_it_on(clock: Time) -> None:
     budget = clock.budgets(most=1).of(HUB)
-    first, second, third = await asking(3, budget)
-    budget.release()  # the first one's
-    second.task.cancel()
-    await turns()
-    assert second.task.cancelled()
-    assert third.slot is not None
-    budget.pace.take()  # so that the first one has something to give back
-    await first.end()
-    await third.end()
+    async with asking(3, budget) as (_, second, third):
+        budget.release()  # the first one's
+        second.task.cancel()
+        await settle()
+        assert second.task.cancelled()
+        assert third.slot is not None
+        budget.pace.take()  # so that the first one has something to give back
     assert budget.pace.slots == 0
 
 
@@ -161,12 +158,10 @@ async def test_retry_after_holds_everybody_back_for_so_long_and_a_little_more(
     async with budget.slot() as slot:
         fail(slot, error)
         assert not slot.is_open
-    askers = await asking(3, budget)
-    assert (admitted(askers), clock.asked) == (0, [2.25] * 3)
-    await clock.pass_(2.25)
-    assert admitted(askers)
-    for asker in askers:
-        await asker.end()
+    async with asking(3, budget) as askers:
+        assert (admitted(askers), clock.asked) == (0, [2.25] * 3)
+        await clock.pass_(2.25)
+        assert admitted(askers)
     assert clock.asked == [2.25] * 3, "who has waited once does not wait again"
 
 
@@ -181,25 +176,24 @@ async def test_another_host_is_asked_meanwhile(clock: Time) -> None:
 
 async def test_who_waited_for_a_slot_when_the_pause_began_waits_for_its_end_as_well(clock: Time) -> None:
     budget = clock.budgets(most=1).of(HUB)
-    first, second = await asking(2, budget)
-    fail(first.slot, limited(2.0))
-    await first.end()
-    assert (admitted([second]), budget.pace.slots) == (0, 0)
-    await clock.pass_(2.25)
-    assert admitted([second])
-    await second.end()
+    async with asking(2, budget) as (first, second):
+        fail(first.slot, limited(2.0))
+        await first.end()
+        assert (admitted([second]), budget.pace.slots) == (0, 0)
+        await clock.pass_(2.25)
+        assert admitted([second])
 
 
 async def test_a_pause_that_becomes_longer_is_waited_for_to_its_new_end(clock: Time, budget: HostBudget) -> None:
-    async with budget.slot() as slot:
-        fail(slot, limited(2.0))
-        askers = await asking(1, budget)
-        fail(slot, limited(10.0))
-    await clock.pass_(2.25)
-    assert (admitted(askers), clock.asked) == (0, [2.25, 8.0])
-    await clock.pass_(8.0)
-    assert admitted(askers)
-    await askers[0].end()
+    async with AsyncExitStack() as stack:
+        async with budget.slot() as slot:
+            fail(slot, limited(2.0))
+            askers = await stack.enter_async_context(asking(1, budget))
+            fail(slot, limited(10.0))
+        await clock.pass_(2.25)
+        assert (admitted(askers), clock.asked) == (0, [2.25, 8.0])
+        await clock.pass_(8.0)
+        assert admitted(askers)
 
 
 async def test_a_pause_of_hours_is_a_failure_at_once_and_nothing_is_sent(clock: Time, budget: HostBudget) -> None:
@@ -228,29 +222,24 @@ async def test_how_a_request_ended_is_read_from_what_it_raised(clock: Time) -> N
 
 async def test_a_limit_that_grows_in_a_byte_thread_lets_those_in_who_wait_now(clock: Time) -> None:
     budget = clock.budgets(most=8).of(HUB)
-    askers = await asking(8, budget)
-    slots = [asker.slot for asker in askers if asker.slot is not None]
-    assert len(slots) == 4
+    async with asking(8, budget) as askers:
+        slots = [asker.slot for asker in askers if asker.slot is not None]
+        assert len(slots) == 4
 
-    def ask_often() -> None:
-        for _ in range(3):
-            requests = [slot.request() for slot in slots]
-            for request in requests:
-                request.__enter__()
-            clock.now += 1
-            for request in requests:
-                request.size = 10**7
-                request.__exit__(None, None, None)
+        def ask_often() -> None:
+            for _ in range(3):
+                with ExitStack() as stack:
+                    for slot in slots:
+                        stack.enter_context(slot.request()).size = 10**7
+                    clock.now += 1
 
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(ask_often).result()  # the loop has not heard of it yet
-    newcomer = budget.acquire(0)
-    assert newcomer.send(None) is not None, "it waits for its turn although there is room"
-    newcomer.close()
-    await turns()
-    assert (budget.pace.limit, admitted(askers)) == (8, 8)
-    for asker in askers:
-        await asker.end()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(ask_often).result()  # the loop has not heard of it yet
+        newcomer = budget.acquire(0)
+        assert newcomer.send(None) is not None, "it waits for its turn although there is room"
+        newcomer.close()
+        await settle()
+        assert (budget.pace.limit, admitted(askers)) == (8, 8)
 
 
 async def test_hosts_that_nobody_uses_are_forgotten_when_there_are_too_many(

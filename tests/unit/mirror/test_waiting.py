@@ -5,11 +5,7 @@ import asyncio
 import pytest
 
 from bdn.mirror.waiting import SharedRead, SharedReads, SingleFlight, Watch
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
+from tests.support.network.loops import settle
 
 
 async def test_everybody_who_waits_for_the_topic_is_woken_and_nobody_else() -> None:
@@ -54,7 +50,7 @@ class Work:
     async def ask(self, *keys: str) -> list[asyncio.Task[str]]:
         """Tasks that ask for these, one after the other, and are as far as they come."""
         asking = [asyncio.create_task(self.flights.run(key, self)) for key in keys]
-        await turns()
+        await settle()
         return asking
 
 
@@ -94,7 +90,7 @@ async def test_when_the_leader_ends_without_a_result_a_waiter_takes_over(work: W
         leader.cancel()
     else:
         work.outcomes[0].set_exception(ValueError("the leader's own"))
-    await turns()
+    await settle()
     assert len(work.outcomes) == 2
     work.outcomes[1].set_result("done")
     assert [await waiter, await other] == ["done", "done"]
@@ -105,7 +101,7 @@ async def test_when_the_leader_ends_without_a_result_a_waiter_takes_over(work: W
 async def test_a_waiter_that_is_canceled_leaves_the_others_alone(work: Work) -> None:
     leader, waiter = await work.ask("k", "k")
     waiter.cancel()
-    await turns()
+    await settle()
     work.outcomes[0].set_result("done")
     assert await leader == "done"
 
@@ -120,7 +116,7 @@ async def test_forgetting_does_not_take_away_work_that_was_begun_anew(work: Work
     (waiter,) = await work.ask("k")
     assert len(work.outcomes) == 2
     work.outcomes[1].set_exception(ValueError)
-    await turns()
+    await settle()
     work.outcomes[2].set_result("new")
     assert await waiter == "new"
     with pytest.raises(ValueError):

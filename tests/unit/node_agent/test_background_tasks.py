@@ -55,7 +55,7 @@ async def test_an_error_of_work_that_goes_to_the_end_reaches_its_caller() -> Non
         await to_the_end(work())
 
 
-async def test_leaving_a_crew_cancels_its_tasks_and_waits_for_them() -> None:
+async def test_leaving_cancels_the_tasks_and_waits_for_them() -> None:
     ended = []
 
     async def work() -> None:
@@ -72,24 +72,16 @@ async def test_leaving_a_crew_cancels_its_tasks_and_waits_for_them() -> None:
     assert ended == [True]
 
 
-async def test_an_error_of_the_body_leaves_a_crew_as_it_is() -> None:
-    async def program() -> None:
-        async with BackgroundTasks() as background:
-            background.start(asyncio.sleep(3600), "work")
-            raise ValueError("the caller's own")
-
-    with pytest.raises(ValueError, match="the caller's own"):
-        await program()
-
-
-async def test_a_task_that_raises_is_a_bug_and_ends_the_body() -> None:
-    async def work() -> None:
+@pytest.mark.parametrize("is_in_the_body", [True, False])
+async def test_an_error_of_the_body_or_of_a_task_ends_the_others_and_is_raised_as_it_is(is_in_the_body: bool) -> None:
+    async def fail() -> None:
         raise ValueError("a bug")
 
     async def program() -> None:
+        others = asyncio.sleep(3600)
         async with BackgroundTasks() as background:
-            background.start(work(), "work")
-            await asyncio.Event().wait()
+            background.start(others if is_in_the_body else fail(), "work")
+            await (fail() if is_in_the_body else others)
 
     with pytest.raises(ValueError, match="a bug"):
         await program()

@@ -15,6 +15,7 @@ from node_agent.stage.view.destination import Destination, Earlier
 from tests.support.agent.cache import cached, put
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.content.trees import tree
+from tests.support.crash.scripted_writes import failing
 
 OLD, NEW = {"config.json": b"{}", "a/old": b"old"}, {"config.json": b"{}", "a/new": b"new"}
 
@@ -64,11 +65,8 @@ def test_an_earlier_view_of_ours_is_replaced_in_one_step_or_two(
 ) -> None:
     earlier = site.publish(site.old)
 
-    def unsupported(*_: object) -> None:
-        raise OSError(errno.EINVAL, "Invalid argument")
-
     if not can_exchange:
-        monkeypatch.setattr(module, "exchange", unsupported)
+        monkeypatch.setattr(module, "exchange", failing(errno.EINVAL))
     site.publish(site.new, earlier)
 
     assert tree(site.path) == NEW

@@ -5,13 +5,13 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from bdn.disk.direct import BLOCK, LEAST_BYTES, DirectFile, DirectWrites
-from tests.support.agent.mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
+from tests.support.agent.mounts import mounted, mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
 from tests.support.agent.rig import noise
 from tests.support.crash.scripted_writes import Step, Writes, aligned, failing, open_descriptors, taking
 
@@ -41,6 +41,20 @@ def written(folder: Path, content: memoryview, direct: DirectWrites, offset: int
     return (folder / "file").read_bytes()[offset:]
 
 
+def refusing(number: int, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """From now on opening a file for direct writes fails; which files they were."""
+    real, asked = os.open, list[Path]()
+
+    def refuse(path: Path, flags: int, *rest: int, **named: int) -> int:
+        if flags & os.O_DIRECT:
+            asked.append(path)
+            raise OSError(number, os.strerror(number))
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    return asked
+
+
 def test_whole_blocks_are_written_directly_and_the_tail_through_the_page_cache(tmp_path: Path, writes: Writes) -> None:
     direct = DirectWrites()
     assert written(tmp_path, aligned(CONTENT), direct, 8 * BLOCK) == CONTENT
@@ -66,20 +80,11 @@ def test_memory_that_does_not_begin_on_a_page_is_written_all_the_same(tmp_path: 
 def test_a_file_system_that_refuses_to_open_is_asked_once_and_the_reason_is_kept_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real, asked = os.open, 0
-
-    def refusing(path: Path, flags: int, *rest: int, **named: int) -> int:
-        nonlocal asked
-        if flags & os.O_DIRECT:
-            asked += 1
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return real(path, flags, *rest, **named)
-
-    monkeypatch.setattr(os, "open", refusing)
+    asked = refusing(errno.EINVAL, monkeypatch)
     direct = DirectWrites()
     for _ in range(3):
         assert written(tmp_path, aligned(CONTENT), direct) == CONTENT
-    assert asked == 1
+    assert asked == [tmp_path / "file"]
     assert not direct.are_direct
     assert direct.reason == f"{tmp_path}: the file system takes no direct writes (Invalid argument)"
     assert [(record.levelno, str(direct.reason) in record.getMessage()) for record in caplog.records] == [
@@ -128,17 +133,11 @@ def test_a_disk_that_fails_is_not_a_disk_that_cannot_write_directly(
 
 
 def test_no_descriptor_stays_open_whatever_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, real = open_descriptors(), os.open
+    before = open_descriptors()
     written(tmp_path, aligned(CONTENT), DirectWrites())
     with pytest.raises(FileNotFoundError):
         written(tmp_path / "absent", aligned(CONTENT), DirectWrites())
-
-    def exhausted(path: Path, flags: int, *rest: int, **named: int) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return real(path, flags, *rest, **named)
-
-    monkeypatch.setattr(os, "open", exhausted)
+    refusing(errno.EMFILE, monkeypatch)
     with pytest.raises(OSError, match="Too many open files"):
         written(tmp_path, aligned(CONTENT), DirectWrites())
     assert open_descriptors() == before
@@ -165,45 +164,34 @@ def test_a_probe_on_a_full_or_broken_disk_decides_nothing(tmp_path: Path, writes
 
 
 @contextmanager
-def mounted_ramfs(place: Path) -> Iterator[Path]:
-    """The one file system of every kernel that knows no direct I/O."""
-    place.mkdir()
-    subprocess.run(["mount", "-t", "ramfs", "ramfs", str(place)], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
-
-
-@contextmanager
 def mounted_overlay(place: Path) -> Iterator[Path]:
     """As in a container, with its layers on the file system of the test."""
     for name in ("lower", "upper", "work", "merged"):
         (place / name).mkdir(parents=True)
     layers = f"lowerdir={place}/lower,upperdir={place}/upper,workdir={place}/work"
-    mounting = ["mount", "-t", "overlay", "overlay", "-o", layers, str(place / "merged")]
-    if subprocess.run(mounting, check=False, capture_output=True).returncode:
-        pytest.skip("this kernel or this folder's file system takes no overlay")
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(mounted(place / "merged", "-t", "overlay", "-o", layers, "overlay"))
+        except subprocess.CalledProcessError:
+            pytest.skip("this kernel or this folder's file system takes no overlay")
         yield place / "merged"
-    finally:
-        subprocess.run(["umount", str(place / "merged")], check=True)
 
 
 @pytest.mark.parametrize(
-    ("mounted", "is_direct"),
+    ("mounting", "is_direct"),
     [
-        pytest.param(mounted_ramfs, False, id="ramfs", marks=needs_mounts),
+        # The one file system of every kernel that knows no direct I/O.
+        pytest.param(lambda place: mounted(place, "-t", "ramfs", "ramfs"), False, id="ramfs", marks=needs_mounts),
         pytest.param(lambda place: mounted_tmpfs(place, "8m"), None, id="tmpfs", marks=needs_mounts),  # newer ones do
         pytest.param(mounted_overlay, None, id="overlay", marks=needs_mounts),
         pytest.param(lambda place: mounted_xfs(place, place.with_name("image")), True, id="xfs", marks=needs_xfs),
     ],
 )
 def test_every_file_system_gets_the_same_bytes_and_one_without_direct_writes_says_so(
-    tmp_path: Path, mounted: Callable[[Path], AbstractContextManager[Path]], is_direct: bool | None
+    tmp_path: Path, mounting: Callable[[Path], AbstractContextManager[Path]], is_direct: bool | None
 ) -> None:
     direct = DirectWrites()
-    with mounted(tmp_path / "place") as place:
+    with mounting(tmp_path / "place") as place:
         direct.probe(place)
         assert written(place, aligned(CONTENT), direct) == CONTENT
     assert is_direct in (None, direct.are_direct)

@@ -8,16 +8,13 @@ from bdn.core.errors import DiskFailedError, InUseError
 from bdn.disk.durable import disk_errors, make_folder, remove_empty, write_at_once, write_durably
 from node_agent.disk.cache_directory import owned
 from node_agent.disk.places import Places
+from tests.support.crash.scripted_writes import failing
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_durably(path, b"old")
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
         write_durably(path, b"new")
 

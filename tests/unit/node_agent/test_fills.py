@@ -10,6 +10,7 @@ from bdn.core.errors import DiskFailedError, GrantExpiredError
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.fill.fills import Fill, Fills
+from tests.support.network.loops import settle
 
 FILE, SECOND, THIRD = map(digest_of, (b"the file", b"the second", b"the third"))
 
@@ -64,12 +65,6 @@ async def fills() -> AsyncIterator[Fills]:
         yield Fills(background)
 
 
-async def settle() -> None:
-    """Let every task go as far as it can."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 async def test_a_file_is_filled_once_for_all_who_wait(fills: Fills) -> None:
     leader, others = Waiter(fills), [Waiter(fills) for _ in range(3)]
     tasks = [await leader.joined()]
@@ -93,29 +88,6 @@ async def test_a_fill_goes_on_when_its_leader_leaves(fills: Fills) -> None:
     leader.gate.set()
     await waiting
     assert (leader.count, other.count) == (1, 0)
-
-
-async def test_a_fill_that_nobody_waits_for_is_canceled_and_has_ended_when_the_last_one_is_gone(fills: Fills) -> None:
-    waiter = Waiter(fills)
-    task = await waiter.joined()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert waiter.was_canceled
-
-
-async def test_a_waiter_takes_over_when_the_leaders_fill_fails(fills: Fills) -> None:
-    leader, other = Waiter(fills, GrantExpiredError("then")), Waiter(fills)
-    leading = await leader.joined()
-    waiting = await other.joined()
-    leader.gate.set()
-    with pytest.raises(GrantExpiredError):
-        await leading
-    await settle()
-    other.gate.set()
-    await waiting
-    assert (leader.count, other.count) == (1, 1)
-    assert other.came == {FILE: {"mirror": 15}}  # what the failed fill reported is void
 
 
 async def test_a_disk_that_failed_for_one_failed_for_all(fills: Fills) -> None:
@@ -177,7 +149,7 @@ async def test_who_waits_for_files_of_a_fill_that_failed_fills_them_on_a_fill_of
     other.gate.set()
     await waiting
     assert other.filled == [THIRD, SECOND]
-    assert other.came == {SECOND: {"mirror": 15}, THIRD: {"mirror": 15}}
+    assert other.came == {SECOND: {"mirror": 15}, THIRD: {"mirror": 15}}  # what the failed fill reported is void
 
 
 async def test_who_leads_one_fill_and_fails_leaves_the_others_that_it_waits_for(fills: Fills) -> None:

@@ -11,6 +11,8 @@ from bdn.core.errors import DiskFailedError
 from bdn.disk.syscalls import file_system_magic, sync_file_system
 from node_agent.disk import group_sync
 from node_agent.disk.group_sync import FEW, GroupSync
+from tests.support.crash.scripted_writes import failing
+from tests.support.network.loops import settle
 
 
 @pytest.fixture
@@ -64,11 +66,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 async def begun(disk: Disk) -> None:
     assert await asyncio.to_thread(disk.begun.acquire, timeout=30)
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_one_sync_serves_all_who_wait_and_nobody_who_came_while_it_ran_is_served_by_it(
@@ -158,10 +155,7 @@ def note_syncs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 async def test_one_by_one_a_failure_names_the_file(
     folder: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
     with GroupSync(folder) as sync, pytest.raises(DiskFailedError, match=f"{paths[0]}: Input/output error"):
         await sync.sync(paths[:2], sync.mark())
 

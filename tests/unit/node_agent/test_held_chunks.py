@@ -11,6 +11,7 @@ from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
 from tests.support.agent.cache import a_tier, cached, put
 from tests.support.agent.rig import noise
+from tests.support.mirror.slabs import pieces
 
 LARGE = noise(2 * CHUNK_SIZE + 5)
 
@@ -36,11 +37,8 @@ def test_every_chunk_is_found_at_its_place_in_a_whole_file(tmp_path: Path) -> No
     places, manifest = cached(tmp_path, {"large": LARGE, "small": b"small", "empty": b""})
     shelf = shelf_of(places, manifest)
 
-    for start in range(0, len(LARGE), CHUNK_SIZE):
-        piece = LARGE[start : start + CHUNK_SIZE]
+    for piece in (*pieces(LARGE), b"small", b""):
         assert read(shelf, digest_of(piece)) == piece
-    assert read(shelf, digest_of(b"small")) == b"small"
-    assert read(shelf, digest_of(b"")) == b""
 
 
 def test_a_large_file_is_not_a_chunk(tmp_path: Path) -> None:

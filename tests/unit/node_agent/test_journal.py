@@ -9,6 +9,7 @@ import pytest
 import node_agent.journal
 from bdn.core.events import Event
 from node_agent.journal import Journal
+from tests.support.crash.scripted_writes import failing
 
 MANIFEST = f"b3:{'1' * 64}"
 
@@ -140,7 +141,7 @@ def test_a_full_disk_loses_lines_and_raises_nothing(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", half)
         journal.record([dropped(2)])
-        patched.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.EROFS, "read-only")))
+        patched.setattr(os, "write", failing(errno.EROFS))
         journal.record([dropped(3)])
     journal.record([dropped(4)])
 

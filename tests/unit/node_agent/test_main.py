@@ -1,5 +1,3 @@
-import os
-
 import pytest
 from click.testing import CliRunner, Result
 
@@ -7,8 +5,7 @@ from node_agent.__main__ import main
 
 
 def run(*arguments: str, **environment: str) -> Result:
-    nothing = {name: None for name in os.environ if name.startswith("BDN_")}
-    return CliRunner().invoke(main, arguments, env={**nothing, **environment})
+    return CliRunner().invoke(main, arguments, env=environment)
 
 
 def test_help_has_an_example() -> None:

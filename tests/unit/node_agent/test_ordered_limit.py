@@ -5,11 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node_agent.fetch.bandwidth import OrderedLimit
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
+from tests.support.network.loops import settle
 
 
 async def test_the_lowest_position_is_next_whoever_came_first() -> None:

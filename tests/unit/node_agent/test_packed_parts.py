@@ -1,7 +1,6 @@
 import errno
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,18 +10,16 @@ from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.disk.places import Places, temporary_name
 from node_agent.fill import part
 from node_agent.fill.part import PackedParts
+from tests.support.content.trees import names
+from tests.support.crash.scripted_writes import failing
 from tests.support.mirror.slabs import pack
 
 FILES = [f"small file {number}".encode() for number in range(12)]
 ((_, SLAB, LAYOUTS),) = pack(FILES)
 
 
-def visible(places: Places) -> set[str]:
-    return {name for name in names(places.files) if not name.startswith(".")}
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.rglob("*") if path.is_file()}
+def visible(places: Places) -> list[str]:
+    return [name for name in names(places.files) if not name.startswith(".")]
 
 
 async def test_the_files_of_a_slab_appear_read_only_under_their_names_and_leave_nothing_else(
@@ -30,7 +27,7 @@ async def test_the_files_of_a_slab_appear_read_only_under_their_names_and_leave_
 ) -> None:
     parts = PackedParts(disk, LAYOUTS)
     parts.write(memoryview(SLAB))
-    assert names(disk.places.files) == {f".{layout.digest.hex}" for layout in LAYOUTS}
+    assert names(disk.places.files) == sorted(f".{layout.digest.hex}" for layout in LAYOUTS)
     await parts.commit()
     parts.close()
 
@@ -38,7 +35,7 @@ async def test_the_files_of_a_slab_appear_read_only_under_their_names_and_leave_
         path = disk.places.file(layout.digest)
         assert path.read_bytes() == content
         assert path.stat().st_mode & 0o777 == 0o444
-    assert names(disk.places.filling) == set()
+    assert names(disk.places.filling) == []
 
 
 async def test_a_part_that_another_layout_had_begun_goes_and_others_parts_stay(disk: CacheDirectory) -> None:
@@ -47,7 +44,7 @@ async def test_a_part_that_another_layout_had_begun_goes_and_others_parts_stay(d
     parts = PackedParts(disk, LAYOUTS)
     parts.write(memoryview(SLAB))
     await parts.commit()
-    assert names(disk.places.filling) == {disk.places.part(EMPTY).name}
+    assert names(disk.places.filling) == [disk.places.part(EMPTY).name]
 
 
 @pytest.mark.parametrize("count", [2, len(FILES)], ids=["one by one", "together"])
@@ -93,7 +90,7 @@ async def test_a_file_that_is_not_where_the_layout_says_is_named_and_nothing_of_
     parts = PackedParts(disk, [*LAYOUTS[:7], lying])
     with pytest.raises(InternalError, match=f"the layout of file {lying.digest} is wrong"):
         parts.write(memoryview(SLAB))
-    assert names(disk.places.filling) == names(disk.places.files) == set()
+    assert names(disk.places.filling) == names(disk.places.files) == []
 
 
 async def test_what_an_earlier_attempt_left_is_written_anew(disk: CacheDirectory) -> None:
@@ -130,12 +127,9 @@ async def test_after_a_sync_that_failed_nothing_counts_as_whole(
 async def test_a_disk_that_is_full_says_so_and_what_was_written_is_removed(
     disk: CacheDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(part, "write_all", full)
+    monkeypatch.setattr(part, "write_all", failing(errno.ENOSPC))
     parts = PackedParts(disk, LAYOUTS)
     with pytest.raises(DiskFailedError, match="files: No space left on device"):
         parts.write(memoryview(SLAB))
     parts.close()
-    assert names(disk.places.files) == set()
+    assert names(disk.places.files) == []

@@ -1,6 +1,6 @@
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -14,11 +14,7 @@ from node_agent.fill import part as module
 from node_agent.fill.part import SYNC_CHUNKS, Bitmap, PartialFile
 from tests.support.agent.rig import noise
 from tests.support.crash.scripted_writes import Writes, aligned, failing, open_descriptors
-
-
-def layout_of(content: bytes) -> FileLayout:
-    pieces = [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
-    return FileLayout.of(len(content), tuple(digest_of(piece) for piece in pieces))
+from tests.support.mirror.slabs import whole
 
 
 def write(part: PartialFile, content: bytes, *indices: int) -> None:
@@ -36,7 +32,7 @@ CONTENT = noise(2 * CHUNK_SIZE + 1000)
 
 
 def opened(places: Places, content: bytes = CONTENT) -> PartialFile:
-    part = PartialFile(places, layout_of(content), DirectWrites())
+    part = PartialFile(places, whole(content), DirectWrites())
     part.open()
     return part
 
@@ -59,17 +55,6 @@ def resumed(places: Places, content: bytes = CONTENT) -> Iterator[PartialFile]:
     part = opened(places, content)
     yield part
     part.close()
-
-
-@pytest.mark.parametrize("content", [CONTENT, b""])
-def test_a_whole_file_appears_read_only_under_its_name_and_leaves_nothing_else(places: Places, content: bytes) -> None:
-    part = opened(places, content)
-    write(part, content, 2, 0, 1)
-    committed(part)
-    file = places.file(part.layout.digest)
-    assert file.read_bytes() == content
-    assert file.stat().st_mode & 0o777 == 0o444
-    assert list(places.filling.iterdir()) == []
 
 
 def test_the_next_fill_goes_on_from_the_chunks_that_were_written_and_not_damaged(places: Places) -> None:
@@ -112,27 +97,20 @@ def test_no_chunk_is_recorded_before_it_was_synced(places: Places, monkeypatch: 
 
 
 def test_a_part_of_another_length_is_begun_anew(places: Places) -> None:
-    layout = layout_of(CONTENT)
+    layout = whole(CONTENT)
     places.part(layout.digest).write_bytes(b"x" * (len(CONTENT) + 1))
     with resumed(places) as part:
         assert held(part) == []
         assert places.part(layout.digest).stat().st_size == len(CONTENT)
 
 
-def raising(number: int) -> Callable[..., None]:
-    def fail(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fail
-
-
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_a_disk_without_room_fails_before_the_first_byte(
     places: Places, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
 ) -> None:
-    layout = left_with(places, 1) if is_resumed else layout_of(CONTENT)
+    layout = left_with(places, 1) if is_resumed else whole(CONTENT)
     before = open_descriptors()
-    monkeypatch.setattr(module, "allocate", raising(errno.ENOSPC))
+    monkeypatch.setattr(module, "allocate", failing(errno.ENOSPC))
     with pytest.raises(DiskFailedError, match="No space left on device") as caught:
         opened(places)
     assert caught.value.path == str(places.part(layout.digest))
@@ -143,7 +121,7 @@ def test_a_disk_without_room_fails_before_the_first_byte(
 def test_a_file_system_that_cannot_allocate_is_asked_for_a_length(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "allocate", raising(errno.EOPNOTSUPP))
+    monkeypatch.setattr(module, "allocate", failing(errno.EOPNOTSUPP))
     part = opened(places)
     write(part, CONTENT, 0, 1, 2)
     committed(part)

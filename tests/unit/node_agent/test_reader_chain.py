@@ -14,11 +14,14 @@ from bdn.transfer.chunk_readers import fetch
 from bdn.wire.http_fields import MANIFEST_HEADER
 from node_agent.fetch.deadlines import Limits
 from node_agent.fetch.peers import Peers
-from tests.support.agent.reader_chain import Play, bench, breaks_off, hangs, join, lies, refuses, sends, trickles, works
+from tests.doubles.faults import Fault, altered, answer, flip_byte, hang, right_after, stall, truncate, work
+from tests.support.agent.reader_chain import bench, join, starts
 from tests.support.agent.rig import noise
 
 CONTENT = noise(20_000)
 SIZE = len(CONTENT)
+SOUND, ABSENT, BUSY, LIE = altered({}), answer(404), answer(503), flip_byte()
+BROKEN_OFF = truncate(SIZE * 99 // 100)
 
 
 def know_what_is_usual(peers: Peers) -> None:
@@ -28,48 +31,45 @@ def know_what_is_usual(peers: Peers) -> None:
 
 
 def test_the_owner_is_asked_and_nobody_else(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, (sends,)) as ring:
+    with bench(tmp_path, CONTENT) as ring:
         assert ring.fetch(CONTENT) == {"cluster": SIZE}
-        assert (len(ring.owner.starts), len(ring.second.starts), len(ring.mirror.starts)) == (1, 0, 0)
-        assert f"{MANIFEST_HEADER}: {digest_of(CONTENT)}".encode() in ring.owner.heads[0]
-        assert b"Authorization: Bearer grant" in ring.owner.heads[0]
+        assert (ring.owner.log.count(), ring.second.log.count(), ring.mirror.log.count()) == (1, 0, 0)
+        (asked,) = ring.owner.log.find()
+        assert asked.headers[MANIFEST_HEADER.lower()] == str(digest_of(CONTENT))
+        assert asked.headers["authorization"] == "Bearer grant"
 
 
 def test_what_the_node_holds_is_not_asked_for(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, (sends,)) as ring:
+    with bench(tmp_path, CONTENT) as ring:
         ring.fetch(CONTENT)
         assert ring.fetch(CONTENT) == {"cluster": SIZE}
-        assert len(ring.owner.starts) == 1
+        assert ring.owner.log.count() == 1
 
 
-@pytest.mark.parametrize(
-    "play",
-    [refuses("404 Not Found"), refuses("507 Insufficient Storage"), refuses("503 Service Unavailable"), None],
-    ids=["404", "507", "503", "dead"],
-)
-def test_an_owner_that_fails_is_left_at_once_and_avoided(tmp_path: Path, play: Play | None) -> None:
-    with bench(tmp_path, CONTENT, (play,) if play else None) as ring:
+@pytest.mark.parametrize("faults", [[ABSENT], [answer(507)], [BUSY], None], ids=["404", "507", "503", "dead"])
+def test_an_owner_that_fails_is_left_at_once_and_avoided(tmp_path: Path, faults: list[Fault] | None) -> None:
+    with bench(tmp_path, CONTENT, faults) as ring:
         assert ring.fetch(CONTENT) == {"cluster": SIZE}
-        assert (ring.second.starts, ring.mirror.starts) == ([0], [])
+        assert (starts(ring.second), starts(ring.mirror)) == ([0], [])
         assert ring.peers.avoided() == (ring.names[0],)
         assert ring.budget.document().retries == 1
         assert ring.budget.document().bytes_hedged == 0
 
 
 def test_an_avoided_owner_is_not_asked_and_later_is_again(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, (refuses("503 Service Unavailable"), sends)) as ring:
+    with bench(tmp_path, CONTENT, [BUSY, SOUND]) as ring:
         for later, asked in ((0, 1), (0, 1), (1000, 2)):
             ring.clock.now += later
             ring.fetch(CONTENT)
             ring.held.chunks.clear()
-            assert len(ring.owner.starts) == asked
+            assert ring.owner.log.count() == asked
 
 
 @pytest.mark.promise("corruption")
 def test_an_owner_that_lies_is_found_out_and_the_whole_comes_from_the_mirror(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, (lies,), (refuses("404 Not Found"),)) as ring:
+    with bench(tmp_path, CONTENT, [LIE], [ABSENT]) as ring:
         assert ring.fetch(CONTENT) == {"mirror": SIZE}
-        assert ring.mirror.starts == [0]
+        assert starts(ring.mirror) == [0]
         assert len(ring.mismatches) == 1
         ring.clock.now += 20  # longer than a failure is held against a peer
         assert ring.peers.avoided() == (ring.names[0],)
@@ -77,36 +77,36 @@ def test_an_owner_that_lies_is_found_out_and_the_whole_comes_from_the_mirror(tmp
 
 @pytest.mark.promise("corruption")
 def test_of_two_who_sent_a_wrong_chunk_together_both_are_suspected(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, (breaks_off,), (lies,)) as ring:
+    with bench(tmp_path, CONTENT, [BROKEN_OFF], [LIE]) as ring:
         assert ring.fetch(CONTENT) == {"mirror": SIZE}
-        assert ring.mirror.starts == [0]
+        assert starts(ring.mirror) == [0]
         assert ring.peers.avoided() == tuple(sorted(ring.names))
 
 
 @pytest.mark.promise("corruption")
 def test_a_mirror_that_lies_twice_is_an_error(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, None, None, (lies,)) as ring, pytest.raises(ChecksumMismatchError):
+    with bench(tmp_path, CONTENT, None, None, [LIE]) as ring, pytest.raises(ChecksumMismatchError):
         ring.fetch(CONTENT)
 
 
 @pytest.mark.parametrize(
     ("owner", "step", "from_mirror"),
     [
-        (breaks_off, 0.0, SIZE - SIZE * 99 // 100),  # what came before is kept, and the rest asked for elsewhere
-        (hangs, 6.0, SIZE),
-        (works, 0.02, 0),  # it is waited for, however often it says that it works on it
+        (BROKEN_OFF, 0.0, SIZE - SIZE * 99 // 100),  # what came before is kept, and the rest asked for elsewhere
+        (hang(), 6.0, SIZE),
+        (work(), 0.02, 0),  # it is waited for, however often it says that it works on it
     ],
 )
-def test_an_owner_is_waited_for_while_it_works(tmp_path: Path, owner: Play, step: float, from_mirror: int) -> None:
-    with bench(tmp_path, CONTENT, (owner,), (refuses("404 Not Found"),)) as ring:
+def test_an_owner_is_waited_for_while_it_works(tmp_path: Path, owner: Fault, step: float, from_mirror: int) -> None:
+    with bench(tmp_path, CONTENT, [owner], [ABSENT]) as ring:
         ring.clock.step = step
         came = {"cluster": SIZE - from_mirror, "mirror": from_mirror}
         assert ring.fetch(CONTENT) == {tier: size for tier, size in came.items() if size}
-        assert ring.mirror.starts == ([SIZE - from_mirror] if from_mirror else [])
+        assert starts(ring.mirror) == ([SIZE - from_mirror] if from_mirror else [])
 
 
 def test_an_owner_that_trickles_is_left_at_its_deadline_with_what_came(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, (trickles,), (refuses("404 Not Found"),)) as ring:
+    with bench(tmp_path, CONTENT, [stall(1)], [ABSENT]) as ring:
         know_what_is_usual(ring.peers)
         ring.clock.step = 0.1
         assert ring.fetch(CONTENT) == {"cluster": 1, "mirror": SIZE - 1}
@@ -114,7 +114,7 @@ def test_an_owner_that_trickles_is_left_at_its_deadline_with_what_came(tmp_path:
 
 
 def test_no_more_is_asked_for_twice_than_the_stage_allows(tmp_path: Path) -> None:
-    with bench(tmp_path, CONTENT, (trickles,), stage_size=SIZE) as ring:
+    with bench(tmp_path, CONTENT, [stall(1)], stage_size=SIZE) as ring:
         know_what_is_usual(ring.peers)
         ring.clock.step = 1.0
         assert ring.fetch(CONTENT) == {"cluster": SIZE}  # in the end it counts as a failure
@@ -135,26 +135,26 @@ def content_owned_by_the_last_and_next_by_me(root: Path) -> bytes:
 
 @pytest.mark.parametrize(
     ("holder", "came", "mirror"),
-    [(sends, "cluster", 0), (refuses("404 Not Found"), "mirror", 1)],
+    [(SOUND, "cluster", 0), (ABSENT, "mirror", 1)],
     ids=["held", "not held"],
 )
 def test_where_the_owner_fails_who_asked_it_before_us_is_asked_for_what_it_holds(
-    tmp_path: Path, holder: Play, came: str, mirror: int
+    tmp_path: Path, holder: Fault, came: str, mirror: int
 ) -> None:
     content = content_owned_by_the_last_and_next_by_me(tmp_path)
-    with bench(tmp_path, content, (refuses("503 Service Unavailable"),), (holder,)) as ring:
+    with bench(tmp_path, content, [BUSY], [holder]) as ring:
         members = {"me": ring.mirror.url, "n": ring.second.url, "z": ring.owner.url}
         join(ring.members, members)
         assert ring.fetch(content) == {came: SIZE}
-        assert (len(ring.owner.starts), len(ring.second.starts), len(ring.mirror.starts)) == (1, 1, mirror)
-        assert MANIFEST_HEADER.encode() not in ring.second.heads[0]
+        assert (ring.owner.log.count(), ring.second.log.count(), ring.mirror.log.count()) == (1, 1, mirror)
+        assert MANIFEST_HEADER.lower() not in ring.second.log.find()[0].headers
         assert ring.peers.avoided() == ("z",)
 
 
 @pytest.mark.promise("corruption")
-@pytest.mark.parametrize("owner", [breaks_off, refuses("404 Not Found")], ids=["in part", "not at all"])
-def test_what_is_damaged_here_does_not_get_into_what_came_from_elsewhere(tmp_path: Path, owner: Play) -> None:
-    with bench(tmp_path, CONTENT, (owner,), (refuses("404 Not Found"),)) as ring:
+@pytest.mark.parametrize("owner", [BROKEN_OFF, ABSENT], ids=["in part", "not at all"])
+def test_what_is_damaged_here_does_not_get_into_what_came_from_elsewhere(tmp_path: Path, owner: Fault) -> None:
+    with bench(tmp_path, CONTENT, [owner], [ABSENT]) as ring:
         ring.held.chunks[digest_of(CONTENT)] = bytes(SIZE)  # it is looked for here again before the mirror is asked
         assert ring.fetch(CONTENT)["mirror"]
 
@@ -172,12 +172,11 @@ def test_a_chunk_that_cannot_be_kept_fails_and_leaves_the_lead(tmp_path: Path) -
 def test_two_threads_of_one_node_read_the_mirror_once(tmp_path: Path) -> None:
     entered, go = threading.Event(), threading.Event()
 
-    def slow(connection: object, content: bytes, start: int) -> None:
+    def stop_and_go() -> None:
         entered.set()
         assert go.wait(20)
-        sends(connection, content, start)  # type: ignore[arg-type]
 
-    with bench(tmp_path, CONTENT, None, None, (slow,)) as ring:
+    with bench(tmp_path, CONTENT, None, None, [right_after(stop_and_go)]) as ring:
         came: list[object] = []
         threads = [threading.Thread(target=lambda: came.append(ring.fetch(CONTENT))) for _ in range(2)]
         for thread in threads:
@@ -186,34 +185,32 @@ def test_two_threads_of_one_node_read_the_mirror_once(tmp_path: Path) -> None:
         go.set()
         for thread in threads:
             thread.join(20)
-        assert len(ring.mirror.starts) == 1
+        assert ring.mirror.log.count() == 1
         assert sorted(came, key=str) == [{"cluster": SIZE}, {"mirror": SIZE}]
 
 
 def test_a_fill_that_is_stopped_does_not_wait_for_a_silent_peer(tmp_path: Path) -> None:
-    def stops(connection: object, content: bytes, start: int) -> None:
-        ring.stop.set()
-        hangs(connection, content, start)  # type: ignore[arg-type]
-
-    with bench(tmp_path, CONTENT, (stops,)) as ring, pytest.raises(CanceledError):
-        ring.fetch(CONTENT)
+    with bench(tmp_path, CONTENT) as ring:
+        ring.owner.fail(hang(before=ring.stop.set))
+        with pytest.raises(CanceledError):
+            ring.fetch(CONTENT)
 
 
-FAULTS: list[Play] = [sends, lies, breaks_off, refuses("404 Not Found"), refuses("503 Service Unavailable")]
-scripts = st.lists(st.sampled_from(FAULTS), min_size=1, max_size=4).map(tuple)
+FAULTS = [SOUND, LIE, truncate(SIZE // 4), BROKEN_OFF, ABSENT, BUSY]
+scripts = st.lists(st.sampled_from(FAULTS), min_size=1, max_size=4)
 
 
 @given(owner=scripts, second=scripts, mirror=scripts)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_the_sources_do_the_chunk_is_right_or_there_is_an_error(
-    tmp_path: Path, owner: tuple[Play, ...], second: tuple[Play, ...], mirror: tuple[Play, ...]
+    tmp_path: Path, owner: list[Fault], second: list[Fault], mirror: list[Fault]
 ) -> None:
     with bench(tmp_path, CONTENT, owner, second, mirror, stage_size=SIZE) as ring:
         for _ in range(2):
             try:
                 assert sum(ring.fetch(CONTENT).values()) == SIZE
             except BdnError:
-                assert mirror != (sends,)
+                assert mirror != [SOUND]
             ring.held.chunks.clear()
             ring.clock.now += 700
         spent = ring.budget.document()

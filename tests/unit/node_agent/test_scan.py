@@ -9,14 +9,11 @@ from node_agent.cache.records import ManifestRecords, ScannedManifest
 from node_agent.cache.tiers import Scanner
 from node_agent.disk.places import Places, temporary_name
 from tests.support.agent.cache import a_tier, cached, put
+from tests.support.content.trees import names
 
 
 def scan(places: Places) -> list[ScannedManifest]:
     return Scanner(places, ManifestRecords(places), HeldChunks(places, CacheIndex(), a_tier(places.root), None)).run()
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
 def test_what_is_whole_is_found_least_recently_used_first(tmp_path: Path) -> None:

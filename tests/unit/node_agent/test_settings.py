@@ -6,14 +6,6 @@ from bdn.settings import SettingsError
 from node_agent.settings import load_settings
 
 
-@pytest.fixture(autouse=True)
-def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    for name in [name for name in os.environ if name.startswith(("BDN_", "XDG_DATA"))]:
-        monkeypatch.delenv(name)
-
-
 def test_the_defaults_are_those_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
 

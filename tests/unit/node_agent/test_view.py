@@ -13,6 +13,7 @@ from node_agent.disk.places import Places
 from node_agent.stage.view.build import Built, Difference, build_view, compare_view
 from tests.support.agent.cache import cached
 from tests.support.content.trees import tree
+from tests.support.crash.scripted_writes import failing
 
 FILES = {
     "config.json": b"{}", "a name with spaces.bin": b"spaces", "\u00fc\u4e2d/\U0001f600.txt": b"unicode",
@@ -90,10 +91,7 @@ def test_copying_stops_when_nobody_waits_any_more(tmp_path: Path, monkeypatch: p
     stop = threading.Event()
     stop.set()
 
-    def no_links(*_: object, **__: object) -> None:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "link", failing(errno.EXDEV))
     with pytest.raises(CanceledError):
         build(places, manifest, tmp_path / "view", stop)
 
@@ -104,15 +102,9 @@ def test_the_copy_is_right_with_and_without_the_kernels_help(
 ) -> None:
     places, manifest = cached(tmp_path / "cache", FILES)
 
-    def refuse(number: int) -> object:
-        def call(*_: object, **__: object) -> None:
-            raise OSError(number, os.strerror(number))
-
-        return call
-
-    monkeypatch.setattr(os, "link", refuse(errno.EXDEV))
+    monkeypatch.setattr(os, "link", failing(errno.EXDEV))
     if not kernel_copy:
-        monkeypatch.setattr(os, "copy_file_range", refuse(errno.EXDEV))
+        monkeypatch.setattr(os, "copy_file_range", failing(errno.EXDEV))
     built = build(places, manifest, tmp_path / "view")
 
     assert tree(tmp_path / "view") == FILES

@@ -15,7 +15,7 @@ from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.disk.direct import LEAST_BYTES
 from bdn.store.directory import KEPT, DirectoryStore
-from tests.support.content.disks import small_disk, writing_refused
+from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only
 from tests.support.content.memory_store import content_of
 from tests.support.content.names import named
 from tests.support.crash.rot import HOW, rot
@@ -105,8 +105,9 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_chunk_is_an_error_that_may_pass
     assert files_below(root) == []
 
 
+@needs_mounts
 def test_a_disk_that_is_really_full_leaves_nothing_half_written_and_keeps_what_it_held(root: Path) -> None:
-    with small_disk(root, 4 << 20):
+    with mounted_tmpfs(root, "4m"):
         store = DirectoryStore(root)
         store.put(CHUNK, memoryview(CONTENT))
         too_much = os.urandom(CHUNK_SIZE)
@@ -129,7 +130,7 @@ def test_a_directory_that_may_not_be_written_is_an_unavailable_store(
     kept: DirectoryStore, root: Path, act: Callable[[DirectoryStore], None]
 ) -> None:
     (root / "incoming" / "leftover").write_bytes(b"")
-    with writing_refused(root):
+    with read_only(root):
         with pytest.raises(StoreUnavailableError, match=f"{root}: "):
             act(kept)
         assert content_of(kept, CHUNK) == CONTENT
