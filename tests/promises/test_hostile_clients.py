@@ -327,8 +327,9 @@ async def test_the_mirror_answers_whatever_its_own_description_makes_up(
         # What is looked for is compared with it.
         begun = {"weights": [{"source": "hf://org/model", "mount_location": "/m"}]}
         assert (await mirror.http.post("/mirror", json=begun, headers=headers)).status_code == 202
-        await fuzzed.spoil()
-        if auth == "off" or FULL:  # who asks changes nothing of what is made up
+        if auth == "token" or FULL:  # who asks changes nothing of what is spoiled or made up
+            await fuzzed.spoil()
+        if auth == "off" or FULL:
             await fuzzed.run(at_scale(3, 10))
         assert (await mirror.http.get("/healthz")).status_code == 200
 
