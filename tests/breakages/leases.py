@@ -70,7 +70,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          ("self._kept = getattr(self, '_kept', b'') + content\n"
           "            content = self._kept if len(self._kept) > 65536 else b''\n            while content:\n"
           "                self._kept = b''\n                count = os.write(descriptor, content)"),
-         "test_a_killed_agent_still_knows_why"),
+         "test_a_journal_killed_in_a_write_loses_nothing[one page]"),
         ("a torn line takes the next one with it", 'content = b"\\n" + lines if self._is_torn else lines',
          "content = lines", "test_a_line_that_was_cut_takes_no_other_with_it"),
     ],
