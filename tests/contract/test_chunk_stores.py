@@ -42,6 +42,9 @@ class WrittenHereReadThere:
     def collect(self, chunk: StoredChunk) -> bool:
         return self._reader.collect(chunk)
 
+    def check(self) -> None:
+        self._reader.check()
+
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         return self._reader.drop_leftovers(before, dry_run=dry_run)
 

@@ -3,8 +3,6 @@
 # ruff: noqa: ASYNC110, ASYNC240 - a test's loop has nobody else to serve
 
 import asyncio
-import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,10 +11,7 @@ from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError, GrantExpiredError, InvalidRequestError
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
-from node_agent.cache.records import Held
-from node_agent.fetch.documents import Catalogue
-from node_agent.stage.stage import NodeStage
-from tests.support.agent.mirror import AgentMirror, Fault, failing, in_both_forms
+from tests.support.agent.mirror import AgentMirror, failing, in_both_forms
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree
 
@@ -74,48 +69,6 @@ async def test_the_order_of_use_survives_a_restart(rig: Rig, mirror: AgentMirror
         assert held(agent) == {four.digest, one.digest, large.digest}
 
 
-@in_both_forms
-async def test_what_two_manifests_share_is_counted_once_and_stays_for_either(rig: Rig, mirror: AgentMirror) -> None:
-    shared = noise(MIB, 1)
-    one = mirror.publish({"shared": shared, "own": noise(MIB, 2)})
-    two = mirror.publish({"shared": shared, "own": noise(MIB, 3)})
-    async with rig.agent() as agent:
-        await used_and_released(agent, mirror, one)
-        mirror.forget()
-        await used_and_released(agent, mirror, two)
-        assert mirror.requests == 1
-        assert agent.cache.index.ledger.committed_bytes == disk_bytes(rig.cache) == 3 * MIB
-
-        await staged(agent, mirror, published(mirror, 4, 2 * MIB), job="other")
-
-        assert held(agent) >= {two.digest}
-        assert one.digest not in agent.cache.index.manifests()
-        assert disk_bytes(rig.cache) == 4 * MIB  # the shared file, the own one of the second, and the new two
-
-
-@in_both_forms
-async def test_files_of_a_failed_stage_stay_counted_and_are_not_fetched_again(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish({"good": noise(MIB, 1), "bad": noise(MIB, 2)})
-    bad = mirror.chunks(manifest, "bad")[0]
-    good = mirror.chunks(manifest, "good")[0]
-    store, mirror.store = mirror.store, type(mirror.store)()
-    with store.open(good) as file:
-        mirror.store.put(good, bytearray(file.read()))
-    async with rig.agent(byte_threads=1) as agent:
-        with pytest.raises(BdnError, match="does not exist"):
-            await staged(agent, mirror, manifest)
-        assert agent.cache.index.leases.leased() == ()
-        use = (await agent.holdings.tiers())["node"]
-        assert use.committed + use.reserved == disk_bytes(rig.cache)
-        mirror.store = store
-        mirror.forget()
-
-        await staged(agent, mirror, manifest)
-
-        assert mirror.chunk_requests[bad] == 1
-        assert mirror.chunk_requests[good] <= 1
-
-
 async def test_lowering_the_budget_evicts_what_nobody_needs(rig: Rig, mirror: AgentMirror) -> None:
     one, two, three = (published(mirror, seed) for seed in range(3))
     async with rig.agent() as agent:
@@ -124,29 +77,6 @@ async def test_lowering_the_budget_evicts_what_nobody_needs(rig: Rig, mirror: Ag
     async with rig.agent(cache_bytes=MIB) as agent:
         assert held(agent) == {three.digest}
         assert disk_bytes(rig.cache) == MIB
-
-
-async def test_what_is_evicted_between_the_look_and_the_admission_is_filled_again(
-    rig: Rig, mirror: AgentMirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = published(mirror, 1)
-    async with rig.agent() as agent:
-        await used_and_released(agent, mirror, manifest)
-        real = Catalogue.obtain
-
-        async def obtain(catalogue: Catalogue, digest: Digest, bearer: str, *, is_complete: bool) -> Held:
-            found = await real(catalogue, digest, bearer, is_complete=is_complete)
-            if is_complete:
-                await agent.evictions.evict(EvictCommand(id="evc_1", all=True))
-            return found
-
-        monkeypatch.setattr(Catalogue, "obtain", obtain)
-        stage = await staged(agent, mirror, manifest)
-
-        assert tree(Path(stage.mounts[0].path)).keys() == {"0.bin", "1.bin"}
-        assert stage.mounts[0].bytes_from.mirror == MIB
-    async with rig.agent() as agent:
-        assert held(agent) == {manifest.digest}
 
 
 # --- evictions on request ---
@@ -166,13 +96,9 @@ async def test_evictions_select_by_manifest_by_job_by_age_and_everything(rig: Ri
         await used_and_released(agent, mirror, one, two, three, four)
 
         planned = await evict(agent, all=True, dry_run=True)
-        assert gone(planned) == {
-            str(one.digest): MIB,
-            str(two.digest): MIB,
-            str(three.digest): MIB,
-            str(four.digest): MIB,
-        }
-        assert held(agent) == {one.digest, two.digest, three.digest, four.digest}
+        every = {one.digest, two.digest, three.digest, four.digest}
+        assert gone(planned) == dict.fromkeys(map(str, every), MIB)
+        assert held(agent) == every
 
         assert gone(await evict(agent, manifests=[str(two.digest)])) == {str(two.digest): MIB}
         assert gone(await evict(agent, job=str(three.digest))) == {str(three.digest): MIB}  # its released stage knows
@@ -219,52 +145,23 @@ async def test_an_eviction_of_rubbish_is_refused(rig: Rig, mirror: AgentMirror, 
             await evict(agent, **selector)
 
 
-@dataclass
-class SharedFill:
-    """A leader that fills a file, and a follower that waits for it; the mirror answers once ``gate`` is set."""
-
-    gate: threading.Event
-    chunk: Digest
-    leader: NodeStage
-    follower: NodeStage
-
-
-SHARED = noise(MIB, 1)
-
-
-async def shared_fill(agent: Agent, mirror: AgentMirror, instead: Fault | None = None) -> SharedFill:
-    one, two = mirror.publish({"shared": SHARED}), mirror.publish({"shared": SHARED, "own": b"own"})
-    (chunk,) = mirror.chunks(one, "shared")
-    gate, asked = mirror.hold(chunk, instead)
-    leader = await agent.stages.start("leader", mirror.grant(one))
-    await asked.wait()
-    follower = await agent.stages.start("follower", mirror.grant(two))
-    while follower.progress is None or agent.stages.document(follower).mounts[0].bytes_done < len(b"own"):
-        await asyncio.sleep(0)
-    return SharedFill(gate, chunk, leader, follower)
-
-
-@in_both_forms
-async def test_two_stages_that_need_the_same_file_fetch_it_once(rig: Rig, mirror: AgentMirror) -> None:
-    async with rig.agent() as agent:
-        fill = await shared_fill(agent, mirror)
-        await agent.stages.release(fill.leader.record.id)  # the leader is gone; the fill goes on
-        fill.gate.set()
-        stage = await agent.stages.finish(fill.follower.record.id)
-
-        assert mirror.chunk_requests[fill.chunk] == 1
-        assert tree(Path(stage.mounts[0].path)) == {"shared": SHARED, "own": b"own"}
-
-
 @in_both_forms
 async def test_a_follower_goes_on_with_its_own_grant_when_the_leaders_ends(rig: Rig, mirror: AgentMirror) -> None:
+    shared = noise(MIB, 1)
+    one, two = mirror.publish({"shared": shared}), mirror.publish({"shared": shared, "own": b"own"})
+    (chunk,) = mirror.chunks(one, "shared")
+    gate, asked = mirror.hold(chunk, failing(GrantExpiredError("just now")))
     async with rig.agent() as agent:
-        fill = await shared_fill(agent, mirror, failing(GrantExpiredError("just now")))
-        fill.gate.set()
+        leader = await agent.stages.start("leader", mirror.grant(one))
+        await asked.wait()
+        follower = await agent.stages.start("follower", mirror.grant(two))
+        while follower.progress is None or agent.stages.document(follower).mounts[0].bytes_done < len(b"own"):
+            await asyncio.sleep(0)
+        gate.set()
         with pytest.raises(BdnError) as caught:
-            await agent.stages.finish(fill.leader.record.id)
-        stage = await agent.stages.finish(fill.follower.record.id)
+            await agent.stages.finish(leader.record.id)
+        stage = await agent.stages.finish(follower.record.id)
 
         assert caught.value.code == "GRANT_EXPIRED"
-        assert stage.state == "READY"
-        assert mirror.chunk_requests[fill.chunk] == 2
+        assert tree(Path(stage.mounts[0].path)) == {"shared": shared, "own": b"own"}
+        assert mirror.chunk_requests[chunk] == 2

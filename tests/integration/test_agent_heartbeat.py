@@ -5,7 +5,6 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -50,27 +49,32 @@ class ListeningMirror(AgentMirror):
         return self.reports(command_id)[0]
 
 
-@asynccontextmanager
-async def listening() -> AsyncIterator[ListeningMirror]:
+@pytest.fixture
+async def mirror() -> AsyncIterator[ListeningMirror]:
     mirror = ListeningMirror()
     with mirror.running():
         yield mirror
 
 
-async def test_the_first_heartbeat_says_who_the_agent_is_and_what_it_holds(tmp_path: Path) -> None:
-    async with listening() as mirror:
-        rig = Rig(mirror, tmp_path, {"cluster": "east", "roles": "node", "cache_bytes": MIB})
-        async with rig.agent() as agent:
-            first = await mirror.heard(lambda _: True)
-
-            assert (first.node, first.cluster, first.roles) == ("node-1", "east", ["node"])
-            assert first.boot_id == boot_id()
-            assert first.advertise == f"http://127.0.0.1:{agent.data_port}"
-            assert first.holdings == []
-            assert first.tiers["node"].budget == MIB
+@pytest.fixture
+def rig(mirror: ListeningMirror, tmp_path: Path) -> Rig:
+    return Rig(mirror, tmp_path)
 
 
-async def test_what_was_recorded_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_heartbeat_says_who_the_agent_is_and_what_it_holds(mirror: ListeningMirror, rig: Rig) -> None:
+    async with rig.agent(cluster="east", roles="node", cache_bytes=MIB) as agent:
+        first = await mirror.heard(lambda _: True)
+
+        assert (first.node, first.cluster, first.roles) == ("node-1", "east", ["node"])
+        assert first.boot_id == boot_id()
+        assert first.advertise == f"http://127.0.0.1:{agent.data_port}"
+        assert first.holdings == []
+        assert first.tiers["node"].budget == MIB
+
+
+async def test_what_was_recorded_is_read_beside_the_event_loop(
+    mirror: ListeningMirror, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     readers: list[threading.Thread] = []
     unreported = Journal.unreported
 
@@ -79,65 +83,64 @@ async def test_what_was_recorded_is_read_beside_the_event_loop(tmp_path: Path, m
         return unreported(journal)
 
     monkeypatch.setattr(Journal, "unreported", watched)
-    async with listening() as mirror, Rig(mirror, tmp_path).agent() as agent:
+    async with rig.agent() as agent:
         await agent.heartbeats.beat()
         assert readers
         assert threading.current_thread() not in readers  # its lock is held while a busy disk is waited for
 
 
-async def test_new_holdings_are_told_at_once_and_not_told_again(tmp_path: Path) -> None:
-    async with listening() as mirror:
-        manifest = mirror.publish({"f": b"content"})
-        async with Rig(mirror, tmp_path).agent() as agent:
-            stage = await staged(agent, mirror, manifest, job="job")
-            told = await mirror.heard(lambda beat: bool(beat.holdings and beat.holdings[0].complete))
-            assert told.holdings is not None
-            assert told.holdings[0].manifest == str(manifest.digest)
-            assert (told.holdings[0].bytes, told.holdings[0].held_by) == (7, ["job"])
+async def test_new_holdings_are_told_at_once_and_not_told_again(mirror: ListeningMirror, rig: Rig) -> None:
+    manifest = mirror.publish({"f": b"content"})
+    async with rig.agent() as agent:
+        stage = await staged(agent, mirror, manifest, job="job")
+        told = await mirror.heard(lambda beat: bool(beat.holdings and beat.holdings[0].complete))
+        assert told.holdings is not None
+        assert told.holdings[0].manifest == str(manifest.digest)
+        assert (told.holdings[0].bytes, told.holdings[0].held_by) == (7, ["job"])
 
-            await agent.stages.release(stage.id)
-            await mirror.heard(lambda beat: bool(beat.holdings and not beat.holdings[0].held_by))
-            await mirror.heard(lambda beat: beat.holdings is None)
+        await agent.stages.release(stage.id)
+        await mirror.heard(lambda beat: bool(beat.holdings and not beat.holdings[0].held_by))
+        await mirror.heard(lambda beat: beat.holdings is None)
 
 
-async def test_what_changes_after_a_change_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_changes_after_a_change_waits(
+    mirror: ListeningMirror, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(heartbeat, "_NEWS_PAUSE_SECONDS", 3600)
-    async with listening() as mirror:
-        manifest = mirror.publish({"f": b"content"})
-        async with Rig(mirror, tmp_path).agent() as agent:
-            stage = await staged(agent, mirror, manifest)
-            await mirror.heard(lambda beat: bool(beat.holdings))
+    manifest = mirror.publish({"f": b"content"})
+    async with rig.agent() as agent:
+        stage = await staged(agent, mirror, manifest)
+        await mirror.heard(lambda beat: bool(beat.holdings))
 
-            await agent.stages.release(stage.id)
-            told = await mirror.heard(lambda beat: bool(beat.holdings and not beat.holdings[0].held_by))
+        await agent.stages.release(stage.id)
+        told = await mirror.heard(lambda beat: bool(beat.holdings and not beat.holdings[0].held_by))
 
-            assert (
-                told.wait_seconds > 0
-            )  # the heartbeat that was due anyway; a change alone is told with one of its own
+        assert told.wait_seconds > 0  # the heartbeat that was due anyway: a change alone is told with its own
 
 
-async def test_a_command_is_carried_out_and_reported(tmp_path: Path) -> None:
-    async with listening() as mirror:
-        one, two = mirror.publish({"f": noise(100, 1)}), mirror.publish({"f": noise(100, 2)})
-        async with Rig(mirror, tmp_path).agent() as agent:
-            kept = await staged(agent, mirror, one, job="kept")
-            stage = await staged(agent, mirror, two, job="gone")
-            await agent.stages.release(stage.id)
-            mirror.ask(EvictCommand(id="evc_1", all=True))
+async def test_a_command_is_carried_out_and_reported(mirror: ListeningMirror, rig: Rig) -> None:
+    one, two = mirror.publish({"f": noise(100, 1)}), mirror.publish({"f": noise(100, 2)})
+    async with rig.agent() as agent:
+        kept = await staged(agent, mirror, one, job="kept")
+        stage = await staged(agent, mirror, two, job="gone")
+        await agent.stages.release(stage.id)
+        mirror.ask(EvictCommand(id="evc_1", all=True))
 
-            evicted = (await mirror.answered("evc_1")).evict
+        evicted = (await mirror.answered("evc_1")).evict
 
-            assert evicted is not None
-            assert [(item.manifest, item.refused, item.bytes) for item in evicted.items] == [
-                (str(two.digest), False, 100),
-                (str(one.digest), True, 0),
-            ]
-            assert evicted.items[1].holders == [f"job kept (stage {kept.id})"]
-            assert agent.cache.index.manifests() == (one.digest,)
-            await mirror.heard(lambda beat: not beat.reports)  # told until it was heard
+        assert evicted is not None
+        assert [(item.manifest, item.refused, item.bytes) for item in evicted.items] == [
+            (str(two.digest), False, 100),
+            (str(one.digest), True, 0),
+        ]
+        assert evicted.items[1].holders == [f"job kept (stage {kept.id})"]
+        assert agent.cache.index.manifests() == (one.digest,)
+        await mirror.heard(lambda beat: not beat.reports)  # told until it was heard
 
 
-async def test_a_repeated_command_is_carried_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_repeated_command_is_carried_out_once(
+    mirror: ListeningMirror, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     carried: list[str] = []
     real = EvictionCommands.evict
 
@@ -146,7 +149,7 @@ async def test_a_repeated_command_is_carried_out_once(tmp_path: Path, monkeypatc
         return await real(evictions, command)
 
     monkeypatch.setattr(EvictionCommands, "evict", note)
-    async with listening() as mirror, Rig(mirror, tmp_path).agent() as agent:
+    async with rig.agent() as agent:
         for _ in range(3):
             mirror.ask(EvictCommand(id="evc_1", all=True))
             await agent.heartbeats.beat()
@@ -156,8 +159,10 @@ async def test_a_repeated_command_is_carried_out_once(tmp_path: Path, monkeypatc
         assert carried == ["evc_1", "evc_2"]
 
 
-async def test_a_command_that_cannot_be_carried_out_or_is_unknown_is_reported_with_its_error(tmp_path: Path) -> None:
-    async with listening() as mirror, Rig(mirror, tmp_path).agent():
+async def test_a_command_that_cannot_be_carried_out_or_is_unknown_is_reported_with_its_error(
+    mirror: ListeningMirror, rig: Rig
+) -> None:
+    async with rig.agent():
         mirror.ask(EvictCommand(id="evc_1"))
         mirror.commands.append(Command(id="of_a_later_version"))
 
@@ -168,22 +173,21 @@ async def test_a_command_that_cannot_be_carried_out_or_is_unknown_is_reported_wi
 
 
 async def test_a_bug_in_a_heartbeat_does_not_end_the_agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    mirror: ListeningMirror, rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(_: AgentHoldings) -> list[Holding]:
         raise RuntimeError("a bug")
 
-    async with listening() as mirror:
-        manifest = mirror.publish({"f": b"f"})
-        async with Rig(mirror, tmp_path).agent() as agent:
-            await agent.heartbeats.beat()
-            with monkeypatch.context() as patched:
-                patched.setattr(AgentHoldings, "all", broken)
-                stage = await staged(agent, mirror, manifest)
-                while "a heartbeat failed" not in caplog.text:
-                    await asyncio.sleep(0)
-            await agent.stages.release(stage.id)
-            await mirror.heard(lambda beat: bool(beat.holdings and beat.holdings[0].complete))
+    manifest = mirror.publish({"f": b"f"})
+    async with rig.agent() as agent:
+        await agent.heartbeats.beat()
+        with monkeypatch.context() as patched:
+            patched.setattr(AgentHoldings, "all", broken)
+            stage = await staged(agent, mirror, manifest)
+            while "a heartbeat failed" not in caplog.text:
+                await asyncio.sleep(0)
+        await agent.stages.release(stage.id)
+        await mirror.heard(lambda beat: bool(beat.holdings and beat.holdings[0].complete))
 
 
 @pytest.fixture
@@ -208,15 +212,14 @@ async def test_without_a_mirror_only_known_keys_are_believed_and_it_is_complaine
         assert len(complaints) == 1
 
 
-async def test_one_grant_with_an_unknown_key_costs_one_heartbeat(tmp_path: Path) -> None:
-    async with listening() as mirror:
-        manifest = mirror.publish({"f": b"f"})
-        stranger = AgentMirror(signer=GrantSigner(new_signing_key()))
-        async with Rig(mirror, tmp_path).agent() as agent:
-            await mirror.heard(lambda _: True)
-            before = len(mirror.heartbeats)
-            with pytest.raises(GrantInvalidError):
-                await agent.stages.start("job", stranger.grant(manifest))
+async def test_one_grant_with_an_unknown_key_costs_one_heartbeat(mirror: ListeningMirror, rig: Rig) -> None:
+    manifest = mirror.publish({"f": b"f"})
+    stranger = AgentMirror(signer=GrantSigner(new_signing_key()))
+    async with rig.agent() as agent:
+        await mirror.heard(lambda _: True)
+        before = len(mirror.heartbeats)
+        with pytest.raises(GrantInvalidError):
+            await agent.stages.start("job", stranger.grant(manifest))
 
-            asked = [beat for beat in mirror.heartbeats[before:] if beat.wait_seconds == 0]
-            assert len(asked) == 1
+        asked = [beat for beat in mirror.heartbeats[before:] if beat.wait_seconds == 0]
+        assert len(asked) == 1

@@ -1,7 +1,6 @@
 """An agent that owns chunks: it obtains them for peers, holds them within a budget, evicts them, also while they are read."""
 
 import asyncio
-import itertools
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,14 +18,12 @@ from bdn.wire.http_fields import MANIFEST_HEADER, chunk_path
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from bdn.wire.stage_schema import TierUse
 from node_agent.app import Agent
-from node_agent.cache.cache_events import over_budget
-from node_agent.cache.cluster_tier import ClusterTier
 from tests.support.agent.mirror import AgentMirror, failing, flipped
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
 from tests.support.agent.site import ask
 from tests.support.content.trees import tree
-from tests.support.crash.rot import cached, flip
+from tests.support.crash.rot import flip
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 LARGE = noise(17 * MIB, 1)
@@ -141,16 +138,6 @@ async def test_who_owns_nothing_obtains_nothing(owning: Owning, mirror: AgentMir
         assert (await owner.agent.holdings.tiers()).keys() == {"node"}
 
 
-async def test_a_chunk_of_two_manifests_is_read_once(owning: Owning, mirror: AgentMirror, manifest: Manifest) -> None:
-    other = mirror.publish({"b": LARGE, "c": b"more"})
-    async with owning() as owner:
-        for one in (manifest, other):
-            assert await owner.ask(FIRST, one) == FIRST
-        assert mirror.chunk_requests[digest_of(FIRST)] == 1
-        await owner.evict(manifests=[str(manifest.digest)])
-        assert await owner.ask(FIRST, other) == FIRST
-
-
 async def test_a_failing_mirror_fails_all_who_wait(owning: Owning, mirror: AgentMirror, manifest: Manifest) -> None:
     async with owning() as owner:
         mirror.every = failing(StoreUnavailableError("it is down"))
@@ -225,24 +212,15 @@ async def test_who_asks_during_a_fill_waits_for_it(owning: Owning, mirror: Agent
         assert mirror.chunk_requests[digest_of(FIRST)] == 1
 
 
-async def test_a_dedicated_cluster_cache_stages_nothing_and_feeds_nodes_that_own_nothing(
-    rig: Rig, mirror: AgentMirror, tmp_path: Path, manifest: Manifest
+async def test_a_dedicated_cluster_cache_stages_nothing_and_has_the_whole_budget(
+    owning: Owning, mirror: AgentMirror, manifest: Manifest
 ) -> None:
-    mirror.ring = {}
-    node = Rig(mirror, tmp_path / "node", {"node": "node", "roles": "node"})
-    cache: dict[str, Any] = {"roles": "cluster", "cache_bytes": 30 * MIB, "cluster_cache_bytes": None}
-    async with rig.agent(**cache) as owner, node.agent() as worker:
-        for agent in (owner, worker, owner, worker):
-            await agent.heartbeats.beat()
+    async with owning(roles="cluster", cache_bytes=30 * MIB, cluster_cache_bytes=None) as owner:
         with pytest.raises(InvalidRequestError, match="BDN_AGENT_ROLES"):
-            await owner.stages.start("job", mirror.grant(manifest))
-        stage = await staged(worker, mirror, manifest)
-        assert stage.mounts[0].bytes_from.cluster == manifest.bytes_total
-        assert set(mirror.chunk_requests.values()) == {1}
-        tiers = await owner.holdings.tiers()
-        assert tiers.keys() == {"cluster"}
-        assert all(beat.tiers.keys() == {"cluster"} for beat in mirror.heartbeats if beat.node == "node-1")
-        assert (tiers["cluster"].budget, tiers["cluster"].committed) == (30 * MIB, manifest.bytes_total)
+            await owner.agent.stages.start("job", mirror.grant(manifest))
+        tiers = await owner.agent.holdings.tiers()
+        assert tiers.keys() == mirror.heartbeats[-1].tiers.keys() == {"cluster"}
+        assert tiers["cluster"].budget == 30 * MIB
 
 
 async def test_a_suspected_wrong_chunk_is_fetched_again(
@@ -255,19 +233,6 @@ async def test_a_suspected_wrong_chunk_is_fetched_again(
         flip(owner.agent.scrub.scrubber.tier.files.path(manifest.digest, digest_of(FIRST)), 9)
         assert await owner.ask(FIRST, manifest, is_suspect=True) == FIRST
         assert mirror.chunk_requests == {digest_of(FIRST): 2}
-
-
-async def test_a_suspected_file_is_told_to_the_scrub(owning: Owning, mirror: AgentMirror, manifest: Manifest) -> None:
-    async with owning() as owner:
-        await owner.ask(FIRST, manifest)  # so the owner has the manifest's list of chunks
-        await staged(owner.agent, mirror, manifest)
-        await owner.agent.housekeeping.reap()  # what the whole file has is not kept twice
-        flip(cached(owner.agent, manifest, "large"), 9)
-        with pytest.raises(NotFoundError):
-            await owner.ask(FIRST, manifest, is_suspect=True)
-        await owner.agent.scrub.catch_up()
-        assert cached(owner.agent, manifest, "large").read_bytes() == LARGE
-        assert await owner.ask(FIRST, manifest, is_suspect=True) == FIRST
 
 
 # --- Chunks that are evicted while peers read them or wait for them: right bytes or a clean error, right counts ---
@@ -305,24 +270,6 @@ async def test_a_peer_that_waits_for_a_chunk_gets_it_although_its_manifest_is_ev
         assert mirror.chunk_requests[digest_of(FIRST)] == 2  # what came first had no name any more
         await owner.check_counts()
         assert (await owner.use()).committed == CHUNK_SIZE
-
-
-async def test_a_chunk_that_is_evicted_as_soon_as_it_has_come_is_obtained_again(
-    owning: Owning, mirror: AgentMirror, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    brought, bring = itertools.count(), ClusterTier.bring
-
-    def bring_before_an_eviction(tier: ClusterTier, *given: Any) -> bool:
-        is_new = bring(tier, *given)
-        if not next(brought):
-            tier.evict(lambda index: index.plan_lru(CHUNK_SIZE), "lru", over_budget("cluster", CHUNK_SIZE, 0, 0))
-        return is_new
-
-    monkeypatch.setattr(ClusterTier, "bring", bring_before_an_eviction)
-    async with owning() as owner:
-        assert await owner.ask(FIRST, manifest) == FIRST
-        assert mirror.chunk_requests[digest_of(FIRST)] == 2
-        await owner.check_counts()
 
 
 async def test_peers_a_stage_and_evictions_at_once(owning: Owning, mirror: AgentMirror, manifest: Manifest) -> None:

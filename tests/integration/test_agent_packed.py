@@ -10,11 +10,10 @@ from bdn.core.chunk import Digest, Manifest, digest_of
 from bdn.core.errors import BdnError
 from bdn.wire.layout_form import FileLayoutBody
 from node_agent.fill import provision
-from tests.support.agent.mirror import AgentMirror, held_by, layout_body, missing
+from tests.support.agent.mirror import AgentMirror, held_by, missing
 from tests.support.agent.rig import Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree
 from tests.support.mirror.service import until
-from tests.support.mirror.slabs import pack
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 
@@ -122,18 +121,12 @@ async def test_a_slab_that_is_not_what_its_layout_says_fails_the_stage_alone(
 
 
 async def test_files_of_several_slabs_are_all_there(mirror: AgentMirror, tmp_path: Path) -> None:
-    """As a mirror packs them that took them from several sources, one after the other."""
+    mirror.slab_size = 1_000
     manifest = mirror.publish(SMALL)
-    bodies = []
-    for slab, packed, inside in pack(SMALL.values(), slab_size=1_000):
-        mirror.store.put(slab.digest, bytearray(packed))
-        mirror.chunks_of[manifest.digest].add(slab.digest)
-        bodies += layout_body(manifest.digest, inside).files
-    mirror.layouts[manifest.digest].files = bodies
     async with Rig(mirror, tmp_path).agent() as agent:
         stage = await staged(agent, mirror, manifest)
     assert tree(Path(stage.mounts[0].path)) == SMALL
-    assert mirror.requests == len({slab_of(body) for body in bodies}) > 20
+    assert mirror.requests == len({slab_of(body) for body in mirror.layouts[manifest.digest].files}) > 20
 
 
 async def test_a_file_that_comes_whole_and_packed_is_filled_once(mirror: AgentMirror, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
-from bdn.core.errors import BdnError, NotFoundError
+from bdn.core.errors import BdnError
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import Pacer
 from bdn.wire.stage_schema import StageRequest
@@ -86,9 +86,7 @@ async def test_sigterm_drains_and_the_next_agent_goes_on_where_this_one_stopped(
         content = noise(33 * MIB, 1)
         manifest = mirror.publish({"large": content})
         gate = threading.Event()
-        stuck = mirror.asked(
-            lambda _: mirror.requests == 4
-        )  # two chunks have arrived, and both threads wait for another
+        stuck = mirror.asked(lambda _: mirror.requests == 4)  # two chunks have arrived, both threads wait for another
         for chunk in mirror.chunks(manifest, "large")[2:]:
             mirror.faults[chunk] = [held_by(gate)]
         async with program.daemon() as daemon:
@@ -190,17 +188,6 @@ async def test_every_chunk_of_a_staged_manifest_is_served_also_after_a_restart(
             assert await ask(peer, agent.data_port, piece, None) == piece
 
 
-async def test_evicted_chunks_are_not_served(either_form: AgentMirror, tmp_path: Path, peer: ConnectionPool) -> None:
-    rig, manifest = Rig(either_form, tmp_path, {"cache_bytes": 10 * MIB}), either_form.publish(SERVED)
-    async with rig.agent() as agent:
-        stage = await staged(agent, either_form, manifest)
-        await agent.stages.release(stage.id)
-        await staged(agent, either_form, either_form.publish({"other": noise(5 * MIB, 2)}))
-
-        with pytest.raises(NotFoundError):
-            await ask(peer, agent.data_port, PIECES[0], None)
-
-
 # --- What data planes send is charged to their limits, byte for byte ---
 CHUNK = noise(CHUNK_SIZE, 1)
 
@@ -223,25 +210,19 @@ async def fetch(port: int) -> bytes:
         return (await client.get(f"/chunks/{digest_of(CHUNK)}")).content
 
 
-@pytest.mark.parametrize(("rate", "share"), [("1GB", 1), (None, 0)])
-async def test_a_mirror_charges_what_it_sends(
-    hub: Hub, upstreams: None, tmp_path: Path, charged: list[int], rate: str | None, share: int
-) -> None:
+async def test_a_mirror_charges_what_it_sends(hub: Hub, upstreams: None, tmp_path: Path, charged: list[int]) -> None:
     hub.repo("org/model").commit({"a.bin": CHUNK})
-    async with mirror_under_test(tmp_path / "mirror", serve=True, upload_rate=rate) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", serve=True, upload_rate="1GB") as mirror:
         await mirror.ready(source("hf://org/model"))
         assert mirror.service.data_port is not None
         assert await fetch(mirror.service.data_port) == CHUNK
-    assert sum(charged) == share * CHUNK_SIZE
+    assert sum(charged) == CHUNK_SIZE
 
 
-@pytest.mark.parametrize(("rate", "share"), [("1GB", 1), (None, 0)])
-async def test_an_agent_charges_what_it_sends_to_peers(
-    tmp_path: Path, charged: list[int], rate: str | None, share: int
-) -> None:
+async def test_an_agent_charges_what_it_sends_to_peers(tmp_path: Path, charged: list[int]) -> None:
     with AgentMirror().running() as mirror:
         manifest = mirror.publish({"a.bin": CHUNK})
-        async with Rig(mirror, tmp_path).agent(upload_rate=rate) as agent:
+        async with Rig(mirror, tmp_path).agent(upload_rate="1GB") as agent:
             await staged(agent, mirror, manifest)
             assert await fetch(agent.data_port) == CHUNK
-    assert sum(charged) == share * CHUNK_SIZE
+    assert sum(charged) == CHUNK_SIZE

@@ -85,30 +85,6 @@ async def test_a_changed_source_replaces_the_view_and_its_lease(rig: Rig, mirror
         assert tree(dest) == OLD
 
 
-async def test_a_damaged_view_is_mended_by_the_same_pull(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
-    manifest = mirror.publish(OLD)
-    async with rig.agent() as agent:
-        await pulled(agent, mirror, manifest, dest)
-        (dest / "config.json").unlink()
-        mirror.forget()
-
-        await pulled(agent, mirror, manifest, dest)
-
-        assert tree(dest) == OLD
-        assert mirror.requests == 0
-
-
-async def test_a_directory_of_the_users_is_refused_at_once(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
-    manifest = mirror.publish(OLD)
-    dest.mkdir(parents=True)
-    (dest / "mine").write_bytes(b"mine")
-    async with rig.agent() as agent:
-        with pytest.raises(InvalidRequestError, match=f"{dest}: it is not empty"):
-            await pulled(agent, mirror, manifest, dest)
-
-        assert (tree(dest), mirror.requests, agent.stages.registry.all()) == ({"mine": b"mine"}, 0, [])
-
-
 async def test_what_the_user_wrote_into_the_view_is_not_lost(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
     old, new = mirror.publish(OLD), mirror.publish(NEW)
     async with rig.agent() as agent:

@@ -10,16 +10,11 @@ from unittest import mock
 
 import pytest
 
-from bdn.core.errors import (
-    BdnError,
-    CanceledError,
-    InvalidRequestError,
-    NotFoundError,
-)
+from bdn.core.errors import CanceledError, InvalidRequestError, NotFoundError
 from bdn.wire.grants import GrantSigner, new_signing_key
 from node_agent.app import Agent
 from node_agent.stage import housekeeping
-from tests.support.agent.mirror import FORMS, AgentMirror
+from tests.support.agent.mirror import AgentMirror, in_both_forms
 from tests.support.agent.mounts import needs_mounts, unmounting
 from tests.support.agent.rig import MIB, Clock, Rig, noise, staged
 from tests.support.content.trees import tree
@@ -38,9 +33,6 @@ FILES = {
 @pytest.fixture
 def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
     return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
-
-
-in_both_forms = pytest.mark.parametrize("mirror", FORMS, indirect=True)  # where small files may rest in either way
 
 
 @pytest.fixture
@@ -63,53 +55,6 @@ async def test_a_cold_stage_brings_every_byte_from_the_mirror_once(rig: Rig, mir
         assert mount.bytes_from.mirror == sum(map(len, FILES.values())) - 2  # one "{}" is the other's link
         assert mount.bytes_done == mount.bytes_total
         assert set(mirror.chunk_requests.values()) == {1}
-
-
-@in_both_forms
-async def test_the_next_job_finds_everything_on_the_node(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(FILES)
-    async with rig.agent() as agent:
-        await staged(agent, mirror, manifest, job="one")
-        mirror.forget()
-
-        stage = await staged(agent, mirror, manifest, job="two")
-
-        assert tree(Path(stage.mounts[0].path)) == FILES
-        assert stage.mounts[0].bytes_from.model_dump() == {
-            "node": stage.mounts[0].bytes_total,
-            "cluster": 0,
-            "mirror": 0,
-        }
-        assert (mirror.requests, mirror.documents) == (0, {})
-
-
-async def test_what_the_node_holds_is_staged_while_the_mirror_is_down_also_after_a_restart(tmp_path: Path) -> None:
-    mirror = AgentMirror()
-    with mirror.running():
-        rig = Rig(mirror, tmp_path)
-        manifest = mirror.publish(FILES)
-        async with rig.agent() as agent:
-            await staged(agent, mirror, manifest, job="one")
-    async with rig.agent() as agent:
-        stage = await staged(agent, mirror, manifest, job="two")
-        assert tree(Path(stage.mounts[0].path)) == FILES
-
-
-async def test_a_stage_that_needs_the_mirror_fails_while_it_is_down_and_works_afterwards(tmp_path: Path) -> None:
-    mirror = AgentMirror()
-    manifest = mirror.publish(FILES)
-    with mirror.running():
-        rig = Rig(mirror, tmp_path)
-        async with rig.agent() as agent:
-            await agent.heartbeats.beat()
-    async with rig.agent() as agent:
-        with pytest.raises(BdnError, match="no answer from") as caught:
-            await staged(agent, mirror, manifest)
-        assert (caught.value.code, caught.value.transient) == ("STORE_UNAVAILABLE", True)
-    with mirror.running():
-        async with rig.agent() as agent:
-            stage = await staged(agent, mirror, manifest)
-            assert tree(Path(stage.mounts[0].path)) == FILES
 
 
 @in_both_forms
@@ -195,22 +140,17 @@ async def test_ready_stages_and_their_leases_survive_a_restart(rig: Rig, mirror:
         assert (stage.record.state, mirror.requests) == ("READY", 0)
 
 
-async def test_an_exposure_that_is_gone_is_made_again_before_the_agent_answers(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(FILES)
-    async with rig.agent(exposure="symlink") as agent:
-        stage = await staged(agent, mirror, manifest)
-    Path(stage.mounts[0].path).unlink()  # as a reboot does with a mount
-    async with rig.agent(exposure="symlink"):
-        assert tree(Path(stage.mounts[0].path)) == FILES
-
-
-async def test_a_view_that_was_damaged_while_the_agent_was_down_is_mended(rig: Rig, mirror: AgentMirror) -> None:
+async def test_a_view_and_its_exposure_that_were_damaged_while_the_agent_was_down_are_mended(
+    rig: Rig, mirror: AgentMirror
+) -> None:
     manifest = mirror.publish(FILES)
     async with rig.agent(exposure="symlink") as agent:
         stage = await staged(agent, mirror, manifest)
     (rig.cache / "views" / stage.id / "m0/config.json").unlink()
     (rig.cache / "views" / stage.id / "m0/stranger").write_bytes(b"")
+    Path(stage.mounts[0].path).unlink()  # as a reboot does with a mount
     async with rig.agent(exposure="symlink") as agent:
+        assert Path(stage.mounts[0].path).is_symlink()  # before anybody is answered
         await stage_rests(agent, stage.id)
         assert agent.stages.registry.find(stage.id).record.state == "READY"
         assert tree(Path(stage.mounts[0].path)) == FILES
@@ -296,9 +236,6 @@ async def stage_rests(agent: Agent, stage_id: str) -> None:
             await asyncio.wait([stage.task])
 
 
-# --- What a stage of several manifests may push out ---
-
-
 async def test_making_room_for_one_manifest_evicts_none_of_its_stage(mirror: AgentMirror, tmp_path: Path) -> None:
     """The stage needs NEW and OLD; OLD is held, used by nobody, and the least recently used of all."""
     old, recent, new = (mirror.publish({"file.bin": noise(MIB, seed)}) for seed in range(3))
@@ -318,10 +255,7 @@ async def test_making_room_for_one_manifest_evicts_none_of_its_stage(mirror: Age
 
 # --- What an agent remembers of stages that have ended ---
 
-
-@pytest.fixture
-def three_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "KEPT", 3)
+three_are_kept = mock.patch.object(housekeeping, "KEPT", 3)
 
 
 def _remembered(agent: Agent) -> tuple[set[str], int]:
@@ -329,7 +263,7 @@ def _remembered(agent: Agent) -> tuple[set[str], int]:
     return {stage.record.job_id for stage in agent.stages.registry.all()}, len(list(agent.places.stages.iterdir()))
 
 
-@pytest.mark.usefixtures("three_are_kept")
+@three_are_kept
 async def test_the_newest_ended_stages_are_remembered_also_on_disk(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest, clock, rig = mirror.publish({"a": b"a"}), now(), Rig(mirror, tmp_path)
     async with rig.agent(clock) as agent:
@@ -343,7 +277,7 @@ async def test_the_newest_ended_stages_are_remembered_also_on_disk(mirror: Agent
         assert _remembered(agent) == ({"stands", "job-3", "job-4", "job-5"}, 4)
 
 
-@pytest.mark.usefixtures("three_are_kept")
+@three_are_kept
 async def test_a_stage_asked_for_while_it_is_being_forgotten_stands(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest, clock = mirror.publish({"a": b"a"}), now()
     async with Rig(mirror, tmp_path).agent(clock) as agent:

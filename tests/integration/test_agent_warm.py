@@ -19,20 +19,15 @@ from tests.support.agent.mounts import unmounting
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.services.processes import drop_from_memory, resident_bytes
 
+pytest_plugins = ("tests.support.agent.fixtures",)
 FILES = {"weights/model.bin": noise(17 * MIB + 3), "config.json": b"{}", "empty": b""}
 TOTAL = sum(map(len, FILES.values()))
 
 
-@pytest.fixture(scope="module")
-def mirror() -> Iterator[AgentMirror]:
-    with AgentMirror().running() as mirror:
-        yield mirror
-
-
 @pytest.fixture
-def rig(mirror: AgentMirror, tmp_path: Path) -> Iterator[Rig]:
+def rig(server: AgentMirror, tmp_path: Path) -> Iterator[Rig]:
     with unmounting(tmp_path):
-        yield Rig(mirror.renewed(is_packed=False), tmp_path)
+        yield Rig(server.renewed(), tmp_path)
 
 
 def place_of(agent: Agent, stage: NodeStage) -> Path:
@@ -228,7 +223,7 @@ async def test_a_file_that_cannot_be_read_ends_it_and_nothing_else(rig: Rig) -> 
 MANY = {f"{number}.txt": str(number).encode() for number in range(50)}
 
 
-async def test_a_warm_stage_waits_for_the_disk_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_warm_stage_waits_for_the_disk_twice(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """For its record once it is READY, and for the folder of the records: only that must survive a power cut."""
     synced: list[str] = []
     real = os.fsync
@@ -237,20 +232,18 @@ async def test_a_warm_stage_waits_for_the_disk_twice(tmp_path: Path, monkeypatch
         synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         real(descriptor)
 
-    with AgentMirror().running() as mirror:
-        manifest = mirror.publish(MANY)
-        rig = Rig(mirror, tmp_path)
-        async with rig.agent() as agent:
-            await staged(agent, mirror, manifest, job="first")
-            monkeypatch.setattr(os, "fsync", note)
-            stage = await staged(agent, mirror, manifest, job="second")
+    manifest = rig.mirror.publish(MANY)
+    async with rig.agent() as agent:
+        await staged(agent, rig.mirror, manifest, job="first")
+        monkeypatch.setattr(os, "fsync", note)
+        stage = await staged(agent, rig.mirror, manifest, job="second")
 
     places = Places(rig.cache)
     written = places.stage(stage.id)
     assert synced == [str(written.with_name(f"{written.name}.tmp")), str(places.stages)]
 
 
-async def test_a_ready_stage_is_durable_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_ready_stage_is_durable_before_it_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     states: list[str] = []
     real = os.fsync
 
@@ -262,10 +255,8 @@ async def test_a_ready_stage_is_durable_before_it_is_told(tmp_path: Path, monkey
             states.append(f"{record.state} while it is {stage.record.state}")
         real(descriptor)
 
-    with AgentMirror().running() as mirror:
-        manifest = mirror.publish(MANY)
-        async with Rig(mirror, tmp_path).agent() as agent:
-            monkeypatch.setattr(os, "fsync", note)
-            stage = await staged(agent, mirror, manifest)
-            await agent.stages.release(stage.id)
+    async with rig.agent() as agent:
+        monkeypatch.setattr(os, "fsync", note)
+        stage = await staged(agent, rig.mirror, rig.mirror.publish(MANY))
+        await agent.stages.release(stage.id)
     assert states == ["READY while it is STAGING", "RELEASED while it is READY"]

@@ -51,13 +51,6 @@ async def test_a_forked_program_has_its_own_arguments_environment_outputs_and_ex
     assert set(PRELOADED) <= set(told["imported"])
 
 
-async def test_a_module_is_run_as_python_does_it(tmp_path: Path) -> None:
-    code, out, _, is_forked = await _run(tmp_path, sys.executable, "-m", "node_agent", "--version")
-
-    assert is_forked
-    assert (code, "version" in out) == (0, True)
-
-
 async def test_what_has_anything_before_it_is_executed(tmp_path: Path) -> None:
     command = executed([sys.executable, "-c", _TELLING])
     code, out, _, is_forked = await _run(tmp_path, *command, PATH=os.environ["PATH"])

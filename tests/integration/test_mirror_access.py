@@ -66,34 +66,22 @@ async def test_there_is_no_grant_for_what_was_evicted(mirror: MirrorUnderTest) -
     assert (await mirror.ended(document["id"]))["grant"]
 
 
-async def as_organisation(mirror: MirrorUnderTest, organisation: str, wanted: Json) -> tuple[int, str]:
-    """Bytes transferred and manifest of a mirror for an organisation, as if tokens of several existed."""
-    requests = mirror.service.requests
-    sources = MirrorRequestBody.model_validate({"weights": [wanted]}).sources()
-    begun = await requests.request(sources, organisation)
-    done = await requests.wait(begun.id, organisation, 20)
-    assert done.status == "READY", done.error
-    return done.bytes_transferred, str(done.sources[0].manifest)
-
-
 async def test_private_content_is_never_found_by_another_organisation(mirror: MirrorUnderTest, hub: Hub) -> None:
     private = source("hf://org/private", **with_secret("hub-token"))
-    moved, manifest = await as_organisation(mirror, "acme", private)
-    assert moved == 7
+    acme = await mirror.ready_for("acme", private)
     hub.log.clear()
-    assert await as_organisation(mirror, "rival", private) == (
-        7,
-        manifest,
-    )  # read again with the rival's own secret; stored once all the same
+    rival = await mirror.ready_for("rival", private)  # read again with the rival's own secret; stored once all the same
+    assert acme.bytes_transferred == rival.bytes_transferred == 7
+    assert acme.sources[0].manifest == rival.sources[0].manifest
     assert [request for request in hub.log.find("/resolve", method="GET") if request.bytes_served]
-    assert (await as_organisation(mirror, "acme", {**private, "mount_location": "/x"}))[0] == 0
+    assert (await mirror.ready_for("acme", {**private, "mount_location": "/x"})).bytes_transferred == 0
     assert mirror.count("contents") == 2
     assert mirror.count("identities") == 4
 
 
 async def test_public_content_of_the_hub_is_shared_between_organisations(mirror: MirrorUnderTest) -> None:
-    assert (await as_organisation(mirror, "acme", source("hf://org/one")))[0] == 3
-    assert (await as_organisation(mirror, "rival", source("hf://org/one")))[0] == 0
+    assert (await mirror.ready_for("acme", source("hf://org/one"))).bytes_transferred == 3
+    assert (await mirror.ready_for("rival", source("hf://org/one"))).bytes_transferred == 0
 
 
 async def test_the_same_request_of_two_organisations_is_two_mirrors(idle: MirrorUnderTest) -> None:

@@ -199,16 +199,6 @@ async def test_an_eviction_is_not_over_before_the_mirror_has_done_its_own_part(
     assert done["status"] == "REFUSED"
 
 
-async def test_an_agent_s_own_failure_fails_the_eviction(mirror: MirrorUnderTest, manifest: str) -> None:
-    agent = FakeAgent(mirror, "n1")
-    await agent.beat()
-    eviction = await mirror.ask("evictions", all=True, tier="node")
-    error = {"code": "DISK_FAILED", "message": "the disk failed", "retryable": False}
-    await agent.carry_out(await agent.beat(), error=error)
-    done = await mirror.get(f"/evictions/{eviction['id']}")
-    assert (done["status"], done["error"]["code"]) == ("FAILED", "DISK_FAILED")
-
-
 async def test_an_agent_that_never_answers_fails_the_eviction_after_its_time_and_is_then_left_alone(
     timed: MirrorUnderTest, clock: Clock
 ) -> None:

@@ -20,10 +20,9 @@ from bdn.mirror.keys import load_signer
 from bdn.mirror.retention import EvictionWeights
 from bdn.wire.grants import Grant, GrantedMount
 from bdn.wire.layout_form import Layout
-from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
 from tests.doubles.hub import Hub
 from tests.support.content.memory_store import MemoryStore
-from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, with_secret
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
 from tests.support.mirror.slabs import pack
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -258,22 +257,6 @@ async def test_a_slab_stays_with_what_is_whole_by_itself_and_damaged(held: Holdi
     assert await held.evict(second) == ([len(A) + slab.size], {digest_of(A).hex, slab.digest.hex})
 
 
-async def test_what_stays_keeps_a_slab_of_each_scope_that_has_packed_it(held: Holdings) -> None:
-    """The identities of either organisation must find it where that organisation may read."""
-    acme, rival = await held.pack("organisation:acme", A, B), await held.pack("organisation:rival", A, C)
-    first, second = await held.publish("acme", A, B), await held.publish("rival", A, C)
-    assert await held.evict(first) == ([0], set())
-    assert (await held.slabs(second, "acme"))[A] == acme.digest.hex
-    assert await held.evict(second) == ([acme.size + rival.size], {acme.digest.hex, rival.digest.hex})
-
-
-async def test_a_public_slab_does_for_an_organisation_too(held: Holdings) -> None:
-    own, public = await held.pack("organisation:acme", A, B), await held.pack("public", A, C)
-    first, second = await held.publish("acme", A, B), await held.publish("acme", A, C)
-    assert await held.evict(first) == ([own.size], {own.digest.hex})
-    assert set((await held.slabs(second, "acme")).values()) == {public.digest.hex}
-
-
 async def test_a_slab_that_is_also_somebody_s_file_stays_with_it(held: Holdings) -> None:
     slab = await held.pack("public", A)  # a slab of one file has the file's name
     assert slab.digest == digest_of(A)
@@ -321,17 +304,9 @@ async def reader(guarded: MirrorUnderTest, request: pytest.FixtureRequest) -> As
         yield client
 
 
-async def ready(mirror: MirrorUnderTest, organisation: str, *wanted: Json) -> Mirror:
-    sources = MirrorRequestBody.model_validate({"weights": wanted}).sources()
-    begun = await mirror.service.requests.request(sources, organisation)
-    done = await mirror.service.requests.wait(begun.id, organisation, LONGEST_SECONDS)
-    assert done.status == "READY", done.error
-    return done
-
-
 async def mirrored(mirror: MirrorUnderTest, organisation: str, repository: str, **fields: Any) -> Digest:
     """The manifest of a private repository, mirrored for an organisation."""
-    done = await ready(mirror, organisation, source(f"hf://{repository}", **with_secret("hub-token"), **fields))
+    done = await mirror.ready_for(organisation, source(f"hf://{repository}", **with_secret("hub-token"), **fields))
     return Digest.parse(str(done.sources[0].manifest))
 
 
@@ -408,21 +383,6 @@ async def test_a_slab_is_never_read_through_another_organisation_s_grant(
         assert await read(reader, shared, headers) == (200, SHARED)
 
 
-async def test_two_organisations_that_pack_the_very_same_files_have_a_slab_each(
-    guarded: MirrorUnderTest, reader: httpx2.AsyncClient, hub: Hub
-) -> None:
-    hub.repo("org/model", private=True).commit({"one.txt": SHARED, "two.txt": OTHER})
-    manifests = {name: await mirrored(guarded, name, "org/model") for name in ("acme", "rival")}
-    assert len(guarded.chunks()) == 2
-    for name, manifest in manifests.items():
-        headers = bearer(guarded, name, manifest)
-        slab = digest_of(sealed(name, SHARED + OTHER))
-        assert {slab_of(layout) for layout in (await layouts_of(guarded, manifest, headers)).values()} == {slab}
-        assert await read(reader, slab, headers) == (200, sealed(name, SHARED + OTHER))
-        for other in {*manifests, "stranger"} - {name}:
-            assert await read(reader, slab, bearer(guarded, other, manifest)) == (404, b"")
-
-
 async def test_a_slab_that_came_after_a_grant_was_used_is_read_with_it(
     guarded: MirrorUnderTest, reader: httpx2.AsyncClient, hub: Hub
 ) -> None:
@@ -440,27 +400,10 @@ async def test_a_slab_that_came_after_a_grant_was_used_is_read_with_it(
     assert await read(reader, digest_of(both), bearer(guarded, "acme", first)) == (200, both)
 
 
-async def test_an_eviction_of_one_organisation_leaves_the_other_s_files_readable(
-    guarded: MirrorUnderTest, reader: httpx2.AsyncClient, hub: Hub
-) -> None:
-    hub.repo("acme/model", private=True).commit({"a-secret.txt": SECRET, "shared.txt": SHARED})
-    hub.repo("rival/model", private=True).commit({"other.txt": OTHER, "shared.txt": SHARED})
-    gone = await mirrored(guarded, "default", "acme/model")
-    stays = await mirrored(guarded, "rival", "rival/model")
-    done = await guarded.evict(manifest=str(gone))
-    headers = bearer(guarded, "rival", stays)
-
-    # The file itself is still named by the rival's manifest, and default's identity of it must find it in default's slab.
-    assert (done["status"], done["bytes_freed"], len(guarded.chunks())) == ("DONE", 0, 2)
-    for layout in (await layouts_of(guarded, stays, headers)).values():
-        assert await read(reader, slab_of(layout), headers) == (200, sealed("rival", OTHER + SHARED))
-    assert await read(reader, digest_of(SECRET), headers) == (404, b"")
-
-
 async def test_one_request_packs_the_same_files_publicly_and_privately(guarded: MirrorUnderTest, hub: Hub) -> None:
     for name in ("open", "closed"):
         hub.repo(f"org/{name}", private=name == "closed").commit({"one.txt": SHARED, "two.txt": OTHER})
     wanted = [source("hf://org/open", "/a"), source("hf://org/closed", "/b", **with_secret("hub-token"))]
-    await ready(guarded, "acme", *wanted)
+    await guarded.ready_for("acme", *wanted)
     assert {scope for _, scope in guarded.rows("slab_scopes")["slab_scopes"]} == {"public", ACME}
-    assert (await ready(guarded, "rival", wanted[0])).bytes_transferred == 0
+    assert (await guarded.ready_for("rival", wanted[0])).bytes_transferred == 0

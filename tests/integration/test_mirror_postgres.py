@@ -17,8 +17,8 @@ from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.mirror.fake_agent import FakeAgent
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, until
-from tests.support.promises.tally import Scale, Tally
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until
+from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -181,29 +181,6 @@ async def test_an_eviction_never_robs_a_mirror_that_publishes_after_its_look_at_
             await mirror.tree(one)
 
 
-@pytest.mark.promise("collection")
-async def test_two_workers_that_collect_and_mirror_at_once_lose_nothing_and_leave_nothing(
-    database_url: str, tmp_path: Path, hub: Hub, tally: Tally, scale: Scale
-) -> None:
-    for number in range(3):
-        hub.repo(f"org/m{number}").commit({"model.bin": LARGE, f"{number}.txt": b"%d" % number})
-    at_once: dict[str, Any] = {"tombstone_seconds": 0, "collect_grace_seconds": 0}
-    async with beside(database_url, tmp_path, **at_once) as one, beside(database_url, tmp_path, "b", **at_once) as two:
-        for turn in range(scale.of(3, 30)):
-            wanted = [source(f"hf://org/m{number}") for number in range(3)]
-            work = [(one, two)[(number + turn) % 2].ready(body) for number, body in enumerate(wanted)]
-            collections = [mirror.collect(dry_run=turn % 2 == 1) for mirror in (one, two)]
-            documents = (await asyncio.gather(*work, *collections))[:3]
-            for document in documents:
-                await (one, two)[turn % 2].tree(document["sources"][0]["manifest"])
-            await one.evict(source=f"hf://org/m{turn % 3}")
-            tally.add(scenarios=1)
-        await asyncio.gather(one.evict(all=True), two.collect())
-        await asyncio.gather(one.collect(), two.collect())
-    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
-    assert await fetch(database_url, "SELECT digest FROM contents") == []
-
-
 async def test_agents_that_report_at_the_same_moment_all_become_members(pg_mirror: MirrorUnderTest) -> None:
     agents = [FakeAgent(pg_mirror, f"n{node}") for node in range(8)]
     replies = await asyncio.gather(*(agent.beat() for agent in agents * 2))
@@ -215,26 +192,3 @@ async def test_agents_that_report_at_the_same_moment_all_become_members(pg_mirro
     await asyncio.gather(*(agent.beat(reports=[report]) for agent in agents))
     done = await pg_mirror.get(f"/evictions/{eviction['id']}")
     assert (done["status"], len(done["items"]), done["unreachable"]) == ("DONE", 8, [])
-
-
-async def test_a_worker_survives_that_its_database_goes_away_and_goes_on_with_the_mirror(
-    database_url: str, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(worker, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "RENEW_SECONDS", 0.01)
-    hub.fail(stall(), origin="cdn", skip=1, times=1)
-    async with beside(database_url, tmp_path, jobs=1) as mirror:
-        begun = await mirror.begin(MODEL)
-        await until(lambda: hub.log.count(origin="cdn") >= 2)
-        name = database_url.rpartition("/")[2]
-        server = database_url.rpartition("/")[0] + "/postgres"
-        await fetch(server, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-        await fetch(server, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
-        assert refusal(await mirror.http.get("/readyz")) == (503, "STORE_UNAVAILABLE")
-        hub.release_stalled()
-        # The mirror's, then the worker's.
-        await until(lambda: caplog.text.count("worker cannot reach its database") >= 2)
-        await fetch(server, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
-        await fetch(database_url, "UPDATE mirrors SET claim_expires_at = 1 WHERE status = 'SYNCING'")
-        assert (await mirror.ended(begun["id"]))["status"] == "READY"
-        assert (await mirror.http.get("/readyz")).status_code == 200

@@ -51,12 +51,6 @@ async def test_a_store_that_was_removed_or_cannot_be_read_is_not_ready_but_alive
     assert answer.status_code == 503  # not "not found": agents would believe it
 
 
-async def test_a_mirror_into_a_store_that_is_gone_publishes_nothing(mirror: MirrorUnderTest, hub: Hub) -> None:
-    hub.repo("org/model").commit({"a.txt": b"1"})
-    shutil.rmtree(mirror.data_dir / "store")
-    assert (await mirror.failed(source("hf://org/model")))["code"] == "STORE_UNAVAILABLE"
-
-
 async def test_a_database_of_another_version_is_not_ready(idle: MirrorUnderTest) -> None:
     with closing(sqlite3.connect(idle.data_dir / "mirror.sqlite")) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '0000'")

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest
-from bdn.core.store import StoredChunk
 from bdn.mirror.ingest import worker
-from bdn.mirror.ingest.copy_missing import Progress
+from bdn.mirror.ingest.progress import Progress
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest
 from bdn.store.directory import DirectoryStore
@@ -117,9 +116,8 @@ async def test_a_worker_whose_bookkeeping_fails_leaves_the_mirror_for_later(
     assert document["status"] in ("READY", "FAILED")
 
 
-@pytest.mark.parametrize("lost", ["before the copy", "meanwhile"])
-async def test_a_half_copied_file_whose_chunk_the_store_lost_is_copied_again(
-    mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch, lost: str
+async def test_a_half_copied_file_whose_chunk_the_store_loses_meanwhile_is_copied_again(
+    mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.fail(stall(), origin="cdn", skip=1)
     begun = await mirror.begin(MODEL)
@@ -129,12 +127,11 @@ async def test_a_half_copied_file_whose_chunk_the_store_lost_is_copied_again(
     await mirror.released()
     for _, _, digest, _ in mirror.rows("copied_chunks")["copied_chunks"]:
         (mirror.data_dir / "store/chunks" / Digest(digest).fanout).unlink()
-    if lost == "meanwhile":
-        with monkeypatch.context() as patch:
-            patch.setattr(DirectoryStore, "keep", lambda *_: True)
-            error = await mirror.failed(MODEL)
-        assert (error["code"], error["retryable"]) == ("STORE_UNAVAILABLE", True)
-        assert mirror.count("copied_chunks") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStore, "keep", lambda *_: True)
+        error = await mirror.failed(MODEL)
+    assert (error["code"], error["retryable"]) == ("STORE_UNAVAILABLE", True)
+    assert mirror.count("copied_chunks") == 0
     await mirror.tree(await mirror.manifest(MODEL))
 
 
@@ -152,25 +149,6 @@ async def test_a_mirror_that_goes_on_stays_at_its_commit(upstreams: None, hub: H
         assert document["sources"][0]["resolved_revision"] == first
         assert (await mirror.tree(document["sources"][0]["manifest"]))["b.txt"] == b"old"
         assert (await mirror.tree(await mirror.manifest(source("hf://org/moving@main"))))["b.txt"] == b"new"
-
-
-async def test_a_copy_that_begins_while_a_collection_deletes_counts_on_nothing_that_goes(
-    upstreams: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    collect, documents = DirectoryStore.collect, list[Any]()
-    loop = asyncio.get_running_loop()
-
-    def collect_slowly(self: DirectoryStore, chunk: StoredChunk) -> bool:
-        if not documents:
-            documents.append(asyncio.run_coroutine_threadsafe(mirror.ready(MODEL), loop).result(20))
-        return collect(self, chunk)
-
-    async with mirror_under_test(tmp_path, tombstone_seconds=0) as mirror:
-        await mirror.ready(MODEL)
-        monkeypatch.setattr(DirectoryStore, "collect", collect_slowly)
-        assert (await mirror.evict(all=True))["status"] == "DONE"
-        assert documents[0]["bytes_transferred"] == LARGE.size + 2
-        await mirror.tree(documents[0]["sources"][0]["manifest"])
 
 
 async def test_a_canceled_mirror_keeps_its_claim_until_its_threads_have_ended(

@@ -1,10 +1,6 @@
 """A source goes in at ``POST /mirror`` and comes out as a manifest, a layout and chunks; or fails for good, and harms no other."""
 
-import time
-from collections.abc import AsyncIterator, Iterator
-from itertools import count
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -15,9 +11,9 @@ from tests.doubles.faults import flip_byte, stall
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket, S3Server
-from tests.doubles.s3_numbers import NAME, NumberedBucket
+from tests.support.content.calendar import Calendar
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until, with_secret
-from tests.support.network.egress_streets import Names, note_attempts
+from tests.support.network.egress_streets import Names
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 LARGE = GeneratedContent(CHUNK_SIZE + 5)
@@ -105,12 +101,6 @@ async def test_equal_files_of_two_repositories_are_stored_once(mirror: MirrorUnd
     assert mirror.count("contents") == 4
 
 
-async def test_equal_files_within_a_source_are_read_once(mirror: MirrorUnderTest, hub: Hub) -> None:
-    document = await mirror.ready(hub_model(hub, files={"a.bin": LARGE, "b.bin": LARGE, "c.txt": b""}))
-    assert (document["bytes_transferred"], document["bytes_reused"]) == (LARGE.size, LARGE.size)
-    assert hub.log.bytes_served(origin="cdn") == LARGE.size
-
-
 async def test_the_sources_of_a_training_job_are_manifests_of_one_grant(
     mirror: MirrorUnderTest, hub: Hub, bucket: S3Bucket
 ) -> None:
@@ -132,16 +122,6 @@ async def test_a_source_that_stands_twice_in_a_request_is_read_once(mirror: Mirr
     assert document["sources"][0]["manifest"] == document["sources"][1]["manifest"]
 
 
-async def test_a_source_is_pinned_to_what_its_branch_was(mirror: MirrorUnderTest, hub: Hub) -> None:
-    repo = hub.repo("org/model")
-    sha = repo.commit({"a.txt": b"1"})
-    repo.tag("v1")
-    repo.commit({"a.txt": b"22"})
-    document = await mirror.ready(source("hf://org/model@v1"))
-    assert document["sources"][0]["resolved_revision"] == sha
-    assert await mirror.tree(document["sources"][0]["manifest"]) == {"a.txt": b"1"}
-
-
 async def test_the_same_request_joins_the_one_that_runs(mirror: MirrorUnderTest, hub: Hub) -> None:
     wanted = hub_model(hub)
     hub.fail(stall(), origin="cdn")
@@ -159,56 +139,17 @@ async def test_the_same_request_joins_the_one_that_runs(mirror: MirrorUnderTest,
     assert sum(document["bytes_transferred"] for document in documents) == size  # each byte was read once
 
 
-async def test_a_file_that_another_mirror_brings_meanwhile_is_not_read_again(mirror: MirrorUnderTest, hub: Hub) -> None:
-    files = {f"{number:03}.bin": Random(number).randbytes(100) for number in range(70)}
-    wanted = hub_model(hub, files=files)
-    hub.fail(stall(), "/tree/", skip=1)  # the second mirror has listed, and does not know it yet
-    hub.fail(stall(), origin="cdn", times=1)
-    first = await mirror.begin(wanted)
-    await until(lambda: hub.log.count(origin="cdn"))
-    second = await mirror.begin({**wanted, "mount_location": "/second"})
-    hub.release_stalled()
-    documents = [await mirror.ended(mirror_id["id"]) for mirror_id in (first, second)]
-    assert sum(document["bytes_transferred"] for document in documents) == 7000
-    assert hub.log.bytes_served(origin="cdn") == 7000
-
-
-# --- Listings of a mirror: narrowed where patterns allow it, few requests, and nothing read where nothing changed ---
-FILES = 3500
-
-
-@pytest.fixture
-def repository(hub: Hub) -> HubRepository:
-    """Four pages of a hub; all files have one of a few contents, so that they are copied in no time."""
+async def test_an_unchanged_source_is_decided_by_its_listing_alone(mirror: MirrorUnderTest, hub: Hub) -> None:
+    files = 3500  # four pages of a hub, with few contents, so that they are copied in no time
     repository = hub.repo("org/large")
-    repository.commit(
-        {
-            **{f"data/{number // 500}/{number:05}.txt": b"%d" % (number % 5) for number in range(FILES - 2)},
-            "weights/a.txt": b"a",
-            "config.json": b"{}",
-        }
-    )
-    return repository
-
-
-@pytest.fixture
-def numbers(upstreams: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[NumberedBucket]:
-    """Three pages of a bucket."""
-    with NumberedBucket(2500) as bucket:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", bucket.url)
-        yield bucket
-
-
-async def test_an_unchanged_source_is_decided_by_its_listing_alone(
-    mirror: MirrorUnderTest, hub: Hub, repository: HubRepository
-) -> None:
+    repository.commit({f"data/{number // 500}/{number:05}.txt": b"%d" % (number % 5) for number in range(files)})
     first = await mirror.ready(source("hf://org/large"))
-    assert first["files_total"] == FILES
+    assert first["files_total"] == files
     repository.commit({})  # another commit with the same files, so that nothing is recalled
     hub.log.clear()
 
     plan = await mirror.plan(source("hf://org/large"))
-    assert (plan["files"], plan["bytes_to_transfer"]) == (FILES, 0)
+    assert (plan["files"], plan["bytes_to_transfer"]) == (files, 0)
     assert hub.log.count() == 1 + 4
 
     hub.log.clear()
@@ -217,32 +158,6 @@ async def test_an_unchanged_source_is_decided_by_its_listing_alone(
     assert again["sources"][0]["manifest"] == first["sources"][0]["manifest"]
     assert hub.log.count() == 1 + 4
     assert hub.log.count("/resolve/") == 0
-
-
-async def test_an_unchanged_bucket_is_known_by_its_listing(numbers: NumberedBucket, mirror: MirrorUnderTest) -> None:
-    wanted = source(f"s3://{NAME}/")
-    first = await mirror.ready(wanted)
-    assert (first["files_total"], first["bytes_transferred"]) == (len(numbers.keys), numbers.bytes_total)
-    assert numbers.log.count() == 3 + len(numbers.keys)  # pages, and each object once
-
-    numbers.log.clear()
-    assert (await mirror.plan(wanted))["bytes_to_transfer"] == 0
-    again = await mirror.ready(wanted)
-    assert (again["bytes_transferred"], again["bytes_reused"]) == (0, numbers.bytes_total)
-    assert again["sources"][0]["manifest"] == first["sources"][0]["manifest"]
-    assert numbers.log.count() == numbers.log.count("list-type=2") == 3 + 3
-
-    numbers.log.clear()
-    numbers.generation += 1
-    assert (await mirror.plan(wanted))["bytes_to_transfer"] == numbers.bytes_total  # the double does tell changes
-
-
-async def test_a_pattern_with_a_literal_beginning_lists_its_folder_alone(
-    mirror: MirrorUnderTest, hub: Hub, repository: HubRepository
-) -> None:
-    document = await mirror.ready(source("hf://org/large", allow_patterns=["weights/*"]))
-    assert (document["files_total"], document["sources"][0]["warnings"]) == (1, [])
-    assert [request.target.partition("?")[0].rpartition("/")[2] for request in hub.log.find("/tree/")] == ["weights"]
 
 
 # --- A commit that was published before is published again without looking at its files ---
@@ -296,16 +211,6 @@ async def test_whatever_differs_is_listed(
     assert hub.log.count("/tree/") == 1
 
 
-async def test_access_is_asked_for_again(mirror: MirrorUnderTest, hub: Hub) -> None:
-    """What one request could read with its secret is not recalled for one that has none."""
-    hub.repo("org/private", private=True).commit(MODEL)
-    await mirror.ready(source("hf://org/private", **with_secret("hub-token")))
-
-    error = await mirror.failed(source("hf://org/private"))
-
-    assert error["code"] == "AUTH_REQUIRED"
-
-
 # --- Wrong content is kept as evidence, named in the failure, never published, and harms no other source ---
 SMALL = b"the right configuration"
 WRONG = b"w" * (CHUNK_SIZE + 100)
@@ -356,88 +261,33 @@ async def test_what_came_wrong_is_kept_and_what_is_right_is_published(
 
 
 async def test_evicting_everything_leaves_the_evidence(upstreams: None, hub: Hub, tmp_path: Path) -> None:
-    days = [0]
+    calendar = Calendar()
     hub.repo("org/model").commit({"config.json": SMALL})
     hub.fail(flip_byte(), "resolve-cache.*config.json", times=2)
-    clock = lambda: time.time() + days[0] * 86400  # noqa: E731
-    async with mirror_under_test(tmp_path, tombstone_seconds=0, collect_seconds=0, clock=clock) as mirror:
+    async with mirror_under_test(tmp_path, tombstone_seconds=0, collect_seconds=0, clock=calendar) as mirror:
         await mirror.failed(source("hf://org/model"))
         hub.repo("org/same").commit({"config.json": flipped(SMALL)})
         await mirror.ready(source("hf://org/same"))
         await mirror.evict(all=True, tier="mirror")
         assert mirror.count("manifests") == 0
-        for days[0] in (0, 29):
+        for calendar.days in (0, 29):
             await mirror.collect(grace_seconds=0)
             assert list(mirror.chunks()) == [digest_of(flipped(SMALL)).fanout]
-        days[0] = 31
+        calendar.days = 31
         collection = await mirror.collect()
         assert {kind["kind"]: kind["count"] for kind in collection["kinds"] if kind["count"]} == {"evidence": 2}
         assert (mirror.chunks(), mirror.count("quarantined_files")) == ({}, 0)
-
-
-# --- R2 through the whole mirror, at the address that the operator's setting names ---
-NUMBERS = count()
-IN_R2 = GeneratedContent(CHUNK_SIZE + 5).read(0, CHUNK_SIZE + 5)
-
-
-@pytest.fixture
-def r2_bucket(s3: S3Server) -> S3Bucket:
-    return s3.bucket(f"r2-mirrored-{next(NUMBERS)}", region="auto")
-
-
-@pytest.fixture
-async def r2_mirror(
-    upstreams: None, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[MirrorUnderTest]:
-    monkeypatch.setenv("BDN_R2_ENDPOINT_URL", s3.url)
-    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.account.access_key_id)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.account.secret_access_key)
-    async with mirror_under_test(tmp_path / "mirror") as mirror:
-        yield mirror
-
-
-async def test_a_folder_of_r2_is_mirrored_once(r2_mirror: MirrorUnderTest, s3: S3Server, r2_bucket: S3Bucket) -> None:
-    files = {"large.bin": IN_R2, "sub/a b+c%.json": b"{}", "empty": b""}
-    r2_bucket.put({f"m/{path}": content for path, content in files.items()})
-    wanted = source(f"r2://4cc0.eu.{r2_bucket.name}/m", **with_secret("s3-keys"))
-    done = await r2_mirror.ready(wanted)
-    assert await r2_mirror.tree(done["sources"][0]["manifest"]) == files
-    s3.log.clear()
-    again = await r2_mirror.ready(wanted)
-    assert again["sources"][0]["manifest"] == done["sources"][0]["manifest"]
-    assert s3.log.count() == s3.log.count("list-type=2") == 2
-
-
-# --- The egress guard through the whole mirror: a refused upstream fails its source, for good, before anything is sent ---
-CONTENT = {"model.safetensors": b"weights" * 1000}
 
 
 async def pause_never(_: float) -> None:
     pytest.fail("a refusal is not asked again")
 
 
-async def test_an_endpoint_that_the_operator_configured_is_refused_as_well(
-    upstreams: None, hub: Hub, s3: S3Server, bucket: S3Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.repo("org/model").commit(CONTENT)
-    bucket.put(CONTENT)
-    monkeypatch.delenv("BDN_EGRESS_ALLOW")
-    async with mirror_under_test(tmp_path / "mirror", pause=pause_never) as mirror:
-        attempts = note_attempts(monkeypatch)
-        for wanted in (source("hf://org/model"), source(f"s3://{bucket.name}", **with_secret("s3-keys"))):
-            error = await mirror.failed(wanted)
-            assert (error["code"], error["details"]["host"]) == ("EGRESS_REFUSED", "127.0.0.1")
-            assert "BDN_EGRESS_ALLOW" in error["message"]
-    assert not attempts
-    assert (hub.log.count(), s3.log.count()) == (0, 0)
-
-
 async def test_bytes_are_not_read_from_a_refused_address_that_a_listed_host_names(
     upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operator allows the hub by its name; the link to its CDN is an address that nobody allowed."""
-    hub.repo("org/model").commit(CONTENT)
+    hub.repo("org/model").commit(MODEL)
     names = Names(monkeypatch)
     names.say("hub.example", ["127.0.0.1"])
     monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("127.0.0.1", "hub.example"))

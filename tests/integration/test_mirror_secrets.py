@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bdn.core.errors import InvalidRequestError, SecretMalformedError
+from bdn.core.errors import InvalidRequestError
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.secrets import Keyring, SecretTable, new_key
 from tests.doubles.content import GeneratedContent
@@ -37,6 +36,7 @@ async def test_a_mirror_of_private_sources_needs_the_secret_each_time(
         assert (await mirror.failed(private))["code"] == "SOURCE_NOT_FOUND"
         (tmp_path / "team-token").unlink()
         assert (await mirror.failed(private))["code"] == "SECRET_NOT_FOUND"
+        assert (await mirror.failed(source("hf://org/private")))["code"] == "AUTH_REQUIRED"
         monkeypatch.setenv("BDN_SECRET_TEAM_TOKEN", hub.token)
         assert (await mirror.ready(private))["bytes_transferred"] == 0
 
@@ -82,35 +82,6 @@ async def listed(mirror: MirrorUnderTest) -> dict[str, Json]:
     return {item["name"]: item for item in answer.json()["items"]}
 
 
-async def failed(mirror: MirrorUnderTest, wanted: Json) -> Json:
-    document = await mirror.mirror(wanted)
-    assert document["status"] == "FAILED", document
-    return dict(document["error"])
-
-
-async def test_a_secret_that_was_set_opens_a_private_source_and_is_never_shown(
-    mirror_with: OpenMirror, hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    hub.repo("org/private", private=True).commit({"a.txt": b"1"})
-    private = source("hf://org/private", **with_secret("team-token"))
-    shown: list[str] = []
-    async with mirror_with() as mirror:
-        assert (await failed(mirror, private))["code"] == "SECRET_NOT_FOUND"
-        shown.append(str(await put(mirror, "team-token", hub.token)))
-        assert (await mirror.ready(private))["bytes_total"] == 1
-        shown += [str(await listed(mirror)), (await mirror.http.get("/mirror")).text, repr(mirror.service)]
-        assert (await mirror.http.delete("/secrets/team-token")).status_code == 204
-        assert (await failed(mirror, private))["code"] == "SECRET_NOT_FOUND"
-    shown += [caplog.text, *(repr(vars(record)) for record in caplog.records if record.name.startswith("bdn"))]
-    files = [path for path in (tmp_path / "mirror").rglob("*") if path.is_file()]
-    kept = b"".join([await asyncio.to_thread(path.read_bytes) for path in files])
-    for secret in (hub.token, KEY):
-        assert secret not in "".join(shown)
-        assert secret.encode() not in kept
-    assert "secret set" in caplog.text
-
-
 async def test_secrets_are_listed_and_replaced_and_removed_one_by_one(
     mirror_with: OpenMirror, table: SecretTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,26 +118,6 @@ async def test_keys_are_rotated_without_setting_a_secret_again(mirror_with: Open
     assert await SecretTable(table.database, Keyring.parse(NEWER)).value("default", "old") == VALUE
 
 
-async def test_an_operator_rotates_all_secrets_and_counts_them(mirror_with: OpenMirror, table: SecretTable) -> None:
-    database = table.database
-    for organisation in ("default", "acme", "rival"):
-        await table.set(organisation, "team", f"{VALUE} of {organisation}")
-    await SecretTable(database, Keyring.parse(new_key())).set("rival", "lost", VALUE)
-    async with mirror_with(f"{NEWER},{KEY}") as mirror:
-        one = await mirror.http.post("/secrets/rotate", headers={"BDN-Organisation": "acme"})
-        assert (one.status_code, [item["name"] for item in one.json()["items"]]) == (200, ["team"])
-        assert one.json()["others_left"] is None
-        assert {entry["sealed_with"] for entry in (await listed(mirror)).values()} == {"older key"}
-        everybody = await mirror.http.post("/secrets/rotate")
-        assert (everybody.status_code, everybody.json()["others_left"]) == (200, 1)
-        assert [item["sealed_with"] for item in everybody.json()["items"]] == ["first key"]
-    newer = SecretTable(database, Keyring.parse(NEWER))
-    for organisation in ("default", "acme", "rival"):
-        assert await newer.value(organisation, "team") == f"{VALUE} of {organisation}"
-    with pytest.raises(SecretMalformedError, match="not among those"):
-        await newer.value("rival", "lost")
-
-
 @ONE_KIND
 async def test_without_the_right_key_nothing_changes(mirror_with: OpenMirror, hub: Hub) -> None:
     hub.repo("org/private", private=True).commit({"a.txt": b"1"})
@@ -174,18 +125,12 @@ async def test_without_the_right_key_nothing_changes(mirror_with: OpenMirror, hu
     async with mirror_with() as mirror:
         await put(mirror, "team-token", hub.token)
     async with mirror_with(NEWER) as mirror:
-        error = await failed(mirror, private)
+        error = await mirror.failed(private)
         assert (error["code"], error["retryable"]) == ("SECRET_MALFORMED", False)
         assert "not among those of the mirror's BDN_SECRETS_KEY" in error["message"]
         refused = await mirror.http.post("/secrets/rotate")
         assert (refused.status_code, refused.json()["error"]["code"]) == (422, "SECRET_MALFORMED")
         assert (await listed(mirror))["team-token"]["sealed_with"] == "unknown key"
-    async with mirror_with(None) as mirror:
-        assert "would have to be in the mirror's BDN_SECRETS_KEY" in (await failed(mirror, private))["message"]
-        refused = await mirror.http.put("/secrets/other", json={"value": VALUE})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "INVALID_REQUEST")
-        assert "bdn-admin secrets new-key" in refused.text
-        assert set(await listed(mirror)) == {"team-token"}
     async with mirror_with() as mirror:
         assert (await mirror.ready(private))["bytes_total"] == 1
 
@@ -205,9 +150,7 @@ async def test_a_name_or_a_value_that_cannot_be_is_refused_without_repeating_the
             for name, body in (
                 ("a%20b", {"value": VALUE}),
                 ("x" * 129, {"value": VALUE}),
-                ("ok", {"value": VALUE, "more": 1}),
                 ("ok", {"value": [VALUE]}),
-                ("ok", {"value": f"{{{VALUE}"}),
                 ("ok", {"value": ""}),
             )
         ]
@@ -309,7 +252,9 @@ async def test_no_secret_token_or_signed_address_is_shown_or_kept(
             for name, wanted in places.items():
                 assert (await watched(mirror, wanted))["status"] == "READY", name
                 await mirror.plan(wanted)
-            await _everything_else(mirror)
+            paths = "mirror?limit=1000 secrets metrics openapi.json agents clusters nowhere healthz readyz"
+            for path in (*paths.split(), ".well-known/openid-configuration", ".well-known/jwks.json"):
+                await mirror.http.get(f"/{path}")
             seen.rows = repr(mirror.rows())
             seen.files = await asyncio.to_thread(text_of, tmp_path)
     exchanged = [
@@ -377,10 +322,3 @@ async def _failures(mirror: MirrorUnderTest, clouds: Clouds, hub: Hub, places: d
 async def _ends(mirror: MirrorUnderTest, wanted: list[Json]) -> dict[str, str]:
     """Of one mirror of all these: how each ended, by its mount."""
     return {part["mount_location"]: part["status"] for part in (await watched(mirror, *wanted))["sources"]}
-
-
-async def _everything_else(mirror: MirrorUnderTest) -> None:
-    for path in ("/mirror?limit=1000", "/secrets", "/metrics", "/openapi.json", "/agents", "/clusters", "/nowhere"):
-        await mirror.http.get(path)
-    for path in ("/.well-known/openid-configuration", "/.well-known/jwks.json", "/healthz", "/readyz"):
-        await mirror.http.get(path)

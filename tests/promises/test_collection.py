@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from bdn.core.chunk import digest_of
-from bdn.mirror.db import contents, damaged, mirrors
+from bdn.mirror.db import damaged, mirrors
 from tests.doubles.hub import Hub
 from tests.support.content.calendar import Calendar
 from tests.support.crash.rot import rot
@@ -291,7 +291,7 @@ async def test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_
 
         async def known() -> list[str]:
             async with world.database.read() as session:
-                return [row.digest for row in await contents.all_damaged(session)]
+                return [row.digest for row in await damaged.all_damaged(session)]
 
         await world.begin("acme", "A", private=False).finish()
         shared = digest_of(b"2")

@@ -21,7 +21,7 @@ from tests.support.content.trees import tree
 from tests.support.crash.forgetful_mirror import Central, fill, repositories
 from tests.support.crash.forgetful_node import JOBS, Node, trees
 from tests.support.crash.killing_cluster import NODES, Cluster, Kills
-from tests.support.crash.killing_reader import Watched, reading, reading_all
+from tests.support.crash.killing_reader import reading
 from tests.support.crash.killing_steps import Fuse, two_at_a_time
 from tests.support.promises.tally import FULL, Scale, Tally
 
@@ -29,11 +29,9 @@ pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures
 AGENT_STEPS, MIRROR_STEPS = 400, 120  # of a whole run, after the start
 
 
-def watched(node: Node) -> list[Watched]:
-    """The views of all jobs. One that is released may vanish file by file; the others, once seen, stay whole."""
-    return [
-        Watched.of(node.view(job), trees()[name], stays=job not in ("job-b", "job-d")) for job, name in JOBS.items()
-    ]
+def staying(node: Node) -> dict[Path, list[str]]:
+    """The views of jobs that are not released: once seen, they stay whole. The others may vanish file by file."""
+    return {node.view(job): list(trees()[JOBS[job]]) for job in ("job-a", "job-c")}
 
 
 async def survive(root: Path, step: int, tally: Tally) -> None:
@@ -41,7 +39,7 @@ async def survive(root: Path, step: int, tally: Tally) -> None:
     fuse, case = Fuse.at(root / "fuse"), f"step {step}"
     with AgentMirror(is_packed=True).running() as mirror:
         node = Node(mirror, root, root / "logs", command=fuse.command("node_agent.__main__"))
-        async with reading(watched(node)) as seen:
+        async with reading([node.cache / "mounts"], trees().values(), staying(node)) as seen:
             async with node.program.daemon() as daemon:
                 fuse.light(step, after=step % 2 == 0)
                 is_done = await node.until_killed(daemon)
@@ -56,7 +54,7 @@ async def survive(root: Path, step: int, tally: Tally) -> None:
                 difference = await node.ledger_differs(daemon)
                 assert difference is None, f"{case}: {difference}"
         assert not seen.wrong, f"{case}: {seen.wrong[:5]}"
-        assert seen.whole_views, case
+        assert seen.files, case
     tally.add(scenarios=1, kills=not is_done)
 
 
@@ -130,10 +128,10 @@ def test_ten_thousand_kills_lose_nothing_acknowledged_and_show_nothing_wrong(sca
         assert counts["ready"] > cycles / 10, "hardly anything was staged"
 
 
-# --- A mirror and two agents of a ring are killed again and again while they mirror, stage, release and evict, and jobs read ---
+# --- A mirror and two agents of a ring are killed again and again while they mirror, stage, release, evict and collect, and jobs read ---
 
 
-@pytest.mark.promise("whole-files", "commit-order")
+@pytest.mark.promise("whole-files", "commit-order", "collection")
 @pytest.mark.parametrize("seed", range(5 if FULL else 1))
 async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_ends_well(
     tmp_path: Path, hub: Hub, scale: Scale, tally: Tally, seed: int
@@ -142,14 +140,14 @@ async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_end
     kills = Kills(scale.of(4, 60))
     cluster = Cluster(tmp_path, hub, Random(seed), kills)
     roots = [tmp_path / node / "cache/mounts" for node in NODES]
-    async with reading_all(roots, list(repositories().values())) as seen:
+    async with reading(roots, repositories().values()) as seen:
         async with asyncio.TaskGroup() as group:
             group.create_task(cluster.lives_of_mirror())
             for node in NODES:
                 group.create_task(cluster.lives_of_agent(node))
         await cluster.finish()
     assert not seen.wrong, f"{seen.wrong[:5]}"
-    assert seen.whole_views
+    assert seen.files
     tally.add(scenarios=1, kills=kills.done)
 
 

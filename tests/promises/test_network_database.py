@@ -14,8 +14,7 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 
-from bdn.mirror import scrub
-from bdn.mirror.api import routes
+from bdn.mirror import metrics, scrub
 from bdn.mirror.db import postgres
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.errors import DatabaseUnavailableError
@@ -130,7 +129,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mirror that looks at everything often."""
     for name, seconds in (("POLL_SECONDS", 0.02), ("RENEW_SECONDS", 0.05), ("CLAIM_SECONDS", 1.0)):
         monkeypatch.setattr(worker, name, seconds)
-    monkeypatch.setattr(routes, "PROBE_SECONDS", 0.4)
+    monkeypatch.setattr(metrics, "PROBE_SECONDS", 0.4)
 
 
 @pytest.mark.parametrize("how", ["cut", "refused", "silent"])

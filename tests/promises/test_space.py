@@ -23,7 +23,6 @@ from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings
 from node_agent.stage.stage import StageRegistry
 from tests.support.agent.cache import cached, put
-from tests.support.agent.ledger_steps import Disk
 from tests.support.agent.local_node import open_disk_and_tiers
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import mounted_quota, mounted_tmpfs, needs_mounts, needs_quota
@@ -334,14 +333,3 @@ async def test_what_is_over_the_budget_goes_as_far_as_it_is_over_and_no_further(
             assert cache.index.manifests() == tuple(one.digest for one in held[4 - left :])
             assert disk_bytes(places.root) == left * MIB
     tally.add(scenarios=4)
-
-
-# --- Committed and reserved bytes stay within the budget, at each of a million steps, with a neighbour on the same disk ---
-SEEDS = 10
-
-
-@pytest.mark.promise("leases")
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_million_steps_never_pass_the_budget_nor_touch_what_is_leased(seed: int, scale: Scale, tally: Tally) -> None:
-    counts = Disk(seed).run(scale.of(40_000, 1_000_000) // SEEDS)
-    tally.add(**counts)

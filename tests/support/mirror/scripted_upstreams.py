@@ -47,9 +47,7 @@ class ScriptedUpstream:
     log: RequestLog
     script: Script
     listing: str  # what the requests for the source's listing look like
-    bytes_of: Callable[
-        [str], tuple[str, str | None]
-    ]  # likewise those for the bytes of a file, and where they are asked for
+    bytes_of: Callable[[str], tuple[str, str | None]]  # likewise for the bytes of a file, and where they are asked for
     put: Callable[[Mapping[str, bytes]], object]
 
     def fail(self, fault: Fault, *, file: str = LARGE, skip: int = 0, times: int | None = 1) -> None:

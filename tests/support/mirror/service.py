@@ -20,6 +20,7 @@ from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.db.database import Database
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.budget import Pause
+from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
 
 Json = dict[str, Any]
 LONGEST_SECONDS = 20.0
@@ -81,6 +82,14 @@ class MirrorUnderTest:
         document = await self.mirror(*sources)
         assert document["status"] == "READY", document["error"]
         return document
+
+    async def ready_for(self, organisation: str, *sources: Json) -> Mirror:
+        """A mirror of an organisation once it is READY, without a token of it."""
+        requests = self.service.requests
+        begun = await requests.request(MirrorRequestBody.model_validate({"weights": sources}).sources(), organisation)
+        done = await requests.wait(begun.id, organisation, LONGEST_SECONDS)
+        assert done.status == "READY", done.error
+        return done
 
     async def manifest(self, *sources: Json) -> str:
         """Of the first source, once all are READY."""

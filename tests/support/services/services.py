@@ -186,9 +186,7 @@ def _client(url: str) -> httpx2.Client:
 def answers(http: httpx2.Client) -> bool:
     """Whether the service is ready."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ResourceWarning
-        )  # httpcore leaves a Unix socket that is refused to the collector
+        warnings.simplefilter("ignore", ResourceWarning)  # httpcore leaves a refused Unix socket to the collector
         try:
             return http.get("/readyz").is_success
         except httpx2.TransportError:

@@ -72,9 +72,18 @@ async def test_an_error_of_the_work_is_raised_and_the_buffer_is_free_again(one: 
     assert await one.run(5, len) == 5
 
 
-async def test_cancelling_however_often_waits_for_the_thread_and_then_all_is_free(one: ByteThreads, work: Work) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_cancelling_however_often_waits_for_the_thread_and_then_all_is_free(
+    one: ByteThreads, work: Work, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """The caller cleans up as soon as ``run`` has ended, and the thread would write where nothing is any more."""
-    task = asyncio.create_task(one.run(1, work))
+
+    def call(buffer: memoryview) -> None:
+        work(buffer)
+        if fails:
+            raise LookupError("nobody hears this")
+
+    task = asyncio.create_task(one.run(1, call))
     await begun(work)
     next_one = asyncio.create_task(one.run(7, len))
     for _ in range(3):
@@ -87,23 +96,6 @@ async def test_cancelling_however_often_waits_for_the_thread_and_then_all_is_fre
         await task
     assert work.ended
     assert await next_one == 7
-
-
-async def test_an_error_of_cancelled_work_is_lost_without_a_complaint(
-    one: ByteThreads, work: Work, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(buffer: memoryview) -> None:
-        work(buffer)
-        raise LookupError("nobody hears this")
-
-    task = asyncio.create_task(one.run(1, fail))
-    await begun(work)
-    task.cancel()
-    await turns()
-    work.release.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await one.run(5, len) == 5
     assert caplog.records == []
 
 
