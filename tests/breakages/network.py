@@ -137,7 +137,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     ],
     "bdn/transfer/chunk_readers.py": [
         ("what peers and the mirror send is not compared with its name", "if actual != self.digest:", "if False:",
-         "test_right_sized_chunks_in_each_others_place_are_found_out"),
+         "test_a_fault_on_the_way_to_the_mirror_costs_time_alone[content-flips_a_bit]"),
         ("what came wrongly is gone on from", "self.on_mismatch(chunk)\n            chunk.restart()",
          "self.on_mismatch(chunk)", "test_a_fault_on_the_way_to_the_mirror_costs_time_alone[content-flips_a_bit]"),
     ],
@@ -182,7 +182,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "if not self.peers.is_avoided(peer) and self._ask(peer, chunk, None):", "if False:",
          "test_a_cluster_serves_a_late_node_while_the_mirror_is_away"),
         ("a peer that failed is asked for the next chunk", "                self.peers.blame(peer, Fault.FAILED)\n", "",
-         "test_a_node_that_sees_no_peer_asks_the_mirror[resets_at_once]"),
+         "test_a_peer_that_stays_at_fault_is_left_and_the_mirror_is_asked[resets_at_once]"),
     ],
     "node_agent/fetch/deadlines.py": [
         ("a peer may be silent for as long as it likes",
@@ -204,6 +204,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "node_agent/fetch/peers.py": [
         ("a peer that was left for being slow is asked for the next chunk",
          "            self._standing.blame(node, Fault.SLOW, self.clock())\n", "",
-         "test_a_peer_that_trickles_is_left_and_counted"),
+         "test_a_peer_that_stays_at_fault_is_left_and_the_mirror_is_asked[trickles]"),
     ],
 }

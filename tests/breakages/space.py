@@ -62,10 +62,9 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "node_agent/cache/node_cache.py": [
         ("a stage is let in whatever the budget says", "budget = await in_thread(self._budget)",
          "budget = await in_thread(self._budget) * 8",
-         "test_of_eight_stages_on_a_small_disk_three_proceed"),
+         "test_who_is_refused_hears_who_is_in_the_way"),
         ("what a refused stage shared with a victim stays promised to it", "for content in (*self._absent, *given_up):",
          "for content in self._absent:",
-         "test_after_a_refused_stage_what_made_room_for_it_is_whole_also_where_the_stage_shared_a_file_with_it",
          "test_what_came_to_nothing_left_nothing_behind"),
         ("the disk is looked at while another deletes",
          "async with self._lock:\n            await to_the_end(self._trim())",

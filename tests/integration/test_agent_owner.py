@@ -34,11 +34,6 @@ THEIRS = noise(3 * MIB, 3)
 
 
 @pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed(is_packed=True)
-
-
-@pytest.fixture
 def manifest(mirror: AgentMirror) -> Manifest:
     return mirror.publish(FILES)
 
