@@ -40,6 +40,9 @@ class StoredChunk:
 class CollectableStore(ChunkStore, Protocol):
     """A store out of which chunks are collected while others put, keep and read."""
 
+    def check(self) -> None:
+        """Raise ``StoreUnavailableError`` when nothing in the store can be reached."""
+
     def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
         """Those of these chunks that are held, or all that are held; one that comes or goes meanwhile may be missed."""
 
@@ -203,7 +206,12 @@ class SlabNeeds:
         )
 
 
-_RAW = 32  # bytes of a raw digest
+_RAW: Final = 32  # bytes of a raw digest
+
+
+def split_digests(raw: bytes) -> list[bytes]:
+    """The raw digests that a database keeps one after the other."""
+    return [raw[start : start + _RAW] for start in range(0, len(raw), _RAW)]
 
 
 def manifest_fault(digest: Digest, canonical: bytes) -> str | None:
@@ -222,7 +230,7 @@ def content_fault(digest: Digest, size: int, chunks: bytes) -> str | None:
         return None if fits else f"the record of a file of {size} bytes has no chunks"
     if size < 0 or len(chunks) != _RAW * chunk_count(size):
         return f"the record of a file of {size} bytes has {len(chunks)} bytes of chunk names"
-    names = tuple(Digest.from_bytes(chunks[start : start + _RAW]) for start in range(0, len(chunks), _RAW))
+    names = map(Digest.from_bytes, split_digests(chunks))
     return None if file_digest(size, names) == digest else "the chunks of a file's record do not make up the file"
 
 

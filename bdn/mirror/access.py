@@ -10,9 +10,8 @@ from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.tokens import TokenTable, is_token
 from bdn.mirror.waiting import SingleFlight
-from bdn.wire.access_schema import DEFAULT_ORGANISATION, Caller, NotPermittedError, Role
+from bdn.wire.access_schema import DEFAULT_ORGANISATION, Caller, Role
 from bdn.wire.grants import Grant, GrantVerifier
-from bdn.wire.operation_schema import EvictionRequest, VerificationRequest
 
 _OBJECTS_KEPT: Final = 500_000  # about 50 MB; as many chunks and slabs are up to 4 TB
 _STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its manifest was given up
@@ -124,23 +123,3 @@ class Access:
         found = await self._reads.run(key, read)
         self._reads.forget([key])
         return found
-
-
-def check_may_evict(caller: Caller, request: EvictionRequest) -> None:
-    """Raise ``NotPermittedError`` unless a caller who is no operator evicts from the mirror alone.
-
-    The caches of nodes belong to all organisations together: an eviction there by age or of everything would take from others,
-    one by a job's name could name another's, and a forced one breaks leases of other jobs.
-    """
-    if caller.role is not Role.OPERATOR and (request.tier != "mirror" or request.force):
-        raise NotPermittedError(
-            f"a token of role {caller.role} evicts with tier mirror and without force; the caches of nodes are the operator's"
-        )
-
-
-def check_may_verify(caller: Caller, request: VerificationRequest) -> None:
-    """Likewise: reading a cache of a node takes from all who work there, and everything is everybody's."""
-    if caller.role is not Role.OPERATOR and (request.tier != "mirror" or request.all):
-        raise NotPermittedError(
-            f"a token of role {caller.role} verifies a source or a manifest, with tier mirror; all else is the operator's"
-        )

@@ -17,15 +17,15 @@ from bdn.core.pace.retry import StallPolicy
 from bdn.disk.durable import make_folder
 from bdn.mirror.access import Access
 from bdn.mirror.api.contents import ContentsService
-from bdn.mirror.api.routes import ROUTERS, Probes
-from bdn.mirror.damages import DamagedRecords, Damages
+from bdn.mirror.api.routes import ROUTERS
+from bdn.mirror.damages import Damages
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events
 from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.copier import Copier
-from bdn.mirror.ingest.copy_missing import CopiesInProgress
+from bdn.mirror.ingest.progress import CopiesInProgress
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
@@ -105,9 +105,8 @@ async def open_mirror(
         database = await _open_database(stack, settings)
         store = await asyncio.to_thread(open_store, settings.effective_store, exclusive=settings.is_embedded)
         watch, metrics, signer = Watch(), Metrics(database, store), load_signer(settings.data_dir)
-        damaged_records = DamagedRecords(database, clock)
-        metrics.damaged_records.set_function(lambda: len(damaged_records.found))
         damages = Damages(database, store, watch, clock, metrics.repaired_chunks.inc)
+        metrics.damaged_records.set_function(lambda: len(damages.records))
 
         # Upstreams: how the mirror signs in there, what it asks, and how many requests each host gets.
         secrets = Secrets(settings.secrets_dir, SecretTable(database, keyring))
@@ -127,7 +126,7 @@ async def open_mirror(
 
         # Retention: what leaves the store, and the events that say why.
         events = Events(database, settings.events_seconds, clock)
-        collector = Collector(database, store, settings.tombstone_seconds, damaged_records, clock)
+        collector = Collector(database, store, settings.tombstone_seconds, damages, clock)
         operations = Operations(database, watch, clock)
         collections = Collections(
             database,
@@ -159,7 +158,6 @@ async def open_mirror(
             keeper = Keeper(
                 database,
                 damages,
-                damaged_records,
                 repair,
                 watch,
                 Pacer(settings.scrub_rate),
@@ -204,8 +202,8 @@ async def open_mirror(
             tokens,
             access,
             Names(database),
-            ContentsService(database, access, chunks, damaged_records, data_port),
-            Probes(database, store, metrics),
+            ContentsService(database, access, chunks, data_port),
+            metrics,
             *filter(None, [issuer]),
         )
         api = new_service(

@@ -1,26 +1,32 @@
-"""The mirror's numbers for Prometheus, read from the database when they are asked for, plus what only the process knows.
+"""Readiness, and the mirror's numbers for Prometheus: from the database when they are asked for, or known to the process alone.
 
+Both are told without authentication: orchestrators have no tokens.
 Names: one prefix, base units, low-cardinality labels. Source: prometheus.io, "Metric and label naming".
 """
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 import bdn
+from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
 from bdn.mirror.db import agents, contents, damaged, mirrors, objects
 from bdn.mirror.db.database import Database
+
+PROBE_SECONDS = 5.0
 
 
 class Metrics:
     """Counters that parts increment, and gauges that ``render`` reads."""
 
-    def __init__(self, database: Database, inspection: MirrorStore) -> None:
+    def __init__(self, database: Database, store: MirrorStore) -> None:
         self._database = database
-        self._inspection = inspection
+        self._store = store
         self.registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.transferred_bytes = counter("bdn_mirror_transferred_bytes", "Bytes read from upstreams")
@@ -52,7 +58,7 @@ class Metrics:
             count, size = await contents.totals(session)
             quarantined = await damaged.count_wrong_files(session)
             rows = await agents.all_agents(session)
-            wrong = await contents.all_damaged(session)
+            wrong = await damaged.all_damaged(session)
             newest = await objects.scrub_state(session)
             given_up = await mirrors.count_restorable(session)
         for status in ("PENDING", "SYNCING", "READY", "FAILED", "CANCELED"):
@@ -61,8 +67,26 @@ class Metrics:
         self._stored.set(size)
         self._quarantined.set(quarantined)
         self._damaged.set(len(wrong))
-        self._evidence.set(await asyncio.to_thread(self._inspection.evidence))
+        self._evidence.set(await asyncio.to_thread(self._store.evidence))
         self._scrubbed_at.set((newest and newest.completed_at) or 0)
         self._given_up.set(given_up)
         self._agents.set(sum(agents.is_alive(row, time.time()) for row in rows))
         return generate_latest(self.registry)
+
+    async def check(self) -> None:
+        """Raise ``StoreUnavailableError``, which says which, when the database or the store does not answer in time."""
+        async with _in_time("the database"):
+            await self._database.check_version()
+        self._database.check_writable(PROBE_SECONDS)
+        async with _in_time("the store"):
+            await asyncio.to_thread(self._store.check)
+
+
+@asynccontextmanager
+async def _in_time(what: str) -> AsyncIterator[None]:
+    """An orchestrator that gets no answer learns nothing; what is behind a broken network never answers."""
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            yield
+    except TimeoutError:
+        raise StoreUnavailableError(f"{what} has not answered for {PROBE_SECONDS:g} s") from None

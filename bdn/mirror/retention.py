@@ -30,9 +30,8 @@ from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import Fact, NotFoundError
-from bdn.core.events import Event
 from bdn.core.store import EVIDENCE_SECONDS, KINDS, CollectableStore, Kind, SlabNeeds, StoredChunk, collectable_before
-from bdn.mirror.damages import DamagedRecords
+from bdn.mirror.damages import Damages
 from bdn.mirror.db import agents, contents, damaged, events, mirrors, operations, removal
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.removal import Taken
@@ -101,7 +100,7 @@ class Collector:
     database: Database
     store: CollectableStore
     tombstone_seconds: float
-    damaged_records: DamagedRecords
+    damages: Damages
     clock: Callable[[], float] = time.time
 
     async def collect(self, *, grace_seconds: float | None, dry_run: bool = False) -> Collected:
@@ -118,14 +117,16 @@ class Collector:
         """
         async with self.database.alone("collection"):
             now = self.clock()
-            await self._check_store()
-            async with self._transactions(dry_run=dry_run) as transactions:
+            # Rows that go while the store is away would leave chunks that are strangers to the next collection.
+            await asyncio.to_thread(self.store.check)
+            async with self.database.rehearsal() if dry_run else nullcontext() as rehearsal:
+                transactions = _Transactions(self.database, rehearsal)
                 collected = await self._take_expired(transactions, now)
                 if grace_seconds is not None:
                     await self._take_old(transactions, collected, now, grace_seconds)
                 await self._forget_damage(transactions, now)
                 look = await self._look(transactions, collected, now)
-            remove: Remove = _pretend if dry_run else self.store.collect
+            remove: Remove = (lambda _: True) if dry_run else self.store.collect
             await self._sweep(collected, look, now, remove)
             if grace_seconds is None:
                 return collected
@@ -137,18 +138,6 @@ class Collector:
             collected.add("incoming", *left)
             return collected
 
-    async def _check_store(self) -> None:
-        """Raise when it is away: rows that go now would leave chunks that are strangers to the next collection."""
-        await asyncio.to_thread(lambda: list(self.store.stored(())))
-
-    @asynccontextmanager
-    async def _transactions(self, *, dry_run: bool) -> AsyncIterator[_Transactions]:
-        if not dry_run:
-            yield _Transactions(self.database, None)
-            return
-        async with self.database.rehearsal() as session:
-            yield _Transactions(self.database, session)
-
     async def _take_expired(self, transactions: _Transactions, now: float) -> Collected:
         """One manifest at a time, as a whole: others get their turn in between."""
         collected = Collected()
@@ -159,8 +148,7 @@ class Collector:
                     return collected
                 taken = await removal.take_manifest(session, manifest, now)
                 collected.add_rows("manifests", taken)
-                event = Event.of("collected", {"bytes": taken.bytes}, manifest=f"b3:{manifest}")
-                await events.record(session, [event], now)
+                await events.record(session, now, "collected", {"bytes": taken.bytes}, manifest)
 
     @staticmethod
     async def _take_old(transactions: _Transactions, collected: Collected, now: float, grace_seconds: float) -> None:
@@ -182,7 +170,7 @@ class Collector:
         unnamed = [Digest.from_bytes(raw) for raw in collected.unnamed]
         seen = await asyncio.to_thread(lambda: list(self.store.stored(unnamed)))
         async with transactions.read() as session:
-            with self.damaged_records.noted():
+            with self.damages.records_noted():
                 return _Look(seen, await removal.named(session), await mirrors.oldest_at_work(session, now))
 
     @staticmethod
@@ -214,10 +202,6 @@ async def _remove(
             return
 
 
-def _pretend(_: StoredChunk) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class StoreEviction:
     """Evicts manifests from the store, one eviction at a time. With ``tombstone_seconds`` 0 they are collected at once."""
@@ -246,11 +230,9 @@ class StoreEviction:
                 victims = [item.manifest.removeprefix("b3:") for item in items if not item.refused]
                 if not command.dry_run:
                     await mirrors.give_up(session, organisation, victims, command.id, now)
-                    decided = [
-                        Event.of(*_fate(item, command), manifest=item.manifest, organisation=organisation)
-                        for item in items
-                    ]
-                    await events.record(session, decided, now)
+                    for item in items:
+                        name = item.manifest.removeprefix("b3:")
+                        await events.record(session, now, *_fate(item, command), name, organisation=organisation)
             if not command.dry_run and victims and not self.tombstone_seconds:
                 await self.collector.collect(grace_seconds=None)
 
@@ -268,10 +250,8 @@ class StoreEviction:
             named = await mirrors.named_manifests(session, organisation, request.manifest, request.source)
             restored = sorted(await mirrors.restore(session, organisation, named))
             await contents.touch(session, restored, self.clock())
-            decided = [
-                Event.of("restored", {}, manifest=f"b3:{digest}", organisation=organisation) for digest in restored
-            ]
-            await events.record(session, decided, self.clock())
+            for digest in restored:
+                await events.record(session, self.clock(), "restored", {}, digest, organisation=organisation)
             sources = await mirrors.sources_by_manifest(session, organisation, restored)
         if not restored:
             raise NotFoundError(f"{request.manifest or request.source} among what was evicted and is not collected yet")

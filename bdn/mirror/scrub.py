@@ -18,17 +18,17 @@ from bdn.core.pace.rounds import is_round_due
 from bdn.core.source.upstream import Checksum
 from bdn.core.source.uri import common_beginnings
 from bdn.core.store import Needed, Piece, closed_up, seal_of
-from bdn.mirror.damages import DAMAGE, DamagedRecords, Damages
-from bdn.mirror.db import agents, contents, mirrors, objects, operations, origins, records
+from bdn.mirror.damages import Damages
+from bdn.mirror.db import agents, contents, damaged, mirrors, objects, operations, origins
+from bdn.mirror.db.contents import Record
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.objects import Reach, StoredObject
 from bdn.mirror.db.operations import MIRROR
 from bdn.mirror.db.origins import Origin
-from bdn.mirror.db.records import Record
 from bdn.mirror.db.tables import AgentRow
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
-from bdn.mirror.waiting import Watch
+from bdn.mirror.waiting import DAMAGE, Watch
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import Pacer
 from bdn.transfer.chunk_readers import PartialChunk
@@ -238,7 +238,8 @@ class Repair:
         if restoring.missing:
             said = {"chunk": str(digest), "reason": restoring.reason()}
             logger.warning("a damaged chunk cannot be repaired", extra=said)
-            await self.damages.give_up(digest)
+            async with self.database.write() as session:
+                await damaged.give_up(session, digest.hex, self.clock())
             return restoring.reason(asking)
         try:
             if digest_of(restoring.buffer) == digest:
@@ -279,7 +280,7 @@ class Repair:
             for slab in slabs:
                 layouts = [FileLayout.packed(piece.content, piece.size, slab, offset) for piece, offset in placed]
                 await contents.record_slices(session, layouts)
-            await self.damages.drop_slab(session, needed.digest.hex)
+            await damaged.drop_slab(session, needed.digest.hex, self.clock())
         self.damages.on_repaired()
 
     async def _put_slab(self, files: bytes, scope: str) -> Slab:
@@ -314,7 +315,6 @@ class Keeper:
 
     database: Database
     damages: Damages
-    damaged_records: DamagedRecords
     repair: Repair
     watch: Watch
     pacer: Pacer
@@ -345,7 +345,7 @@ class Keeper:
     async def repair_next(self) -> bool:
         """Repair what a scrub or a reader has found, or an earlier attempt could not repair; False when there is nothing."""
         async with self.database.read() as session:
-            rows = await contents.all_damaged(session)
+            rows = await damaged.all_damaged(session)
         due = next((digest for row in rows if self.repair.is_due(digest := Digest(row.digest))), None)
         if due is not None:
             await self.repair.run(due)
@@ -420,13 +420,13 @@ class Keeper:
         Records come first: which objects there are, they say.
         """
         if cursor is None:
-            await self.damaged_records.check_again()
+            await self.damages.check_records()
         if cursor is None or cursor.startswith(("manifest:", "record:")):
             async with self.database.read() as session:
-                found, behind = await records.after(session, cursor, reach.manifests if reach else None)
+                found, behind = await objects.wrong_records(session, cursor, reach.manifests if reach else None)
             for record, wrong in found:
-                await self.damaged_records.tell(record, wrong)
-            return Part(0, 0, behind or objects.FIRST, records=tuple(found))
+                await self.damages.tell_record(record, wrong)
+            return Part(0, 0, behind, records=tuple(found))
         async with self.database.read() as session:
             wanted = await objects.after(session, cursor, reach, _AT_ONCE)
         faults: list[tuple[StoredObject, str]] = []

@@ -9,14 +9,18 @@ read, and its result may be a little old.
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from bdn.core.errors import single_error
 
 _Seen = TypeVar("_Seen")
+
+
+NEW_WORK: Final = "new work"  # what workers wait for: a mirror that was asked for
+DAMAGE: Final = "damage"  # what the store's keeper waits for
 
 
 def agent_topic(cluster: str, node: str) -> str:
@@ -184,31 +188,17 @@ class SharedRead(Generic[_Result]):
             return result
 
 
-@dataclass
-class _ReadInUse(Generic[_Result]):
-    read: SharedRead[_Result]
-    users: int = 0
-
-
-@dataclass(frozen=True)
 class SharedReads(Generic[_Key, _Result]):
-    """One shared read for each key, for as long as somebody uses it. ``seconds`` as of ``SharedRead``."""
+    """One shared read for each key, for as long as somebody holds it. ``seconds`` as of ``SharedRead``."""
 
-    seconds: float
-    _in_use: dict[_Key, _ReadInUse[_Result]] = field(default_factory=dict)
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._held: WeakValueDictionary[_Key, SharedRead[_Result]] = WeakValueDictionary()
 
-    @contextmanager
-    def of(self, key: _Key, read: Callable[[], Awaitable[_Result]]) -> Iterator[SharedRead[_Result]]:
-        """The read that all callers with this key share, until the block ends. Equal keys have equal ``read``."""
-        in_use = self._in_use.setdefault(key, _ReadInUse(SharedRead(read, self.seconds)))
-        in_use.users += 1
-        try:
-            yield in_use.read
-        finally:
-            in_use.users -= 1
-            if not in_use.users:
-                del self._in_use[key]
+    def of(self, key: _Key, read: Callable[[], Awaitable[_Result]]) -> SharedRead[_Result]:
+        """The read that all callers with this key share. Equal keys have equal ``read``."""
+        return self._held.setdefault(key, SharedRead(read, self._seconds))
 
     def __len__(self) -> int:
         """How many keys are in use."""
-        return len(self._in_use)
+        return len(self._held)

@@ -32,6 +32,8 @@ from bdn.core.store import MirrorStore, StoredChunk
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import make_folder, sync_folder
 
+KEPT: Final = 64  # chunks in quarantine; the oldest go
+
 
 class DirectoryStore:
     """A ``MirrorStore`` in ``root``, which is made if it is absent. Safe for several threads and processes at once."""
@@ -41,7 +43,7 @@ class DirectoryStore:
         self._clock = clock
         self._chunks = root / "chunks"
         self._incoming = root / "incoming"
-        self._quarantine = ChunkQuarantine(root / "quarantine")
+        self._quarantine = root / "quarantine"
         self._aside = root / "aside"
         self._nonce = os.urandom(4).hex()
         self._numbers = itertools.count()  # a count can be shared by threads; a generator cannot
@@ -54,6 +56,12 @@ class DirectoryStore:
             make_folder(self._aside, is_durable=True)
             self._put_all_back()
             self._writes.probe(self._incoming)
+
+    def check(self) -> None:
+        """By the folder of all chunks. When it cannot be reached, a chunk that cannot says nothing about that chunk."""
+        # The dot: to look it up takes what it takes to look up a chunk.
+        with self._failures_mapped(), os.scandir(f"{self._chunks}/.") as found:
+            next(found, None)
 
     def clear_incoming(self) -> None:
         """Remove what a crash left half-written. Only while no other process writes here."""
@@ -76,7 +84,7 @@ class DirectoryStore:
                 self._write_synced(partial, content)
                 self._make_fanout(target.parent)
                 with suppress(PermissionError):  # nobody can look at it, and it may have been right
-                    self._quarantine.move_if_wrong(target, digest)
+                    self._quarantine_if_wrong(target, digest)
                 partial.rename(target)
             except OSError:
                 with suppress(OSError):  # the first failure says more
@@ -175,11 +183,6 @@ class DirectoryStore:
         """Raise when the store itself is gone: nobody may conclude that it never held a chunk."""
         self._chunks.stat()
 
-    def _check_is_open(self) -> None:
-        """Raise when nothing in the store can be reached: then a chunk that cannot says nothing about that chunk."""
-        with os.scandir(f"{self._chunks}/.") as found:  # the dot: to look it up takes what it takes to look up a chunk
-            next(found, None)
-
     def fault(self, digest: Digest) -> str | None:
         """By reading all of it past the page cache. One that cannot be read where others can is wrong.
 
@@ -194,14 +197,14 @@ class DirectoryStore:
             except StoreUnavailableError as error:
                 if not isinstance(error.__cause__, OSError):
                     raise
-                self._check_is_open()  # otherwise it is the store that cannot be read
+                self.check()  # otherwise it is the store that cannot be read
                 return unreadable(error.__cause__)
 
     def set_aside(self, digest: Digest) -> bool:
         """One rename; the folder is synced. What may not be read stays until right bytes take its place: it may be right."""
         target = self._chunks / digest.fanout
         with self._failures_mapped():
-            is_gone = self._quarantine.move_if_wrong(target, digest)
+            is_gone = self._quarantine_if_wrong(target, digest)
             if is_gone:
                 sync_folder(target.parent)
         return is_gone
@@ -209,7 +212,38 @@ class DirectoryStore:
     def evidence(self) -> int:
         """Files in ``quarantine/``."""
         with self._failures_mapped():
-            return self._quarantine.count()
+            return len(self._quarantined())
+
+    def _quarantine_if_wrong(self, path: Path, digest: Digest) -> bool:
+        """Move the file into quarantine if it is wrong. False when there is none, or it is right and stays where it is.
+
+        A and B read wrong bytes; A moves them, and right ones take their place; B comes to move what it has seen. So what was
+        moved is read once more and, if it is right, given back. Meanwhile nobody finds it: readers take that for a failure
+        that passes.
+        """
+        try:
+            if not is_wrong(path, digest):
+                return False
+            self._quarantine.mkdir(exist_ok=True)
+            taken = (
+                self._quarantine / f"{time.time_ns()}-{digest.hex}"
+            )  # when it was found, and what it should have been
+            path.rename(taken)
+        except FileNotFoundError:
+            return False
+        was_wrong = is_wrong(taken, digest)
+        if not was_wrong:
+            with suppress(FileExistsError):
+                path.hardlink_to(taken)
+            taken.unlink()
+        for name in self._quarantined()[:-KEPT]:
+            (self._quarantine / name).unlink(missing_ok=True)
+        return was_wrong
+
+    def _quarantined(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            return sorted(path.name for path in self._quarantine.iterdir())
+        return []
 
     def _write_synced(self, path: Path, content: Buffer) -> None:
         file, now = DirectFile(path, self._writes), self._clock()
@@ -285,52 +319,6 @@ def unreadable(error: OSError) -> str:
 def _leave_cache(file: BinaryIO) -> None:
     with suppress(io.UnsupportedOperation, OSError):  # a file in memory; a file system that has no such thing
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-KEPT: Final = 64  # of at most a chunk each; the oldest go
-
-
-class ChunkQuarantine:
-    """A folder of files named ``<nanoseconds>-<digest>``: when they were found, and what they should have been."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def move_if_wrong(self, path: Path, digest: Digest) -> bool:
-        """Move the file here if it is wrong. False when there is none, or it is right, and then it stays where it is.
-
-        A and B read wrong bytes; A moves them, and right ones take their place; B comes to move what it has seen. So what was
-        moved is read once more and, if it is right, given back. Meanwhile nobody finds it: readers take that for a failure
-        that passes.
-        """
-        try:
-            if not is_wrong(path, digest):
-                return False
-            self._folder.mkdir(exist_ok=True)
-            taken = self._folder / f"{time.time_ns()}-{digest.hex}"
-            path.rename(taken)
-        except FileNotFoundError:
-            return False
-        was_wrong = is_wrong(taken, digest)
-        if not was_wrong:
-            with suppress(FileExistsError):
-                path.hardlink_to(taken)
-            taken.unlink()
-        self._trim()
-        return was_wrong
-
-    def count(self) -> int:
-        """How many there are."""
-        return len(self._names())
-
-    def _trim(self) -> None:
-        for name in self._names()[:-KEPT]:
-            (self._folder / name).unlink(missing_ok=True)
-
-    def _names(self) -> list[str]:
-        with suppress(FileNotFoundError):
-            return sorted(path.name for path in self._folder.iterdir())
-        return []
 
 
 def is_wrong(path: Path, digest: Digest) -> bool:

@@ -32,14 +32,10 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["slab"], ["slabs.digest"]),
         sa.PrimaryKeyConstraint("content", "slab"),
     )
-    with op.batch_alter_table("slab_slices", schema=None) as batch_op:
-        batch_op.create_index("ix_slab_slices_slab", ["slab"], unique=False)
+    op.create_index("ix_slab_slices_slab", "slab_slices", ["slab"])
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("slab_slices", schema=None) as batch_op:
-        batch_op.drop_index("ix_slab_slices_slab")
-
     op.drop_table("slab_slices")
     op.drop_table("slab_scopes")
     op.drop_table("slabs")

@@ -10,11 +10,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    with op.batch_alter_table("agents", schema=None) as batch_op:
-        batch_op.add_column(sa.Column("joined_at", sa.Float(precision=53), nullable=True))
-        batch_op.add_column(sa.Column("replaced", sa.String(), nullable=True))
-        batch_op.add_column(sa.Column("replaced_at", sa.Float(precision=53), nullable=True))
-        batch_op.add_column(sa.Column("disputed_at", sa.Float(precision=53), nullable=True))
+    op.add_column("agents", sa.Column("joined_at", sa.Float(precision=53), nullable=True))
+    op.add_column("agents", sa.Column("replaced", sa.String(), nullable=True))
+    op.add_column("agents", sa.Column("replaced_at", sa.Float(precision=53), nullable=True))
+    op.add_column("agents", sa.Column("disputed_at", sa.Float(precision=53), nullable=True))
     with op.batch_alter_table("clusters", schema=None) as batch_op:
         batch_op.drop_column("members")
 
@@ -41,18 +40,13 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["prefetch"], ["prefetches.id"], ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("prefetch", "cluster", "node"),
     )
-    with op.batch_alter_table("prefetch_nodes", schema=None) as batch_op:
-        batch_op.create_index("ix_prefetch_nodes_state", ["state"], unique=False)
+    op.create_index("ix_prefetch_nodes_state", "prefetch_nodes", ["state"])
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("prefetch_nodes", schema=None) as batch_op:
-        batch_op.drop_index("ix_prefetch_nodes_state")
-
     op.drop_table("prefetch_nodes")
     op.drop_table("prefetches")
-    with op.batch_alter_table("clusters", schema=None) as batch_op:
-        batch_op.add_column(sa.Column("members", sa.JSON(), nullable=False, server_default="[]"))
+    op.add_column("clusters", sa.Column("members", sa.JSON(), nullable=False, server_default="[]"))
     with op.batch_alter_table("agents", schema=None) as batch_op:
         batch_op.drop_column("disputed_at")
         batch_op.drop_column("replaced_at")

@@ -23,9 +23,7 @@ def upgrade() -> None:
         sa.Column("revoked_at", sa.Float(precision=53), nullable=True),
         sa.PrimaryKeyConstraint("id"),
     )
-
-    with op.batch_alter_table("tokens", schema=None) as batch_op:
-        batch_op.create_index("ix_tokens_digest", ["digest"], unique=True)
+    op.create_index("ix_tokens_digest", "tokens", ["digest"], unique=True)
 
 
 def downgrade() -> None:

@@ -19,9 +19,7 @@ def upgrade() -> None:
         sa.Column("collected_at", sa.Float(precision=53), nullable=True),
         sa.PrimaryKeyConstraint("organisation", "manifest"),
     )
-
-    with op.batch_alter_table("tombstones", schema=None) as batch_op:
-        batch_op.create_index("ix_tombstones_manifest", ["manifest"], unique=False)
+    op.create_index("ix_tombstones_manifest", "tombstones", ["manifest"])
 
     op.create_table(
         "collections",
@@ -34,9 +32,8 @@ def upgrade() -> None:
         sa.Column("error", sa.JSON(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
     )
-    with op.batch_alter_table("collections", schema=None) as batch_op:
-        batch_op.create_index("ix_collections_newest", ["created_at"], unique=False)
-        batch_op.create_index("ix_collections_status", ["status"], unique=False)
+    op.create_index("ix_collections_newest", "collections", ["created_at"])
+    op.create_index("ix_collections_status", "collections", ["status"])
 
     # Chunks that an eviction had still to delete are found by the next collection: no row names them.
     with op.batch_alter_table("evictions", schema=None) as batch_op:
@@ -49,7 +46,6 @@ def downgrade() -> None:
     for table in ("contents", "copied_chunks"):
         with op.batch_alter_table(table, schema=None) as batch_op:
             batch_op.drop_column("recorded_at")
-    with op.batch_alter_table("evictions", schema=None) as batch_op:
-        batch_op.add_column(sa.Column("doomed", sa.JSON(), nullable=True))
+    op.add_column("evictions", sa.Column("doomed", sa.JSON(), nullable=True))
     op.drop_table("collections")
     op.drop_table("tombstones")

@@ -28,9 +28,7 @@ def upgrade() -> None:
         sa.Column("error", sa.JSON(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
     )
-
-    with op.batch_alter_table("verifications", schema=None) as batch_op:
-        batch_op.create_index("ix_verifications_status", ["status"], unique=False)
+    op.create_index("ix_verifications_status", "verifications", ["status"])
 
     op.create_table(
         "damaged_chunks",
@@ -48,8 +46,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["content"], ["contents.digest"], ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("content", "chunk"),
     )
-    with op.batch_alter_table("damaged_contents", schema=None) as batch_op:
-        batch_op.create_index("ix_damaged_contents_chunk", ["chunk"], unique=False)
+    op.create_index("ix_damaged_contents_chunk", "damaged_contents", ["chunk"])
 
     op.create_table(
         "scrubs",

@@ -23,11 +23,9 @@ def upgrade() -> None:
         sa.Column("facts", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
-
-    with op.batch_alter_table("events", schema=None) as batch_op:
-        batch_op.create_index("ix_events_manifest", ["manifest"], unique=False)
-        batch_op.create_index("ix_events_digest", ["digest"], unique=False)
-        batch_op.create_index("ix_events_at", ["at"], unique=False)
+    op.create_index("ix_events_manifest", "events", ["manifest"])
+    op.create_index("ix_events_digest", "events", ["digest"])
+    op.create_index("ix_events_at", "events", ["at"])
 
 
 def downgrade() -> None:

@@ -16,7 +16,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a chunk is written under its name",
          ("self._write_synced(partial, content)\n                self._make_fanout(target.parent)\n"
           "                with suppress(PermissionError):  # nobody can look at it, and it may have been right\n"
-          "                    self._quarantine.move_if_wrong(target, digest)\n                partial.rename(target)"),
+          "                    self._quarantine_if_wrong(target, digest)\n                partial.rename(target)"),
          "self._make_fanout(target.parent)\n                self._write_synced(target, content)",
          "test_a_mirror_killed_at_any_step_keeps_its_word"),
     ],

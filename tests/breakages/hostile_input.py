@@ -31,7 +31,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_many_who_suspect_at_once_are_answered_as_one_is"),
     ],
     "bdn/mirror/damages.py": [
-        ("each of those who suspect a chunk has it read for himself", "return await look.get(anew=True)",
+        ("each of those who suspect a chunk has it read for himself", "return await self._examinations.of(digest, partial(self._examine, digest)).get(anew=True)",
          "return await self._examine(digest)", "test_many_who_suspect_at_once_are_answered_as_one_is"),
         ("who suspects what nobody needs stands in the way of those who write",
          "if not await damaged.is_needed(session, digest):", "if False:",

@@ -17,7 +17,7 @@ from bdn.transfer.ranged import RangedReader, RangeRequest
 from tests.contract.access_contract import Access, AccessContract
 from tests.contract.bucket_contract import Bucket, BucketContract
 from tests.contract.opening import NUMBERS, GcsWay, Opened, gcs_access
-from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed
+from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed, only_file
 from tests.doubles.faults import answer
 from tests.doubles.gcs import GcsBucket, GcsServer
 from tests.doubles.gcs_emulator import EmulatedBucket, GcsEmulator
@@ -235,7 +235,7 @@ async def test_an_object_that_was_stored_compressed_is_read_in_ranges_and_stays_
     stored = gzip.compress(CONTENT, mtime=0)
     bucket.put({"tokenizer.json": stored}, encoding="gzip")
     async with opened as source:
-        (file,) = (await listed(source)).values()
+        file = await only_file(source)
         location = await source.locate(file)
     found, middle = bytearray(file.size), file.size // 2
     with closing(ConnectionPool(timeout_seconds=5, egress=LOOPBACK)) as pool:

@@ -23,7 +23,7 @@ from bdn.sources.sign_in import SourceContext
 from tests.contract.access_contract import Access, AccessContract
 from tests.contract.bucket_contract import Bucket, BucketContract
 from tests.contract.opening import NUMBERS, BucketUpstream, Opened, S3Like
-from tests.contract.source_contract import CONTENT, SourceContract, Upstream, consumed, listed, listed_within
+from tests.contract.source_contract import CONTENT, SourceContract, Upstream, consumed, listed, listed_within, only_file
 from tests.doubles.faults import Fault, answer
 from tests.doubles.ranges import read_range, read_whole
 from tests.doubles.s3 import S3Bucket, S3Server
@@ -69,11 +69,6 @@ class TestAccessToS3(AccessContract):
     @pytest.fixture
     def access(self, s3: S3Like) -> Access:
         return s3.access()
-
-
-async def only_file(source: Source) -> UpstreamFile:
-    (file,) = (await listed(source)).values()
-    return file
 
 
 # --- what a listing costs: of every kind of bucket, since they share it ---

@@ -8,12 +8,12 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import AuthRequiredError, SourceChangedError, SourceNotFoundError
-from bdn.core.source.upstream import Checksum, ChecksumKind, Source, UpstreamFile
+from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.sources.settings import UpstreamSettings
 from tests.contract.access_contract import SESAME, Access, AccessContract
 from tests.contract.bucket_contract import Bucket, BucketContract
 from tests.contract.opening import S3Like
-from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed
+from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed, only_file
 from tests.doubles.ranges import read_range, read_whole
 from tests.doubles.sigv4 import Account
 from tests.doubles.swift import PAGE, SwiftBucket, SwiftServer
@@ -81,11 +81,6 @@ class TestAccessToSwift(AccessContract):
 
 
 LARGE = bytes(CHUNK_SIZE) + b"last"
-
-
-async def only_file(source: Source) -> UpstreamFile:
-    (file,) = (await listed(source)).values()
-    return file
 
 
 async def test_the_signature_covers_the_object_and_the_headers(server: S3Like, filled: SwiftBucket) -> None:

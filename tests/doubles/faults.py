@@ -122,13 +122,7 @@ class Script:
     ) -> None:
         """Let requests fail whose raw path and query contain the regular expression ``path``.
 
-        Args:
-            fault: how.
-            path: searched for in the request's target.
-            method: only these.
-            origin: only there, such as ``hub`` or ``cdn``.
-            skip: leave the first ones alone.
-            times: how many fail, None for all from then on.
+        The first ``skip`` do not, and ``times`` None is all from then on; ``origin`` is such as ``hub`` or ``cdn``.
         """
         with self._lock:
             self._orders.append(_Order(fault, method, re.compile(path), origin, skip, times))

@@ -8,7 +8,6 @@
 moto keeps one account per process, so two servers of one process share their buckets; choose other names.
 """
 
-import io
 from collections.abc import Mapping
 from threading import Lock
 from typing import Any
@@ -17,7 +16,7 @@ from urllib.parse import unquote, unquote_to_bytes
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.s3.models import s3_backends
-from werkzeug.test import run_wsgi_app
+from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.s3_numbers import s3_error
@@ -32,10 +31,7 @@ _MOTO = Lock()  # a request that reads an object while another one replaces it w
 class S3Bucket:
     """A bucket that a test fills behind the server's back, so that filling is neither logged nor slow.
 
-    Args:
-        name: what it is called.
-        public: anybody may read it.
-        region: requests signed for another one are sent there; None takes any.
+    Requests that are signed for another ``region`` are sent there; None takes any.
     """
 
     def __init__(self, name: str, *, public: bool = False, region: str | None = None) -> None:
@@ -56,13 +52,6 @@ class S3Bucket:
 
     def keep_versions(self) -> None:
         s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_bucket_versioning(self.name, "Enabled")
-
-    def corrupt(self, key: str) -> None:
-        """The last byte is another one from now on; everything that is said about the object is as before."""
-        stored: Any = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_object(self.name, key)
-        etag = stored.etag
-        stored.value = stored.value[:-1] + bytes([stored.value[-1] ^ 0xFF])
-        stored._etag = etag.strip('"')
 
     def delete(self, *keys: str) -> None:
         for key in keys:
@@ -139,27 +128,15 @@ def _stated(request: Request, headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if checksums or not name.startswith("x-amz-checksum-")}
 
 
-def _environ(request: Request) -> dict[str, object]:
+def _environ(request: Request) -> dict[str, Any]:
     """WSGI (PEP 3333), with the raw target as werkzeug's own server passes it: moto reads keys from there."""
     headers = {**request.headers, "authorization": _ADMITTED}
-    return {
-        "REQUEST_METHOD": request.method,
-        "SCRIPT_NAME": "",
-        "PATH_INFO": unquote_to_bytes(request.url.path).decode("latin-1"),
+    built = EnvironBuilder(method=request.method, headers=list(headers.items()), data=request.body)
+    path = unquote_to_bytes(request.url.path).decode("latin-1")
+    raw = {
+        "PATH_INFO": path,
         "QUERY_STRING": request.url.query,
         "REQUEST_URI": request.target,
         "RAW_URI": request.target,
-        "SERVER_NAME": "127.0.0.1",
-        "SERVER_PORT": "80",
-        "SERVER_PROTOCOL": "HTTP/1.1",
-        "CONTENT_TYPE": headers.get("content-type", ""),
-        "CONTENT_LENGTH": str(len(request.body)),
-        "wsgi.version": (1, 0),
-        "wsgi.url_scheme": "http",
-        "wsgi.input": io.BytesIO(request.body),
-        "wsgi.errors": io.StringIO(),
-        "wsgi.multithread": True,
-        "wsgi.multiprocess": False,
-        "wsgi.run_once": False,
-        **{f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers.items()},
     }
+    return built.get_environ() | raw

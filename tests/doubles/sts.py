@@ -161,7 +161,7 @@ class StsServer(Origin):
         return Answer(200, {"Content-Type": headers.get("Content-Type") or "text/xml"}, ET.tostring(document))
 
 
-def sts_error(code: str, status: int | None = None) -> bytes:
+def sts_error(code: str) -> bytes:
     return (
         f'<ErrorResponse xmlns="{NAMESPACE[1:-1]}"><Error><Type>Sender</Type><Code>{code}</Code>'
         "<Message>double</Message></Error><RequestId>0</RequestId></ErrorResponse>"

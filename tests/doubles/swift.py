@@ -8,7 +8,6 @@ Nothing of it is ours, signatures and versions least of all. It takes some secon
 
 import os
 import pwd
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import boto3
 from botocore.config import Config
 
 from tests.doubles.sigv4 import Account
+from tests.support.network.ports import free_port
 
 _BIN: Final = Path(sys.executable).parent
 _STORES: Final = ("account", "container", "object")
@@ -32,20 +32,12 @@ _PIPELINE: Final = (
     "catch_errors gatekeeper healthcheck cache listing_formats bulk s3api tempauth copy slo versioned_writes symlink "
     "proxy-server"
 )
-# Options of the proxy's parts; those that have none are named alone.
-_FILTERS: Final[dict[str, str]] = {
-    "catch_errors": "",
-    "gatekeeper": "",
-    "healthcheck": "",
+# Of the proxy's parts, which have no others.
+_OPTIONS: Final[dict[str, str]] = {
     "cache": "memcache_servers = 127.0.0.1:1",  # there is none, and Swift does without
-    "listing_formats": "",
-    "bulk": "",
     "s3api": f"location = us-east-1\nmin_segment_size = 1\nmax_bucket_listing = {PAGE}",
     "tempauth": "user_test_reader = {reader} .admin\nuser_test_stranger = {stranger}",
-    "copy": "",
-    "slo": "",
     "versioned_writes": "allow_versioned_writes = true\nallow_object_versioning = true",
-    "symlink": "",
 }
 # A ring says where a kind of thing is stored: here always in the one place that there is.
 _RINGS: Final = """
@@ -78,7 +70,7 @@ class SwiftServer:
         self.account = Account("test:reader", "double/secret+key")
         self.stranger = Account("test:stranger", "stranger")
         self._directory = directory
-        self._ports = dict(zip((*_STORES, "proxy"), _free_ports(len(_STORES) + 1), strict=True))
+        self._ports = {name: free_port() for name in (*_STORES, "proxy")}
         self._stack = ExitStack()
 
     @property
@@ -163,8 +155,9 @@ class SwiftServer:
             )
         keys = {"reader": self.account.secret_access_key, "stranger": self.stranger.secret_access_key}
         filters = "".join(
-            f"[filter:{part}]\nuse = egg:swift#{'memcache' if part == 'cache' else part}\n{options.format(**keys)}\n"
-            for part, options in _FILTERS.items()
+            f"[filter:{part}]\nuse = egg:swift#{'memcache' if part == 'cache' else part}\n"
+            f"{_OPTIONS.get(part, '').format(**keys)}\n"
+            for part in _PIPELINE.split()[:-1]
         )
         app = "[app:proxy-server]\nuse = egg:swift#proxy\naccount_autocreate = true\n"
         return _section("DEFAULT", common) + f"[pipeline:main]\npipeline = {_PIPELINE}\n" + filters + app
@@ -195,9 +188,3 @@ _SWIFT: Final = dedent(
 
 def _section(name: str, values: Mapping[str, object]) -> str:
     return f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in values.items())
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [taken.getsockname()[1] for taken in sockets]

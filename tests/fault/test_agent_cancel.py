@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bdn.core.errors import BdnError, StoreUnavailableError
+from bdn.core.errors import BdnError
 from bdn.disk.direct import DirectWrites
 from bdn.net.http1.pool import ConnectionPool, dial
 from bdn.wire.operation_schema import EvictCommand
@@ -20,7 +20,7 @@ from node_agent.cache.node_cache import NodeCache
 from node_agent.fetch.documents import Catalogue
 from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.stage.view.views import Views
-from tests.support.agent.mirror import FORMS, AgentMirror, Fault, failing, flipped, missing, refused, truncated
+from tests.support.agent.mirror import FORMS, AgentMirror, Fault, flipped, missing, truncated
 from tests.support.agent.rig import MIB, Rig, disk_bytes, metrics, noise, staged
 from tests.support.agent.steps import Steps
 from tests.support.content.trees import tree
@@ -129,9 +129,6 @@ async def test_a_stage_can_be_canceled_at_any_point(
 SENT = {"large": noise(9 * MIB, 1), "small": b"small"}
 
 
-busy = failing(StoreUnavailableError("it is busy"))
-
-
 @pytest.fixture(params=FORMS)
 def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
     return server.renewed(is_packed=request.param == "packed")
@@ -140,20 +137,6 @@ def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
 @pytest.fixture
 def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
     return Rig(mirror, tmp_path)
-
-
-@pytest.mark.promise("corruption")
-@pytest.mark.parametrize("fault", [flipped, truncated, refused, busy], ids=lambda fault: fault.__name__)
-@pytest.mark.parametrize("path", ["large", "small"])
-async def test_a_fault_that_passes_is_not_noticed(rig: Rig, mirror: AgentMirror, fault: Fault, path: str) -> None:
-    manifest = mirror.publish(SENT)
-    chunk = mirror.chunks(manifest, path)[-1]
-    mirror.faults[chunk] = [fault]
-    async with rig.agent() as agent:
-        stage = await staged(agent, mirror, manifest)
-
-        assert tree(Path(stage.mounts[0].path)) == SENT
-        assert mirror.chunk_requests[chunk] == 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.fill.part import PartialFile
-from tests.support.agent.mirror import AgentMirror, in_both_forms, refused
+from tests.support.agent.mirror import AgentMirror, in_both_forms
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree
@@ -23,21 +23,6 @@ FILES = {"large": noise(2 * CHUNK_SIZE + 100, 1), "small": b"small"}
 @pytest.fixture
 def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
     return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
-
-
-@needs_mounts
-async def test_a_disk_that_others_fill_is_no_budget(mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest = mirror.publish(FILES)
-    with mounted_tmpfs(tmp_path / "disk", "32m") as disk:
-        rig = Rig(mirror, disk, {"cache_bytes": 10**12})
-        async with rig.agent() as agent:
-            (disk / "foreign").write_bytes(bytes(20 * MIB))
-            with pytest.raises(BdnError) as caught:
-                await staged(agent, mirror, manifest)
-            assert caught.value.code == "CACHE_TOO_SMALL"
-            assert caught.value.details()["needed_bytes"] == manifest.bytes_total
-            (disk / "foreign").unlink()
-            assert (await staged(agent, mirror, manifest)).state == "READY"
 
 
 @needs_mounts
@@ -69,50 +54,6 @@ async def test_a_disk_that_fills_up_meanwhile_fails_the_stage_and_leaves_nothing
             (disk / "foreign").unlink()
             stage = await staged(agent, mirror, manifest)
             assert tree(Path(stage.mounts[0].path)) == files
-
-
-@in_both_forms
-async def test_a_write_that_fails_fails_the_stage_alone(
-    mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest, other = mirror.publish(FILES), mirror.publish({"other": b"other"})
-    large = next(entry.digest for entry in manifest.files if entry.path == "large")
-    real = PartialFile.write
-
-    def failing(part: PartialFile, *arguments: object) -> None:
-        if part.layout.digest == large:
-            raise DiskFailedError("/cache/filling/x.part", "Input/output error")
-        real(part, *arguments)  # type: ignore[arg-type]
-
-    async with Rig(mirror, tmp_path).agent() as agent:
-        monkeypatch.setattr(PartialFile, "write", failing)
-        with pytest.raises(BdnError, match=r"the disk failed at /cache/filling/x\.part: Input/output error"):
-            await staged(agent, mirror, manifest)
-        assert (await staged(agent, mirror, other)).state == "READY"
-        monkeypatch.setattr(PartialFile, "write", real)
-        assert (await staged(agent, mirror, manifest)).state == "READY"
-
-
-@pytest.mark.promise("corruption")
-async def test_a_chunk_that_was_damaged_in_a_part_is_fetched_again(mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest = mirror.publish(FILES)
-    chunks = mirror.chunks(manifest, "large")
-    mirror.faults[chunks[2]] = [refused] * 10
-    rig = Rig(mirror, tmp_path)
-    async with rig.agent(byte_threads=1) as agent:
-        with pytest.raises(BdnError):
-            await staged(agent, mirror, manifest)
-    part = next((rig.cache / "filling").glob("*.part"))
-    with part.open("r+b") as file:
-        file.seek(CHUNK_SIZE + 4711)
-        file.write(b"damage")
-    mirror.faults.clear()
-    mirror.forget()
-    async with rig.agent() as agent:
-        stage = await staged(agent, mirror, manifest)
-
-        assert tree(Path(stage.mounts[0].path)) == FILES
-        assert [mirror.chunk_requests[chunk] for chunk in chunks] == [0, 1, 1]
 
 
 @needs_mounts

@@ -1,26 +1,21 @@
-"""The real ``bdn serve``: killed in the middle of copies and collections, refused at its start, and what its log never says."""
+"""The real ``bdn serve``: killed in the middle of copies, refused at its start, and what its log never says."""
 
-import asyncio
 import re
 import signal
 import sqlite3
-import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from random import Random
 
-import pytest
-
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE
 from bdn.mirror.db.database import HEAD
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
-from tests.support.mirror.process import SERVE, ServingProcess, serve
+from tests.support.mirror.process import ServingProcess, serve
 from tests.support.mirror.service import source, until, with_secret
-from tests.support.promises.tally import Scale, Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 CHUNKS = 24
@@ -106,78 +101,6 @@ async def test_a_mirror_that_stops_gives_its_claim_back_at_once(upstreams: None,
     assert len(chunks_asked_for(hub)) == 1
 
 
-# --- The real ``bdn serve``, killed while it collects, again and again, beside clients that mirror: nothing READY is lost ---
-
-
-# All begin with the same chunks, and share a small file.
-_AT_ONCE = {"BDN_TOMBSTONE_SECONDS": "0", "BDN_COLLECT_GRACE_SECONDS": "0"}
-MODELS = {f"org/m{number}": GeneratedContent(CHUNK_SIZE + 10 + number) for number in range(3)}
-
-
-@pytest.mark.promise("collection")
-async def test_a_mirror_that_is_killed_while_it_collects_loses_nothing_that_it_said_was_ready(
-    upstreams: None, hub: Hub, tmp_path: Path, tally: Tally, scale: Scale
-) -> None:
-    for name, content in MODELS.items():
-        hub.repo(name).commit({"model.bin": content, "shared.txt": b"shared", f"{name[-2:]}.txt": name.encode()})
-    seed = 20261122
-    random = Random(seed)
-    for life in range(scale.of(2, 15)):
-        async with await ServingProcess.start(tmp_path, **_AT_ONCE) as mirror:
-            # What the life before left is whole.
-            for document in (await mirror.http.get("/mirror", params={"status": "READY"})).json()["items"]:
-                if document["grant"] is not None:
-                    tally.add(lost=await lost(mirror, document["sources"][0]["manifest"]))
-            clients = [asyncio.create_task(mirrors_and_evicts(mirror, name)) for name in MODELS]
-            collecting = asyncio.create_task(collects(mirror))
-            await asyncio.sleep(random.uniform(0.1, 1.0))
-            assert await mirror.end(signal.SIGKILL) == -signal.SIGKILL
-            results = await asyncio.gather(*clients, collecting, return_exceptions=True)
-            assert not [error for error in results if isinstance(error, AssertionError)], (seed, life, results)
-        tally.add(scenarios=1, kills=1)
-    async with await ServingProcess.start(tmp_path, **_AT_ONCE) as mirror:
-        for name in MODELS:
-            done = await mirror.ended(await mirror.begin(source(f"hf://{name}")))
-            assert done["status"] == "READY", done
-            tally.add(lost=await lost(mirror, done["sources"][0]["manifest"]))
-        await mirror.http.post("/evictions", json={"all": True, "tier": "mirror"})
-        # Chunks of the last minute wait until no mirror that began meanwhile runs; none does.
-        await collected(mirror)
-        left = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
-        assert left == []
-
-
-async def mirrors_and_evicts(mirror: ServingProcess, name: str) -> None:
-    """Until the mirror dies: what it says is READY can be read, or was evicted by us."""
-    while True:
-        done = await mirror.ended(await mirror.begin(source(f"hf://{name}")))
-        assert done["status"] == "READY", done
-        assert await lost(mirror, done["sources"][0]["manifest"]) == 0
-        await mirror.http.post("/evictions", json={"source": f"hf://{name}", "tier": "mirror"})
-
-
-async def collects(mirror: ServingProcess) -> None:
-    while True:
-        await collected(mirror)
-
-
-async def collected(mirror: ServingProcess) -> None:
-    asked = (await mirror.http.post("/collections", json={})).json()
-    done = (await mirror.http.get(f"/collections/{asked['id']}", params={"wait": 30})).json()
-    assert done["status"] == "DONE", done
-
-
-async def lost(mirror: ServingProcess, manifest: str) -> int:
-    """How many objects of the manifest cannot be read, or are not what their names say."""
-    layout = (await mirror.http.get(f"/manifests/{manifest}/layout")).json()
-    missing = 0
-    for file in layout["files"]:
-        for name in [file["slab"]["digest"]] if "slab" in file else file["chunks"]:
-            answer = await mirror.http.get(f"/chunks/{name}")
-            missing += answer.status_code != 200 or digest_of(answer.content) != Digest.parse(name)
-    return missing
-
-
 # --- What ``bdn serve`` says when it cannot start, and what its log never says ---
 
 
@@ -210,18 +133,3 @@ async def test_a_second_mirror_and_a_taken_port_are_in_use_and_the_log_holds_no_
     assert mirror.log.count("manifest published") == 2
     for secret in (hub.token, s3.account.secret_access_key, s3.account.access_key_id, "X-Amz-Signature", "Traceback"):
         assert secret not in mirror.log
-
-
-async def test_a_mirror_loads_the_sdk_of_a_scheme_on_demand(upstreams: None, hub: Hub, tmp_path: Path) -> None:
-    hub.repo("org/model").commit({"a.txt": b"1"})
-    loaded: list[set[str]] = []
-    for number, asked in enumerate([[], [source("hf://org/model")]]):
-        command = (sys.executable, "-X", "importtime", *SERVE[1:])
-        async with await ServingProcess.start(tmp_path / str(number), command=command) as mirror:
-            if asked:
-                assert (await mirror.ended(await mirror.begin(*asked)))["status"] == "READY"
-            assert await mirror.end(signal.SIGTERM) == 0
-        imported = {line.rpartition("|")[2].strip() for line in mirror.log.splitlines()}
-        assert "bdn.mirror.app" in imported
-        loaded.append({"huggingface_hub", "aiobotocore", "gcsfs"} & imported)
-    assert loaded == [set(), {"huggingface_hub"}]

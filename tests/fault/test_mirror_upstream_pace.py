@@ -12,9 +12,8 @@ from bdn.core.errors import UpstreamRateLimitedError
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import Fault, answer, rate_limited, right_after
 from tests.doubles.hub import Hub
-from tests.doubles.s3 import S3Bucket
 from tests.support.mirror.scripted_upstreams import FILES, LARGE, SMALL, Pauses, ScriptedUpstream, check
-from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until, with_secret
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
 
 pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.mirror.upstream_fixtures")
 
@@ -98,20 +97,6 @@ async def test_a_range_that_is_told_to_wait_two_seconds_holds_back_everything_th
     document = await waiting.ended(begun["id"])
     assert document["status"] == "READY"
     assert await waiting.tree(document["sources"][0]["manifest"]) == FILES
-
-
-async def test_a_host_that_asks_to_wait_does_not_keep_others_waiting(
-    upstreams: None, hub: Hub, bucket: S3Bucket, held: HeldPauses, tmp_path: Path
-) -> None:
-    hub.repo("org/model").commit({"a.txt": b"1"})
-    hub.fail(rate_limited(2), "/tree/")
-    bucket.put({"m/a.txt": b"1"})
-    async with mirror_under_test(tmp_path / "mirror", pause=held) as mirror:
-        begun = await mirror.begin(source("hf://org/model"))
-        await until(lambda: held.seconds)
-        await mirror.ready(source(f"s3://{bucket.name}/m/", **with_secret("s3-keys")))
-        held.over.set()
-        assert (await mirror.ended(begun["id"]))["status"] == "READY"
 
 
 @ONE_UPSTREAM

@@ -11,7 +11,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.mirror.ingest import worker
-from bdn.mirror.ingest.copy_missing import Progress
+from bdn.mirror.ingest.progress import Progress
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest
 from bdn.store.directory import DirectoryStore

@@ -1,4 +1,4 @@
-"""Every rule of the cache against the oracle, step by step: concurrent fills, shared contents, changing budgets, crashes."""
+"""Every rule of the cache against the oracle, step by step: fills at once, shared contents, budgets beside a neighbour, crashes."""
 
 import pytest
 from hypothesis import settings
@@ -8,9 +8,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from bdn.core.cache.index import CacheIndex, EvictionPlan, Holder, Victim
 from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
+from node_agent.cache.space import TierBudgets, kept, share
 from tests.support.agent.cache_oracle import CacheOracle, Full, Gone, TooSmall
 from tests.support.content.names import named, stage
+from tests.support.promises.tally import FULL
 
+pytestmark = pytest.mark.promise("space", "leases")
+HEADROOM, KEPT_PERCENT = 2, 50  # of the disk, and of what the cache may hold
 CONTENTS = [named(f"content {number}") for number in range(10)]
 MANIFESTS = [named(f"manifest {number}") for number in range(6)]
 manifests = st.sampled_from(MANIFESTS)
@@ -39,6 +43,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.now = 10
         self.tight = slack + max(map(self.oracle.total, trees))  # every manifest fits alone, hardly two together
         self.bound = 0  # the budget of the last admission that promised space
+        self.limits = TierBudgets(node=self.tight, cluster=0)
+        self.disk, self.foreign = self.tight + 12, 0  # bytes, and how many of them a neighbour has
 
     def contents_of(self, manifest: Digest) -> dict[Digest, int]:
         return {content: self.oracle.size[content] for content in CONTENTS if content in self.oracle.trees[manifest]}
@@ -168,6 +174,34 @@ class CacheMachine(RuleBasedStateMachine):
         expected = self.oracle.plan_lru(size, force=force)
         self.carry_out(self.index.plan_lru(size, force=force), expected, force=force, really=really)
 
+    # --- beside a neighbour on the same disk ---
+
+    def budget(self) -> int:
+        """As ``Space`` asks for it."""
+        keep = kept(TierBudgets(self.index.ledger.used_bytes, 0), self.limits, self.disk, KEPT_PERCENT)
+        return share(self.disk - self.foreign - HEADROOM, self.limits, keep).node
+
+    @rule(taken=st.sampled_from([0.0, 0.2, 0.5, 1.0]))
+    def a_neighbour_has_some_of_the_disk(self, taken: float) -> None:
+        self.foreign = min(int(taken * self.disk), max(0, self.disk - self.oracle.used()))
+
+    @rule(manifest=manifests, stage_id=stages, passed=clock)
+    def admit_what_the_disk_has_room_for(self, manifest: Digest, stage_id: str, passed: int) -> None:
+        """A stage brings no more than there was or than it evicted."""
+        self.now += passed
+        before = self.oracle.used()
+        self.admit(manifest, stage(stage_id), self.budget())
+        assert self.oracle.used() <= max(before, self.disk - self.foreign - HEADROOM)
+
+    @rule()
+    def what_is_over_the_budget_goes(self) -> None:
+        used, over = self.oracle.used(), self.oracle.used() - self.budget()
+        if over > 0:
+            self.carry_out(self.index.plan_lru(over), self.oracle.plan_lru(over, force=False), force=False, really=True)
+            assert used > self.tight * KEPT_PERCENT // 100, "others took what is kept"
+            leased = {manifest for manifest, _ in self.oracle.leases}
+            assert self.oracle.used() <= self.budget() or leased >= self.oracle.used_at.keys(), "still over the budget"
+
     # --- kill -9 ---
 
     @rule(data=st.data(), begun=st.sets(st.sampled_from(CONTENTS)))
@@ -223,4 +257,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=settings().max_examples * 2)
+TestCacheMachine.settings = settings(
+    max_examples=10_000 if FULL else settings().max_examples * 2,
+    stateful_step_count=100 if FULL else settings().stateful_step_count,
+)

@@ -83,35 +83,22 @@ nodes = st.integers(0, 10).map(lambda number: f"node-{number}")
 
 
 @given(placement=placements, me=nodes)
-def test_every_chunk_is_in_one_lane_and_once(placement: Placement, me: str) -> None:
+def test_every_chunk_is_in_one_lane_once_those_of_each_owner_in_its_order_and_all_owners_take_turns(
+    placement: Placement, me: str
+) -> None:
     order = lanes(placement, me)
     assert sorted(order.own + order.peers) == list(range(len(placement)))
-
-
-@given(placement=placements, me=nodes)
-def test_the_own_lane_is_what_the_node_owns_in_the_order_of_the_manifest(placement: Placement, me: str) -> None:
-    mine = [index for index in range(len(placement)) if placement.owner(index) in {me, None}]
-    assert lanes(placement, me).own == tuple(mine)
-
-
-@given(placement=placements, me=nodes)
-def test_no_owner_is_asked_again_before_every_other_that_has_more_was_asked(placement: Placement, me: str) -> None:
-    order = lanes(placement, me).peers
-    left = Counter(placement.owner(index) for index in order)
+    assert order.own == tuple(index for index in range(len(placement)) if placement.owner(index) in {me, None})
+    for member in placement.members:  # as it reads them itself
+        theirs = [index for index in order.peers if placement.owner(index) == member]
+        assert theirs == sorted(theirs)
+    left = Counter(placement.owner(index) for index in order.peers)
     asked: Counter[str | None] = Counter()
-    for index in order:
+    for index in order.peers:
         owner = placement.owner(index)
         assert all(asked[owner] <= asked[other] for other, more in left.items() if more)
         asked[owner] += 1
         left[owner] -= 1
-
-
-@given(placement=placements, me=nodes)
-def test_the_chunks_of_one_owner_are_asked_in_the_order_in_which_it_reads_them(placement: Placement, me: str) -> None:
-    order = lanes(placement, me).peers
-    for owner in placement.members:
-        theirs = [index for index in order if placement.owner(index) == owner]
-        assert theirs == sorted(theirs)
 
 
 @given(placement=placements.filter(lambda placement: len(placement) >= 40 and len(placement.members) > 1))

@@ -38,16 +38,6 @@ class Case(NamedTuple):
 cases = st.builds(Case, limits, disks, uses, sizes, st.integers(0, 100))
 
 
-@given(limits, disks)
-def test_both_together_get_no_more_than_there_is_and_neither_more_than_its_limit(
-    limits: TierBudgets, there: int
-) -> None:
-    got = share(there, limits)
-    assert got.node + got.cluster <= max(0, there)
-    assert 0 <= got.node <= limits.node
-    assert 0 <= got.cluster <= limits.cluster
-
-
 @given(cases)
 def test_both_together_get_no_more_than_there_is_or_than_they_keep(case: Case) -> None:
     keep, got = case.keep, case.got
@@ -95,23 +85,12 @@ def test_who_keeps_nothing_gives_way_altogether(case: Case) -> None:
     assert share(case.there, case.limits) == share(case.there, case.limits, NOTHING)
 
 
-@given(sizes, st.none() | sizes, sizes)
-def test_a_tier_without_its_role_has_nothing_and_the_other_all_that_is_allowed(
+@given(sizes, st.none() | sizes, st.integers(-100, 1000))
+def test_a_tier_has_what_its_role_and_the_operator_allow_and_without_a_word_the_cluster_a_tenth_of_what_can_be_had(
     limit: int, cluster_limit: int | None, there: int
 ) -> None:
+    tenth = max(0, min(limit, there)) // 10
+    alone, beside = (limit, tenth) if cluster_limit is None else (cluster_limit, cluster_limit)
     assert tier_limits(("node",), limit, cluster_limit, there) == TierBudgets(limit, 0)
-    alone = limit if cluster_limit is None else cluster_limit
     assert tier_limits(("cluster",), limit, cluster_limit, there) == TierBudgets(0, alone)
-
-
-@given(sizes, sizes, sizes)
-def test_what_the_operator_says_of_the_cluster_tier_is_its_limit(limit: int, cluster_limit: int, there: int) -> None:
-    assert tier_limits(("node", "cluster"), limit, cluster_limit, there) == TierBudgets(limit, cluster_limit)
-
-
-@given(sizes, st.integers(-100, 1000))
-def test_without_a_word_from_the_operator_the_cluster_has_a_tenth_of_what_the_cache_can_have(
-    limit: int, there: int
-) -> None:
-    tenth = tier_limits(("node", "cluster"), limit, None, there).cluster
-    assert tenth == max(0, min(limit, there)) // 10
+    assert tier_limits(("node", "cluster"), limit, cluster_limit, there) == TierBudgets(limit, beside)

@@ -11,13 +11,11 @@ from fastapi.responses import StreamingResponse
 
 from bdn.core.chunk import Digest, digest_in
 from bdn.core.errors import NotFoundError
-from bdn.core.store import manifest_fault
+from bdn.core.store import manifest_fault, split_digests
 from bdn.mirror.access import Access
 from bdn.mirror.api.parameters import Controller, Organisation
-from bdn.mirror.damages import DamagedRecords
 from bdn.mirror.db import agents, contents, mirrors
 from bdn.mirror.db.database import Database
-from bdn.mirror.db.records import Record
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.net.api_server import Bearer, new_router, provided
 from bdn.net.chunk_server.served_chunks import ChunkRequest
@@ -58,7 +56,6 @@ class ContentsService:
     database: Database
     access: Access
     shelf: StoreShelf
-    damaged_records: DamagedRecords
     data_port: int | None
 
 
@@ -108,8 +105,8 @@ async def manifest(service: _Service, digest: str, bearer: Bearer, organisation:
     if row is None:
         raise NotFoundError(f"manifest {name}")
     if fault := await asyncio.to_thread(manifest_fault, name, row.canonical):
-        with service.damaged_records.noted():
-            raise Record("manifest", name).damaged(fault)
+        with service.shelf.damages.records_noted():
+            raise contents.Record("manifest", name).damaged(fault)
     return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
 
 
@@ -118,7 +115,7 @@ async def layout(service: _Service, digest: str, bearer: Bearer, organisation: O
     name = digest_in(digest)
     owner = await service.access.check_manifest(bearer, name, organisation)
     async with service.database.read() as session:
-        with service.damaged_records.noted():
+        with service.shelf.damages.records_noted():
             found = await contents.layouts(session, name.hex, owner)
     if not found:
         raise NotFoundError(f"manifest {name}")
@@ -166,5 +163,5 @@ def layout_document(manifest: Digest, data_port: int | None, files: Iterable[con
 
 def _file(one: contents.ContentLayout) -> str:
     if one.slab is None:
-        return write_file(one.digest, one.size, [chunk.hex() for chunk in contents.split_digests(one.chunks)])
+        return write_file(one.digest, one.size, [chunk.hex() for chunk in split_digests(one.chunks)])
     return write_file(one.digest, one.size, [one.digest], (one.slab, one.slab_size, one.offset))

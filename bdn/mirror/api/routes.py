@@ -1,20 +1,14 @@
 """All routes of the mirror's API but those of contents: what they take, who may call them, and which service answers."""
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bdn.core.chunk import EMPTY, digest_in
-from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.core.store import ChunkStore
-from bdn.mirror.access import check_may_evict, check_may_verify
+from bdn.core.chunk import digest_in
+from bdn.core.errors import NotFoundError
 from bdn.mirror.api.contents import router as contents_router
 from bdn.mirror.api.parameters import (
     Agent,
@@ -25,7 +19,6 @@ from bdn.mirror.api.parameters import (
     read_cursor,
     write_cursor,
 )
-from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.requests import MirrorRequests
@@ -40,6 +33,7 @@ from bdn.wire.access_schema import (
     NAME_PATTERN,
     Caller,
     NewToken,
+    NotPermittedError,
     Role,
     SecretBody,
     SecretEntry,
@@ -70,7 +64,6 @@ from bdn.wire.shapes import Items, Page, moment
 
 logger = logging.getLogger(__name__)
 
-PROBE_SECONDS = 5.0
 _EVENT_SECONDS = 0.9  # one event at least every second
 # An hour: a key that was added is known everywhere an hour later, at the latest, and may sign from then on.
 _CACHEABLE: Final = {"Cache-Control": "public, max-age=3600"}
@@ -99,6 +92,7 @@ _Events = Annotated[Events, provided(Events)]
 _Names = Annotated[Names, provided(Names)]
 _Secrets = Annotated[Secrets, provided(Secrets)]
 _Tokens = Annotated[TokenTable, provided(TokenTable)]
+_Metrics = Annotated[Metrics, provided(Metrics)]
 
 mirrors_router = new_router("mirror")
 control_router = new_router("control")
@@ -191,7 +185,12 @@ async def heartbeat(membership: _Membership, body: Heartbeat, caller: Agent) -> 
 
 @control_router.post("/evictions", status_code=202, summary="Evict, or plan it with dry_run")
 async def evict(operations: _Operations, body: EvictionRequest, caller: Controller, wait: WaitSeconds = 0) -> Eviction:
-    check_may_evict(caller, body)
+    # The caches of nodes belong to all organisations together: an eviction there by age or of everything would take from others,
+    # one by a job's name could name another's, and a forced one breaks leases of other jobs.
+    if caller.role is not Role.OPERATOR and (body.tier != "mirror" or body.force):
+        raise NotPermittedError(
+            f"a token of role {caller.role} evicts with tier mirror and without force; the caches of nodes are the operator's"
+        )
     return _shown(caller, await operations.evict(body, caller.organisation, wait))
 
 
@@ -224,7 +223,11 @@ async def prefetched(
 async def verify(
     operations: _Operations, body: VerificationRequest, caller: Controller, wait: WaitSeconds = 0
 ) -> Verification:
-    check_may_verify(caller, body)
+    # Likewise: reading a cache of a node takes from all who work there, and everything is everybody's.
+    if caller.role is not Role.OPERATOR and (body.tier != "mirror" or body.all):
+        raise NotPermittedError(
+            f"a token of role {caller.role} verifies a source or a manifest, with tier mirror; all else is the operator's"
+        )
     return await operations.verify(body, caller.organisation, wait)
 
 
@@ -373,48 +376,17 @@ async def jwks(issuer: _Issuer, response: Response) -> dict[str, list[Jwk]]:
     return document
 
 
-@asynccontextmanager
-async def _in_time(what: str) -> AsyncIterator[None]:
-    """An orchestrator that gets no answer learns nothing; what is behind a broken network never answers."""
-    try:
-        async with asyncio.timeout(PROBE_SECONDS):
-            yield
-    except TimeoutError:
-        raise StoreUnavailableError(f"{what} has not answered for {PROBE_SECONDS:g} s") from None
-
-
-@dataclass(frozen=True)
-class Probes:
-    """Liveness, readiness and numbers, without authentication: orchestrators have no tokens."""
-
-    database: Database
-    store: ChunkStore
-    metrics: Metrics
-
-    async def check(self) -> None:
-        """Raise ``StoreUnavailableError``, which says which, when the database or the store does not answer in time."""
-        async with _in_time("the database"):
-            await self.database.check_version()
-        self.database.check_writable(PROBE_SECONDS)
-        async with _in_time("the store"):
-            with suppress(NotFoundError):  # it answered
-                (await asyncio.to_thread(self.store.open, EMPTY)).close()
-
-
-_Probes = Annotated[Probes, provided(Probes)]
-
-
 @probes_router.get("/healthz", summary="The process lives")
 async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
 @probes_router.get("/readyz", summary="Database and store are reachable")
-async def readyz(probes: _Probes) -> dict[str, str]:
-    await probes.check()
+async def readyz(metrics: _Metrics) -> dict[str, str]:
+    await metrics.check()
     return {"status": "ok"}
 
 
 @probes_router.get("/metrics", summary="Prometheus", response_class=PlainTextResponse)
-async def metrics(probes: _Probes) -> Response:
-    return Response(await probes.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+async def metrics(metrics: _Metrics) -> Response:
+    return Response(await metrics.render(), media_type=CONTENT_TYPE_LATEST)

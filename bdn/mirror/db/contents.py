@@ -7,22 +7,27 @@ organisation uses slabs of scope ``public`` and of its own scope only, and B's c
 A content of which a chunk is damaged counts as half-copied, for every identity that leads to it: whoever mirrors it next
 fetches that chunk alone. A content in a damaged slab counts as missing, unless another slab or its own chunks serve.
 
+A record that does not fit the name which proves it is refused, and never written again.
+
 How damage is registered is in ``damaged``, what is collected in ``removal``.
 """
+
+from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Row, and_, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, and_, exists, func, or_, select, update
 
 from bdn.core.chunk import Digest, FileLayout, Manifest, Slab, Slice
+from bdn.core.errors import StoreUnavailableError
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.store import PUBLIC, scope_of
+from bdn.core.store import PUBLIC, content_fault, scope_of, split_digests
 from bdn.mirror.db import mirrors
-from bdn.mirror.db.database import ReadSession, WriteSession, batches, insert, insert_new
-from bdn.mirror.db.records import check_contents
+from bdn.mirror.db.database import ReadSession, WriteSession, delete_in, insert, insert_new, select_in
 from bdn.mirror.db.tables import (
     ContentRow,
     CopiedChunkRow,
@@ -37,13 +42,60 @@ from bdn.mirror.db.tables import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The canonical bytes of a manifest, or size and chunks of a file."""
+
+    kind: Literal["manifest", "content"]
+    digest: Digest
+
+    def __str__(self) -> str:
+        return f"the record of {self.kind} {self.digest}"
+
+    def damaged(self, fault: str) -> RecordDamagedError:
+        """The error of whoever reads it."""
+        return RecordDamagedError(fault, self.kind, str(self.digest))
+
+
+class RecordDamagedError(StoreUnavailableError):
+    """The store is there, and what the database says of this is wrong."""
+
+    kind: str
+    digest: str
+
+    @property
+    def record(self) -> Record:
+        """Which one."""
+        return Record("manifest" if self.kind == "manifest" else "content", Digest.parse(self.digest))
+
+    def __str__(self) -> str:
+        return (
+            f"the record of {self.kind} {self.digest} is damaged in the mirror's database ({self.reason}): it is not served, and no "
+            "chunk is collected while nobody can tell which chunks it needs; restore the database from a backup, or evict what it "
+            "belongs to from the mirror, collect, and mirror that again; 'bdn-admin verify' lists all such records"
+        )
+
+
+def check_contents(contents: Sequence[Row[str, int, bytes]]) -> None:
+    """Raise ``RecordDamagedError`` for the first of these rows (digest, size, chunks) that is wrong."""
+    for record, fault in content_faults(contents):
+        raise record.damaged(fault)
+
+
+def content_faults(contents: Sequence[Row[str, int, bytes]]) -> list[tuple[Record, str]]:
+    """The wrong ones among these rows, and what is wrong."""
+    return [
+        (Record("content", Digest(digest)), fault)
+        for digest, size, chunks in contents
+        if (fault := content_fault(Digest(digest), size, chunks))
+    ]
+
+
 async def known(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, Digest]:
     """Content by identity key, for the identities that the store holds completely."""
-    found: dict[str, Digest] = {}
-    for keys in batches(identity_keys):
-        query = select(IdentityRow.key, IdentityRow.content).where(IdentityRow.key.in_(keys))
-        found |= {key: Digest(content) for key, content in (await session.execute(query)).all()}
-    return found
+    query = select(IdentityRow.key, IdentityRow.content)
+    found = select_in(session, query, IdentityRow.key, identity_keys)
+    return {key: Digest(content) async for key, content in found}
 
 
 async def layout_by_identity(session: ReadSession, identity: Identity) -> FileLayout | None:
@@ -80,10 +132,9 @@ async def layout_by_identity(session: ReadSession, identity: Identity) -> FileLa
 async def half_copied(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, dict[int, Digest]]:
     """Chunks of half-copied files that are durable in the store: by identity key, then by index."""
     found = await _sound_chunks(session, identity_keys)
-    for keys in batches(identity_keys):
-        query = select(CopiedChunkRow.identity, CopiedChunkRow.chunk_index, CopiedChunkRow.digest)
-        for key, index, digest in (await session.execute(query.where(CopiedChunkRow.identity.in_(keys)))).all():
-            found.setdefault(key, {})[index] = Digest(digest)
+    query = select(CopiedChunkRow.identity, CopiedChunkRow.chunk_index, CopiedChunkRow.digest)
+    async for key, index, digest in select_in(session, query, CopiedChunkRow.identity, identity_keys):
+        found.setdefault(key, {})[index] = Digest(digest)
     return found
 
 
@@ -103,8 +154,7 @@ async def renew_chunks(session: WriteSession, identity_key: str, now: float) -> 
 
 async def forget_chunks(session: WriteSession, identity_keys: Sequence[str]) -> None:
     """Drop the record of half-copied files: they are complete, or were wrong."""
-    for keys in batches(identity_keys):
-        await session.execute(delete(CopiedChunkRow).where(CopiedChunkRow.identity.in_(keys)))
+    await delete_in(session, CopiedChunkRow.identity, identity_keys)
 
 
 async def record_slabs(session: WriteSession, slabs: Iterable[Slab]) -> None:
@@ -118,10 +168,8 @@ async def record_slabs(session: WriteSession, slabs: Iterable[Slab]) -> None:
 
 async def drop_slabs(session: WriteSession, slabs: Sequence[str]) -> None:
     """Nothing lies in them any more."""
-    for batch in batches(slabs):
-        await session.execute(delete(SlabSliceRow).where(SlabSliceRow.slab.in_(batch)))
-        await session.execute(delete(SlabScopeRow).where(SlabScopeRow.slab.in_(batch)))
-        await session.execute(delete(SlabRow).where(SlabRow.digest.in_(batch)))
+    for column in (SlabSliceRow.slab, SlabScopeRow.slab, SlabRow.digest):
+        await delete_in(session, column, slabs)
 
 
 async def record_contents(session: WriteSession, contents: Mapping[str, FileLayout], now: float) -> None:
@@ -218,9 +266,6 @@ async def totals(session: ReadSession) -> tuple[int, int]:
     query = select(func.count(), func.coalesce(func.sum(ContentRow.size), 0)).select_from(ContentRow)
     count, size = (await session.execute(query)).one()
     return int(count), int(size)
-
-
-_RAW: Final = 32  # bytes of a raw digest
 
 
 class ContentLayout(NamedTuple):
@@ -331,10 +376,8 @@ async def unreadable(session: ReadSession, names: str | Sequence[str], scope: st
             .where(ManifestContentRow.manifest == names, ~_is_readable(scope))
         )
         return list((await session.execute(query)).scalars())
-    held: set[str] = set()
-    for digests in batches(names):
-        readable = select(ContentRow.digest).where(ContentRow.digest.in_(digests), _is_readable(scope))
-        held.update((await session.execute(readable)).scalars())
+    readable = select(ContentRow.digest).where(_is_readable(scope))
+    held = {digest async for (digest,) in select_in(session, readable, ContentRow.digest, names)}
     return [name for name in names if name not in held]
 
 
@@ -350,11 +393,6 @@ def is_of(scope: str) -> ColumnElement[bool]:
     return exists().where(SlabScopeRow.slab == SlabSliceRow.slab, SlabScopeRow.scope.in_(readable))
 
 
-def split_digests(raw: bytes) -> list[bytes]:
-    """The raw chunk digests of a ``ContentRow``."""
-    return [raw[start : start + _RAW] for start in range(0, len(raw), _RAW)]
-
-
 def chunks_are_sound() -> ColumnElement[bool]:
     """A condition: no chunk of the ``ContentRow``'s own is damaged."""
     return ~exists().where(DamagedContentRow.content == ContentRow.digest)
@@ -368,12 +406,6 @@ def slab_is_sound() -> ColumnElement[bool]:
 async def is_any_damaged(session: ReadSession) -> bool:
     """Whether anything is damaged: mostly nothing is, and then nobody needs to look further."""
     return (await session.execute(select(DamagedChunkRow.digest).limit(1))).first() is not None
-
-
-async def all_damaged(session: ReadSession) -> list[DamagedChunkRow]:
-    """Everything that is damaged, in the order in which it was found."""
-    query = select(DamagedChunkRow).order_by(DamagedChunkRow.found_at, DamagedChunkRow.digest)
-    return list((await session.execute(query)).scalars())
 
 
 async def without_lost(
@@ -403,22 +435,20 @@ async def _sound_chunks(session: ReadSession, identity_keys: Sequence[str]) -> d
     if not await is_any_damaged(session):
         return {}
     found: dict[str, dict[int, Digest]] = {}
-    for keys in batches(identity_keys):
-        query = (
-            select(IdentityRow.key, ContentRow.chunks, DamagedContentRow.chunk)
-            .join(ContentRow, ContentRow.digest == IdentityRow.content)
-            .join(DamagedContentRow, DamagedContentRow.content == ContentRow.digest)
-            .where(IdentityRow.key.in_(keys))
-        )
-        for key, raw, damaged in (await session.execute(query)).all():
-            chunks = found.setdefault(key, dict(enumerate(map(Digest.from_bytes, split_digests(raw)))))
-            found[key] = {index: chunk for index, chunk in chunks.items() if chunk.hex != damaged}
+    query = (
+        select(IdentityRow.key, ContentRow.chunks, DamagedContentRow.chunk)
+        .join(ContentRow, ContentRow.digest == IdentityRow.content)
+        .join(DamagedContentRow, DamagedContentRow.content == ContentRow.digest)
+    )
+    async for key, raw, damaged in select_in(session, query, IdentityRow.key, identity_keys):
+        chunks = found.setdefault(key, dict(enumerate(map(Digest.from_bytes, split_digests(raw)))))
+        found[key] = {index: chunk for index, chunk in chunks.items() if chunk.hex != damaged}
     return found
 
 
 async def _note_damage(session: WriteSession, layouts: Iterable[FileLayout]) -> None:
     """Contents that were recorded just now and count on a chunk that is damaged: it was found after they had it."""
-    known = {row.digest for row in await all_damaged(session)}
+    known = set((await session.execute(select(DamagedChunkRow.digest))).scalars())
     if known:
         rows = [
             {"content": layout.digest.hex, "chunk": chunk.hex}

@@ -1,24 +1,23 @@
 """The register of what is wrong: chunks and slabs that the store does not hold as their names say, files that came wrong.
 
-What follows from damage is in ``contents``. The chunks of a file that came with the wrong content stay in the store as evidence,
-and no manifest ever names them.
+What is found, repaired or lost is an event of the manifests concerned, in the same transaction. What follows from damage is in
+``contents``. The chunks of a file that came with the wrong content stay in the store as evidence, and no manifest names them.
 """
 
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, delete, exists, func, literal, select
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import ChecksumMismatchError
-from bdn.core.store import owner_of
-from bdn.mirror.db.contents import drop_slabs, split_digests, unreadable
+from bdn.core.store import owner_of, split_digests
+from bdn.mirror.db import events
+from bdn.mirror.db.contents import drop_slabs, unreadable
 from bdn.mirror.db.database import ReadSession, WriteSession, insert_new
-from bdn.mirror.db.mirrors import is_mirrored_for
+from bdn.mirror.db.mirrors import hold_claims, is_mirrored_for
 from bdn.mirror.db.tables import (
     ContentRow,
     CopiedChunkRow,
@@ -43,15 +42,19 @@ async def is_needed(session: ReadSession, digest: Digest) -> bool:
 async def register(session: WriteSession, digest: Digest, now: float, reason: str) -> bool:
     """The store does not hold this as its name says. False when nothing needs it, and then nothing is written.
 
-    The caller has seen to it that no claim is written for meanwhile (``mirrors.hold_claims``): whoever records a content from
-    now on sees the row, and what was recorded before is found here.
+    Nobody writes in a claim's name meanwhile: whoever records a content from now on sees the row, and what was recorded before
+    is found here.
     """
+    await hold_claims(session)
     contents = await _with_chunk(session, digest)
     if not contents and not await _is_slab(session, digest):
         return False
+    is_known = await get(session, digest.hex) is not None  # another process has read it, too
     await insert_new(session, DamagedChunkRow, [{"digest": digest.hex, "found_at": now, "reason": reason}])
     await insert_new(session, DamagedContentRow, [{"content": content, "chunk": digest.hex} for content in contents])
     await session.execute(delete(CopiedChunkRow).where(CopiedChunkRow.digest == digest.hex))
+    if not is_known:
+        await _tell(session, "damaged", digest.hex, now)
     return True
 
 
@@ -73,10 +76,18 @@ def _contains(session: ReadSession, digest: Digest) -> ColumnElement[bool]:
     return func.instr(ContentRow.chunks, raw) > 0
 
 
-async def forgive(session: WriteSession, digest: Digest) -> bool:
+async def forgive(session: WriteSession, digest: Digest, now: float) -> bool:
     """The store holds it again; False when it was not registered."""
+    await _tell(session, "repaired", digest.hex, now)
     gone = delete(DamagedChunkRow).where(DamagedChunkRow.digest == digest.hex).returning(DamagedChunkRow.digest)
     return (await session.execute(gone)).scalar() is not None
+
+
+async def give_up(session: WriteSession, digest: str, now: float) -> None:
+    """Nobody has it now. Written down once for each damage, however often somebody is asked again."""
+    row = await get(session, digest)
+    if row is not None and not await events.is_recorded(session, "lost", digest, row.found_at):
+        await _tell(session, "lost", digest, now)
 
 
 async def forget_unneeded(session: WriteSession, before: float) -> None:
@@ -94,15 +105,24 @@ async def get(session: ReadSession, digest: str) -> DamagedChunkRow | None:
     return await session.get(DamagedChunkRow, digest)
 
 
-async def superseded(session: ReadSession) -> list[str]:
-    """Damaged slabs whose contents were packed again, and can be read there by everybody who could read them here."""
+async def all_damaged(session: ReadSession) -> list[DamagedChunkRow]:
+    """Everything that is damaged, in the order in which it was found."""
+    query = select(DamagedChunkRow).order_by(DamagedChunkRow.found_at, DamagedChunkRow.digest)
+    return list((await session.execute(query)).scalars())
+
+
+async def drop_superseded(session: WriteSession, now: float) -> list[str]:
+    """Drop damaged slabs whose contents were packed again, and can be read there by everybody who could read them here."""
     query = select(SlabScopeRow.slab, SlabScopeRow.scope).join(
         DamagedChunkRow, DamagedChunkRow.digest == SlabScopeRow.slab
     )
     scopes: defaultdict[str, list[str]] = defaultdict(list)
     for slab, scope in (await session.execute(query)).all():
         scopes[slab].append(scope)
-    return [slab for slab, whose in scopes.items() if not await _is_needed(session, slab, whose)]
+    superseded = [slab for slab, whose in scopes.items() if not await _is_needed(session, slab, whose)]
+    for slab in superseded:
+        await drop_slab(session, slab, now)
+    return superseded
 
 
 async def _is_needed(session: ReadSession, slab: str, scopes: Sequence[str]) -> bool:
@@ -114,13 +134,23 @@ async def _is_needed(session: ReadSession, slab: str, scopes: Sequence[str]) -> 
     return False
 
 
-async def drop_slab(session: WriteSession, slab: str) -> None:
-    """Nothing lies in it any more, as far as anybody knows."""
+async def drop_slab(session: WriteSession, slab: str, now: float) -> None:
+    """What lay in it lies elsewhere."""
+    await _tell(session, "repaired", slab, now)
     await drop_slabs(session, [slab])
     await session.execute(delete(DamagedChunkRow).where(DamagedChunkRow.digest == slab))
 
 
-async def concerned(session: ReadSession, digest: str) -> list[tuple[str, str | None]]:
+async def _tell(session: WriteSession, kind: str, digest: str, now: float) -> None:
+    """Write it down for each manifest that it is a part of. Not from whom it was asked for in vain: those are others' names."""
+    row = await get(session, digest)
+    if row is not None:
+        facts = {"tier": "mirror", "reason": row.reason}
+        for manifest, owner in await _concerned(session, digest):
+            await events.record(session, now, kind, facts, manifest, digest=digest, organisation=owner)
+
+
+async def _concerned(session: ReadSession, digest: str) -> list[tuple[str, str | None]]:
     """The newest manifests with this damaged chunk, or a file in this damaged slab, and who may hear of it; None: all of theirs.
 
     A chunk of a file is read by whoever has the manifest. A slab's name is for those alone who may read it as a whole: of a
@@ -142,33 +172,10 @@ async def concerned(session: ReadSession, digest: str) -> list[tuple[str, str | 
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class WrongFile:
-    """What was wrong with which file, and the chunks that came."""
-
-    source: str
-    path: str
-    size: int
-    error: ChecksumMismatchError
-    chunks: tuple[Digest, ...]
-
-
-async def keep_wrong_file(session: WriteSession, mirror_id: str, file: WrongFile) -> str:
-    """Remember the evidence, and name it. So long as it is kept, its chunks are not collected."""
-    name = f"qua_{secrets.token_hex(12)}"
-    session.add(
-        QuarantinedFileRow(
-            id=name,
-            created_at=time.time(),
-            mirror_id=mirror_id,
-            source=file.source,
-            path=file.path,
-            size=file.size,
-            expected=file.error.expected,
-            actual=file.error.actual,
-            chunks=b"".join(chunk.to_bytes() for chunk in file.chunks),
-        )
-    )
+async def keep_wrong_file(session: WriteSession, chunks: Iterable[Digest], **values: Any) -> str:  # noqa: ANN401
+    """Remember what came in place of a file, and name it. So long as it is kept, its chunks are not collected."""
+    name, raw = f"qua_{secrets.token_hex(12)}", b"".join(chunk.to_bytes() for chunk in chunks)
+    session.add(QuarantinedFileRow(id=name, created_at=time.time(), chunks=raw, **values))
     await session.flush()
     return name
 

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NewType, TypeVar, cast
+from typing import Any, Final, NewType, TypeVar, TypeVarTuple, cast
 
-from sqlalchemy import CursorResult, Executable, Table, event, inspect, text
+from sqlalchemy import CursorResult, Executable, Row, Select, Table, and_, delete, event, inspect, or_, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import InstrumentedAttribute
 
 from bdn.core.errors import StoreUnavailableError
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
@@ -187,7 +188,9 @@ def _begin_sqlite(connection: Connection) -> None:
 _BATCH: Final = 250  # rows per statement: SQLite allowed 999 bound parameters for a long time
 _INSERTED: Final = 1000  # rows given to the driver at once, so that others get the event loop in between
 _Item = TypeVar("_Item")
-Row = dict[str, Any]
+_Entity = TypeVar("_Entity", bound=Base)
+_Columns = TypeVarTuple("_Columns")
+Values = dict[str, Any]  # of a row, by column
 
 
 def insert(session: WriteSession, table: type[Base]) -> postgresql.Insert | sqlite.Insert:
@@ -197,7 +200,7 @@ def insert(session: WriteSession, table: type[Base]) -> postgresql.Insert | sqli
 
 
 async def insert_new(
-    session: WriteSession, table: type[Base], rows: Sequence[Row], statement: Executable | None = None
+    session: WriteSession, table: type[Base], rows: Sequence[Values], statement: Executable | None = None
 ) -> None:
     """Insert the rows that are not there yet. Past the ORM, which costs as much again for each row.
 
@@ -212,9 +215,48 @@ async def insert_new(
         await connection.execute(statement, list(batch))
 
 
+Cursor = tuple[float, str]  # the time and the id of the last row of a page
+
+
+async def newest(
+    session: ReadSession,
+    query: Select[_Entity],
+    key: tuple[InstrumentedAttribute[float], InstrumentedAttribute[str]],
+    before: Cursor | None,
+    limit: int,
+) -> tuple[list[_Entity], Cursor | None]:
+    """A page of rows, by time and id (``key``), newest first and older than ``before``; and where the next one begins.
+
+    That is None on the last page.
+    """
+    at, row_id = key
+    if before is not None:
+        query = query.where(or_(at < before[0], and_(at == before[0], row_id < before[1])))
+    found = list((await session.execute(query.order_by(at.desc(), row_id.desc()).limit(limit + 1))).scalars())
+    if len(found) <= limit:
+        return found, None
+    last = found[limit - 1]
+    return found[:limit], (getattr(last, at.key), getattr(last, row_id.key))
+
+
 async def changed(session: WriteSession, statement: Executable) -> int:
     """How many rows the statement changed or deleted."""
     return cast("CursorResult[Any]", await session.execute(statement)).rowcount
+
+
+async def select_in(
+    session: ReadSession, query: Select[*_Columns], column: InstrumentedAttribute[Any], names: Sequence[str]
+) -> AsyncIterator[Row[*_Columns]]:
+    """The rows of the query in which the column is one of these names; there may be a million of them."""
+    for batch in batches(names):
+        for row in await session.execute(query.where(column.in_(batch))):
+            yield row
+
+
+async def delete_in(session: WriteSession, column: InstrumentedAttribute[str], names: Sequence[str]) -> None:
+    """Delete the rows in which the column is one of these names."""
+    for batch in batches(names):
+        await session.execute(delete(column.class_).where(column.in_(batch)))
 
 
 def batches(items: Sequence[_Item], size: int = _BATCH) -> Iterator[Sequence[_Item]]:

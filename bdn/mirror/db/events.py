@@ -3,15 +3,15 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import and_, delete, or_, select, update
+from sqlalchemy import delete, or_, select, update
 
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, Fact
 from bdn.core.events import Event
-from bdn.mirror.db.database import Database, ReadSession, Row, WriteSession, changed, insert_new
+from bdn.mirror.db.database import Cursor, Database, ReadSession, Values, WriteSession, changed, insert_new, newest
 from bdn.mirror.db.mirrors import is_mirrored_for
 from bdn.mirror.db.tables import EventRow
 from bdn.wire.event_schema import EventDocument, NodeEvent
@@ -22,10 +22,20 @@ _AHEAD_SECONDS: Final = 86400.0  # that an agent's clock may be ahead of ours, a
 _DELETED: Final = 5000  # rows that one transaction deletes, so that others may write in between
 
 
-async def record(session: WriteSession, decided: Sequence[Event], now: float) -> None:
+async def record(
+    session: WriteSession,
+    now: float,
+    kind: str,
+    facts: Mapping[str, Fact],
+    manifest: str,
+    *,
+    digest: str | None = None,
+    organisation: str | None = None,
+) -> None:
     """Write down what this service decides, in the transaction that carries it out: both are there, or neither."""
-    rows = [_row(event) | {"id": f"evt_{secrets.token_hex(12)}", "at": now} for event in decided]
-    await insert_new(session, EventRow, rows)
+    named = digest and f"b3:{digest}"
+    event = Event.of(kind, facts, manifest=f"b3:{manifest}", digest=named, organisation=organisation)
+    await insert_new(session, EventRow, [_row(event) | {"id": f"evt_{secrets.token_hex(12)}", "at": now}])
 
 
 async def is_recorded(session: ReadSession, kind: str, digest: str, since: float) -> bool:
@@ -67,8 +77,8 @@ class Events:
                 await insert_new(session, EventRow, rows)
 
     async def page(
-        self, organisation: str, wanted: Wanted, before: tuple[float, str] | None, limit: int
-    ) -> tuple[list[EventDocument], tuple[float, str] | None]:
+        self, organisation: str, wanted: Wanted, before: Cursor | None, limit: int
+    ) -> tuple[list[EventDocument], Cursor | None]:
         """What the organisation may see, newest first, and where the next page begins (None on the last one).
 
         It sees what was its own wish, and without the names of others what befell manifests that were ever mirrored for it:
@@ -82,15 +92,10 @@ class Events:
             query = query.where(EventRow.digest == wanted.digest)
         if wanted.node is not None:
             query = query.where(EventRow.node == wanted.node)
-        if before is not None:
-            at, event_id = before
-            query = query.where(or_(EventRow.at < at, and_(EventRow.at == at, EventRow.id < event_id)))
-        query = query.order_by(EventRow.at.desc(), EventRow.id.desc()).limit(limit + 1)
         async with self.database.read() as session:
-            found = [_event(row) for row in (await session.execute(query)).scalars()]
-        seen = [one for event in found[:limit] if (one := event.seen_by(organisation)) is not None]
-        last = found[limit - 1] if len(found) > limit else None
-        return [EventDocument.of(one) for one in seen], (last.at, last.id) if last else None
+            found, following = await newest(session, query, (EventRow.at, EventRow.id), before, limit)
+        seen = [one for row in found if (one := _event(row).seen_by(organisation)) is not None]
+        return [EventDocument.of(one) for one in seen], following
 
     async def keep_expiring(self) -> None:
         """For ever delete events that are older than they are kept, a few at a time."""
@@ -118,7 +123,7 @@ def _believable(at: float, now: float) -> float:
     return max(at, 0.0) if at <= now + _AHEAD_SECONDS else now
 
 
-def _row(event: Event | NodeEvent) -> Row:
+def _row(event: Event | NodeEvent) -> Values:
     return {
         "id": event.id,
         "at": event.at,

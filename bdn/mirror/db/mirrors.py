@@ -5,6 +5,7 @@ all have one, and dead *since* the last of them was written. Once nobody may rea
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, select, text, update
@@ -12,18 +13,40 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from bdn.core.chunk import digest_in
 from bdn.core.errors import NotFoundError
-from bdn.mirror.db.database import ReadSession, WriteSession, batches, changed, insert_new
+from bdn.mirror.db.database import Cursor, ReadSession, WriteSession, batches, changed, insert_new, newest, select_in
 from bdn.mirror.db.tables import Json, ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow, TombstoneRow
 
 RUNNING = ("PENDING", "SYNCING")
 _Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None]  # a column
 
 
-async def insert(session: WriteSession, mirror: MirrorRow, sources: Sequence[MirrorSourceRow]) -> None:
-    """A new mirror; ``IntegrityError`` when the same request runs already."""
-    session.add(mirror)
+@dataclass(frozen=True, slots=True)
+class MirrorState:
+    """A mirror as it is now, with its sources in the order of the request."""
+
+    row: MirrorRow
+    sources: list[MirrorSourceRow]
+
+
+async def insert(
+    session: WriteSession, mirror_id: str, organisation: str, request_key: str, requests: Sequence[Json], *, now: float
+) -> None:
+    """A new mirror with a source for each request (``WeightsSourceBody``); ``IntegrityError`` when equal ones run already."""
+    session.add(
+        MirrorRow(id=mirror_id, organisation=organisation, request_key=request_key, status="PENDING", created_at=now)
+    )
     await session.flush()
-    session.add_all(sources)
+    for position, request in enumerate(requests):
+        source = MirrorSourceRow(
+            mirror_id=mirror_id,
+            position=position,
+            request=request,
+            source=request["source"],
+            mount_location=request["mount_location"],
+            status="PENDING",
+            warnings=[],
+        )
+        session.add(source)
 
 
 async def running(session: ReadSession, organisation: str, request_key: str) -> str | None:
@@ -34,19 +57,15 @@ async def running(session: ReadSession, organisation: str, request_key: str) -> 
     return (await session.execute(query)).scalar()
 
 
-async def get(
-    session: ReadSession, mirror_id: str, organisation: str
-) -> tuple[MirrorRow, list[MirrorSourceRow]] | None:
-    """A mirror of this organisation with its sources in order. Another's costs what costs one that does not exist."""
-    query = select(MirrorRow).where(MirrorRow.id == mirror_id, MirrorRow.organisation == organisation)
+async def get(session: ReadSession, mirror_id: str, organisation: str | None) -> MirrorState:
+    """A mirror of this organisation, or (None, for the worker) of any; or ``NotFoundError``. Another's costs what none costs."""
+    query = select(MirrorRow).where(MirrorRow.id == mirror_id)
+    if organisation is not None:
+        query = query.where(MirrorRow.organisation == organisation)
     mirror = (await session.execute(query)).scalar()
-    return None if mirror is None else (mirror, (await _sources(session, [mirror_id]))[mirror_id])
-
-
-async def get_any(session: ReadSession, mirror_id: str) -> tuple[MirrorRow, list[MirrorSourceRow]] | None:
-    """A mirror of whatever organisation, for the worker."""
-    mirror = await session.get(MirrorRow, mirror_id)
-    return None if mirror is None else (mirror, (await _sources(session, [mirror_id]))[mirror_id])
+    if mirror is None:
+        raise NotFoundError(f"mirror {mirror_id}")
+    return MirrorState(mirror, (await _sources(session, [mirror_id]))[mirror_id])
 
 
 async def page(
@@ -55,23 +74,18 @@ async def page(
     *,
     status: str | None,
     source: str | None,
-    before: tuple[float, str] | None,
+    before: Cursor | None,
     limit: int,
-) -> list[tuple[MirrorRow, list[MirrorSourceRow]]]:
-    """Newest first, strictly older than ``before`` (creation time and id)."""
+) -> tuple[list[MirrorState], Cursor | None]:
+    """Newest first, and where the next page begins."""
     query = select(MirrorRow).where(MirrorRow.organisation == organisation)
     if status:
         query = query.where(MirrorRow.status == status)
     if source:
         query = query.where(exists().where(MirrorSourceRow.mirror_id == MirrorRow.id, MirrorSourceRow.source == source))
-    if before:
-        moment, last_id = before
-        older = and_(MirrorRow.created_at == moment, MirrorRow.id < last_id)
-        query = query.where(or_(MirrorRow.created_at < moment, older))
-    query = query.order_by(MirrorRow.created_at.desc(), MirrorRow.id.desc()).limit(limit)
-    mirrors = list((await session.execute(query)).scalars())
+    mirrors, following = await newest(session, query, (MirrorRow.created_at, MirrorRow.id), before, limit)
     sources = await _sources(session, [mirror.id for mirror in mirrors])
-    return [(mirror, sources[mirror.id]) for mirror in mirrors]
+    return [MirrorState(mirror, sources[mirror.id]) for mirror in mirrors], following
 
 
 async def _sources(session: ReadSession, mirror_ids: Sequence[str]) -> dict[str, list[MirrorSourceRow]]:
@@ -262,15 +276,10 @@ async def may_read(session: ReadSession, organisation: str, manifest: str) -> bo
 
 async def readable(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:
     """Which of these manifests are published for this organisation, and not given up by it."""
-    found: set[str] = set()
-    for batch in batches(manifests):
-        query = select(ManifestRow.digest).where(
-            ManifestRow.digest.in_(batch),
-            is_mirrored_for(organisation, ManifestRow.digest),
-            ~is_given_up(organisation, ManifestRow.digest),
-        )
-        found.update((await session.execute(query)).scalars())
-    return found
+    query = select(ManifestRow.digest).where(
+        is_mirrored_for(organisation, ManifestRow.digest), ~is_given_up(organisation, ManifestRow.digest)
+    )
+    return {digest async for (digest,) in select_in(session, query, ManifestRow.digest, manifests)}
 
 
 async def oldest_at_work(session: ReadSession, now: float) -> float | None:
@@ -370,17 +379,14 @@ def is_mirrored_for(organisation: str, manifest: _Name) -> ColumnElement[bool]:
 
 async def others_read(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:
     """Which of these manifests would not be dead if this organisation gave them up."""
-    found: set[str] = set()
-    for batch in batches(manifests):
-        query = (
-            select(MirrorSourceRow.manifest)
-            .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
-            .where(MirrorSourceRow.manifest.in_(batch), MirrorRow.organisation != organisation)
-            .where(~is_given_up(MirrorRow.organisation, MirrorSourceRow.manifest))
-            .distinct()
-        )
-        found.update(str(manifest) for manifest in (await session.execute(query)).scalars())
-    return found
+    query = (
+        select(MirrorSourceRow.manifest)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .where(MirrorRow.organisation != organisation)
+        .where(~is_given_up(MirrorRow.organisation, MirrorSourceRow.manifest))
+        .distinct()
+    )
+    return {str(manifest) async for (manifest,) in select_in(session, query, MirrorSourceRow.manifest, manifests)}
 
 
 async def an_expired_manifest(session: ReadSession, before: float) -> str | None:
@@ -400,13 +406,8 @@ def dead_manifests() -> Select[str]:
 
 async def living_contents(session: ReadSession, contents: Sequence[str]) -> set[str]:
     """Which of these contents a manifest names that somebody may read."""
-    found: set[str] = set()
-    for batch in batches(contents):
-        query = select(ManifestContentRow.content).where(
-            ManifestContentRow.content.in_(batch), ManifestContentRow.manifest.not_in(dead_manifests())
-        )
-        found.update((await session.execute(query.distinct())).scalars())
-    return found
+    query = select(ManifestContentRow.content).where(ManifestContentRow.manifest.not_in(dead_manifests())).distinct()
+    return {content async for (content,) in select_in(session, query, ManifestContentRow.content, contents)}
 
 
 async def count_restorable(session: ReadSession) -> int:

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from sqlalchemy import func, select
 
 from bdn.core.chunk import Digest, Manifest, chunk_range
-from bdn.core.store import Needed, Piece, manifest_fault, scope_of
-from bdn.mirror.db.contents import is_of, split_digests
+from bdn.core.store import Needed, Piece, manifest_fault, scope_of, split_digests
+from bdn.mirror.db.contents import is_of
 from bdn.mirror.db.database import ReadSession
 from bdn.mirror.db.mirrors import is_mirrored_for
 from bdn.mirror.db.tables import (

@@ -8,11 +8,10 @@ from typing import Final
 from sqlalchemy import Row, delete, exists, func, select
 from sqlalchemy.orm import aliased
 
-from bdn.core.store import SlabNeeds
+from bdn.core.store import SlabNeeds, split_digests
 from bdn.mirror.db import mirrors
-from bdn.mirror.db.contents import chunks_are_sound, drop_slabs, split_digests
-from bdn.mirror.db.database import ReadSession, WriteSession, batches
-from bdn.mirror.db.records import check_contents
+from bdn.mirror.db.contents import check_contents, chunks_are_sound, drop_slabs
+from bdn.mirror.db.database import ReadSession, WriteSession, delete_in, select_in
 from bdn.mirror.db.tables import (
     ContentRow,
     CopiedChunkRow,
@@ -69,27 +68,22 @@ async def add_slabs(session: ReadSession, needs: SlabNeeds, slabs: Sequence[str]
     """Tell ``needs`` everything about these slabs, and about where else their contents lie. Returns these contents."""
     other = aliased(SlabSliceRow)
     named, contents = set(slabs), set[str]()
-    for batch in batches(slabs):
-        sizes = select(SlabRow.digest, SlabRow.size).where(SlabRow.digest.in_(batch))
-        for slab, size in (await session.execute(sizes)).all():
-            needs.add_slab(slab, size)
-        inside = select(other.content).where(other.slab.in_(batch))
-        slices = select(SlabSliceRow.content, SlabSliceRow.slab).where(SlabSliceRow.content.in_(inside))
-        for content, slab in (await session.execute(slices)).all():
-            needs.add_slice(content, slab)
-            contents.add(content)
-            named.add(slab)
-        whole = select(ContentRow.digest).where(ContentRow.digest.in_(inside))
-        whole = whole.where(ContentRow.chunks != b"", chunks_are_sound())
-        for content in (await session.execute(whole)).scalars():
-            needs.add_whole(content)
-    for batch in batches(sorted(named)):
-        scopes = select(SlabScopeRow.slab, SlabScopeRow.scope).where(SlabScopeRow.slab.in_(batch))
-        for slab, scope in (await session.execute(scopes)).all():
-            needs.add_scope(slab, scope)
-        damaged = select(DamagedChunkRow.digest).where(DamagedChunkRow.digest.in_(batch))
-        for slab in (await session.execute(damaged)).scalars():
-            needs.add_damaged(slab)
+    async for slab, size in select_in(session, select(SlabRow.digest, SlabRow.size), SlabRow.digest, slabs):
+        needs.add_slab(slab, size)
+    slices = select(SlabSliceRow.content, SlabSliceRow.slab).join(other, other.content == SlabSliceRow.content)
+    async for content, slab in select_in(session, slices, other.slab, slabs):
+        needs.add_slice(content, slab)
+        contents.add(content)
+        named.add(slab)
+    whole = select(ContentRow.digest).where(ContentRow.chunks != b"", chunks_are_sound())
+    async for (content,) in select_in(session, whole, ContentRow.digest, sorted(contents)):
+        needs.add_whole(content)
+    scopes = select(SlabScopeRow.slab, SlabScopeRow.scope)
+    async for slab, scope in select_in(session, scopes, SlabScopeRow.slab, sorted(named)):
+        needs.add_scope(slab, scope)
+    damaged = select(DamagedChunkRow.digest)
+    async for (slab,) in select_in(session, damaged, DamagedChunkRow.digest, sorted(named)):
+        needs.add_damaged(slab)
     return sorted(contents)
 
 
@@ -163,23 +157,19 @@ async def _take(session: WriteSession, contents: Sequence[str]) -> tuple[set[byt
     """Forget contents, with the identities that led to them, and the slabs that nothing else needs; their chunks and bytes."""
     slabs, size = await _slabs_going(session, contents)
     chunks = set(map(bytes.fromhex, slabs))
-    for batch in batches(contents):
-        query = select(ContentRow.chunks, ContentRow.size).where(ContentRow.digest.in_(batch), ContentRow.chunks != b"")
-        for raw, content_size in (await session.execute(query)).all():
-            chunks.update(split_digests(raw[: len(raw) - len(raw) % 32]))  # a damaged record may end in half a name
-            size += content_size
-        await session.execute(delete(SlabSliceRow).where(SlabSliceRow.content.in_(batch)))
-        await session.execute(delete(IdentityRow).where(IdentityRow.content.in_(batch)))
-        await session.execute(delete(ContentRow).where(ContentRow.digest.in_(batch)))
+    query = select(ContentRow.chunks, ContentRow.size).where(ContentRow.chunks != b"")
+    async for raw, content_size in select_in(session, query, ContentRow.digest, contents):
+        chunks.update(split_digests(raw[: len(raw) - len(raw) % 32]))  # a damaged record may end in half a name
+        size += content_size
+    for column in (SlabSliceRow.content, IdentityRow.content, ContentRow.digest):
+        await delete_in(session, column, contents)
     await drop_slabs(session, slabs)
     return chunks, size
 
 
 async def _slabs_going(session: ReadSession, contents: Sequence[str]) -> tuple[list[str], int]:
-    slabs: set[str] = set()
-    for batch in batches(contents):
-        query = select(SlabSliceRow.slab).where(SlabSliceRow.content.in_(batch)).distinct()
-        slabs.update((await session.execute(query)).scalars())
+    query = select(SlabSliceRow.slab).distinct()
+    slabs = {slab async for (slab,) in select_in(session, query, SlabSliceRow.content, contents)}
     needs = SlabNeeds()
     await add_slabs(session, needs, sorted(slabs))
     going = needs.take(contents)

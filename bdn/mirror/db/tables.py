@@ -28,13 +28,12 @@ class MirrorRow(Base):
             postgresql_where=text("status IN ('PENDING', 'SYNCING')"),
         ),
         Index("ix_mirrors_newest", "organisation", "created_at", "id"),
-        Index("ix_mirrors_status", "status"),
     )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     organisation: Mapped[str] = mapped_column(String(256))
     request_key: Mapped[str] = mapped_column(String(64))
-    status: Mapped[str] = mapped_column(String(16))
+    status: Mapped[str] = mapped_column(String(16), index=True)
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     completed_at: Mapped[float | None]
@@ -47,20 +46,16 @@ class MirrorSourceRow(Base):
     """One source of a mirror: the request as it was, and the outcome."""
 
     __tablename__ = "mirror_sources"
-    __table_args__ = (
-        Index("ix_mirror_sources_source", "source"),
-        Index("ix_mirror_sources_manifest", "manifest"),
-        Index("ix_mirror_sources_revision", "resolved_revision"),
-    )
+    __table_args__ = (Index("ix_mirror_sources_revision", "resolved_revision"),)
 
     mirror_id: Mapped[str] = mapped_column(ForeignKey("mirrors.id", ondelete="CASCADE"), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)
     request: Mapped[Json]
-    source: Mapped[str]
+    source: Mapped[str] = mapped_column(index=True)
     mount_location: Mapped[str]
     status: Mapped[str] = mapped_column(String(16))
     resolved_revision: Mapped[str | None]
-    manifest: Mapped[str | None] = mapped_column(String(64))
+    manifest: Mapped[str | None] = mapped_column(String(64), index=True)
     files_total: Mapped[int | None]
     bytes_total: Mapped[int | None]
     bytes_transferred: Mapped[int] = mapped_column(default=0)
@@ -115,10 +110,9 @@ class SlabSliceRow(Base):
     """Where in a slab a content lies. One content may have slices in slabs of several scopes."""
 
     __tablename__ = "slab_slices"
-    __table_args__ = (Index("ix_slab_slices_slab", "slab"),)
 
     content: Mapped[str] = mapped_column(ForeignKey("contents.digest"), primary_key=True)
-    slab: Mapped[str] = mapped_column(ForeignKey("slabs.digest"), primary_key=True)
+    slab: Mapped[str] = mapped_column(ForeignKey("slabs.digest"), primary_key=True, index=True)
     offset: Mapped[int]
 
 
@@ -126,20 +120,18 @@ class ManifestContentRow(Base):
     """Which contents a manifest names."""
 
     __tablename__ = "manifest_contents"
-    __table_args__ = (Index("ix_manifest_contents_content", "content"),)
 
     manifest: Mapped[str] = mapped_column(ForeignKey("manifests.digest", ondelete="CASCADE"), primary_key=True)
-    content: Mapped[str] = mapped_column(ForeignKey("contents.digest"), primary_key=True)
+    content: Mapped[str] = mapped_column(ForeignKey("contents.digest"), primary_key=True, index=True)
 
 
 class IdentityRow(Base):
     """An upstream identity that maps to a content we computed. ``key`` hashes scope and parts."""
 
     __tablename__ = "identities"
-    __table_args__ = (Index("ix_identities_content", "content"),)
 
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
-    content: Mapped[str] = mapped_column(ForeignKey("contents.digest"))
+    content: Mapped[str] = mapped_column(ForeignKey("contents.digest"), index=True)
 
 
 class CopiedChunkRow(Base):
@@ -222,12 +214,11 @@ class OperationPartRow(Base):
     """What an agent that was asked did, or the mirror (no cluster): PENDING, RUNNING, DONE, FAILED or UNREACHABLE."""
 
     __tablename__ = "operation_parts"
-    __table_args__ = (Index("ix_operation_parts_state", "state"),)
 
     operation: Mapped[str] = mapped_column(ForeignKey("operations.id", ondelete="CASCADE"), primary_key=True)
     cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
     node: Mapped[str] = mapped_column(String(256), primary_key=True)
-    state: Mapped[str] = mapped_column(String(16))
+    state: Mapped[str] = mapped_column(String(16), index=True)
     result: Mapped[Json]
     error: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
 
@@ -248,14 +239,13 @@ class TokenRow(Base):
     """A token: its SHA-256, since nobody keeps the token, and its ``role`` (``Role``), for an agent in one cluster."""
 
     __tablename__ = "tokens"
-    __table_args__ = (Index("ix_tokens_digest", "digest", unique=True),)
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     organisation: Mapped[str] = mapped_column(String(256))
     name: Mapped[str] = mapped_column(String(256))
     role: Mapped[str] = mapped_column(String(16))
     cluster: Mapped[str | None] = mapped_column(String(256))
-    digest: Mapped[str] = mapped_column(String(64))
+    digest: Mapped[str] = mapped_column(String(64), index=True, unique=True)
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
@@ -265,10 +255,9 @@ class TombstoneRow(Base):
     """An organisation gave a manifest up, which it may not read unless it mirrors or restores it, also after a collection."""
 
     __tablename__ = "tombstones"
-    __table_args__ = (Index("ix_tombstones_manifest", "manifest"),)
 
     organisation: Mapped[str] = mapped_column(String(256), primary_key=True)
-    manifest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    manifest: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
     created_at: Mapped[float]
     eviction: Mapped[str] = mapped_column(String(64))
     collected_at: Mapped[float | None]
@@ -288,10 +277,11 @@ class DamagedContentRow(Base):
     """A content of which a chunk is damaged: it counts as half-copied. Those in damaged slabs are found by their slices."""
 
     __tablename__ = "damaged_contents"
-    __table_args__ = (Index("ix_damaged_contents_chunk", "chunk"),)
 
     content: Mapped[str] = mapped_column(ForeignKey("contents.digest", ondelete="CASCADE"), primary_key=True)
-    chunk: Mapped[str] = mapped_column(ForeignKey("damaged_chunks.digest", ondelete="CASCADE"), primary_key=True)
+    chunk: Mapped[str] = mapped_column(
+        ForeignKey("damaged_chunks.digest", ondelete="CASCADE"), primary_key=True, index=True
+    )
 
 
 class ScrubRow(Base):
@@ -309,18 +299,13 @@ class EventRow(Base):
     """Something that was decided, and why. ``node`` is null for the mirror's own decisions."""
 
     __tablename__ = "events"
-    __table_args__ = (
-        Index("ix_events_manifest", "manifest"),
-        Index("ix_events_digest", "digest"),
-        Index("ix_events_at", "at"),
-    )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    at: Mapped[float]
+    at: Mapped[float] = mapped_column(index=True)
     organisation: Mapped[str | None] = mapped_column(String(256))
     cluster: Mapped[str | None] = mapped_column(String(256))
     node: Mapped[str | None] = mapped_column(String(256))
     kind: Mapped[str] = mapped_column(String(64))
-    manifest: Mapped[str | None] = mapped_column(String(64))
-    digest: Mapped[str | None] = mapped_column(String(64))
+    manifest: Mapped[str | None] = mapped_column(String(64), index=True)
+    digest: Mapped[str | None] = mapped_column(String(64), index=True)
     facts: Mapped[Json]

@@ -12,18 +12,14 @@ from typing import Final
 from sqlalchemy.exc import IntegrityError
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.core.errors import NotFoundError
 from bdn.core.source.uri import WeightsSource
 from bdn.mirror.db import mirrors
-from bdn.mirror.db.database import Database
-from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
+from bdn.mirror.db.database import Cursor, Database
+from bdn.mirror.db.mirrors import MirrorState
 from bdn.mirror.ingest.survey import Survey, Surveyor
-from bdn.mirror.ingest.worker import NEW_WORK
-from bdn.mirror.upstream.issuer import DRY_RUN
-from bdn.mirror.waiting import SharedReads, Watch
+from bdn.mirror.waiting import NEW_WORK, SharedReads, Watch
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
-from bdn.wire.shapes import moment
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
 # How old a read may be for a caller that has heard of no change: less than the time between two of its reads.
@@ -50,55 +46,30 @@ class MirrorRequests:
             self.surveyor.sign_ins.check(source.auth, organisation)
         bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
         request_key = digest_of(json.dumps(bodies, sort_keys=True).encode()).hex
-        request = partial(self._request, sources, bodies, organisation, request_key)
-        with self.asked.of((request_key, organisation), request) as asked:
-            return await asked.get(anew=True)  # of a thousand equal ones at once, two ask the database
+        request = partial(self._request, bodies, organisation, request_key)
+        # Of a thousand equal ones at once, two ask the database.
+        return await self.asked.of((request_key, organisation), request).get(anew=True)
 
-    async def _request(
-        self, sources: Sequence[WeightsSource], bodies: list[dict[str, object]], organisation: str, request_key: str
-    ) -> Mirror:
+    async def _request(self, bodies: list[dict[str, object]], organisation: str, request_key: str) -> Mirror:
         while True:
             async with self.database.read() as session:
                 mirror_id = await mirrors.running(session, organisation, request_key)
             if mirror_id is None:
-                mirror_id = await self._insert(sources, bodies, organisation, request_key)
-            if mirror_id is not None:
-                return await self.get(mirror_id, organisation)
-
-    async def _insert(
-        self, sources: Sequence[WeightsSource], bodies: list[dict[str, object]], organisation: str, request_key: str
-    ) -> str | None:
-        """The new mirror's id, or None when somebody else was faster with the same request."""
-        mirror_id = f"mir_{secrets.token_hex(12)}"
-        mirror = MirrorRow(
-            id=mirror_id, organisation=organisation, request_key=request_key, status="PENDING", created_at=time.time()
-        )
-        rows = [
-            MirrorSourceRow(
-                mirror_id=mirror_id,
-                position=position,
-                request=body,
-                source=str(source.source),
-                mount_location=source.mount_location,
-                status="PENDING",
-                warnings=[],
-            )
-            for position, (source, body) in enumerate(zip(sources, bodies, strict=True))
-        ]
-        try:
-            async with self.database.write() as session:
-                await mirrors.insert(session, mirror, rows)
-        except IntegrityError:
-            return None
-        self.watch.notify(NEW_WORK)
-        return mirror_id
+                mirror_id = f"mir_{secrets.token_hex(12)}"
+                try:
+                    async with self.database.write() as session:
+                        await mirrors.insert(session, mirror_id, organisation, request_key, bodies, now=time.time())
+                except IntegrityError:
+                    continue  # somebody else was faster with the same request
+                self.watch.notify(NEW_WORK)
+            return await self.get(mirror_id, organisation)
 
     async def plan(self, sources: Sequence[WeightsSource], organisation: str) -> Plan:
         """What mirroring would do now. Writes nothing."""
         planned: list[PlannedSource] = []
         counted: set[str] = set()
         for wanted in sources:
-            async with self.surveyor.open(wanted, organisation, DRY_RUN) as source:
+            async with self.surveyor.open(wanted, organisation) as source:
                 planned.append(_planned(wanted, await self.surveyor.survey(wanted, source), counted))
         return Plan(
             sources=planned,
@@ -112,8 +83,6 @@ class MirrorRequests:
         """The mirror now; ``NotFoundError`` also when it is another organisation's."""
         async with self.database.read() as session:
             found = await mirrors.get(session, mirror_id, organisation)
-        if found is None:
-            raise NotFoundError(f"mirror {mirror_id}")
         return (await self._documents([found], organisation))[0]
 
     async def page(
@@ -121,39 +90,35 @@ class MirrorRequests:
         organisation: str,
         status: str | None,
         source: str | None,
-        before: tuple[float, str] | None,
+        before: Cursor | None,
         limit: int,
-    ) -> tuple[list[Mirror], tuple[float, str] | None]:
+    ) -> tuple[list[Mirror], Cursor | None]:
         """Mirrors, newest first, and where the next page begins (None on the last one)."""
         async with self.database.read() as session:
-            found = await mirrors.page(
-                session, organisation, status=status, source=source, before=before, limit=limit + 1
+            found, following = await mirrors.page(
+                session, organisation, status=status, source=source, before=before, limit=limit
             )
-        items = await self._documents(found[:limit], organisation)
-        last = found[limit - 1][0] if len(found) > limit else None
-        return items, (last.created_at, last.id) if last else None
+        return await self._documents(found, organisation), following
 
     async def wait(self, mirror_id: str, organisation: str, seconds: float) -> Mirror:
         """The mirror once it is in a terminal state, or when the time is over."""
         deadline = time.monotonic() + seconds
-        with self.watched.of((mirror_id, organisation), partial(self.get, mirror_id, organisation)) as look:
-            mirror = await look.get(anew=True)
-            while (
-                mirror.status not in TERMINAL and not self.watch.stopping and (left := deadline - time.monotonic()) > 0
-            ):
-                is_news = await self.watch.changed(mirror_id, min(left, _LOOK_AGAIN_SECONDS))
-                mirror = await look.get(anew=is_news)
+        look = self.watched.of((mirror_id, organisation), partial(self.get, mirror_id, organisation))
+        mirror = await look.get(anew=True)
+        while mirror.status not in TERMINAL and not self.watch.stopping and (left := deadline - time.monotonic()) > 0:
+            is_news = await self.watch.changed(mirror_id, min(left, _LOOK_AGAIN_SECONDS))
+            mirror = await look.get(anew=is_news)
         return mirror
 
     async def follow(self, mirror_id: str, organisation: str, interval_seconds: float) -> AsyncGenerator[Mirror]:
         """The mirror at least once per interval, the last time in a terminal state."""
-        with self.watched.of((mirror_id, organisation), partial(self.get, mirror_id, organisation)) as look:
-            mirror = await look.get(anew=True)
-            while mirror.status not in TERMINAL and not self.watch.stopping:
-                yield mirror
-                is_news = await self.watch.changed(mirror_id, interval_seconds)
-                mirror = await look.get(anew=is_news)
+        look = self.watched.of((mirror_id, organisation), partial(self.get, mirror_id, organisation))
+        mirror = await look.get(anew=True)
+        while mirror.status not in TERMINAL and not self.watch.stopping:
             yield mirror
+            is_news = await self.watch.changed(mirror_id, interval_seconds)
+            mirror = await look.get(anew=is_news)
+        yield mirror
 
     async def cancel(self, mirror_id: str, organisation: str) -> Mirror:
         """Stop it if it runs. What was stored stays and is not fetched again."""
@@ -164,57 +129,56 @@ class MirrorRequests:
         self.watch.notify(mirror_id)
         return await self.get(mirror_id, organisation)
 
-    async def _documents(
-        self, found: Sequence[tuple[MirrorRow, list[MirrorSourceRow]]], organisation: str
-    ) -> list[Mirror]:
-        ready = [source for row, sources in found if row.status == "READY" for source in sources]
+    async def _documents(self, found: Sequence[MirrorState], organisation: str) -> list[Mirror]:
+        ready = [source for state in found if state.row.status == "READY" for source in state.sources]
         async with self.database.read() as session:
             held = await mirrors.readable(session, organisation, sorted({str(source.manifest) for source in ready}))
-        return [self._document(row, sources, held) for row, sources in found]
+        return [self._document(state, held) for state in found]
 
-    def _document(self, row: MirrorRow, sources: list[MirrorSourceRow], held: AbstractSet[str]) -> Mirror:
+    def _document(self, state: MirrorState, held: AbstractSet[str]) -> Mirror:
+        row, sources = state.row, state.sources
         known = [source for source in sources if source.bytes_total is not None]
         complete = len(known) == len(sources)
         bytes_total = sum(source.bytes_total or 0 for source in known) if complete else None
         transferred = sum(source.bytes_transferred for source in sources)
         reused = sum(source.bytes_reused for source in sources)
-        rate = self._rate(row, transferred)
+        rate = None
+        if row.started_at is not None and transferred:
+            rate = transferred / max(0.001, (row.completed_at or time.time()) - row.started_at)
         left = None if bytes_total is None else max(0, bytes_total - transferred - reused)
         return Mirror.model_validate(
             {
                 "id": row.id,
                 "status": row.status,
-                "created_at": moment(row.created_at),
-                "started_at": row.started_at and moment(row.started_at),
-                "completed_at": row.completed_at and moment(row.completed_at),
+                "created_at": row.created_at,
+                "started_at": row.started_at,
+                "completed_at": row.completed_at,
                 "files_total": sum(source.files_total or 0 for source in known) if complete else None,
                 "bytes_total": bytes_total,
                 "bytes_transferred": transferred,
                 "bytes_reused": reused,
                 "bytes_per_second": rate,
                 "eta_seconds": left / rate if left is not None and rate and row.status == "SYNCING" else None,
-                "grant": self._grant(row, sources, held) if row.status == "READY" else None,
+                "grant": self._grant(state, held) if row.status == "READY" else None,
                 "error": row.error,
-                "sources": [_source(source) for source in sources],
+                "sources": [
+                    {name: getattr(source, name) for name in MirrorSource.model_fields}
+                    | {"manifest": source.manifest and f"b3:{source.manifest}"}
+                    for source in sources
+                ],
             }
         )
 
-    @staticmethod
-    def _rate(row: MirrorRow, transferred: int) -> float | None:
-        if row.started_at is None or not transferred:
-            return None
-        return transferred / max(0.001, (row.completed_at or time.time()) - row.started_at)
-
-    def _grant(self, row: MirrorRow, sources: list[MirrorSourceRow], held: AbstractSet[str]) -> str | None:
+    def _grant(self, state: MirrorState, held: AbstractSet[str]) -> str | None:
         """Made anew for each look, and never stored. None when a manifest may no longer be read: nobody could deliver it."""
-        if not all(source.manifest in held for source in sources):
+        if not all(source.manifest in held for source in state.sources):
             return None
         mounts = tuple(
             GrantedMount(source.mount_location, Digest(source.manifest), source.source)
-            for source in sources
+            for source in state.sources
             if source.manifest
         )
-        return self.signer.sign(Grant(row.organisation, mounts, time.time() + self.grant_seconds))
+        return self.signer.sign(Grant(state.row.organisation, mounts, time.time() + self.grant_seconds))
 
 
 def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
@@ -231,8 +195,3 @@ def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> Planne
         bytes_reused=survey.bytes_total - missing,
         warnings=list(survey.warnings),
     )
-
-
-def _source(row: MirrorSourceRow) -> MirrorSource:
-    columns = {name: getattr(row, name) for name in MirrorSource.model_fields}
-    return MirrorSource.model_validate(columns | {"manifest": row.manifest and f"b3:{row.manifest}"})

@@ -55,9 +55,9 @@ class Surveyor:
 
     @asynccontextmanager
     async def open(
-        self, wanted: WeightsSource, organisation: str, job: str, revision: str | None = None
+        self, wanted: WeightsSource, organisation: str, job: str | None = None, revision: str | None = None
     ) -> AsyncIterator[Source]:
-        """The source with its credentials, on behalf of a job; ``revision`` pins one that was resolved before."""
+        """The source with its credentials, on behalf of a job (None: a dry run); ``revision`` pins one that was resolved before."""
         uri = wanted.source
         if revision is not None and isinstance(uri, HuggingFaceUri):
             uri = replace(uri, revision=revision)

@@ -15,25 +15,19 @@ from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, Fact, InternalError, single_error
-from bdn.core.events import Event
 from bdn.core.source.upstream import Resolution
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, events, mirrors
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
-from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
+from bdn.mirror.db.mirrors import MirrorState
+from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.ingest.copier import Copier
-from bdn.mirror.ingest.copy_missing import (
-    ClaimLostError,
-    CopiesInProgress,
-    CopyMissing,
-    Progress,
-    SourceCounters,
-    StoredContents,
-)
+from bdn.mirror.ingest.copy_missing import CopyMissing
+from bdn.mirror.ingest.progress import ClaimLostError, CopiesInProgress, Progress, SourceCounters, StoredContents
 from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
-from bdn.mirror.waiting import Watch, in_background
+from bdn.mirror.waiting import NEW_WORK, Watch, in_background
 from bdn.wire.mirror_schema import WeightsSourceBody, body_from
 from bdn.wire.shapes import body_of
 
@@ -43,7 +37,6 @@ CLAIM_SECONDS: Final = 15.0
 RENEW_SECONDS: Final = 3.0
 FLUSH_SECONDS: Final = 0.5
 POLL_SECONDS: Final = 1.0
-NEW_WORK: Final = "new work"
 _PUBLISH_ATTEMPTS: Final = 3
 
 
@@ -101,14 +94,14 @@ class Worker:
     async def _work(self, mirror_id: str, claimant: str) -> None:
         with self._surviving():
             async with self.database.read() as session:
-                found = await mirrors.get_any(session, mirror_id)
-            if found is not None:
-                await self._work_on(*found, claimant)
+                mirror = await mirrors.get(session, mirror_id, None)
+            await self._work_on(mirror, claimant)
 
-    async def _work_on(self, row: MirrorRow, sources: list[MirrorSourceRow], claimant: str) -> None:
+    async def _work_on(self, mirror: MirrorState, claimant: str) -> None:
         """Bring a claimed mirror to its end."""
+        row = mirror.row
         self.watch.notify(row.id)
-        logger.info("mirroring", extra={"mirror": row.id, "sources": len(sources)})
+        logger.info("mirroring", extra={"mirror": row.id, "sources": len(mirror.sources)})
 
         def flushed(keys: list[str]) -> None:
             self.ingest.copies.recorded(keys, row.id)
@@ -117,7 +110,7 @@ class Worker:
         progress = Progress(self.database, row.id, claimant, flushed, self.on_transferred)
         async with in_background(self._hold_claim(row.id, claimant)):
             try:
-                await self._run(row, sources, progress)
+                await self._run(mirror, progress)
             except ClaimLostError:
                 logger.info("mirror was taken away", extra={"mirror": row.id})
                 async with self.database.write() as session:
@@ -139,11 +132,12 @@ class Worker:
                     now = time.time()
                     await mirrors.hold_canceled_claim(session, mirror_id, claimant, now, now + CLAIM_SECONDS)
 
-    async def _run(self, row: MirrorRow, sources: list[MirrorSourceRow], progress: Progress) -> None:
+    async def _run(self, mirror: MirrorState, progress: Progress) -> None:
+        row = mirror.row
         failure: BdnError | None = None
         try:
             async with in_background(self._keep_claim(row.id, progress.claimant)), in_background(self._flush(progress)):
-                await self.ingest.run(row.id, row.organisation, sources, progress)
+                await self.ingest.run(mirror, progress)
         except asyncio.CancelledError:
             with suppress(BdnError, ClaimLostError):
                 await progress.flush()
@@ -198,7 +192,7 @@ class Ingest:
     copies: CopiesInProgress
     damages: Damages
 
-    async def run(self, mirror_id: str, organisation: str, rows: list[MirrorSourceRow], progress: Progress) -> None:
+    async def run(self, mirror: MirrorState, progress: Progress) -> None:
         """Work on all sources that are not done; a source's failure is its own.
 
         Raises:
@@ -209,39 +203,39 @@ class Ingest:
 
         async def one(row: MirrorSourceRow) -> None:
             try:
-                await self._source(mirror_id, organisation, row, progress)
+                await self._source(mirror.row.organisation, row, progress)
             except (ClaimLostError, DatabaseUnavailableError):
                 raise
             except BdnError as error:
                 failures[row.position] = error
             except Exception as error:
-                logger.exception("mirroring a source failed", extra={"mirror": mirror_id, "source": row.source})
+                logger.exception("mirroring a source failed", extra={"mirror": row.mirror_id, "source": row.source})
                 failures[row.position] = InternalError(f"{type(error).__name__} while mirroring {row.source}")
             else:
                 return
             body = body_of(failures[row.position]).model_dump()
             async with progress.writing() as session:
-                await mirrors.update_source(session, mirror_id, row.position, status="FAILED", error=body)
+                await mirrors.update_source(session, row.mirror_id, row.position, status="FAILED", error=body)
 
         with single_error():
             async with asyncio.TaskGroup() as group:
-                for row in rows:
+                for row in mirror.sources:
                     if row.status != "READY":
                         group.create_task(one(row))
         if failures:
             raise failures[min(failures)]
 
-    async def _source(self, mirror_id: str, organisation: str, row: MirrorSourceRow, progress: Progress) -> None:
+    async def _source(self, organisation: str, row: MirrorSourceRow, progress: Progress) -> None:
         wanted = WeightsSourceBody.model_validate(row.request).to_core()
         progress.counters[row.position] = SourceCounters(row.bytes_transferred, row.bytes_reused)
-        async with self.surveyor.open(wanted, organisation, mirror_id, row.resolved_revision) as source:
+        async with self.surveyor.open(wanted, organisation, row.mirror_id, row.resolved_revision) as source:
             resolution = await source.resolve()
             if await self._reuse_published(organisation, row, wanted, resolution, progress):
                 return
             for _ in range(_PUBLISH_ATTEMPTS):
-                with self.copies.recorded_by_others(mirror_id) as recorded:
+                with self.copies.recorded_by_others(row.mirror_id) as recorded:
                     survey = await self.surveyor.survey(wanted, source, resolution)
-                    await self._announce(mirror_id, row, survey, progress)
+                    await self._announce(row, survey, progress)
                     copying = CopyMissing(
                         StoredContents(self.database, self.copier.store),
                         self.copier,
@@ -287,18 +281,17 @@ class Ingest:
                 warnings=found.warnings,
             )
             facts = {"mirror": row.mirror_id, "source": str(wanted.source), "revision": resolution.revision}
-            event = Event.of("reused", facts, manifest=f"b3:{found.manifest}", organisation=organisation)
-            await events.record(session, [event], time.time())
+            await events.record(session, time.time(), "reused", facts, found.manifest, organisation=organisation)
         return True
 
-    async def _announce(self, mirror_id: str, row: MirrorSourceRow, survey: Survey, progress: Progress) -> None:
+    async def _announce(self, row: MirrorSourceRow, survey: Survey, progress: Progress) -> None:
         """Totals, before the first byte. What an earlier attempt transferred is not counted as reused again."""
         counters = progress.counters[row.position]
         counters.reused = max(0, survey.bytes_total - counters.transferred - survey.bytes_missing)
         async with progress.writing() as session:
             await mirrors.update_source(
                 session,
-                mirror_id,
+                row.mirror_id,
                 row.position,
                 status="SYNCING",
                 error=None,
@@ -331,8 +324,8 @@ class Ingest:
                 "transferred": counters.transferred,
                 "reused": counters.reused,
             }
-            event = Event.of("mirrored", facts, manifest=manifest.digest, organisation=organisation)
-            await events.record(session, [event], time.time())
+            name = manifest.digest.hex
+            await events.record(session, time.time(), "mirrored", facts, name, organisation=organisation)
         logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(manifest.digest)})
         return True
 

@@ -14,14 +14,13 @@ from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, NotFoundError
 from bdn.core.pace.rounds import is_round_due
 from bdn.core.store import KINDS
-from bdn.mirror.damages import DAMAGE
 from bdn.mirror.db import agents, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.operations import MIRROR
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
-from bdn.mirror.operations.operations import COLLECTION, EVICTION, PREFETCH, VERIFICATION, Operations
+from bdn.mirror.operations.operations import COLLECTION, EVICTION, PREFETCH, VERIFICATION, OperationKind, Operations
 from bdn.mirror.retention import Collected, Collector, StoreEviction
-from bdn.mirror.waiting import Watch
+from bdn.mirror.waiting import DAMAGE, Watch
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.operation_schema import (
     CollectedKind,
@@ -85,15 +84,7 @@ class OperationRequests:
         # What is named by its age or by a job is in the caches of nodes, unless the mirror's tier is named as well.
         is_spared = request.tier is None and (request.lru_bytes is not None or request.job is not None)
         is_for_mirror = _asks_mirror(request) and not is_spared
-        await self.operations.begin(
-            EVICTION,
-            command.id,
-            request,
-            command.model_dump(),
-            organisation=organisation,
-            asked=await self._agents_asked(request),
-            mirror=is_for_mirror,
-        )
+        await self._begin(EVICTION, command, request, is_for_mirror=is_for_mirror, organisation=organisation)
         if is_for_mirror:
             try:
                 await self.store_eviction.run(command, organisation)
@@ -123,15 +114,8 @@ class OperationRequests:
             id=VERIFICATION.new_id(),
             manifests=await self._manifests(request, organisation),
         )
-        await self.operations.begin(
-            VERIFICATION,
-            command.id,
-            request,
-            command.model_dump(),
-            organisation=organisation,
-            asked=await self._agents_asked(request),
-            mirror=_asks_mirror(request),
-        )
+        is_for_mirror = _asks_mirror(request)
+        await self._begin(VERIFICATION, command, request, is_for_mirror=is_for_mirror, organisation=organisation)
         self.watch.notify(DAMAGE)
         return await self.get_verification(command.id, organisation, wait_seconds)
 
@@ -228,8 +212,16 @@ class OperationRequests:
                 raise NotFoundError(f"manifest {request.manifest}")
         return [f"b3:{digest}" for digest in found]
 
-    async def _agents_asked(self, request: _Narrowed) -> list[AgentRow]:
-        """The agents that the request is for. Whatever an agent's role, it may hold chunks from when it had another one."""
+    async def _begin(
+        self,
+        kind: OperationKind,
+        command: EvictCommand | VerifyCommand,
+        request: _Narrowed,
+        *,
+        is_for_mirror: bool,
+        organisation: str,
+    ) -> None:
+        """Ask the agents that the request is for. Whatever an agent's role, it may hold chunks from when it had another one."""
         async with self.database.read() as session:
             rows = await agents.all_agents(session)
         found = [
@@ -239,7 +231,10 @@ class OperationRequests:
         ]
         if not found and _names_agents(request):
             raise NotFoundError(f"an agent of {request.cluster or 'any cluster'}, {request.node or 'any node'}")
-        return found
+        remembered = command.model_dump()
+        await self.operations.begin(
+            kind, command.id, request, remembered, organisation=organisation, asked=found, mirror=is_for_mirror
+        )
 
     async def _mounts(self, request: PrefetchRequest, organisation: str) -> list[_Mount]:
         """What is to be prefetched, as mounts of a grant."""
@@ -263,12 +258,9 @@ class OperationRequests:
                 raise NotFoundError(f"a READY mirror of {request.source}")
             return [_mount(newest.manifest, newest.source)]
         mirror = await mirrors.get(session, request.mirror_id, organisation)
-        if mirror is None:
-            raise NotFoundError(f"mirror {request.mirror_id}")
-        row, sources = mirror
-        if row.status != "READY":
-            raise InvalidRequestError(f"mirror {row.id} is {row.status}; what is prefetched must be READY")
-        return [_mount(source.manifest, source.source, source.mount_location) for source in sources]
+        if (status := mirror.row.status) != "READY":
+            raise InvalidRequestError(f"mirror {request.mirror_id} is {status}; what is prefetched must be READY")
+        return [_mount(source.manifest, source.source, source.mount_location) for source in mirror.sources]
 
     async def _nodes(self, request: PrefetchRequest) -> list[AgentRow]:
         """The agents that shall hold it: of a cluster those that live, of named ones all."""
@@ -336,14 +328,10 @@ class Collections:
 
     async def start(self, request: CollectionRequest, wait_seconds: float) -> Collection:
         """Record what a worker is to do."""
-        collection_id = await self._begin(request)
-        self.watch.notify(_ASKED)
-        return await self.get(collection_id, wait_seconds)
-
-    async def _begin(self, request: CollectionRequest) -> str:
         collection_id = COLLECTION.new_id()
         await self.operations.begin(COLLECTION, collection_id, request, {}, mirror=True)
-        return collection_id
+        self.watch.notify(_ASKED)
+        return await self.get(collection_id, wait_seconds)
 
     async def get(self, collection_id: str, wait_seconds: float) -> Collection:
         """The collection, once it is over or when the time is."""
@@ -370,7 +358,7 @@ class Collections:
         if await self._is_due():
             async with self.database.alone("collections"):
                 if await self._is_due():
-                    await self._begin(CollectionRequest())
+                    await self.operations.begin(COLLECTION, COLLECTION.new_id(), CollectionRequest(), {}, mirror=True)
 
     async def _is_due(self) -> bool:
         """A period after the last one, or else after the first mirror: before that there is nothing to collect."""

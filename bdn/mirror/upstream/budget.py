@@ -11,11 +11,10 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -47,12 +46,17 @@ class HostBudget:
         """Whether nothing but what was learned would be lost if this budget were forgotten."""
         return not (self.pace.slots or self._waiting or self.pace.closed_until > self._all.clock())
 
-    def slot(self, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> BudgetSlot:
-        """``async with budget.slot() as slot``: the right to have one request in flight, one after the other.
+    @asynccontextmanager
+    async def slot(self, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> AsyncIterator[BudgetSlot]:
+        """The right to have one request in flight, one after the other.
 
         Waits for the limit, and for the end of a pause that the host asked for: ``UpstreamRateLimitedError`` if that is too long.
         """
-        return BudgetSlot(self, longest_pause_seconds)
+        seen = await self.acquire(longest_pause_seconds)
+        try:
+            yield BudgetSlot(self, seen)
+        finally:
+            self.release()
 
     async def acquire(self, longest_pause_seconds: float) -> float:
         """The begin of a slot. Returns the time until which the host was known to be open."""
@@ -69,22 +73,27 @@ class HostBudget:
             self.pace.give_back()
         self._admit()
 
-    def began(self) -> float:
-        """A request is sent; returns the time."""
+    @contextmanager
+    def request(self) -> Iterator[SentRequest]:
+        """Exactly one request of a slot's holder. What it raises is told to the pace, and raised."""
         with self._lock:
-            now = self._all.clock()
-            self.pace.began(now)
-        return now
-
-    def ended(self, outcome: Outcome, size: int, began: float, retry_after_seconds: float | None) -> None:
-        """The request ended."""
-        with self._lock:
-            now, before = self._all.clock(), self.pace.limit
-            self.pace.ended(now, outcome, size, now - began, retry_after_seconds)
-            self._all.requests[outcome] += 1
-            is_higher = self.pace.limit > before
-        if is_higher and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._admit)
+            began = self._all.clock()
+            self.pace.began(began)
+        sent, outcome, asked = SentRequest(), Outcome.ARRIVED, None
+        try:
+            yield sent
+        except BaseException as error:
+            asked = asked_to_wait(error) if isinstance(error, BdnError) else None
+            outcome = _outcome(error, asked)
+            raise
+        finally:
+            with self._lock:
+                now, before = self._all.clock(), self.pace.limit
+                self.pace.ended(now, outcome, sent.size, now - began, asked)
+                self._all.requests[outcome] += 1
+                is_higher = self.pace.limit > before
+            if is_higher and self._loop is not None:
+                self._loop.call_soon_threadsafe(self._admit)
 
     async def _until_open(self, longest_pause_seconds: float) -> float:
         """Wait once, while the host is closed; returns the latest time for which that was looked at."""
@@ -126,53 +135,27 @@ class HostBudget:
                 turn.set_result(None)
 
 
+@dataclass(slots=True)
 class BudgetSlot:
     """One of the places at a host. Its holder sends as many requests as it likes, one at a time."""
 
-    __slots__ = ("_budget", "_longest", "_seen")
-
-    def __init__(self, budget: HostBudget, longest_pause_seconds: float) -> None:
-        self._budget = budget
-        self._longest = longest_pause_seconds
-
-    async def __aenter__(self) -> Self:
-        self._seen = await self._budget.acquire(self._longest)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._budget.release()
+    budget: HostBudget
+    seen: float  # the time until which the host was known to be open
 
     @property
     def is_open(self) -> bool:
         """False once the host has asked everybody to wait: who has more requests releases the slot and takes another."""
-        return self._budget.pace.closed_until <= self._seen
-
-    def request(self) -> BudgetedRequest:
-        """``with slot.request() as sent``: exactly one request. What it raises is told to the pace, and raised."""
-        return BudgetedRequest(self._budget)
+        return self.budget.pace.closed_until <= self.seen
 
 
-class BudgetedRequest:
-    """One request. ``size`` is the bytes of its body that arrived; whoever reads the body sets it."""
+@dataclass(slots=True)
+class SentRequest:
+    """``size`` is the bytes of the body that arrived; whoever reads the body sets it."""
 
-    __slots__ = ("_began", "_budget", "size")
-
-    def __init__(self, budget: HostBudget) -> None:
-        self._budget = budget
-        self.size = 0
-
-    def __enter__(self) -> Self:
-        self._began = self._budget.began()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        asked = asked_to_wait(error) if isinstance(error, BdnError) else None
-        self._budget.ended(_outcome(error, asked), self.size, self._began, asked)
+    size: int = 0
 
 
-def _outcome(error: BaseException | None, asked: float | None) -> Outcome:
-    if error is None:
-        return Outcome.ARRIVED
+def _outcome(error: BaseException, asked: float | None) -> Outcome:
     if asked is not None or isinstance(error, UpstreamRateLimitedError):
         return Outcome.REFUSED
     if isinstance(error, UpstreamUnavailableError) and error.transient:
@@ -259,7 +242,7 @@ class UpstreamRetries:
         while True:
             try:
                 async with self.budgets.of(url).slot(self.longest_pause_seconds) as slot:
-                    with slot.request():
+                    with slot.budget.request():
                         return await request()
             except UpstreamError as error:
                 failures += 1

@@ -193,7 +193,7 @@ class UpstreamReader:
     ) -> Checksum | None:
         file = item.located.file
         request = RangeRequest(item.located.name, file.path, item.range, file.size)
-        with slot.request() as sent:
+        with slot.budget.request() as sent:
             stated = self.ranges.read_into(location, request, content, lambda: not stop.is_set())
             sent.size = len(content)
         return file.checksum or location.checksum or stated

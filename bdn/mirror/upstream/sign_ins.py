@@ -79,13 +79,13 @@ class SignIns:
     def check(self, auth: Auth | None, organisation: str) -> None:
         """Refuse what could never be resolved, when it is asked for and not when somebody works on it."""
         if auth is not None and auth.method is not AuthMethod.CUSTOM_SECRET:
-            self._cloud(auth, TokenSubject(organisation, DRY_RUN))
+            self._cloud(auth, TokenSubject(organisation))
 
-    async def context_of(self, auth: Auth | None, organisation: str, job: str) -> SourceContext:
+    async def context_of(self, auth: Auth | None, organisation: str, job: str | None) -> SourceContext:
         """How to open a source now, for this job. Raises what ``resolve`` does."""
         return replace(self.context, organisation=organisation, sign_in=await self.resolve(auth, organisation, job))
 
-    async def resolve(self, auth: Auth | None, organisation: str, job: str) -> SignIn | None:
+    async def resolve(self, auth: Auth | None, organisation: str, job: str | None) -> SignIn | None:
         """How to sign in now, for this job; None where the request names no way.
 
         Raises ``SecretNotFoundError``, ``SecretMalformedError``, or ``InvalidRequestError`` for what is no cloud's.
@@ -94,7 +94,7 @@ class SignIns:
             return None
         if auth.method is AuthMethod.CUSTOM_SECRET:
             return await self.secrets.resolve(auth.fields["auth_secret_name"], organisation)
-        return self._cloud(auth, TokenSubject(organisation, job))
+        return self._cloud(auth, TokenSubject(organisation, job or DRY_RUN))
 
     def _cloud(self, auth: Auth, subject: TokenSubject) -> SignIn:
         fields = auth.fields

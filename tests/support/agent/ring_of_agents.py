@@ -12,8 +12,8 @@ from typing import Any
 
 import blake3
 
+from tests.support.network.fault_proxy import ByteProxy
 from tests.support.network.network import Host, Network
-from tests.support.network.relay import relaying
 from tests.support.services import services
 from tests.support.services.commands import wait_until
 from tests.support.services.services import Agent, Mirror
@@ -74,14 +74,19 @@ class Ring:
 def ring(
     network: Network, root: Path, content: Content, count: int, rate: int, mirror_delay_seconds: float = 0
 ) -> Iterator[Ring]:
-    """``count`` agents behind links of ``rate`` bits per second. With a delay, a relay stands between them and the mirror."""
+    """``count`` agents behind links of ``rate`` bits per second. With a delay, the mirror is far away and loses connections."""
     with ExitStack() as stack:
         place = network.host()
         shutil.copytree(content.data, root / "mirror" / "data", copy_function=_link)
         mirror = stack.enter_context(services.mirror(root / "mirror", place))
         url = mirror.url
         if mirror_delay_seconds:
-            stack.enter_context(relaying(network.address, place.address, mirror.ports, mirror_delay_seconds))
+            for port in mirror.ports:
+                far = ByteProxy(
+                    (place.address, port), host=network.address, port=port, delay_seconds=mirror_delay_seconds
+                )
+                far.cut_after = 256 * 1024**2
+                stack.enter_context(far.running())
             url = url.replace(place.address, network.address)
         hosts = [network.host() for _ in range(count)]
         agents = [

@@ -9,43 +9,28 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from bdn.core.chunk import Digest
 from bdn.wire.operation_schema import EvictCommand
-from node_agent.metrics import AgentMetrics
-from node_agent.settings import AgentSettings
-from node_agent.stage.stage import StageRegistry
 from tests.support.agent.cache_oracle_of_files import broken_views, differences, ready_on_disk, wrong_files
-from tests.support.agent.cache_world import World
-from tests.support.agent.local_node import LocalNode, local_node
-from tests.support.agent.rig import Clock
+from tests.support.agent.local_node import LocalNode
 from tests.support.content.trees import tree
-from tests.support.crash.killed_disk import MortalDisk, one_history
+from tests.support.crash.killed_disk import KilledNode, MortalDisk, one_history
 
 KINDS: Final = ("plan", "if-unused", "lru", "force")
+BUDGET: Final = 10**9  # for all
 
 
-@dataclass
-class Directory:
+class Directory(KilledNode):
     """A directory with four manifests, two of them leased, as it stands before an eviction; and what was wrong after one."""
 
-    root: Path
-    seed: int
-    counts: Counter[str] = field(default_factory=Counter)
-    faults: list[str] = field(default_factory=list)
-    stages: dict[str, Digest] = field(default_factory=dict)  # READY ones
-    unleased: list[Digest] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.world = World.of(self.seed, 4)
-        self.cache, self.copy = self.root / "cache", self.root / "before"
-        self.wall, self.elapsed = Clock(), Clock(0.0)
-        self.settings = AgentSettings(
-            data_dir=self.root, cache_bytes=10**9, headroom_bytes=0, cluster_cache_bytes=0, exposure="symlink"
-        )
+    def __init__(self, root: Path, seed: int) -> None:
+        super().__init__(root, seed, manifests=4)
+        self.copy = root / "before"
+        self.stages: dict[str, Digest] = {}  # READY ones
+        self.unleased: list[Digest] = []
 
     def run(self) -> None:
         """Every kind of eviction, killed at its first call to the disk, at its second, and so on to its end."""
@@ -62,7 +47,7 @@ class Directory:
             self.counts[f"steps of {kind}"] = step
 
     async def _prepare(self) -> None:
-        async with self._node() as node:
+        async with self.node(BUDGET) as node:
             for number, manifest in enumerate(sorted(self.world.manifests)):
                 stage = await node.stages.start(f"job-{number}", str(manifest))
                 await node.stages.finish(stage.record.id)
@@ -73,19 +58,12 @@ class Directory:
                     self.stages[stage.record.id] = manifest
                 self.wall.now += 1
 
-    def _node(self) -> Any:
-        return local_node(self.settings, self.world, AgentMetrics(StageRegistry()), self.wall, self.elapsed)
-
     def _killed_at(self, kind: str, step: int) -> bool:
         """Whether there was such a step."""
         shutil.rmtree(self.cache, ignore_errors=True)
         subprocess.run(["cp", "-a", self.copy, self.cache], check=True)  # as it was, hard links and all
-        disk = MortalDisk(step)
-        try:
-            asyncio.run(self._evict(kind, disk, step))
-        except BaseException:
-            if not disk.is_dead:
-                raise
+        disk = self.disk = MortalDisk(step)
+        self.live(self._evict(kind, step))
         before = len(self.faults)
         self._look(kind)
         asyncio.run(self._start_again(kind))
@@ -112,14 +90,13 @@ class Directory:
         asked = self._asked(kind)
         return {stage: (manifest,) for stage, manifest in self.stages.items() if manifest not in asked}
 
-    async def _evict(self, kind: str, disk: MortalDisk, step: int) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # tasks of a dead process are nobody's
-        async with self._node() as node:
+    async def _evict(self, kind: str, step: int) -> None:
+        async with self.node(BUDGET) as node:
             await node.settled()
-            with disk.mounted():
-                disk.die_at(step)
+            with self.disk.mounted():
+                self.disk.die_at(step)
                 await node.evictions.evict(self._command(kind))
-                disk.die_at(0)
+                self.disk.die_at(0)
 
     # --- what is left ---
 
@@ -133,7 +110,7 @@ class Directory:
                 self.faults.append(f"the view of {stage} has a hole")
 
     async def _start_again(self, kind: str) -> None:
-        async with self._node() as node:
+        async with self.node(BUDGET) as node:
             await node.settled()
             self._check(node, kind)
             again = await node.evictions.evict(self._command(kind))

@@ -1,6 +1,5 @@
 """A disk whose power fails when a test says so, mounted for the time of a block. Needs root and /dev/fuse."""
 
-import asyncio
 import errno
 import json
 import os
@@ -113,10 +112,3 @@ def _connects(talk: socket.socket, address: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-async def is_dark(disk: ForgetfulDisk) -> None:
-    """Come back when the power has failed."""
-    async with asyncio.timeout(60):
-        while not disk.is_dark:  # noqa: ASYNC110 - another process: there is nothing to be notified by
-            await asyncio.sleep(0.02)

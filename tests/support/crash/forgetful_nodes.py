@@ -102,8 +102,7 @@ class Name:
 class Nodes:
     """All nodes, and the changes of names that are not durable yet, in order. Raises ``Refused``."""
 
-    def __init__(self, size: int = 1 << 40) -> None:
-        self.size = size
+    def __init__(self) -> None:
         self._next = ROOT
         self._all: dict[int, Node] = {}
         self._unsynced: list[list[Name]] = []
@@ -204,7 +203,6 @@ class Nodes:
     def write(self, number: int, offset: int, content: memoryview) -> int:
         node = self[number]
         stop = offset + len(content)
-        self._need(max(0, stop - len(node.content)))
         if len(node.content) < offset:
             node.content.extend(bytes(offset - len(node.content)))
         node.content[offset:stop] = content
@@ -214,7 +212,6 @@ class Nodes:
 
     def resize(self, number: int, size: int) -> None:
         node = self[number]
-        self._need(max(0, size - len(node.content)))
         if size < len(node.content):
             del node.content[size:]
             node.unsynced = [(start, min(stop, size)) for start, stop in node.unsynced if start < size]
@@ -222,10 +219,6 @@ class Nodes:
             node.unsynced.append((len(node.content), size))
             node.content.extend(bytes(size - len(node.content)))
         node.changed = time.time_ns()
-
-    def _need(self, more: int) -> None:
-        if more and self.used + more > self.size:
-            raise Refused(errno.ENOSPC)
 
     # --- durability ---
 

@@ -1,4 +1,7 @@
-"""A mirror and two agents of one ring, each killed again and again at random steps, and started again at once."""
+"""A mirror and two agents of one ring, each killed again and again at random steps, and started again at once.
+
+The mirror copies, evicts and collects. What it said was READY and nobody evicted is whole, whenever somebody looks.
+"""
 
 import asyncio
 import os
@@ -12,6 +15,7 @@ from typing import Final
 
 import httpx2
 
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import BdnError
 from bdn.wire.stage_schema import StageRequest
 from tests.doubles.hub import Hub
@@ -28,6 +32,7 @@ from tests.support.services.forked import Process
 NODES: Final = ("node-0", "node-1")
 _WITHOUT: Final = sum(map(len, repositories()["org/three"].values()))  # what does not fit beside the others
 BUDGET: Final = sum(len(content) for files in repositories().values() for content in files.values()) - _WITHOUT // 2
+_AT_ONCE: Final = {"BDN_TOMBSTONE_SECONDS": "0", "BDN_COLLECT_GRACE_SECONDS": "0"}  # goes what was evicted
 _FROM, _TO = 1, 150  # steps that a life may have
 
 
@@ -64,7 +69,7 @@ class Cluster:
 
     @asynccontextmanager
     async def mirror(self, command: tuple[str, ...] = SERVE) -> AsyncIterator[ServingProcess]:
-        environ = {"BDN_EGRESS_ALLOW": ALLOW_LOOPBACK, "HF_ENDPOINT": self.hub.url, "BDN_TRANSFERS": "4"}
+        environ = {"BDN_EGRESS_ALLOW": ALLOW_LOOPBACK, "HF_ENDPOINT": self.hub.url, "BDN_TRANSFERS": "4", **_AT_ONCE}
         place = self.root / "mirror"
         command = (*command, "--port", str(self.ports[0]), "--data-port", str(self.ports[1]))
         async with await ServingProcess.start(place, command=command, **environ) as process:
@@ -78,6 +83,9 @@ class Cluster:
         while not self.kills.enough.is_set():
             fuse.spare()
             async with self.mirror(fuse.command("bdn.cli.main", "serve", "--json")) as process:
+                for document in (await process.http.get("/mirror", params={"status": "READY"})).json()["items"]:
+                    if document["grant"] is not None:
+                        await check_whole(process, document)
                 fuse.light(self.random.randint(_FROM, _TO), after=bool(self.random.getrandbits(1)))
                 await self._until_dead(process.process, lambda process=process: self._ask_for_mirrors(process))  # type: ignore[misc]
 
@@ -107,12 +115,15 @@ class Cluster:
 
     async def _ask_for_mirrors(self, process: ServingProcess) -> None:
         name = self.random.choice(list(repositories()))
-        if name in self.ready and self.random.random() < 0.2:
+        if self.random.random() < 0.5:
+            await process.http.post("/collections", json={})  # goes on beside what is asked for next
+        if name in self.ready and self.random.random() < 0.4:
             manifest = self.ready.pop(name)["sources"][0]["manifest"]
             await process.http.post("/evictions", params={"wait": 5}, json={"manifest": manifest, "tier": "mirror"})
         document = (await process.http.post("/mirror", json={"weights": [source(f"hf://{name}")]})).json()
         document = (await process.http.get(f"/mirror/{document['id']}", params={"wait": 20})).json()
         if document["status"] == "READY":
+            await check_whole(process, document)
             self.ready[name] = document
 
     async def _ask_for_stages(self, daemon: Daemon) -> None:
@@ -147,6 +158,11 @@ class Cluster:
                         assert tree(Path(stage.mounts[0].path)) == repositories()[name]
                         await daemon.client.unstage(stage.id)
                     await self._check_disk(daemon, self.root / node / "cache")
+            await mirror.http.post("/evictions", json={"all": True, "tier": "mirror"})
+            asked = (await mirror.http.post("/collections", json={})).json()
+            done = (await mirror.http.get(f"/collections/{asked['id']}", params={"wait": 30})).json()
+            assert done["status"] == "DONE", done
+            assert not [path for path in (self.root / "mirror/store").rglob("*") if path.is_file()]
 
     @staticmethod
     async def _check_disk(daemon: Daemon, cache: Path) -> None:
@@ -155,6 +171,17 @@ class Cluster:
         assert (use["node"].committed, use["node"].reserved) == (whole, 0)
         assert (use["cluster"].committed, use["cluster"].reserved) == (chunks, 0)
         assert not left, left
+
+
+async def check_whole(mirror: ServingProcess, document: Json) -> None:
+    """Every object of what is READY can be read, and is what its name says."""
+    layout = await mirror.http.get(f"/manifests/{document['sources'][0]['manifest']}/layout")
+    assert layout.status_code == 200, (document, layout.text)
+    for file in layout.json()["files"]:
+        for name in [file["slab"]["digest"]] if "slab" in file else file["chunks"]:
+            answer = await mirror.http.get(f"/chunks/{name}")
+            assert answer.status_code == 200, (document, name, answer.text)
+            assert digest_of(answer.content) == Digest.parse(name)
 
 
 def _on_disk(cache: Path) -> tuple[int, int, list[Path]]:

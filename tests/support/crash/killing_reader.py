@@ -1,7 +1,7 @@
 """A job that reads its files again and again while agents are killed, in a process of its own.
 
-``python -m tests.support.crash.killing_reader`` takes a JSON list of views on standard input: the view's path, whether it has to stay once it
-was seen, and size and digest of each of its files. It ends with its standard input, and writes what it saw.
+``python -m tests.support.crash.killing_reader`` takes a JSON list of folders of views on standard input, as ``Watched`` has them.
+It ends with its standard input, and writes what it saw.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Self
 
 from blake3 import blake3
 
@@ -22,35 +21,39 @@ _LONGEST_SECONDS = 240  # on a machine with a hundred other things to do
 
 @dataclass(frozen=True)
 class Watched:
-    """A view, and what has to be in it."""
+    """A folder of views, which come and go, and what is in any of them: by digest, the paths of a file.
 
-    view: str
-    stays: bool
-    files: dict[str, tuple[int, str]]
+    The views of ``staying``, once they were seen, have to hold these paths for ever.
+    """
 
-    @classmethod
-    def of(cls, view: Path, files: Mapping[str, bytes], *, stays: bool) -> Self:
-        found = {path: (len(content), blake3(content).hexdigest()) for path, content in files.items()}
-        return cls(str(view), stays, found)
+    mounts: str
+    files: dict[str, list[str]]
+    staying: dict[str, list[str]]
 
 
 @dataclass
 class Seen:
     """What the reader saw."""
 
-    whole_views: int = 0
+    files: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
 @asynccontextmanager
-async def reading(views: Iterable[Watched]) -> AsyncIterator[Seen]:
+async def reading(
+    mounts: Iterable[Path], trees: Iterable[Mapping[str, bytes]], staying: Mapping[Path, Iterable[str]] | None = None
+) -> AsyncIterator[Seen]:
     """A reader until the block ends; then it is known what it saw."""
+    files: dict[str, list[str]] = {}
+    for path, content in (file for tree in trees for file in tree.items()):
+        files.setdefault(blake3(content).hexdigest(), []).append(path)
+    stay = {str(view): list(paths) for view, paths in (staying or {}).items()}
     pipe = asyncio.subprocess.PIPE
     reader = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.support.crash.killing_reader", stdin=pipe, stdout=pipe
     )
     assert reader.stdin
-    reader.stdin.write(json.dumps([asdict(view) for view in views]).encode() + b"\n")
+    reader.stdin.write(json.dumps([asdict(Watched(str(folder), files, stay)) for folder in mounts]).encode() + b"\n")
     seen = Seen()
     try:
         yield seen
@@ -59,70 +62,31 @@ async def reading(views: Iterable[Watched]) -> AsyncIterator[Seen]:
             reader.stdin.close()
             out, _ = await reader.communicate()
         found = json.loads(out)
-        seen.whole_views, seen.wrong = found["whole_views"], found["wrong"]
+        seen.files, seen.wrong = found["files"], found["wrong"]
 
 
-@asynccontextmanager
-async def reading_all(mounts: Iterable[Path], trees: Iterable[Mapping[str, bytes]]) -> AsyncIterator[Seen]:
-    """A reader of whatever stages there are: views come and go, but what can be read is a file of one of these trees."""
-    files = [Watched.of(Path(), tree, stays=False).files for tree in trees]
-    known = {f"{path} {size} {digest}": (size, digest) for tree in files for path, (size, digest) in tree.items()}
-    async with reading([Watched(str(folder), False, known) for folder in mounts]) as seen:
-        yield seen
-
-
-def look_at_all(watched: Watched) -> tuple[int, list[str]]:
-    """How many files were read in all views below this folder, and what was wrong."""
-    read, wrong = 0, []
-    paths = [Path(folder, name) for folder, _, names in os.walk(watched.view) for name in names]
-    for path in paths:
-        if ".building" in str(path):
-            continue
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            continue  # its stage is over
-        found = f"{len(content)} {blake3(content).hexdigest()}"
-        relative = str(path.relative_to(watched.view)).split("/", 3)[-1]
-        if f"{relative} {found}" not in watched.files:
-            wrong.append(f"{path}: {found}")
-        read += 1
-    return read, wrong
-
-
-def look(watched: Watched, *, was_seen: bool) -> list[str] | None:
-    """What is wrong in a view; None when there is no view yet."""
-    root = Path(watched.view)
-    if not root.is_dir():
-        return [f"{root} vanished"] if was_seen and watched.stays else None
-    wrong = []
-    for path, (size, digest) in watched.files.items():
-        try:
-            content = (root / path).read_bytes()
-        except FileNotFoundError:
-            if watched.stays:
-                wrong.append(f"{root / path} is missing")
-            continue
-        if len(content) != size or blake3(content).hexdigest() != digest:
-            wrong.append(f"{root / path} has {len(content)} bytes, or wrong ones")
-    return wrong
+def look(watched: Watched, seen: Seen, stood: set[str]) -> None:
+    """Once at every file. ``stood`` are the views that were seen and have to stay."""
+    for folder, _, names in os.walk(watched.mounts):
+        for path in (Path(folder, name) for name in names if ".building" not in folder):
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                continue  # its stage is over, or it is missed below
+            seen.files += 1
+            if not any(str(path).endswith(f"/{one}") for one in watched.files.get(blake3(content).hexdigest(), ())):
+                seen.wrong.append(f"{path} has {len(content)} bytes, or wrong ones")
+    stood |= {view for view in watched.staying if Path(view).is_dir()}
+    for view in stood:
+        seen.wrong += [f"{view}/{path} is missing" for path in watched.staying[view] if not Path(view, path).is_file()]
 
 
 def main() -> None:
-    views = [Watched(**row) for row in json.loads(sys.stdin.readline())]
-    seen, known = Seen(), set[str]()
+    folders = [Watched(**row) for row in json.loads(sys.stdin.readline())]
+    seen, stood = Seen(), set[str]()
     while not select.select([sys.stdin], [], [], 0.02)[0]:
-        for watched in views:
-            if Path(watched.view).name == "mounts":
-                read, wrong = look_at_all(watched)
-                seen.whole_views += read
-                seen.wrong += wrong
-                continue
-            found = look(watched, was_seen=watched.view in known)
-            if found is not None:
-                known.add(watched.view)
-                seen.whole_views += not found
-                seen.wrong += found
+        for watched in folders:
+            look(watched, seen, stood)
     print(json.dumps(asdict(seen)))
 
 

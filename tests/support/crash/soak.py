@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import linear_regression
 from typing import Final
 
 _WARM: Final = 6  # the first sixth of all samples is warm-up, too: pools and allocators grow to their size
@@ -40,10 +41,7 @@ class Figure:
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
     """Of the least squares' line."""
-    count = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    return linear_regression(*zip(*points, strict=True)).slope if len(points) > 1 else 0.0
 
 
 def figures_of(name: str, pid: int, folders: Mapping[str, tuple[Path, float]]) -> list[Figure]:

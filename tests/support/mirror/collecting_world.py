@@ -17,13 +17,14 @@ from typing import Any, Self
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.source.upstream import Identity
-from bdn.core.store import StoredChunk
-from bdn.mirror.damages import DamagedRecords
+from bdn.core.store import StoredChunk, split_digests
+from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.tables import ManifestRow, MirrorRow, MirrorSourceRow, OperationPartRow, OperationRow
-from bdn.mirror.ingest.copy_missing import StoredContents
+from bdn.mirror.ingest.progress import StoredContents
 from bdn.mirror.retention import Collected, Collector, StoreEviction
+from bdn.mirror.waiting import Watch
 from bdn.store.directory import DirectoryStore
 from bdn.wire.operation_schema import EvictCommand, RestorationRequest
 from tests.support.mirror.slabs import pack
@@ -112,9 +113,9 @@ class World:
         return StoreEviction(self.database, self.collector(), TOMBSTONE_SECONDS, self.clock)
 
     def collector(self) -> Collector:
-        damaged_records = DamagedRecords(self.database, self.clock)
+        damages = Damages(self.database, self.store, Watch(), self.clock, lambda: None)
         gated = _GatedDatabase(self)
-        return Collector(gated, self.store, TOMBSTONE_SECONDS, damaged_records, self.clock)  # type: ignore[arg-type]
+        return Collector(gated, self.store, TOMBSTONE_SECONDS, damages, self.clock)  # type: ignore[arg-type]
 
     async def collect(self, *, dry_run: bool = False, grace_seconds: float = GRACE_SECONDS) -> Collected:
         self.now += 1
@@ -165,7 +166,7 @@ class World:
             if one.slab is not None:
                 content = self.check_object(Digest(one.slab))[one.offset : one.offset + one.size]
                 assert digest_of(content).hex == one.digest
-            for raw in contents.split_digests(one.chunks):
+            for raw in split_digests(one.chunks):
                 self.check_object(Digest.from_bytes(raw))
         return len(found)
 
@@ -199,7 +200,7 @@ class World:
 
 @dataclass(eq=False)
 class Copy:
-    """A worker that mirrors a tree, one step at a time, in the order of ``Ingest``, ``Gathering`` and ``Progress``."""
+    """A worker that mirrors a tree, one step at a time, in the order of ``Ingest``, ``CopyMissing`` and ``Progress``."""
 
     world: World
     organisation: str
@@ -269,7 +270,9 @@ class Copy:
             warnings=[],
         )
         async with self.world.database.write() as session:
-            await mirrors.insert(session, mirror, [source])
+            session.add(mirror)
+            await session.flush()
+            session.add(source)
         self.is_known = True
 
     async def _bring_all(self) -> AsyncIterator[None]:

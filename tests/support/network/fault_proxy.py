@@ -1,7 +1,7 @@
 """A proxy between two of our programs that plays faults: each exchange of HTTP meets the next fault of a script, or none.
 
 It understands as much of HTTP/1.1 as it takes to know where a message ends. Everything runs on the loop of one thread, and what is
-played depends on the order of requests alone, so that a failure replays.
+played depends on the order of requests alone, so that a failure replays. ``ByteProxy`` understands nothing, and passes bytes on.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import contextlib
 import socket
 import ssl
 import struct
+import sys
+import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from tests.support.network.loops import LoopThread
-
+_Result = TypeVar("_Result")
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _PIECE: Final = 256 * 1024
 _LIMIT: Final = 1024 * 1024  # of a head
+_WINDOW: Final = 64  # pieces under way in one direction of one connection
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 @dataclass
 class FaultProxy:
-    """``port`` of the loopback stands for ``target``.
+    """``port`` of ``host`` stands for ``target``.
 
     ``script`` is played first, one fault per exchange whose method and path ``chosen`` likes; then ``every``, if there is one. ``met`` counts
     what was played. While ``is_parted`` nothing passes and nobody is told: neither new connections nor those that exist.
@@ -91,15 +93,17 @@ class FaultProxy:
     exchanges: int = 0
     is_parted: bool = False
     tls: ssl.SSLContext | None = None
+    host: str = "127.0.0.1"
     port: int = 0
 
     def __post_init__(self) -> None:
-        self._loop = LoopThread()
+        self._loop = asyncio.new_event_loop()
+        self._server: asyncio.Server | None = None
         self._clients: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def play(self, *faults: Fault) -> None:
         """These next, one per exchange, and nothing afterwards."""
@@ -113,25 +117,45 @@ class FaultProxy:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[FaultProxy]:
-        with self._loop:
+        thread = threading.Thread(target=self._loop.run_forever)
+        thread.start()
+        try:
             self.open_port()
-            try:
-                yield self
-            finally:
-                self.close_port()
+            yield self
+        finally:
+            self.close_port()
+            self._run(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join()
+            self._loop.close()
 
     def close_port(self) -> None:
         """From now on connections are refused, and those that exist are reset."""
-        self._loop.deafen()
+        if self._server is not None:
+            self._loop.call_soon_threadsafe(self._server.close)
         self.cut()
 
     def open_port(self) -> None:
         """Listen; again, on the same port."""
-        self.port = self._loop.listen(self._accept, port=self.port, limit=_LIMIT, ssl=self.tls)
+        self._server = self._run(asyncio.start_server(self._accept, self.host, self.port, limit=_LIMIT, ssl=self.tls))
+        self.port = int(self._server.sockets[0].getsockname()[1])
 
     def cut(self) -> None:
         """Every connection is reset; new ones are let in."""
-        self._loop.run(self._cut())
+        self._run(self._cut())
+
+    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """What it returns, on the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
+
+    @staticmethod
+    async def _end() -> None:
+        """Whatever still runs on the loop is canceled."""
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.sleep(0.01)  # for the transports to close
 
     async def _cut(self) -> None:
         for client in list(self._clients):
@@ -239,12 +263,17 @@ async def parted(exchange: Exchange) -> bool:
     return False
 
 
+@dataclass
 class ByteProxy(FaultProxy):
-    """As ``FaultProxy``, without a script. While it is parted, what is said on either side is taken and forgotten."""
+    """As ``FaultProxy``, without a script. While it is parted, what is said on either side is taken and forgotten.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._starts = 0
+    Every byte is ``delay_seconds`` under way, and a connection ends after ``cut_after`` bytes of answers: what a kernel without
+    ``netem`` cannot do to packets.
+    """
+
+    delay_seconds: float = 0
+    cut_after: int = sys.maxsize
+    _starts: int = 0
 
     def forget(self) -> None:
         """As a firewall that has started anew: nothing passes any more on a connection that is there, and nobody is told."""
@@ -256,20 +285,32 @@ class ByteProxy(FaultProxy):
         there, back = await asyncio.open_connection(*self.target)
         try:
             async with asyncio.TaskGroup() as group:
-                ways = [
-                    group.create_task(self._one_way(reader, back, start)),
-                    group.create_task(self._one_way(there, writer, start)),
-                ]
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-                for way in ways:
-                    way.cancel()
+                group.create_task(self._one_way(reader, back, start, sys.maxsize))
+                group.create_task(self._one_way(there, writer, start, self.cut_after))
         except* OSError:
             pass  # one side has gone; so does the other
         finally:
             back.transport.abort()
 
-    async def _one_way(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, start: int) -> None:
-        while piece := await source.read(_PIECE):
-            if not self.is_parted and start == self._starts:
-                sink.write(piece)
-                await sink.drain()
+    async def _one_way(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, start: int, limit: int) -> None:
+        """Until the source ends, which ends the other way as well."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_WINDOW)
+        loop, carried = asyncio.get_running_loop(), 0
+
+        async def take() -> None:
+            piece = b"."
+            while piece:
+                piece = await source.read(_PIECE)
+                await under_way.put((loop.time() + self.delay_seconds, piece))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(take())
+            while True:
+                due, piece = await under_way.get()
+                await asyncio.sleep(due - loop.time())
+                carried += len(piece)
+                if not piece or carried > limit:
+                    raise ConnectionResetError
+                if not self.is_parted and start == self._starts:
+                    sink.write(piece)
+                    await sink.drain()

@@ -17,16 +17,9 @@ from bdn.core.store import is_small
 from bdn.mirror.db import contents, mirrors, removal
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
-from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.ingest.copier import ChunkStored, Copier, PackedFile, WrongContent
-from bdn.mirror.ingest.copy_missing import (
-    ClaimLostError,
-    CopiesInProgress,
-    CopyMissing,
-    Progress,
-    SourceCounters,
-    StoredContents,
-)
+from bdn.mirror.ingest.copy_missing import CopyMissing
+from bdn.mirror.ingest.progress import ClaimLostError, CopiesInProgress, Progress, SourceCounters, StoredContents
 from bdn.mirror.ingest.survey import Survey
 from bdn.mirror.upstream.reader import LocatedFile
 from tests.support.content.memory_store import MemoryStore
@@ -36,13 +29,9 @@ from tests.support.mirror.service import database_under_test, rows_of
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
     """With the mirror ``mir_1``, which ``worker:1`` has claimed."""
-    mirror = MirrorRow(id="mir_1", organisation="o", request_key="k", status="PENDING", created_at=1.0)
-    row = MirrorSourceRow(
-        mirror_id="mir_1", position=0, request={}, source="s", mount_location="/m", status="PENDING", warnings=[]
-    )
     async with database_under_test(tmp_path) as database:
         async with database.write() as session:
-            await mirrors.insert(session, mirror, [row])
+            await mirrors.insert(session, "mir_1", "o", "k", [{"source": "s", "mount_location": "/m"}], now=1.0)
             now = time.time()
             assert await mirrors.claim(session, "worker:1", now=now, until=now + 60) == "mir_1"
         yield database

@@ -101,7 +101,7 @@ def admitted(askers: list[Asker]) -> int:
 
 def fail(slot: BudgetSlot | None, error: BdnError) -> None:
     assert slot is not None
-    with pytest.raises(type(error)), slot.request():
+    with pytest.raises(type(error)), slot.budget.request():
         raise error
 
 
@@ -208,13 +208,13 @@ async def test_a_pause_of_hours_is_a_failure_at_once_and_nothing_is_sent(clock: 
 async def test_how_a_request_ended_is_read_from_what_it_raised(clock: Time) -> None:
     budgets = clock.budgets()
     async with budgets.of(HUB).slot() as slot:
-        with slot.request() as asked:
+        with slot.budget.request() as asked:
             asked.size = 5
         fail(slot, UpstreamUnavailableError("hf://o/r", "reset"))
         fail(slot, limited(None))
         fail(slot, AuthRequiredError("hf://o/r", "403"))
         fail(slot, SourceChangedError("hf://o/r", "a", "412"))
-        with pytest.raises(asyncio.CancelledError), slot.request():
+        with pytest.raises(asyncio.CancelledError), slot.budget.request():
             raise asyncio.CancelledError
     counted = {Outcome.ARRIVED: 1, Outcome.FAILED: 1, Outcome.REFUSED: 1, Outcome.ANSWERED: 3}
     assert budgets.requests == counted
@@ -230,7 +230,7 @@ async def test_a_limit_that_grows_in_a_byte_thread_lets_those_in_who_wait_now(cl
             for _ in range(3):
                 with ExitStack() as stack:
                     for slot in slots:
-                        stack.enter_context(slot.request()).size = 10**7
+                        stack.enter_context(slot.budget.request()).size = 10**7
                     clock.now += 1
 
         with ThreadPoolExecutor(1) as thread:
@@ -263,7 +263,7 @@ def test_a_free_slot_and_a_request_cost_next_to_nothing() -> None:
 
     async def ask() -> None:
         async with budget.slot() as slot:
-            with slot.request() as asked:
+            with slot.budget.request() as asked:
                 asked.size = 32 * 1024
 
     waits = [next(ask().__await__(), None) for _ in range(100)]  # whatever the first requests make is there

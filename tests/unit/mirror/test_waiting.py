@@ -1,6 +1,7 @@
 """What many wait for together: a change, one piece of work by key, and one read that is as fresh as each of them needs it."""
 
 import asyncio
+import weakref
 
 import pytest
 
@@ -218,10 +219,11 @@ async def test_who_leaves_while_he_looks_leaves_it_to_the_next() -> None:
 async def test_each_question_has_its_own_look_for_as_long_as_somebody_asks() -> None:
     sights = {"a": Sight(), "b": Sight()}
     looks = SharedReads[str, int](0.0)
-    with looks.of("a", sights["a"]) as first, looks.of("a", sights["a"]) as same, looks.of("b", sights["b"]) as other:
-        assert first is same
-        assert other is not first
-        assert len(looks) == 2
-        await other.get()
-    assert not len(looks)
+    first, other = looks.of("a", sights["a"]), looks.of("b", sights["b"])
+    assert looks.of("a", sights["a"]) is first
+    assert other is not first
+    await other.get()
+    held = weakref.ref(first)
+    del first
+    assert held() is None
     assert (sights["a"].looks, sights["b"].looks) == (0, 1)
