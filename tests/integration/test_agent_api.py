@@ -5,8 +5,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from bdn.wire.stage_schema import StageRequest
 from tests.support.agent.mirror import AgentMirror, flipped, held_by
 from tests.support.agent.rig import MIB, Rig, metrics, noise
@@ -16,16 +14,6 @@ from tests.support.content.trees import tree
 pytest_plugins = ("tests.support.agent.fixtures",)
 
 FILES = {"weights": noise(MIB, 1), "config.json": b"{}"}
-
-
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
-
-
-@pytest.fixture
-def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
-    return Rig(mirror, tmp_path)
 
 
 async def test_a_stage_is_accepted_then_ready_then_released(rig: Rig, mirror: AgentMirror) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,12 @@ from node_agent.background_tasks import BackgroundTasks
 from node_agent.disk.places import Places
 from node_agent.stage.stage import NodeStage, StageRecord
 from node_agent.stage.warm import STEP, Warmer
-from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.mounts import unmounting
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.services.processes import drop_from_memory, resident_bytes
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 FILES = {"weights/model.bin": noise(17 * MIB + 3), "config.json": b"{}", "empty": b""}
 TOTAL = sum(map(len, FILES.values()))
-
-
-@pytest.fixture
-def rig(server: AgentMirror, tmp_path: Path) -> Iterator[Rig]:
-    with unmounting(tmp_path):
-        yield Rig(server.renewed(), tmp_path)
 
 
 def place_of(agent: Agent, stage: NodeStage) -> Path:

@@ -25,7 +25,7 @@ from tests.support.crash.soak import Figure, figures_of, slope
 from tests.support.mirror.process import SERVE, ServingProcess
 from tests.support.mirror.service import source, until
 from tests.support.network.egress import ALLOW_LOOPBACK
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import Tally, at_scale
 from tests.support.services.forked import executed
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -52,8 +52,8 @@ def test_a_leak_has_a_slope_and_a_sawtooth_has_none() -> None:
 
 
 @pytest.mark.promise("load")
-async def test_nothing_grows_under_a_mixed_load(hub: Hub, tmp_path: Path, tally: Tally, scale: Scale) -> None:
-    seconds = float(ASKED_SECONDS or scale.of(0, FULL_SECONDS))
+async def test_nothing_grows_under_a_mixed_load(hub: Hub, tmp_path: Path, tally: Tally) -> None:
+    seconds = float(ASKED_SECONDS or at_scale(0, FULL_SECONDS))
     if not seconds:
         tally.add(scenarios=1)
         pytest.skip("set BDN_SOAK_SECONDS, or run make fault")

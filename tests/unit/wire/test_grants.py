@@ -134,6 +134,15 @@ def test_a_token_that_the_key_has_not_signed_is_refused(token: str) -> None:
     assert (type(error), error.code) == (GrantInvalidError, "GRANT_INVALID")
 
 
+def test_a_token_with_one_sign_changed_is_refused() -> None:
+    parts = TOKEN.split(".")
+    for number, part in enumerate(parts):
+        # Not the last sign: some of its bits are padding, and a token that differs in those is the same.
+        for place in range(len(part) - 1):
+            changed = part[:place] + ("A" if part[place] != "A" else "z") + part[place + 1 :]
+            assert refused(".".join([*parts[:number], changed, *parts[number + 1 :]])).code == "GRANT_INVALID"
+
+
 def test_a_token_of_another_key_is_refused_and_says_that_a_newer_key_may_exist() -> None:
     error = refused(GrantSigner(new_signing_key()).sign(GRANT))
     assert isinstance(error, UnknownKeyError)
