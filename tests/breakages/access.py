@@ -176,7 +176,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "_KINDS.get(error.code, BdnError) if isinstance(error, ReportedError) else type(error)", "type(error)",
          "test_an_agent_gives_chunks_to_grants_that_name_them_alone"),
     ],
-    "node_agent/cache/held_chunks.py": [
+    "node_agent/cache/peer_access.py": [
         ("an agent gives each slab to whoever may read one of its files",
          "if grant is not None and is_closed_to(", "if False and is_closed_to(",
          "test_a_slab_of_others_is_read_by_nobody_else"),
@@ -187,7 +187,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a peer gives to each grant", "if not any(grant.allows(manifest) for manifest in manifests):", "if False:",
          "test_an_agent_gives_chunks_to_grants_that_name_them_alone"),
         ("a manifest in the header opens each chunk",
-         "is_of_manifest = request.manifest is None or request.manifest in self._names(request.digest)",
+         "is_of_manifest = request.manifest is None or request.manifest in self.held.named_by(request.digest)",
          "is_of_manifest = True",
          "test_an_agent_gives_chunks_to_grants_that_name_them_alone"),
         ("a peer tells each grant what is in a manifest",

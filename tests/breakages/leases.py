@@ -77,7 +77,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "node_agent/mirror_link/commands.py": [
         ("an eviction does not say whom it spared", "also = [*account.spared(done.refused), *", "also = [*",
          "test_an_eviction_says_whom_it_spared_and_whom_it_broke"),
-        ("a plan is carried out", "        if command.dry_run:\n            return plan(self.cache.index)\n", "",
+        ("a plan is carried out", "        if command.dry_run:\n            return plan(cache.index)\n", "",
          "test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leases_hold"),
     ],
     "node_agent/stage/housekeeping.py": [
@@ -117,7 +117,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a stage that fails does not say so", "stage.is_ending = True\n        logger", "logger",
          "test_a_stage_that_is_asked_for_while_it_fails_leases_nothing"),
         ("that a stage is READY is not written down",
-         "self.decided(decisions(kind, record, ending))\n        self.records.save(record)", "pass\n        self.records.save(record)",
+         "self.write_down(kind, record, ending)\n        self.records.save(record)", "pass\n        self.records.save(record)",
          "test_an_operator_hears_why"),
         ("a stage that is released goes on", "await self.stop(stage)\n                await to_the_end",
          "await to_the_end", "test_an_eviction_between_any_two_steps_of_a_stage_leaves_no_hole"),
@@ -137,7 +137,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "return stage.mend_at is not None",
          "test_a_ready_stage_says_what_it_lost_and_heals"),
     ],
-    "node_agent/stage/stage.py": [
+    "node_agent/stage/records.py": [
         ("what ran out does not say when", '{"ending": ending, "expires_at": record.expires_at}', '{"ending": ending}',
          "test_a_lease_that_ran_out_says_when"),
     ],

@@ -121,7 +121,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_an_agent_whose_disk_takes_nothing_new_says_so_and_serves_what_it_holds[silent-later]"),
     ],
     "node_agent/fetch/owner.py": [
-        ("a chunk that somebody else is about to hold is asked for in a loop", "elif not self.shelf.holds(digest):",
+        ("a chunk that somebody else is about to hold is asked for in a loop", "elif not self.chain.held.holds(digest):",
          "elif False:", "test_who_asks_for_a_chunk_that_is_for_ever_on_its_way_is_told_so_and_gets_it_once_it_is_not"),
     ],
     "node_agent/stage/lifecycle.py": [

@@ -20,11 +20,6 @@ pytest_plugins = ("tests.support.agent.fixtures",)
 FILES = {"large": noise(2 * CHUNK_SIZE + 100, 1), "small": b"small"}
 
 
-@pytest.fixture
-def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
-    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
-
-
 @needs_mounts
 async def test_a_disk_that_fills_up_meanwhile_fails_the_stage_and_leaves_nothing_uncounted(
     mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

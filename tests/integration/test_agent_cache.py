@@ -19,11 +19,6 @@ pytest_plugins = ("tests.support.agent.fixtures",)
 
 
 @pytest.fixture
-def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
-    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
-
-
-@pytest.fixture
 def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
     return Rig(mirror, tmp_path, {"cache_bytes": 4 * MIB})
 

@@ -34,11 +34,6 @@ THEIRS = noise(3 * MIB, 3)
 
 
 @pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed(is_packed=True)
-
-
-@pytest.fixture
 def manifest(mirror: AgentMirror) -> Manifest:
     return mirror.publish(FILES)
 
@@ -230,7 +225,7 @@ async def test_a_suspected_wrong_chunk_is_fetched_again(
         for is_suspect in (False, True):
             assert await owner.ask(FIRST, manifest, is_suspect=is_suspect) == FIRST
         assert mirror.chunk_requests == {digest_of(FIRST): 1}
-        flip(owner.agent.scrub.scrubber.tier.files.path(manifest.digest, digest_of(FIRST)), 9)
+        flip(owner.agent.cache.chunks.tier.files.path(manifest.digest, digest_of(FIRST)), 9)
         assert await owner.ask(FIRST, manifest, is_suspect=True) == FIRST
         assert mirror.chunk_requests == {digest_of(FIRST): 2}
 

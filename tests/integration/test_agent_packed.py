@@ -21,11 +21,6 @@ THOUSAND = {f"part-{number % 7}/{number:04}.bin": noise(300, number) for number 
 SMALL = dict(list(THOUSAND.items())[:100])
 
 
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed(is_packed=True)
-
-
 def files_of(rig: Rig) -> dict[str, bytes]:
     """What the cache holds by name, each checked against it."""
     found = {path.name: path.read_bytes() for path in (rig.cache / "files").rglob("*") if path.is_file()}

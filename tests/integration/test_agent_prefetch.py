@@ -21,11 +21,6 @@ SIZE = sum(map(len, FILES.values()))
 
 
 @pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
-
-
-@pytest.fixture
 def gate() -> Iterator[threading.Event]:
     """Holds chunks back; opened at the end, so that no thread of the server waits for it any longer."""
     opened = threading.Event()

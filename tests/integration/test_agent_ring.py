@@ -22,11 +22,6 @@ SIZE = sum(map(len, FILES.values()))
 
 
 @pytest.fixture
-def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
-    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
-
-
-@pytest.fixture
 def ring(mirror: AgentMirror, tmp_path: Path) -> Ring:
     return Ring(mirror, tmp_path)
 

@@ -307,7 +307,7 @@ async def test_a_wrong_chunk_of_the_cluster_tier_is_dropped(rig: Rig, tally: Tal
     content = FILES["weights"][:CHUNK_SIZE]
     manifest, chunk = rig.mirror.publish(FILES), digest_of(content)
     async with staged_node(rig, {"another": b"file"}) as node:
-        tier = node.agent.scrub.scrubber.tier
+        tier = node.agent.cache.chunks.tier
         for number, damage in enumerate(DAMAGES.values(), 1):
             assert tier.keep(manifest.digest, chunk, memoryview(content))
             damage(tier.files.path(manifest.digest, chunk), 99_999)

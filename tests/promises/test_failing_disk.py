@@ -172,7 +172,7 @@ async def test_a_cluster_tier_whose_disk_turns_read_only_holds_what_it_held_and_
     old, new = mirror.publish({"f": OLD}), mirror.publish({"f": NEW})
     clock = Clock(time.time())
     async with rig.agent(clock) as agent:
-        tier = agent.evictions.tier
+        tier = agent.cache.chunks.tier
         await asked(peer, agent, mirror, old, OLD)
         clock.now += 61
         held = tier.held()
@@ -199,7 +199,7 @@ async def test_who_asks_for_a_chunk_that_is_for_ever_on_its_way_is_told_so_and_g
     """Somebody else on the node has room for it, and does not come to hold it; there is no read to wait for."""
     manifest = mirror.publish({"f": NEW})
     async with rig.agent() as agent:
-        tier = agent.evictions.tier
+        tier = agent.cache.chunks.tier
         tier.index.admit(manifest.digest, digest_of(NEW), len(NEW), now=time.time(), budget=4 * MIB)
         with pytest.raises(BdnError, match="on its way to this node, and not here yet"):
             await asked(peer, agent, mirror, manifest, NEW)

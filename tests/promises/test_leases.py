@@ -18,7 +18,8 @@ from bdn.wire.operation_schema import EvictCommand, VerifyCommand
 from node_agent.app import Agent
 from node_agent.journal import Journal
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.stage import NodeStage, StageRecord, StageRecords
+from node_agent.stage.records import StageRecords
+from node_agent.stage.stage import NodeStage, StageRecord
 from tests.support.agent.mirror import AgentMirror, missing
 from tests.support.agent.rig import Clock, Rig, noise, staged, verified
 from tests.support.content.trees import tree

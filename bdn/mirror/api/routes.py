@@ -10,15 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from bdn.core.chunk import digest_in
 from bdn.core.errors import NotFoundError
 from bdn.mirror.api.contents import router as contents_router
-from bdn.mirror.api.parameters import (
-    Agent,
-    Controller,
-    Operator,
-    Organisation,
-    WaitSeconds,
-    read_cursor,
-    write_cursor,
-)
+from bdn.mirror.api.parameters import Agent, Controller, Operator, Organisation, read_cursor, write_cursor
 from bdn.mirror.db.events import Events, Wanted
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.requests import MirrorRequests
@@ -28,7 +20,7 @@ from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.requests import Collections, OperationRequests
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.sign_ins import Secrets
-from bdn.net.api_server import EVENTS, EventStream, new_router, provided
+from bdn.net.api_server import EVENTS, EventStream, WaitSeconds, new_router, provided
 from bdn.wire.access_schema import (
     NAME_PATTERN,
     Caller,
