@@ -49,20 +49,6 @@ async def test_waiting_answers_when_the_stage_is_ready_and_its_time_is_renewed(r
         assert endless["expires_at"] is None
 
 
-async def test_a_stage_that_is_asked_to_be_warm_shows_how_far_it_is(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(FILES)
-    async with serving_agent(rig) as site:
-        body = {"job_id": "job", "grant": mirror.grant(manifest), "wait": True}
-        cold = (await site.http.post("/stages", json=body)).json()
-        warm = (await site.http.post("/stages", json=body | {"warm": True})).json()
-
-        assert (cold["warm"], warm["id"]) == (None, cold["id"])
-        assert warm["warm"].keys() == {"state", "bytes", "bytes_total", "seconds", "reason"}
-        assert warm["warm"]["bytes_total"] == manifest.bytes_total
-        refused = await site.http.post("/stages", json=body | {"warm": "yes"})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "INVALID_REQUEST")
-
-
 async def test_a_wait_that_ends_in_failure_answers_with_the_error(rig: Rig, mirror: AgentMirror) -> None:
     manifest = mirror.publish(FILES)
     for chunk in mirror.chunks(manifest, "weights"):
@@ -121,15 +107,9 @@ async def test_a_wait_for_a_stage_ends_with_its_time(rig: Rig, mirror: AgentMirr
 
 REFUSED = [
     ("POST", "/stages", {"job_id": "j"}, 422, "INVALID_REQUEST", "grant: Field required"),
-    (
-        "POST",
-        "/stages",
-        {"job_id": "j", "grant": "g", "colour": 1},
-        422,
-        "INVALID_REQUEST",
-        "colour: is not a known field",
-    ),
+    ("POST", "/stages", {"job_id": "j", "grant": "g", "colour": 1}, 422, "INVALID_REQUEST", "colour: is not a known"),
     ("POST", "/stages", {"job_id": "j", "grant": "g", "ttl_seconds": 0}, 422, "INVALID_REQUEST", "ttl_seconds: "),
+    ("POST", "/stages", {"job_id": "j", "grant": "g", "warm": "yes"}, 422, "INVALID_REQUEST", "warm: "),
     ("POST", "/stages", {"job_id": "j", "grant": "rubbish"}, 403, "GRANT_INVALID", "the grant is not valid"),
     ("POST", "/stages", {"job_id": "j", "grant": "x" * 70_000}, 413, "LIMIT_EXCEEDED", "over the limit of 65536"),
     ("GET", "/stages/stg_unknown", None, 404, "NOT_FOUND", "stage stg_unknown"),

@@ -22,7 +22,6 @@ from bdn.core.store import content_fault
 from bdn.mirror.db import contents, mirrors, objects
 from bdn.mirror.db.contents import Record
 from bdn.mirror.db.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
-from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.objects import StoredObject
 from bdn.mirror.db.tables import Base
 from tests.support.mirror.service import mirror_under_test
@@ -106,16 +105,6 @@ async def test_a_mirror_on_postgresql_waits_for_the_migration(tmp_path: Path, em
     with pytest.raises(DatabaseNotMigratedError, match="'bdn migrate'"):
         async with mirror_under_test(tmp_path, database_url=empty_postgres_url):
             pytest.fail("it started")
-
-
-async def test_a_database_that_is_away_is_unavailable_not_a_crash() -> None:
-    database = Database("postgresql+asyncpg://bdn@127.0.0.1:1/bdn")
-    with pytest.raises(DatabaseUnavailableError, match="ConnectionRefusedError"):
-        await database.version()
-    with pytest.raises(DatabaseUnavailableError):
-        async with database.write() as session:
-            await mirrors.oldest_at_work(session, 0.0)
-    await database.close()
 
 
 async def test_records_and_objects_of_a_source_with_thousands_of_revisions_can_be_gone_through(
