@@ -32,7 +32,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "return self._read(self._descriptor, buffer[:size], offset)\n        if self._direct >= 0:\n            try:",
          "test_rot_that_the_page_cache_hides_is_found"),
     ],
-    "bdn/mirror/api/contents.py": [
+    "bdn/mirror/api/routes.py": [
         ("a manifest is served that its name does not fit",
          "if fault := await asyncio.to_thread(manifest_fault, name, row.canonical):", "if fault := None:",
          "test_a_damaged_record_is_refused_and_a_verification_names_it"),

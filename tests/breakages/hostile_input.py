@@ -22,7 +22,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a size that no float holds fails", "float(max(-sys.float_info.max, min(size, sys.float_info.max)))",
          "float(size)", "test_any_number_may_come_in_any_event[sqlite]"),
     ],
-    "bdn/mirror/api/contents.py": [
+    "bdn/mirror/api/routes.py": [
         ("readers who suspect hold the threads that they wait for", "service.shelf.opened(asked)",
          "asyncio.to_thread(service.shelf.open_chunk, asked)", "test_many_who_suspect_at_once_are_answered_as_one_is"),
     ],
