@@ -46,13 +46,7 @@ async def survive(root: Path, step: int, tally: Tally) -> None:
                 await node.kill(daemon)
             mirror.forget()
             async with node.unharmed.daemon() as daemon:
-                lost = await node.lost_stages(daemon)
-                assert not lost, f"{case}: {lost}"
-                assert not node.fetched_again(), f"{case}: what was READY was fetched again"
-                await node.live(daemon)
-                assert not node.wrong_files(), case
-                difference = await node.ledger_differs(daemon)
-                assert difference is None, f"{case}: {difference}"
+                await node.goes_on(daemon, case)
         assert not seen.wrong, f"{case}: {seen.wrong[:5]}"
         assert seen.files, case
     tally.add(scenarios=1, kills=not is_done)
@@ -82,10 +76,7 @@ async def test_a_mirror_killed_at_any_step_keeps_its_word(tmp_path: Path, hub: H
             fuse.light(step, after=step % 2 == 0)
             is_done = await central.until_killed(process)
         async with await central.start() as process:
-            lost = await central.lost(process)
-            assert not lost, f"{case}: {lost}"
-            await central.live(process)
-            assert not list(central.wrong_files()), case
+            await central.goes_on(process, case)
             assert not central.stray(), case
         tally.add(scenarios=1, kills=not is_done)
     assert tally.counts["kills"] > len(steps) // 2

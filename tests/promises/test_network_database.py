@@ -108,21 +108,6 @@ async def test_a_statement_that_is_not_answered_ends_and_nobody_asks_its_neighbo
     tally.add(scenarios=1, faults=POOLED, refused=1, wrong=not caught.value.transient)
 
 
-async def test_a_server_that_lets_in_and_says_nothing_is_not_waited_for(
-    proxy: ByteProxy, url: str, limits: Callable[..., None]
-) -> None:
-    limits(CONNECT_SECONDS=0.5)
-    database = Database(url)
-    proxy.is_parted = True
-    async with asyncio.timeout(LONGEST_SECONDS):
-        for ask in (database.version, lambda: look(database)):
-            with pytest.raises(DatabaseUnavailableError, match="no answer in time"):
-                await ask()
-        proxy.heal()
-        await look(database)
-    await database.close()
-
-
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mirror that looks at everything often."""

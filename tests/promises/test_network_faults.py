@@ -2,14 +2,17 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from bdn.core.chunk import Manifest
 from bdn.core.errors import BdnError
 from bdn.net.api_clients import MirrorClient
+from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.content.trees import tree
@@ -85,17 +88,19 @@ async def test_a_fault_that_lasts_names_the_place(
         assert f"127.0.0.1:{proxy.port}" in str(caught.value)
 
 
+@asynccontextmanager
+async def pair(ring: FaultyRing) -> AsyncIterator[tuple[Manifest, FaultProxy, Agent]]:
+    """What one node holds, the way to it, and another node that owns nothing."""
+    manifest = ring.mirror.publish(FILES)
+    async with ring.agent("holder") as holder, ring.agent("guest", roles="node") as guest:
+        await staged(holder, ring.mirror, manifest)
+        yield manifest, ring.peers["holder"], guest
+
+
 @pytest.mark.parametrize("fault", [*PASSING, parted], ids=name_of)
 async def test_a_fault_of_a_peer_costs_a_retry(ring: FaultyRing, fault: Fault, tally: Tally) -> None:
     """Once, and in the full run whatever a peer is asked: then the mirror serves."""
-    manifest = ring.mirror.publish(FILES)
-    async with (
-        asyncio.timeout(LONGEST_SECONDS),
-        ring.agent("holder") as holder,
-        ring.agent("guest", roles="node") as guest,
-    ):
-        await staged(holder, ring.mirror, manifest)
-        proxy = ring.peers["holder"]
+    async with asyncio.timeout(LONGEST_SECONDS), pair(ring) as (manifest, proxy, guest):
         proxy.play(*[fault] * at_scale(1, 1000))
         stage = await staged(guest, ring.mirror, manifest)
 
@@ -111,14 +116,7 @@ async def test_a_peer_that_stays_at_fault_is_left_and_the_mirror_is_asked(
     ring: FaultyRing, fault: Fault, tally: Tally
 ) -> None:
     """Neither what it is asked nor what it answers arrives; or it hears, and is not heard; or hardly anything comes."""
-    manifest = ring.mirror.publish(FILES)
-    async with (
-        asyncio.timeout(LONGEST_SECONDS),
-        ring.agent("holder") as holder,
-        ring.agent("guest", roles="node") as guest,
-    ):
-        await staged(holder, ring.mirror, manifest)
-        proxy = ring.peers["holder"]
+    async with asyncio.timeout(LONGEST_SECONDS), pair(ring) as (manifest, proxy, guest):
         proxy.every = fault
         stage = await staged(guest, ring.mirror, manifest)
 

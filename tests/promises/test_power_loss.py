@@ -62,13 +62,7 @@ async def survive(root: Path, step: int, way: Way, tally: Tally) -> None:
             assert not wrong, f"{case}: {wrong}\n{trail}"
             node.mirror.forget()
             async with node.program.daemon() as daemon:
-                lost = await node.lost_stages(daemon)
-                assert not lost, f"{case}: {lost}\n{trail}"
-                assert not node.fetched_again(), f"{case}: what was READY was fetched again\n{trail}"
-                await node.live(daemon)
-                assert not node.wrong_files(), case
-                difference = await node.ledger_differs(daemon)
-                assert difference is None, f"{case}: {difference}"
+                await node.goes_on(daemon, f"{case}\n{trail}")
                 await node.kill(daemon)
 
 
@@ -106,10 +100,7 @@ async def survive_as_mirror(root: Path, hub: Hub, step: int, way: Way, tally: Ta
             wrong = list(central.wrong_files())
             assert not wrong, f"{case}: {wrong}\n{trail}"
             async with await central.start() as process:
-                lost = await central.lost(process)
-                assert not lost, f"{case}: {lost}\n{trail}"
-                await central.live(process)
-                assert not list(central.wrong_files()), case
+                await central.goes_on(process, f"{case}\n{trail}")
 
 
 @pytest.mark.promise("commit-order")
@@ -160,28 +151,6 @@ async def test_a_pulled_directory_stands_once_the_pull_has_ended(disk: Forgetful
             await agent.stages.finish(stage.record.id)
         disk.lose_power(way, 7)
         assert tree(disk.place / "model") == files
-
-
-async def test_many_small_files_are_durable_by_one_sync_of_the_file_system(
-    disk: ForgetfulDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on file systems whose syncfs is trusted; FUSE is not told of it, so the disk is told another way."""
-    calls = 0
-
-    def sync_file_system(_: int) -> None:
-        nonlocal calls
-        calls += 1
-        disk.sync()
-
-    monkeypatch.setattr("node_agent.disk.group_sync.sync_file_system", sync_file_system)
-    monkeypatch.setattr("node_agent.disk.group_sync.file_system_magic", lambda _: 0xEF53)
-    with AgentMirror(is_packed=True).running() as mirror:
-        manifest, rig = mirror.publish(SMALL), Rig(mirror, disk.place)
-        async with rig.agent() as agent:
-            await staged(agent, mirror, manifest)
-        disk.lose_power("forgotten")
-        assert calls
-        assert {path.read_bytes() for path in rig.cache.glob("files/*/*")} == set(SMALL.values())
 
 
 @pytest.mark.promise("whole-files")

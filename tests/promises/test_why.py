@@ -18,12 +18,10 @@ from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.events import Event, explanation, verdict
 from bdn.wire.operation_schema import EvictCommand, Heartbeat, HeartbeatReply, VerifyCommand
-from bdn.wire.stage_schema import StageRequest
 from node_agent.app import Agent
 from node_agent.cache.records import CacheFiles
 from node_agent.cache.space import Room, Space, TierBudgets
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.process import Program
 from tests.support.agent.rig import Rig, noise, staged, verified
 from tests.support.promises.tally import Tally, at_scale
 
@@ -346,35 +344,6 @@ def test_a_journal_killed_in_a_write_loses_nothing(tmp_path: Path, tally: Tally,
         assert len({one.id for one in events}) == len(events)
         last = numbers[-1]
     tally.add(scenarios=kills, kills=kills)
-
-
-async def test_a_killed_agent_still_knows_why(tmp_path: Path, tally: Tally) -> None:
-    with AgentMirror().running() as mirror:
-        given = {"BDN_AGENT_CACHE_BYTES": str(BUDGET), "BDN_AGENT_ROLES": "node"}
-        program = Program(tmp_path, mirror.url, given)
-        manifests = published(mirror, 5)
-        seen: list[str] = []
-        for number in range(at_scale(1, 6)):
-            first, later = manifests[number % 5], [manifests[(number + n) % 5] for n in (1, 2, 3)]
-            async with program.daemon() as daemon:
-                for n, manifest in enumerate([first, *later]):
-                    body = StageRequest(job_id=f"job-{number}-{n}", grant=mirror.grant(manifest), wait=True)
-                    stage = await daemon.client.stage(body)
-                    assert stage.state == "READY", stage.error
-                    await daemon.client.unstage(stage.id)
-                await daemon.kill()
-            async with program.daemon() as daemon:
-                told = await daemon.client.events({"mention": str(first.digest), "limit": "10000"})
-                recorded = [one.event() for one in reversed(told.items) if one.manifest == str(first.digest)]
-                because = verdict(recorded).because
-                assert because is not None
-                assert (because.kind, because.facts["job"]) == ("made_room", f"job-{number}-3")
-                every = [one.id for one in (await daemon.client.events({"limit": "10000"})).items]
-                assert len(set(every)) == len(every)
-                assert set(seen) <= set(every)
-                seen = every
-                await daemon.stop()
-            tally.add(scenarios=1, kills=1)
 
 
 async def test_what_was_decided_while_the_mirror_was_away_is_told_when_it_is_back(
