@@ -1,11 +1,9 @@
-"""The control API and its unix socket; what a path of a view is, and what was decided here about it."""
+"""The control API and its unix socket."""
 
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final
 
@@ -15,20 +13,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError
 from bdn.disk.durable import disk_errors
-from bdn.net.api_server import EVENTS, EventStream, bind_tcp, new_router, new_service, provided, serving
-from bdn.net.client import LONGEST_WAIT_SECONDS
+from bdn.net.api_server import EVENTS, EventStream, WaitSeconds, bind_tcp, new_router, new_service, provided, serving
 from bdn.wire.event_schema import EventDocument, NodeEvents, StagedPath
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest
 from bdn.wire.shapes import Items
 from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageDocument, StageRequest
 from node_agent.app import Agent
-from node_agent.background_tasks import in_thread
-from node_agent.stage.stage import MountRecord, NodeStage
 
 _TEXT: Final = r"^[^\x00]*$"
-Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for a terminal state")]
-
-
 _Agent = Annotated[Agent, provided(Agent)]
 
 stages_router = new_router("stages")
@@ -62,7 +54,7 @@ async def all_stages(agent: _Agent) -> Items[StageDocument]:
 
 
 @stages_router.get("/stages/{stage_id}")
-async def one_stage(agent: _Agent, stage_id: str, wait: Wait = 0) -> StageDocument:
+async def one_stage(agent: _Agent, stage_id: str, wait: WaitSeconds = 0) -> StageDocument:
     """A stage; with ``wait`` the answer comes when it is terminal, or when the time is over."""
     found = agent.stages.registry.find(stage_id)
     await found.wait(wait)
@@ -110,10 +102,7 @@ async def events(
     """What was decided here, newest first: about what a path of a view shows, or all that mentions some words."""
     staged = None if path is None else await _staged(agent, PurePosixPath(path))
     mention = mention if staged is None else staged.manifest
-    found = await in_thread(lambda: list(islice(agent.journal.events(mention), limit)))
-    here = agent.settings
-    events = [EventDocument.of(replace(one, cluster=here.cluster, node=here.node)) for one in found]
-    return NodeEvents(staged=staged, items=events)
+    return NodeEvents(staged=staged, items=list(map(EventDocument.of, await agent.events(mention, limit))))
 
 
 async def _staged(agent: Agent, path: PurePosixPath) -> StagedPath:
@@ -121,8 +110,8 @@ async def _staged(agent: Agent, path: PurePosixPath) -> StagedPath:
 
     Raises ``NotFoundError``: no stage ever showed it, or its manifest has no such file.
     """
-    stage, mount, name = _find(agent, path)
-    manifest = await in_thread(agent.cache.files.records.load, mount.digest)
+    stage, mount, name = agent.stages.showing(path)
+    manifest = await agent.cache.manifest(mount.digest)
     inside = {} if manifest is None else {entry.path: entry for entry in manifest.files}
     entry = inside.get(name)
     is_folder = name == "." or any(other.startswith(f"{name}/") for other in inside)
@@ -141,18 +130,6 @@ async def _staged(agent: Agent, path: PurePosixPath) -> StagedPath:
     )
 
 
-def _find(agent: Agent, path: PurePosixPath) -> tuple[NodeStage, MountRecord, str]:
-    """The stage that shows the path now, or else the one that was asked for last."""
-    if not path.is_absolute():
-        raise InvalidRequestError(f"{path} is not an absolute path")
-    for stage in sorted(agent.stages.registry.all(), key=lambda stage: stage.record.state != "READY"):
-        for mount in stage.record.mounts:
-            root = agent.stages.path_of(stage.record, mount)
-            if path.is_relative_to(root):
-                return stage, mount, str(path.relative_to(root))
-    raise NotFoundError(f"a stage of this node that shows {path}")
-
-
 @service_router.get("/healthz")
 async def healthz() -> dict[str, str]:
     """The process answers."""
@@ -162,7 +139,7 @@ async def healthz() -> dict[str, str]:
 @service_router.get("/readyz")
 async def readyz(agent: _Agent) -> dict[str, str]:
     """New stages have a chance."""
-    await in_thread(agent.check_ready)
+    await agent.check_ready()
     return {"status": "ok"}
 
 

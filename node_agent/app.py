@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 from bdn import __version__
+from bdn.core.events import Event
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.api_clients import MirrorClient
 from bdn.net.chunk_server.server import ChunkServer
@@ -26,10 +28,9 @@ from node_agent.disk.cache_directory import boot_id, open_cache_directory
 from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.chain import ReaderChain
-from node_agent.fetch.deadlines import Waits
 from node_agent.fetch.documents import Catalogue, PeerDocuments
 from node_agent.fetch.owner import ChunkLists, Owner
-from node_agent.fetch.peers import Members, Peers
+from node_agent.fetch.peers import Members, Peers, Waits
 from node_agent.fill.fills import Fills
 from node_agent.fill.provision import Pools, Provision
 from node_agent.journal import Journal
@@ -42,8 +43,8 @@ from node_agent.scrub.scrubber import DamageReports, Rounds, Scrubber, ScrubReco
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.pulls import Pulls
-from node_agent.stage.stage import StageRecords, StageRegistry
+from node_agent.stage.records import StageRecords
+from node_agent.stage.stage import StageRegistry
 from node_agent.stage.stages import StageService
 from node_agent.stage.view.exposure import choose
 from node_agent.stage.view.views import Views
@@ -77,9 +78,14 @@ class Agent:
     metrics: AgentMetrics
     data_port: int
 
-    def check_ready(self) -> None:
-        """Whether new stages have a chance. Blocking. Raises ``DiskFailedError``."""
-        check_fitness(self.places.root)
+    async def check_ready(self) -> None:
+        """Whether new stages have a chance. Raises ``DiskFailedError``."""
+        await in_thread(check_fitness, self.places.root)
+
+    async def events(self, mention: str, limit: int) -> list[Event]:
+        """What was decided here, newest first; with ``mention``, only events in which these words stand."""
+        found = await in_thread(lambda: list(islice(self.journal.events(mention), limit)))
+        return [replace(one, cluster=self.settings.cluster, node=self.settings.node) for one in found]
 
 
 @asynccontextmanager
@@ -121,19 +127,19 @@ async def open_agent(
             disk,
             journal,
             on_evicted=metrics.evicted,
-            on_cluster_evicted=metrics.cluster_evicted,
             verify=trust.verify,
             on_change=news.tell,
             clock=clock,
         )
+        manifests = tiers.node.files.records
 
         # Fetch: chunks from peers and the mirror.
         client = await stack.enter_async_context(MirrorClient(settings.url, settings.token))
         to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
         to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members, elapsed)
         mismatched = metrics.mismatches.inc
-        chain = ReaderChain(settings.url, to_mirror, to_peers, tiers.chunks, peers, policy, waits, mismatched)
-        catalogue = Catalogue(tiers.manifests, client, PeerDocuments(members), policy, waits.document_seconds)
+        chain = ReaderChain(settings.url, to_mirror, to_peers, tiers.node.chunks, peers, policy, waits, mismatched)
+        catalogue = Catalogue(manifests, client, PeerDocuments(members), policy, waits.document_seconds)
         bandwidth = Bandwidth(settings.download_rate, settings.prefetch_rate)
 
         # Fill: files from chunks, in byte threads.
@@ -157,53 +163,50 @@ async def open_agent(
             origin=pools.origin,
             bandwidth=bandwidth,
             lists=ChunkLists(catalogue),
-            shelf=tiers.chunks,
+            access=tiers.access,
             chain=chain,
             on_obtained=metrics.obtained,
         )
         server = ChunkServer(
-            owner if "cluster" in settings.roles else tiers.chunks,
+            owner if "cluster" in settings.roles else tiers.access,
             settings.host,
             settings.data_port,
             on_sent=metrics.served_bytes.inc,
             pace=pacer(settings.upload_rate),
-            documents=tiers.chunks,
+            documents=tiers.access,
         )
         stack.push_async_callback(in_thread, server.close)
 
         # Stage: files appear for jobs.
         views = Views(places, await in_thread(choose, settings.exposure, places))
         stage_tasks = await stack.enter_async_context(BackgroundTasks())
+        warmer = Warmer(stage_tasks, registry, views, settings.warm_rate)
         lifecycle = Lifecycle(
+            registry,
             stage_tasks,
             provision,
-            Warmer(stage_tasks, registry, views, settings.warm_rate),
-            cache=tiers.node,
-            views=views,
-            records=StageRecords(places),
-            pulls=Pulls(registry, tiers.manifests, places),
-            clock=clock,
-            elapsed=elapsed,
+            warmer,
+            views,
+            StageRecords(places),
+            clock,
+            elapsed,
             on_ready=metrics.ready_seconds.observe,
-            on_change=news.tell,
-            decided=journal.record,
         )
-        housekeeping = Housekeeping(registry, lifecycle, tiers.manifests, tiers.cluster, disk.is_rebooted)
+        housekeeping = Housekeeping(registry, lifecycle, disk.is_rebooted)
 
         # Scrub: the disk is read again, and repaired.
         buffers, stop_scrub = BufferPool(_SCRUB_BUFFERS), threading.Event()
         scrub_record = ScrubRecord(places.scrub, tiers.suspects, clock())
         await in_thread(scrub_record.load)
-        staged, quarantine = StagedFiles(registry, views, tiers.manifests), Quarantine(places.quarantine)
+        staged, quarantine = StagedFiles(registry, views, manifests), Quarantine(places.quarantine)
         grants = RepairGrants(registry, trust, is_open=settings.auth == "off")
         scrubber = Scrubber(
             tiers.node,
-            tiers.cluster,
             ScrubReader(buffers, quarantine, metrics, clock),
             FileRepair(places, quarantine, staged),
-            RepairSource(provision, grants, lru_cache(1)(tiers.manifests.load_layout), buffers, stop_scrub),
+            RepairSource(provision, grants, lru_cache(1)(manifests.load_layout), buffers, stop_scrub),
             scrub_record,
-            DamageReports(settings.cluster, settings.node, registry, tiers.manifests),
+            DamageReports(settings.cluster, settings.node, registry, manifests),
         )
         rounds = Rounds(
             scrubber, scrub_record, StagesFirst(registry, settings.scrub_rate), settings.scrub_seconds, clock
@@ -211,11 +214,9 @@ async def open_agent(
 
         # Mirror link: what the mirror hears of this node, and what it asks of it.
         verifications = VerificationCommands(scrubber, staged)
-        holdings = AgentHoldings(places, tiers.node, tiers.cluster, settings.roles, registry, disk.writes)
+        holdings = AgentHoldings(tiers.node, settings.roles, registry, disk.writes)
         prefetches = PrefetchCommands(provision, tiers.node, trust, news.wake)
-        evictions = EvictionCommands(
-            settings.cluster, settings.node, registry, lifecycle, tiers.node, tiers.cluster, prefetches.cancel
-        )
+        evictions = EvictionCommands(settings.cluster, settings.node, lifecycle, prefetches.cancel)
         heartbeats = Heartbeats(
             _identity(settings, server.port),
             client,

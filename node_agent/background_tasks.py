@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from bdn.core.errors import single_error
+from bdn.transfer.byte_threads import ended
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
@@ -44,21 +45,12 @@ class BackgroundTasks:
 
 
 async def to_the_end(work: Coroutine[object, object, _Result]) -> _Result:
-    """Await work that must not stop half-way: a cancellation is delivered after the work has ended.
-
-    If the work then failed, its error is lost with the cancellation.
-    """
+    """Await work that must not stop half-way: a cancellation is delivered after the work has ``ended``."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError:
-                continue  # a second cancellation does not make half the work right either
-        if not task.cancelled():
-            task.exception()
+        await ended(task)
         raise
 
 

@@ -25,7 +25,7 @@ class LocalAgent:
         """Refuse a directory where no view could be published; raises ``InvalidRequestError``."""
         path = await in_thread(destination.resolve)
         # Whether what stands there is intact is looked at later, once: that takes a while for many files.
-        if not await in_thread(self.agent.stages.lifecycle.pulls.stands_at, path):
+        if not await in_thread(self.agent.stages.lifecycle.stands_at, path):
             await in_thread(Destination(path, "check", self.agent.places).check, None)
 
     async def pull(self, grant: str, destination: Path) -> AsyncIterator[StageDocument]:

@@ -56,13 +56,9 @@ class AgentMetrics:
         """Bytes are here."""
         self.fill_bytes.labels(tier).inc(size)
 
-    def evicted(self, reason: str, manifests: int) -> None:
-        """Manifests are gone."""
-        self.evictions.labels(reason).inc(manifests)
-
-    def cluster_evicted(self, reason: str, manifests: int) -> None:
-        """Manifests are gone from the cluster tier."""
-        self.cluster_evictions.labels(reason).inc(manifests)
+    def evicted(self, tier: Tier, reason: str, manifests: int) -> None:
+        """Manifests are gone from a tier of this node."""
+        (self.cluster_evictions if tier == "cluster" else self.evictions).labels(reason).inc(manifests)
 
     def obtained(self, size: int) -> None:
         """A chunk was read from the mirror for a peer."""

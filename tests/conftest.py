@@ -12,7 +12,6 @@ from tests.support.promises.tally import (  # noqa: F401 - hooks and fixtures
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_terminal_summary,
-    scale,
     tally,
 )
 

@@ -186,6 +186,16 @@ class FileLayout:
         """The layout of a small file inside a slab."""
         return cls(digest, size, (digest,), Slice(slab.digest, slab.size, offset))
 
+    @property
+    def fetched(self) -> tuple[Digest, ...]:
+        """What is fetched for it: its chunks, or the slab that it lies in."""
+        return (self.slice.slab,) if self.slice else self.chunks
+
+    @property
+    def fetched_size(self) -> int:
+        """Bytes that are fetched for it."""
+        return self.slice.slab_size if self.slice else self.size
+
     def placed(self) -> tuple[PlacedChunk, ...]:
         """Every chunk with its place in the file, in order."""
         return tuple(

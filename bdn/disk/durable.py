@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from bdn.core.errors import DiskFailedError
 
@@ -37,14 +37,11 @@ def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 def _replace(path: Path, content: bytes, mode: int, *, is_synced: bool) -> None:
     aside = path.with_name(f"{path.name}.tmp")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
-        try:
+        with opened(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode=mode) as descriptor:
             write_all(descriptor, memoryview(content), 0)
             if is_synced:
                 os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         aside.replace(path)
     except OSError:
         with suppress(OSError):
@@ -60,13 +57,24 @@ def write_all(descriptor: int, content: memoryview, offset: int) -> None:
 
 
 @contextmanager
-def opened(path: Path | str | bytes, flags: int, folder: int | None = None, mode: int = 0o600) -> Iterator[int]:
+def opened(
+    path: str | bytes | os.PathLike[str], flags: int, folder: int | None = None, mode: int = 0o600
+) -> Iterator[int]:
     """A descriptor until the block ends. The path is relative to the descriptor ``folder``, if given."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=folder)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def open_existing(path: Path) -> BinaryIO | None:
+    """The file, unbuffered; None when there is none. Raises ``DiskFailedError``."""
+    with disk_errors(path):
+        try:
+            return path.open("rb", buffering=0)
+        except FileNotFoundError:
+            return None
 
 
 def open_folder(folder: Path) -> AbstractContextManager[int]:

@@ -16,8 +16,7 @@ from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.pace.retry import StallPolicy
 from bdn.disk.durable import make_folder
 from bdn.mirror.access import Access
-from bdn.mirror.api.contents import ContentsService
-from bdn.mirror.api.routes import ROUTERS
+from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database

@@ -301,12 +301,9 @@ class StoreEviction:
         """The manifests that the organisation may read and the selector names, least recently used first."""
         if command.manifests is None and not command.all and command.lru_bytes is None:
             return []
-        held = [digest for digest, *_ in await contents.manifests(session)]
-        own = await mirrors.readable(session, organisation, held)
-        wanted = own
-        if command.manifests is not None:
-            wanted = own.intersection(manifest.removeprefix("b3:") for manifest in command.manifests)
-        return [digest for digest in held if digest in wanted]
+        own = await mirrors.all_readable(session, organisation)
+        named = own if command.manifests is None else {name.removeprefix("b3:") for name in command.manifests}
+        return [digest for digest in own if digest in named]
 
 
 def _fate(item: EvictedItem, command: EvictCommand) -> tuple[str, dict[str, Fact]]:

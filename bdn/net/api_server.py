@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, TypeVar, cast
 
 import h11
 import uvicorn
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -48,6 +48,7 @@ _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\x00")
 _Kind = TypeVar("_Kind")
 _bearer = HTTPBearer(auto_error=False)
 _IN_PART: Final = (h11.IDLE, h11.SEND_BODY)
+WaitSeconds = Annotated[float, Query(ge=0, le=60, description="Answer early on a terminal state, at the latest then")]
 _GRACE_SECONDS = 5  # for answers that are under way when the service stops
 _AGAIN_SECONDS: Final = 60.0  # between two warnings of one shortage
 SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

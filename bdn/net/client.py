@@ -74,6 +74,14 @@ class ServiceClient:
         """Close the connections."""
         await self._http.aclose()
 
+    async def within(self, seconds: float, answer: Awaitable[_Answer]) -> _Answer:
+        """The answer, if it is here in time; otherwise ``ServiceUnreachableError``."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await answer
+        except TimeoutError as error:
+            raise ServiceUnreachableError(self.address, f"no whole answer within {seconds:g} s") from error
+
     async def ready(self) -> bool:
         """Whether the service answers and can work."""
         try:

@@ -137,7 +137,7 @@ class ByteThreads:
                 on_cancel()
             if not future.cancel():
                 self._slots.withdraw(turn)
-                await _ended(waiter)
+                await ended(waiter)
             raise
         finally:
             self._in_hand -= 1
@@ -172,13 +172,16 @@ class ByteThreads:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-async def _ended(waiter: asyncio.Future[_Result]) -> None:
-    """Wait for the thread whatever happens: being cancelled once more, as by a second Ctrl-C, does not end it sooner."""
-    while not waiter.done():
+async def ended(work: asyncio.Future[_Result]) -> None:
+    """Wait for work that goes on after a cancellation. A second one, as by another Ctrl-C, does not end it sooner.
+
+    If the work fails, its error is lost with the cancellation.
+    """
+    while not work.done():
         with suppress(asyncio.CancelledError):
-            await asyncio.wait([waiter])
-    if not waiter.cancelled():
-        waiter.exception()  # it is lost with the cancellation, and known to be
+            await asyncio.wait([work])
+    if not work.cancelled():
+        work.exception()
 
 
 class BufferPool:

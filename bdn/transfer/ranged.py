@@ -170,7 +170,9 @@ class _Reading:
             try:
                 self._ask()
             except DowngradeError:
-                raise UpstreamUntrustedError(self._source, f"{self._path}: it redirects from https to http") from None
+                raise UpstreamUntrustedError(
+                    self.request.source, f"{self.request.path}: it redirects from https to http"
+                ) from None
             except NETWORK_ERRORS as error:
                 persistence = persistence or Persistence(self.reader.resume, self.reader.stall)
                 gained, stalled = self.done - before, isinstance(error, StalledError)
@@ -226,21 +228,15 @@ class _Reading:
         if not answer.has_ended():
             raise self._unavailable("the answer is longer than the range")
 
-    @property
-    def _source(self) -> str:
-        return self.request.source
-
-    @property
-    def _path(self) -> str:
-        return self.request.path
-
     def _unavailable(self, reason: str) -> UpstreamUnavailableError:
-        return UpstreamUnavailableError(self._source, f"{self._path}: {reason}")
+        return UpstreamUnavailableError(self.request.source, f"{self.request.path}: {reason}")
 
     def _fail(self, error: Exception) -> NoReturn:
         """In our words, without the cause: its message may hold a signed address."""
         if isinstance(error, ssl.SSLCertVerificationError):
-            raise UpstreamUntrustedError(self._source, f"{self._path}: {self._host}{reason_of(error)}") from None
+            raise UpstreamUntrustedError(
+                self.request.source, f"{self.request.path}: {self._host}{reason_of(error)}"
+            ) from None
         raise self._unavailable(f"{self._host}{reason_of(error)}") from None
 
     @property

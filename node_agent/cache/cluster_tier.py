@@ -21,7 +21,7 @@ from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.core.events import Event
 from bdn.disk.direct import DirectFile, DirectWrites
-from bdn.disk.durable import disk_errors, make_folder, remove_tree
+from bdn.disk.durable import disk_errors, make_folder, open_existing, remove_tree
 from node_agent.cache.cache_events import Account, CacheEvents, kept, over_budget
 
 logger = logging.getLogger(__name__)
@@ -112,12 +112,7 @@ class ChunkFiles:
 
     def open(self, manifest: Digest, chunk: Digest) -> BinaryIO | None:
         """The chunk; None when it is not here."""
-        path = self.path(manifest, chunk)
-        with disk_errors(path):
-            try:
-                return path.open("rb", buffering=0)
-            except FileNotFoundError:
-                return None
+        return open_existing(self.path(manifest, chunk))
 
     def has(self, manifest: Digest, chunk: Digest) -> bool:
         """Whether the chunk stands in this manifest's folder."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason, Holder, Victim
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError, CacheTooSmallError
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.cache_events import (
@@ -84,6 +84,10 @@ class NodeCache:
         async with self._lock:
             self._idle.discard(holder.stage_id)
             return await to_the_end(_Admission(self, held, holder).run())
+
+    async def manifest(self, digest: Digest) -> Manifest | None:
+        """The manifest, if it is held."""
+        return await in_thread(self.files.records.load, digest)
 
     def commit(self, content: Digest) -> None:
         """A fill finished: the file is whole and durable. Constant time: there may be a million of them."""

@@ -16,11 +16,13 @@ from bdn.core.chunk import Digest, MalformedDocumentError, Manifest
 from bdn.core.events import Event
 from bdn.disk.durable import disk_errors
 from bdn.wire.grants import Grant
+from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import CacheEvents, dropped
 from node_agent.cache.cluster_tier import ChunkFiles, ClusterTier
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.node_cache import Clock, NodeCache, UseClock
+from node_agent.cache.peer_access import PeerAccess
 from node_agent.cache.quarantine import Quarantine, SuspectFiles
 from node_agent.cache.records import CacheFiles, Held, ManifestRecords, ScannedManifest
 from node_agent.cache.space import Space
@@ -34,12 +36,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CacheTiers:
-    """``node`` holds whole files, ``cluster`` chunks for peers; ``chunks`` reads a chunk from whichever holds it."""
+    """``node`` holds whole files; its ``chunks`` know those of the cluster tier, too. ``access`` is what peers may read of them."""
 
-    manifests: ManifestRecords
     node: NodeCache
-    cluster: ClusterTier
-    chunks: HeldChunks
+    access: PeerAccess
     suspects: SuspectFiles
 
 
@@ -48,16 +48,15 @@ async def open_tiers(
     disk: CacheDirectory,
     journal: Journal,
     *,
-    on_evicted: Callable[[EvictionReason, int], None],
-    on_cluster_evicted: Callable[[EvictionReason, int], None],
+    on_evicted: Callable[[Tier, EvictionReason, int], None],
     verify: Callable[[str], Grant],
     on_change: Callable[[], None],
     clock: Clock,
 ) -> CacheTiers:
     """Read what the last run has left on the disk; ``DiskFailedError`` when it cannot be read.
 
-    ``on_evicted`` and ``on_cluster_evicted`` count evictions; ``verify`` checks the grant that a peer sends, unless there is no
-    authentication; ``on_change`` is called on the event loop when chunks or files come or go.
+    ``on_evicted`` counts evictions; ``verify`` checks the grant that a peer sends, unless there is no authentication;
+    ``on_change`` is called on the event loop when chunks or files come or go.
     """
     places, writes = disk.places, disk.writes
     uses, suspects = UseClock(clock), SuspectFiles()
@@ -65,11 +64,12 @@ async def open_tiers(
     space = Space(settings, disk, node=index.ledger, cluster=chunk_index.ledger)
     # Chunks come and go in byte threads; the event loop is told.
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, on_change)
-    cluster_events = CacheEvents(tell, on_cluster_evicted, journal.record)
+    cluster_events = CacheEvents(tell, partial(on_evicted, "cluster"), journal.record)
     chunk_files = ChunkFiles(places.root / "cluster", writes)
     cluster = ClusterTier(chunk_files, chunk_index, lambda: space.room().budgets.cluster, uses, cluster_events)
-    chunks = HeldChunks(places, index, cluster, None if settings.auth == "off" else verify, suspects.add)
-    events = CacheEvents(on_change, on_evicted, journal.record)
+    chunks = HeldChunks(places, index, cluster, suspects.add)
+    access = PeerAccess(places, chunks, None if settings.auth == "off" else verify)
+    events = CacheEvents(on_change, partial(on_evicted, "node"), journal.record)
     node = NodeCache(index, CacheFiles(places, manifests), chunks, space, uses, events)
 
     await in_thread(cluster.load)
@@ -80,7 +80,7 @@ async def open_tiers(
         for manifest in order.oldest_first():
             uses.seen(order.last_used(manifest))
     await in_thread(journal.record, scanner.decisions)
-    return CacheTiers(manifests, node, cluster, chunks, suspects)
+    return CacheTiers(node, access, suspects)
 
 
 class Scanner:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from bdn.core.errors import DiskFailedError
-from bdn.disk.durable import disk_errors
+from bdn.disk.durable import disk_errors, opened
 from bdn.disk.syscalls import file_system_magic, sync_file_system
 from node_agent.background_tasks import in_thread
 
@@ -83,12 +83,8 @@ class GroupSync:
 def _sync_each(paths: Sequence[str | os.PathLike[str]]) -> None:
     """Files that were closed meanwhile: whoever opens a file next is told of a failure that nobody was told yet."""
     for path in paths:
-        with disk_errors(Path(path)):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with disk_errors(Path(path)), opened(path, os.O_RDONLY) as descriptor:
+            os.fsync(descriptor)
 
 
 def _kernel() -> tuple[int, int]:

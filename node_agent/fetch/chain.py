@@ -10,30 +10,101 @@ The fill's retry stands outermost, because peers may have the chunk by the next 
 single flight, because the peers that wait for its one read have other sources to go to.
 """
 
-import random
+import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import time
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
-from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.retry import RetryPolicy
-from bdn.core.ring.peer_health import Fault
-from bdn.core.ring.placement import HOLDERS_ASKED
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk, RetryingReader, VerifyingReader
 from bdn.transfer.http_chunks import HttpChunkReader
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.fetch.deadlines import Alternative, LateError, SourceDeadline, Waits
 from node_agent.fetch.fill_context import FillContext
-from node_agent.fetch.peers import MIRROR, Peers
-from node_agent.fetch.reads_in_progress import ReadsInProgress
+from node_agent.fetch.peers import MIRROR, Alternative, LateError, Peers, SourceDeadline, Waits
 
+_LOOK_SECONDS: Final = 0.1  # how long a waiting thread may overlook that it shall stop
 _WAIT_SECONDS: Final = 60.0  # for another reader on this node, before looking again
+
+
+class ReadsInProgress:
+    """What is being obtained now, by key. Safe for threads and event loops alike.
+
+    A and B need the same chunk, look for it and miss. A leads and reads; B is refused the lead and waits. A puts the chunk
+    where others find it and *then* leaves the block; B looks again and finds it. C, who had missed before A was through, asks
+    for the lead only now and gets it although the chunk is here: so whoever leads looks once more before it reads. If A
+    fails, B is woken as well, misses again, and may lead in A's place.
+
+    Lead only where the work begins at once. A leader that had to wait for a thread could wait for ever: all threads may be
+    those of others that wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._flights: dict[Hashable, Future[None]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lead(self, key: Hashable) -> Iterator[bool]:
+        """Whether it is the caller's to do, until the block ends. Others hear of the block's ``BdnError``, if it raises one."""
+        with self._lock:
+            is_leader = key not in self._flights
+            if is_leader:
+                self._flights[key] = Future()
+        if not is_leader:
+            yield False
+            return
+        try:
+            yield True
+        except BaseException as error:
+            # What is no error of ours, such as a cancellation, is the leader's own affair.
+            self._end(key).set_exception(error if isinstance(error, BdnError) else CanceledError(f"the read of {key}"))
+            raise
+        self._end(key).set_result(None)
+
+    def flight(self, key: Hashable) -> Future[None] | None:
+        """Done once the leader is through, with its error if it failed; None when nobody leads. Not to be canceled."""
+        with self._lock:
+            return self._flights.get(key)
+
+    def wait(self, key: Hashable, timeout_seconds: float, stop: threading.Event) -> bool:
+        """Block until the leader is through; False when the time is over or ``stop`` is set before."""
+        flight, deadline = self.flight(key), time.monotonic() + timeout_seconds
+        while flight is not None and not flight.done():
+            left = deadline - time.monotonic()
+            if left <= 0 or stop.is_set():
+                return False
+            wait_for([flight], min(left, _LOOK_SECONDS))
+        return True  # somebody else may lead already; whether the chunk is here is for the caller to see
+
+    def _end(self, key: Hashable) -> Future[None]:
+        with self._lock:
+            return self._flights.pop(key)
+
+
+async def landed(flight: Future[None]) -> None:
+    """Wait on the loop for somebody else's work. Whoever returns from here looks again, and may have to lead.
+
+    Raises:
+        BdnError: the work failed for a reason that would be ours as well, because it may pass for all: asking the mirror
+            once more for each of many that wait would not make it well. Work that ended for its leader's own reasons,
+            such as a grant that expired or a stage that was released, is no reason to fail.
+    """
+    # The future is everybody's: ``wait`` does not cancel it with one who waits. Its error is looked at below, or, by one who
+    # was canceled, nowhere: asyncio is not to complain of that.
+    waiter = asyncio.wrap_future(flight)
+    waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait([waiter])
+    error = flight.exception()
+    if isinstance(error, BdnError) and error.transient:
+        raise error
 
 
 @dataclass(frozen=True)
@@ -51,7 +122,7 @@ class ReaderChain:
     policy: RetryPolicy
     waits: Waits
     on_mismatch: Callable[[], None]
-    reads: ReadsInProgress[Digest] = field(default_factory=ReadsInProgress)
+    reads: ReadsInProgress = field(default_factory=ReadsInProgress)
 
     def of_fill(self, context: FillContext, stop: threading.Event) -> ChunkReader:
         """For a fill. It stops trying when ``stop`` is set."""
@@ -90,7 +161,7 @@ class SingleFlightReader:
 
     inner: ChunkReader
     held: HeldChunks
-    reads: ReadsInProgress[Digest]
+    reads: ReadsInProgress
     stop: threading.Event
 
     def read_into(self, chunk: PartialChunk) -> None:
@@ -165,8 +236,9 @@ class PeersReader:
         """Bring the right chunk, from one source after the other."""
         if _found_here(self.inner.held, chunk):
             return
-        for peer, manifest in self._sources(chunk.digest):
-            if self._ask(peer, chunk, manifest):
+        routing = self.context.routing
+        for peer, is_owner in routing.sources(chunk.digest, self.peers.is_avoided):
+            if self._ask(peer, chunk, is_owner=is_owner):
                 return
         if self.peers.is_mirror_avoided() and self._ask_everybody(chunk):
             return
@@ -176,36 +248,22 @@ class PeersReader:
             if not error.transient or self.stop.is_set() or not self._ask_everybody(chunk):
                 raise
 
-    def _sources(self, digest: Digest) -> Iterator[tuple[str, Digest | None]]:
-        """Peers, each with the manifest for which it is to obtain the chunk.
-
-        Where the owner does not serve, the next owner would read the chunk from the mirror once more. So others are asked
-        before it, only for what they hold: of those who asked the owner first, some by lot, that not all ask the same.
-        """
-        routing, manifest = self.context.routing, self.context.manifest
-        owners = routing.peers(digest, self.peers.is_avoided)
-        if owners and owners[0] == routing.owner(digest):
-            yield owners[0], manifest
-            owners = owners[1:]
-        holders = [peer for peer in routing.ahead(digest) if not (peer in owners or self.peers.is_avoided(peer))]
-        for _ in range(min(HOLDERS_ASKED, len(holders))):
-            yield holders.pop(random.randrange(len(holders))), None  # noqa: S311 - no secret
-        for owner in owners:
-            yield owner, manifest
-
     def _ask_everybody(self, chunk: PartialChunk) -> bool:
         """From whoever holds it: a member that joined later than the others came to the chunk owns what only they have."""
         for peer in self.context.routing.everybody(chunk.digest):
-            if not self.peers.is_avoided(peer) and self._ask(peer, chunk, None):
+            if not self.peers.is_avoided(peer) and self._ask(peer, chunk):
                 return True
         return False
 
-    def _ask(self, peer: str, chunk: PartialChunk, manifest: Digest | None) -> bool:
-        """What is missing of the chunk from this peer. False when the next source is to go on, with what is there by then."""
+    def _ask(self, peer: str, chunk: PartialChunk, *, is_owner: bool = False) -> bool:
+        """What is missing of the chunk from this peer, which obtains it as its owner or gives what it holds.
+
+        False when the next source is to go on, with what is there by then.
+        """
         address = self.peers.address(peer)
         if address is None or not self.peers.claim(peer):
             return False
-        missing = chunk.missing
+        missing, manifest = chunk.missing, self.context.manifest if is_owner else None
         deadline = self._deadline(peer, missing)
         chunk.begin_source("cluster", peer)
         try:
@@ -221,8 +279,8 @@ class PeersReader:
         except CanceledError:
             raise
         except BdnError as error:
-            if manifest is not None or not isinstance(error, NotFoundError):  # else it does not hold what it need not
-                self.peers.blame(peer, Fault.FAILED)
+            if is_owner or not isinstance(error, NotFoundError):  # else it does not hold what it need not
+                self.peers.failed(peer)
                 if not self.context.budget.retry():
                     raise
         else:

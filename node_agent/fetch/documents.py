@@ -12,7 +12,6 @@ from bdn.core.errors import BdnError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.client import ContentClient
 from bdn.wire.layout_form import Layout
-from bdn.wire.shapes import ServiceUnreachableError
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.fetch.peers import Members, RingMember
@@ -147,7 +146,7 @@ class Catalogue:
         failures = 0
         while True:
             try:
-                return await self._ask(ask, self.answer_seconds[failures > 0])
+                return await self.client.within(self.answer_seconds[failures > 0], ask())
             except BdnError as error:
                 failures += 1
                 if error.transient and (found := await instead()) is not None:
@@ -156,10 +155,3 @@ class Catalogue:
                 if delay is None:
                     raise
             await asyncio.sleep(delay)
-
-    async def _ask(self, ask: Callable[[], Awaitable[_Document]], seconds: float) -> _Document:
-        try:
-            async with asyncio.timeout(seconds):
-                return await ask()
-        except TimeoutError:
-            raise ServiceUnreachableError(self.client.address, f"silent for {seconds:g} s") from None

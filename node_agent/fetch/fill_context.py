@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE, Digest
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout
 from bdn.core.pace.retry import Allowance
 from bdn.core.ring.peer_health import HedgeBudget
-from bdn.core.ring.placement import OWNERS_LOOKED_AT, Placement, ahead, lanes, route
+from bdn.core.ring.placement import HOLDERS_ASKED, OWNERS_LOOKED_AT, Placement, ahead, lanes, route
 from bdn.wire.layout_form import Layout
 from bdn.wire.stage_schema import Transfer
 from node_agent.fetch.peers import Members, RingMember
@@ -51,16 +53,31 @@ class Routing:
             return ()
         return route(made.placement.owners(index, OWNERS_LOOKED_AT), self._members.me, is_avoided)
 
+    def sources(self, chunk: Digest, is_avoided: Callable[[str], bool]) -> Iterator[tuple[str, bool]]:
+        """Peers in the order in which they are asked, each with whether it is to obtain the chunk as its owner.
+
+        Where the owner does not serve, the next owner would read the chunk from the mirror once more. So others are asked
+        before it, only for what they hold: of those who asked the owner first, some by lot, that not all ask the same.
+        """
+        made, first = self._now(), self.owner(chunk)
+        if made is None or first is None:
+            return
+        owners = self.peers(chunk, is_avoided)
+        if owners and owners[0] == first:
+            yield first, True
+            owners = owners[1:]
+        before = ahead(made.placement.members, first, self._members.me)
+        holders = [peer for peer in before if not (peer in owners or is_avoided(peer))]
+        for _ in range(min(HOLDERS_ASKED, len(holders))):
+            yield holders.pop(random.randrange(len(holders))), False  # noqa: S311 - no secret
+        for owner in owners:
+            yield owner, True
+
     def owner(self, chunk: Digest) -> str | None:
         """Who reads it from the mirror for the others; None when this node is alone. Blocks as ``peers`` does."""
         made = self._now()
         index = self._index.get(chunk)
         return made.placement.owner(index) if made is not None and index is not None else None
-
-    def ahead(self, chunk: Digest) -> tuple[str, ...]:
-        """Who asks its owner before this node does, and so may hold it already. Blocks as ``peers`` does."""
-        made, owner = self._now(), self.owner(chunk)
-        return ahead(made.placement.members, owner, self._members.me) if made is not None and owner is not None else ()
 
     def everybody(self, chunk: Digest) -> tuple[str, ...]:
         """All other members: first those who would own it without this node, and did before it joined. Blocks as ``peers`` does."""
@@ -119,14 +136,17 @@ def chunks_in_order(layout: Layout) -> list[Digest]:
 
     The whole layout's, whatever is missing here: otherwise nodes would not agree on the bound of everybody's load.
     """
-    bundles: dict[tuple[int, str], tuple[Digest, ...]] = {}
-    for file in layout.files.values():
-        lies = file.slice
-        if lies is not None:
-            bundles[-lies.slab_size, lies.slab.hex] = (lies.slab,)
-        else:
-            bundles[-file.size, file.digest.hex] = file.chunks
-    return list(dict.fromkeys(chunk for key in sorted(bundles) for chunk in bundles[key]))
+    return list(dict.fromkeys(chunk for files in in_order(layout.files.values()) for chunk in files[0].fetched))
+
+
+def in_order(files: Iterable[FileLayout]) -> list[list[FileLayout]]:
+    """The files, those of a slab together. The largest first, so that the last threads do not wait for a big one at the end."""
+    found: defaultdict[tuple[int, str], list[FileLayout]] = defaultdict(list)
+    for file in files:
+        # By size as well: a layout that contradicts itself about a slab fails for the files that it is wrong about.
+        name = file.slice.slab if file.slice else file.digest
+        found[-file.fetched_size, name.hex].append(file)
+    return [found[key] for key in sorted(found)]
 
 
 _FREE_FAILURES: Final = 64  # a mirror that restarts fails all threads at once, several times

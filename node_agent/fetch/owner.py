@@ -18,11 +18,10 @@ from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import PartialChunk
 from bdn.wire.layout_form import Layout
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.cache.held_chunks import HeldChunks
+from node_agent.cache.peer_access import PeerAccess
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
-from node_agent.fetch.chain import ReaderChain
+from node_agent.fetch.chain import ReaderChain, ReadsInProgress, landed
 from node_agent.fetch.documents import Catalogue
-from node_agent.fetch.reads_in_progress import ReadsInProgress, landed
 
 _REMEMBERED: Final = 16  # manifests; one of 140 GB has 17,000 chunks, which take 4 MB
 _Key = tuple[Digest, str]  # a manifest, and the organisation whose list of it this is: each has slabs of its own
@@ -56,7 +55,7 @@ class ChunkLists:
 
     catalogue: Catalogue
     _known: dict[_Key, ChunkList] = field(default_factory=dict)  # the one used last stands last
-    _asking: ReadsInProgress[_Key] = field(default_factory=ReadsInProgress)
+    _asking: ReadsInProgress = field(default_factory=ReadsInProgress)
 
     def known(self, manifest: Digest, organisation: str) -> ChunkList | None:
         """The list, if it was obtained and is remembered."""
@@ -96,24 +95,24 @@ class Owner:
     origin: OrderedLimit
     bandwidth: Bandwidth
     lists: ChunkLists
-    shelf: HeldChunks
+    access: PeerAccess
     chain: ReaderChain
     on_obtained: Callable[[int], None]
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def authorize(self, request: ChunkRequest) -> None:
-        """As the shelf: who may read a manifest may have its chunks obtained."""
-        self.shelf.authorize(request)
+        """Who may read a manifest may have its chunks obtained."""
+        self.access.authorize(request)
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
-        """The chunk, or a Future until it is here. The request must say to which manifest it belongs; otherwise as the shelf."""
+        """The chunk, or a Future until it is here. One that does not say to which manifest it belongs is not obtained."""
         if request.manifest is None:
-            return self.shelf.open_chunk(request)
-        known = self.lists.known(request.manifest, self.shelf.reader_of(request.bearer))
+            return self.access.open_chunk(request)
+        known = self.lists.known(request.manifest, self.access.reader_of(request.bearer))
         if known is not None and request.digest in known.sizes:
-            return self.shelf.open_for(request) or self._begin(request)
+            return self.access.open_for(request) or self._begin(request)
         try:
-            return self.shelf.open_chunk(request)
+            return self.access.open_chunk(request)
         except NotFoundError:
             return self._begin(request)
 
@@ -151,12 +150,12 @@ class Owner:
         """
         request = replace(request, is_suspect=False)  # it is checked when it is asked for again
         assert request.manifest is not None  # noqa: S101 - without it nobody is asked to obtain anything
-        reader = self.shelf.reader_of(request.bearer)
+        reader = self.access.reader_of(request.bearer)
         chunks = await self.lists.obtain(request.manifest, reader, request.bearer)
         size = chunks.sizes.get(request.digest)
         if size is None:
             raise NotFoundError(f"chunk {request.digest}")
-        while (held := self.shelf.open_for(request)) is None:  # it may have come and have been evicted
+        while (held := self.access.open_for(request)) is None:  # it may have come and have been evicted
             if (flight := self.chain.reads.flight(request.digest)) is not None:
                 await landed(flight)
                 continue
@@ -165,7 +164,7 @@ class Owner:
             # A peer's stage waits for it, and the peers' stages come to the same chunks in the same order.
             async with self.bandwidth.turn(TrafficClass.STAGE, size), self.origin.place(()):
                 with self.chain.reads.lead(request.digest) as is_leader:  # only now: others need not wait for our turn
-                    if is_leader and not self.shelf.holds(request.digest):
+                    if is_leader and not self.chain.held.holds(request.digest):
                         # Canceled it is when the agent ends, and then no thread shall go through its retries.
                         await self.threads.run(size, lambda buffer: self._read(request, chunks, buffer), self._stop.set)
         held.file.close()
@@ -175,7 +174,9 @@ class Owner:
         digest, manifest = request.digest, request.manifest
         assert manifest is not None  # noqa: S101 - likewise
         reader = self.chain.of_owner(chunks.data_port, request.bearer or "", self._stop)
-        if self.shelf.tier.bring(manifest, digest, buffer, lambda room: reader.read_into(PartialChunk(digest, room))):
+        if self.chain.held.tier.bring(
+            manifest, digest, buffer, lambda room: reader.read_into(PartialChunk(digest, room))
+        ):
             self.on_obtained(len(buffer))
-        elif not self.shelf.holds(digest):  # to look again at once would be to look for ever, if it never comes
+        elif not self.chain.held.holds(digest):  # to look again at once would be to look for ever, if it never comes
             raise StoreUnavailableError(f"chunk {digest} is on its way to this node, and not here yet")

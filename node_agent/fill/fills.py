@@ -29,32 +29,6 @@ class FillUnit:
         """The files' names."""
         return tuple(file.digest for file in self.files)
 
-    @property
-    def chunks(self) -> tuple[Digest, ...]:
-        """What is fetched."""
-        lies = self.files[0].slice
-        return (lies.slab,) if lies else self.files[0].chunks
-
-    @property
-    def size(self) -> int:
-        """Bytes that are fetched."""
-        lies = self.files[0].slice
-        return lies.slab_size if lies else self.files[0].size
-
-
-def units_of(files: Iterable[FileLayout], manifest: Digest) -> list[FillUnit]:
-    """All files, those of a slab together.
-
-    The largest first, so that the last threads do not wait for one big file at the end; then by name, so that all nodes come
-    to the same order (``fetch.fill_context.chunks_in_order``).
-    """
-    # By size as well: a layout that contradicts itself about a slab fails for the files that it is wrong about.
-    found: dict[tuple[int, str], list[FileLayout]] = {}
-    for file in files:
-        lies = file.slice
-        found.setdefault((-lies.slab_size, lies.slab.hex) if lies else (-file.size, file.digest.hex), []).append(file)
-    return [FillUnit(tuple(found[key]), manifest) for key in sorted(found)]
-
 
 Start = Callable[["Fill"], Coroutine[object, object, None]]
 

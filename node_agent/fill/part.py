@@ -230,7 +230,7 @@ class PackedParts:
 
         Raises ``InternalError``: the slab does not hold what the layout says; names the file.
         """
-        pieces = [_cut(file, slab) for file in self.files]
+        pieces = [cut(file, slab) for file in self.files]
         self._count(sum(map(len, pieces)))
         with disk_errors(self._places.files), open_folder(self._places.files) as root:
             for file, piece in zip(self.files, pieces, strict=True):
@@ -277,7 +277,8 @@ class PackedParts:
                         path.unlink(missing_ok=True)
 
 
-def _cut(file: FileLayout, slab: memoryview) -> memoryview:
+def cut(file: FileLayout, slab: memoryview) -> memoryview:
+    """The small file's bytes in its slab. Raises ``InternalError``: they are not there."""
     lies = file.slice
     piece = slab[lies.offset : lies.offset + file.size] if lies else slab[:0]
     if blake3(piece).hexdigest() != file.digest.hex:

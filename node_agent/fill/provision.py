@@ -5,18 +5,17 @@ so that waiting for peers never keeps a node from reading what its peers wait fo
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from bdn.core.cache.index import Holder
-from bdn.core.chunk import Digest, PlacedChunk, Slice
+from bdn.core.chunk import Digest, Manifest, PlacedChunk, Slice
 from bdn.core.errors import single_error
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import own_in_flight
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import BytesByTier, fetch
-from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
@@ -25,41 +24,28 @@ from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit, Position
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.documents import Catalogue
-from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
-from node_agent.fill.fills import Fill, Fills, FillUnit, Report, units_of
+from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing, in_order
+from node_agent.fill.fills import Fill, Fills, FillUnit, Report
 from node_agent.fill.part import PackedParts, PartialFile
+from node_agent.fill.progress import FillProgress
 
 _UNITS_AT_ONCE: Final = 16  # per stage and kind; the byte threads are the real limit
 _SHARED_UNITS_AT_ONCE: Final = 32  # of two chunks, these are enough to keep the threads busy with either lane
 _Work = Callable[[memoryview], BytesByTier]
 
 
-class FillWatch(Protocol):
-    """Who wants to know how far it is."""
-
-    def report(self, file: Digest, tier: Tier, size: int) -> None:
-        """Bytes of a file that is coming are here."""
-
-    def restart(self, file: Digest) -> None:
-        """What was reported of it is void."""
-
-    def finish(self, file: Digest, size: int) -> None:
-        """It is whole."""
-
-
 @dataclass(frozen=True)
 class FillRequest:
-    """What is to be on this node, by which right, for whom.
+    """What is to be on this node, each as often as it is mounted; by which right, for whom.
 
-    ``begin`` is called once it is known what is missing; it returns who is told of the rest. Whoever sets ``stop`` cancels
-    the task that runs the request as well.
+    ``begin`` is called once it is known what is missing.
     """
 
-    manifests: Collection[Digest]
+    manifests: Sequence[Digest]
     grant: str
     holder: Holder
     traffic: TrafficClass
-    begin: Callable[[Sequence[Held], frozenset[Digest], RetryBudget], FillWatch]
+    begin: Callable[[Sequence[Manifest], FillProgress], object]
 
 
 @dataclass(frozen=True)
@@ -88,21 +74,25 @@ class Provision:
     bandwidth: Bandwidth
     on_bytes: Report  # for the metrics: every byte once, whoever waits for it
 
-    async def run(self, request: FillRequest) -> list[Held]:
+    async def run(self, request: FillRequest) -> list[Manifest]:
         """Obtain the manifests, make room for all of them, and fill what is missing. They are leased for the holder."""
-        held = [await self._obtain(digest, request) for digest in request.manifests]
+        digests = dict.fromkeys(request.manifests)
+        held = [await self._obtain(digest, request) for digest in digests]
         missing = await self.cache.admit(held, request.holder)
         if missing and any(one.layout is None for one in held):
             # It was whole when we looked, and was evicted before we were admitted; now our lease protects it.
-            held = [await self._obtain(digest, request) for digest in request.manifests]
+            held = [await self._obtain(digest, request) for digest in digests]
             missing = await self.cache.admit(held, request.holder)
         ledger = self.cache.index.ledger
         budget = RetryBudget(sum(ledger.size_of(content) or 0 for content in missing), self.chain.peers.avoided)
-        watch = request.begin(held, missing, budget)
+        known = {one.manifest.digest: one.manifest for one in held}
+        manifests = [known[digest] for digest in request.manifests]
+        progress = FillProgress(manifests, missing, budget)
+        request.begin(manifests, progress)
         if missing:
             async with blaming(self.cache.space):
-                await _RequestFill(self, request, budget, watch).run(held, missing)
-        return held
+                await _RequestFill(self, request, progress).run(held, missing)
+        return manifests
 
     async def _obtain(self, digest: Digest, request: FillRequest) -> Held:
         is_complete = self.cache.index.is_complete(digest)
@@ -120,15 +110,14 @@ class _Lane:
 class _RequestFill:
     """The fills of one request."""
 
-    def __init__(self, provision: Provision, request: FillRequest, budget: RetryBudget, watch: FillWatch) -> None:
+    def __init__(self, provision: Provision, request: FillRequest, progress: FillProgress) -> None:
         self.provision = provision
         self.contexts: dict[Digest, FillContext] = {}
         pools = provision.pools
         self.from_mirror = _Lane(pools.own, pools.origin)
         self.from_peers = _Lane(pools.peers, OrderedLimit(pools.peers.count))
         self._request = request
-        self._budget = budget
-        self._watch = watch
+        self._progress = progress
 
     async def run(self, held: Iterable[Held], missing: frozenset[Digest]) -> None:
         units = await self._units(held, missing)
@@ -138,7 +127,7 @@ class _RequestFill:
         members = max(routing.count for routing in routings)
         self.from_mirror.places.limit = own_in_flight(members, self.from_mirror.threads.count)
         # Two queues: units that wait for peers must not keep those from being read that peers wait for.
-        shared = [unit for unit in units if any(not self._is_own(unit, chunk) for chunk in unit.chunks)]
+        shared = [unit for unit in units if any(not self._is_own(unit, chunk) for chunk in unit.files[0].fetched)]
         others = frozenset(unit.digests for unit in shared)
         own = [unit for unit in units if unit.digests not in others]
         with single_error():
@@ -158,11 +147,11 @@ class _RequestFill:
             digest = one.manifest.digest
             layouts = await in_thread(one.file_layouts, wanted)
             wanted -= layouts.keys()
-            units += await in_thread(units_of, layouts.values(), digest)
+            units += [FillUnit(tuple(files), digest) for files in await in_thread(in_order, layouts.values())]
             routing = Routing(one.layout, self.provision.chain.peers.members)
-            is_ending = self._is_ending
-            self.contexts[digest] = FillContext(digest, self._request.grant, routing, self._budget, is_ending)
-        return sorted(units, key=lambda unit: unit.size, reverse=True)
+            budget, is_ending = self._progress.budget, self._is_ending
+            self.contexts[digest] = FillContext(digest, self._request.grant, routing, budget, is_ending)
+        return sorted(units, key=lambda unit: unit.files[0].fetched_size, reverse=True)
 
     def _is_ending(self) -> bool:
         """Whether all chunks that are left to ask of peers are in hand."""
@@ -173,15 +162,15 @@ class _RequestFill:
 
     async def _fill_from(self, queue: Iterator[FillUnit]) -> None:
         """One of several that draw units from the same queue."""
-        watch, fills = self._watch, self.provision.fills
+        progress, fills = self._progress, self.provision.fills
         for unit in queue:
 
             def start(fill: Fill, unit: FillUnit = unit) -> Coroutine[object, object, None]:
                 return _UnitFill(self, unit, fill).run()
 
-            await fills.join(unit.digests, start, watch.report, watch.restart, self._request.traffic)
+            await fills.join(unit.digests, start, progress.report, progress.restart, self._request.traffic)
             for file in unit.files:
-                watch.finish(file.digest, file.size)
+                progress.finish(file.digest, file.size)
 
 
 class _UnitFill:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bdn.core.cache.index import EvictionPlan, Holder, Leased, TierIndex, Victim
-from bdn.core.chunk import Digest, digest_in
+from bdn.core.cache.index import EvictionPlan, EvictionReason, Holder, Leased, TierIndex, Victim
+from bdn.core.chunk import Digest, Manifest, digest_in
 from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.pace.rounds import ScrubRound
@@ -35,16 +35,13 @@ from bdn.wire.shapes import ErrorBody, body_of
 from bdn.wire.stage_schema import BytesFrom
 from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 from node_agent.cache.cache_events import OnRequest, about_holder
-from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import NodeCache
-from node_agent.cache.records import Held
-from node_agent.fetch.fill_context import RetryBudget
+from node_agent.fill.progress import FillProgress
 from node_agent.fill.provision import FillRequest, Provision
 from node_agent.scrub.reading import Findings, ScrubTarget
 from node_agent.scrub.repair import StagedFiles
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.stage import StageProgress, StageRegistry
 from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
@@ -132,10 +129,7 @@ class EvictionCommands:
 
     cluster: str
     node: str
-    registry: StageRegistry
     lifecycle: Lifecycle
-    cache: NodeCache
-    tier: ClusterTier
     break_prefetch: Callable[[str], Awaitable[bool]]  # False: no prefetch has this id
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -160,18 +154,19 @@ class EvictionCommands:
         return items
 
     async def _evict_node(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
+        cache = self.lifecycle.cache
         if command.dry_run:
-            return plan(self.cache.index)
+            return plan(cache.index)
         await self.lifecycle.release_abandoned()
         broken: dict[Digest, tuple[Holder, ...]] = {}
         if command.force:
-            forced = plan(self.cache.index)
+            forced = plan(cache.index)
             broken = {victim.manifest: victim.holders for victim in forced.victims}
             await self._break_leases(forced)
             # Between breaking the leases and here somebody may have taken a new one: that one is respected.
             plan = self._plan(command.model_copy(update={"force": False}))
         account = OnRequest(command, "node", broken)
-        done = await self.cache.evict(plan, "forced" if command.force else "request", account)
+        done = await cache.evict(plan, "forced" if command.force else "request", account)
         for victim in done.victims:
             logger.info("evicted manifest %s: %d bytes", victim.manifest, victim.size)
         victims = [replace(victim, holders=broken.get(victim.manifest, ())) for victim in done.victims]
@@ -181,16 +176,16 @@ class EvictionCommands:
             Victim(manifest, (), 0, holders) for manifest, holders in broken.items() if holders and manifest not in seen
         ]
         also = [*account.spared(done.refused), *(account(victim, 0.0) for victim in begun)]
-        await in_thread(self.cache.events.decided, also)
+        await in_thread(cache.events.decided, also)
         return EvictionPlan((*victims, *begun), done.refused)
 
     async def _evict_cluster(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
         """Nothing here is leased: a peer that reads a chunk goes on reading it, or reads it elsewhere."""
+        tier = self.lifecycle.cache.chunks.tier
         if command.dry_run:
-            return await in_thread(self.tier.plan, plan)
-        done = await in_thread(
-            self.tier.evict, plan, "forced" if command.force else "request", OnRequest(command, "cluster", {})
-        )
+            return await in_thread(tier.plan, plan)
+        reason: EvictionReason = "forced" if command.force else "request"
+        done = await in_thread(tier.evict, plan, reason, OnRequest(command, "cluster", {}))
         for victim in done.victims:
             logger.info("evicted the chunks of manifest %s: %d bytes", victim.manifest, victim.size)
         return done
@@ -201,7 +196,7 @@ class EvictionCommands:
                 logger.warning("a forced eviction of manifest %s takes it away from %s", victim.manifest, holder)
                 if await self.break_prefetch(holder.stage_id):
                     continue
-                stage = self.registry.get(holder.stage_id)
+                stage = self.lifecycle.registry.get(holder.stage_id)
                 if stage is not None:  # otherwise it has ended by itself meanwhile
                     error = CanceledError(f"{holder}, by a forced eviction,")
                     await self.lifecycle.release(stage, error, ending="forced")
@@ -223,11 +218,11 @@ class EvictionCommands:
             return list(map(digest_in, command.manifests))
         if command.job is None:
             return None
-        stages = [stage for stage in self.registry.all() if stage.record.job_id == command.job]
+        stages = [stage for stage in self.lifecycle.registry.all() if stage.record.job_id == command.job]
         return list(dict.fromkeys(manifest for stage in stages for manifest in stage.record.manifests))
 
     def _items(self, tier: Tier, plan: EvictionPlan) -> list[EvictedItem]:
-        sources = self.registry.sources()
+        sources = self.lifecycle.registry.sources()
         found: tuple[Victim | Leased, ...] = (*plan.victims, *plan.refused)
         return [
             EvictedItem(
@@ -301,7 +296,7 @@ class PrefetchCommands:
     async def _fill(self, run: _Run, grant: str) -> None:
         granted = self._trust.verify(grant)
         run.manifests = list(dict.fromkeys(mount.manifest for mount in granted.mounts))
-        run.holder = Holder(run.id, "prefetch", organisation=granted.organisation)
+        run.holder = Holder(run.id, "prefetch", granted.organisation)
         try:
             await self._provision.run(FillRequest(run.manifests, grant, run.holder, TrafficClass.PREFETCH, run.begin))
         finally:
@@ -325,16 +320,15 @@ class _Run:
         self._tell = tell
         self._wake = wake
         self._bytes_total: int | None = None
-        self._progress: StageProgress | None = None
+        self._progress: FillProgress | None = None
         self._told_at = 0.0
 
-    def begin(self, held: Sequence[Held], missing: frozenset[Digest], _: RetryBudget) -> StageProgress:
+    def begin(self, manifests: Sequence[Manifest], progress: FillProgress) -> None:
         """What is to come is known."""
-        manifests = [one.manifest for one in held]
         self._bytes_total = sum(manifest.bytes_total for manifest in manifests)
-        self._progress, self._told_at = StageProgress(manifests, missing, self._tell_now_and_then), time.monotonic()
+        self._progress, self._told_at = progress, time.monotonic()
+        progress.on_bytes = self._tell_now_and_then
         self.tell()
-        return self._progress
 
     def came(self) -> list[BytesFrom]:
         """Where the bytes of each manifest came from."""

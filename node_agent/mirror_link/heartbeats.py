@@ -17,10 +17,8 @@ from bdn.wire.mirror_schema import Holding
 from bdn.wire.operation_schema import Heartbeat, HeartbeatReply
 from bdn.wire.stage_schema import Cache, TierUse, Writes
 from node_agent.background_tasks import BackgroundTasks, in_thread
-from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import Room, check_fitness
-from node_agent.disk.places import Places
 from node_agent.fetch.peers import Members
 from node_agent.journal import Journal
 from node_agent.mirror_link.commands import CommandInbox
@@ -56,9 +54,7 @@ class ChangeSignal:
 class AgentHoldings:
     """Documents about the cache."""
 
-    places: Places
     cache: NodeCache
-    tier: ClusterTier
     roles: Collection[str]
     registry: StageRegistry
     writes: DirectWrites
@@ -80,14 +76,14 @@ class AgentHoldings:
         room = None
         try:
             room = self.cache.space.room()
-            check_fitness(self.places.root)
+            check_fitness(self.cache.files.places.root)
         except DiskFailedError as error:
             return room, str(error)
         return room, None
 
     async def all(self) -> list[Holding]:
         """The manifests that either tier holds, least recently used first. Sources are those of the stages that are known."""
-        return self._all(await in_thread(self.tier.held))
+        return self._all(await in_thread(self.cache.chunks.tier.held))
 
     def _all(self, chunks: dict[Digest, tuple[int, float]]) -> list[Holding]:
         index, sources = self.cache.index, self.registry.sources()

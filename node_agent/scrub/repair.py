@@ -15,7 +15,7 @@ from typing import Final
 
 from bdn.core.cache.index import Holder
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, PlacedChunk, digest_of
-from bdn.core.errors import BdnError, DiskFailedError, GrantInvalidError, InternalError, NotFoundError
+from bdn.core.errors import BdnError, DiskFailedError, GrantInvalidError, NotFoundError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.disk.direct import UncachedFile
 from bdn.disk.durable import disk_errors, opened, sync_folder, write_all, write_durably
@@ -24,13 +24,13 @@ from bdn.transfer.chunk_readers import ChunkReader, fetch
 from bdn.wire.layout_form import Layout
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.quarantine import Quarantine
-from node_agent.cache.records import Held, ManifestRecords
+from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
-from node_agent.fill.part import Bitmap
+from node_agent.fill.part import Bitmap, cut
 from node_agent.fill.provision import FillRequest, Provision
 from node_agent.scrub.reading import single_chunk
-from node_agent.stage.stage import MountRecord, NodeStage, StageProgress, StageRecord, StageRegistry
+from node_agent.stage.stage import MountRecord, NodeStage, StageRecord, StageRegistry
 from node_agent.stage.view.views import Views
 from node_agent.trust import Trust
 
@@ -142,7 +142,7 @@ class RepairSource:
         manifest, grant = self.grants.find(named)
         index.leases.take(manifest, _HOLDER)  # at once: evicted before it is admitted, all of it would be filled again
         try:
-            await self.provision.run(FillRequest([manifest], grant, _HOLDER, TrafficClass.SCRUB, _unwatched))
+            await self.provision.run(FillRequest([manifest], grant, _HOLDER, TrafficClass.SCRUB, lambda *_: None))
         finally:
             await to_the_end(self.provision.cache.leave(_HOLDER.stage_id))
 
@@ -171,18 +171,7 @@ class RepairSource:
                 fetch(reader, chunk.digest, buffer, lambda: put(buffer))
             return
         with self.buffers.take(place.slab_size) as slab:
-            piece = slab[place.offset : place.offset + file.size]
-
-            def cut() -> None:
-                if digest_of(piece) != chunk.digest:
-                    raise InternalError(f"the layout of file {file.digest} is wrong: it does not lie in {place}")
-                put(piece)
-
-            fetch(reader, place.slab, slab, cut)
-
-
-def _unwatched(held: Sequence[Held], missing: frozenset[Digest], _: RetryBudget) -> StageProgress:
-    return StageProgress([one.manifest for one in held], missing)
+            fetch(reader, place.slab, slab, lambda: put(cut(file, slab)))
 
 
 # --- damaged files, and the views that show them ---

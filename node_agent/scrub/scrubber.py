@@ -23,7 +23,6 @@ from bdn.core.pace.rounds import Position, ScrubbedTier, ScrubRound
 from bdn.disk.durable import disk_errors, write_at_once
 from bdn.wire.operation_schema import DamagedItem, Outcome, Tier
 from node_agent.background_tasks import in_thread
-from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import SuspectFiles
 from node_agent.cache.records import ManifestRecords
@@ -141,7 +140,6 @@ class Scrubber:
     """
 
     cache: NodeCache
-    tier: ClusterTier
     reader: ScrubReader
     repair: FileRepair
     source: RepairSource
@@ -158,7 +156,7 @@ class Scrubber:
 
         What several manifests name comes once: ``seen`` is what of it has come before.
         """
-        index, tier = self.cache.index, self.tier
+        index, tier = self.cache.index, self.cache.chunks.tier
         held = {*index.manifests(), *await in_thread(tier.manifests)}
         for manifest in round_.manifests(held if only is None else held & only):
             files = tuple(index.contents_of(manifest)) if manifest in index.manifests() else ()
@@ -173,7 +171,7 @@ class Scrubber:
 
     async def _names(self, position: Position) -> frozenset[Digest]:
         if position.tier == "cluster":
-            return await in_thread(self.tier.index.named_by, position.content)
+            return await in_thread(self.cache.chunks.tier.index.named_by, position.content)
         return self.cache.index.named_by(position.content)
 
     async def look(self, position: Position, findings: Findings) -> None:
@@ -196,10 +194,11 @@ class Scrubber:
 
     async def chunk(self, manifest: Digest, chunk: Digest, findings: Findings) -> None:
         """A chunk of the cluster tier. A wrong one is dropped: it is fetched again when somebody wants it."""
-        size = self.tier.index.ledger.size_of(chunk)
-        if size is None or not self.tier.holds(chunk):
+        tier = self.cache.chunks.tier
+        size = tier.index.ledger.size_of(chunk)
+        if size is None or not tier.holds(chunk):
             return
-        target = ScrubTarget(self.tier.files.path(manifest, chunk), chunk, manifest, "cluster")
+        target = ScrubTarget(tier.files.path(manifest, chunk), chunk, manifest, "cluster")
         layout = single_chunk(chunk, size)
         try:
             wrong = await self.reader.read(target.path, layout, "cluster", findings)
@@ -207,7 +206,7 @@ class Scrubber:
         except FileNotFoundError:
             return  # evicted; or taken away by somebody else, which whoever opens it finds out
         if still and findings.is_repairing:
-            await in_thread(self.tier.lose, chunk)
+            await in_thread(tier.lose, chunk)
             reason = f"{still[0].reason}; it was dropped, and is fetched again when somebody wants it"
             await self._tell(target, [Damage(reason, still[0].chunk)], "lost", findings)
         else:

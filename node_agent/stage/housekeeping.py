@@ -9,10 +9,8 @@ from typing import Final
 
 from bdn.core.errors import BdnError, CanceledError
 from node_agent.background_tasks import in_thread
-from node_agent.cache.cluster_tier import ClusterTier
-from node_agent.cache.records import ManifestRecords
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry, decisions
+from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry
 
 logger = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 10.0
@@ -26,8 +24,6 @@ class Housekeeping:
 
     registry: StageRegistry
     lifecycle: Lifecycle
-    manifests: ManifestRecords
-    tier: ClusterTier
     is_rebooted: bool
 
     async def resume(self) -> None:
@@ -68,13 +64,13 @@ class Housekeeping:
                 error = CanceledError(f"the pull to {record.destination}")
                 await self.lifecycle.release_all([stage], error, ending="interrupted")
             else:
-                await in_thread(self.lifecycle.decided, decisions("resumed", record))
+                await in_thread(self.lifecycle.write_down, "resumed", record)
                 self.lifecycle.begin(stage)
         elif record.state == "READY" and is_pull:
-            if await in_thread(self.lifecycle.pulls.is_abandoned, record):
+            if await in_thread(self.lifecycle.is_abandoned, record):
                 await self.lifecycle.release_all([stage], ending="abandoned")
         elif record.state == "READY" and self.is_rebooted:
-            await in_thread(self.lifecycle.decided, decisions("resumed", record))
+            await in_thread(self.lifecycle.write_down, "resumed", record)
             self.lifecycle.begin(stage)
         elif record.state == "READY":
             with suppress(BdnError):  # the look in the background finds out, and mends it
@@ -92,12 +88,13 @@ class Housekeeping:
             return
         logger.warning("the view of stage %s is not intact; it is staged again", record.id)
         with suppress(BdnError):  # it is in the log
-            await in_thread(self.lifecycle.decided, decisions("resumed", record))
+            await in_thread(self.lifecycle.write_down, "resumed", record)
         self.lifecycle.mend(stage)
 
     def _is_intact(self, record: StageRecord) -> bool:
+        load = self.lifecycle.cache.files.records.load
         try:
-            held = {mount.mount_location: self.manifests.load(mount.digest) for mount in record.mounts}
+            held = {mount.mount_location: load(mount.digest) for mount in record.mounts}
         except BdnError:
             return False
         known = {location: manifest for location, manifest in held.items() if manifest is not None}
@@ -112,9 +109,10 @@ class Housekeeping:
         await self.lifecycle.release_all(expired, ending="expired", still=self.lifecycle.is_over)
         await self.lifecycle.release_abandoned()
         await self._prune()
-        await in_thread(self.tier.drop, self.lifecycle.cache.chunks.has_whole)
-        await self.lifecycle.cache.trim()
-        await in_thread(self.tier.trim)
+        cache = self.lifecycle.cache
+        await in_thread(cache.chunks.tier.drop, cache.chunks.has_whole)
+        await cache.trim()
+        await in_thread(cache.chunks.tier.trim)
         for stage in filter(self.lifecycle.is_to_mend, self.registry.all()):
             self.lifecycle.mend(stage)
 

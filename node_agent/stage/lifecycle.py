@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from bdn.core.chunk import Manifest
@@ -15,12 +16,12 @@ from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.shapes import body_of
 from bdn.wire.stage_schema import StageState
 from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
-from node_agent.cache.cache_events import Decided
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.fill.provision import FillRequest, Provision
-from node_agent.stage.pulls import Pulls
-from node_agent.stage.stage import Decision, NodeStage, StageRecord, StageRecords, decisions
+from node_agent.stage.records import Decision, StageRecords, decisions
+from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry
 from node_agent.stage.view.build import Built
+from node_agent.stage.view.destination import Destination, Earlier
 from node_agent.stage.view.views import Views
 from node_agent.stage.warm import Warmer
 
@@ -34,22 +35,27 @@ class Lifecycle:
     """Moves stages from state to state. Callers hold the stage's lock, except where a stage's own task is at work.
 
     ``clock`` is the wall's, for records and people; ``elapsed`` only ever goes forward, second by second, and says when a
-    stage's time is over. ``on_ready`` gets the seconds that a stage took; ``on_change`` is called when leases changed;
-    ``decided``, in a thread, writes down each transition before it is recorded.
+    stage's time is over. ``on_ready`` gets the seconds that a stage took.
     """
 
+    registry: StageRegistry
     background: BackgroundTasks
     provision: Provision
     warmer: Warmer
-    cache: NodeCache
     views: Views
     records: StageRecords
-    pulls: Pulls
     clock: Clock
     elapsed: Clock
     on_ready: Callable[[float], None]
-    on_change: Callable[[], None]
-    decided: Decided
+
+    @property
+    def cache(self) -> NodeCache:
+        """The cache, in which stages lease what they show, and whose listeners hear of each transition."""
+        return self.provision.cache
+
+    def write_down(self, kind: Decision, record: StageRecord, ending: Ending | None = None) -> None:
+        """What is about to be done with a stage. Blocking."""
+        self.cache.events.decided(decisions(kind, record, ending))
 
     # --- beginning and working ---
 
@@ -84,7 +90,7 @@ class Lifecycle:
 
     def _start_work(self, stage: NodeStage) -> None:
         stage.stop.clear()
-        stage.progress = stage.budget = stage.mend_at = None
+        stage.progress = stage.mend_at = None
         stage.task = self.background.start(self._work(stage), f"stage {stage.record.id}")
         stage.notify()
 
@@ -118,14 +124,18 @@ class Lifecycle:
             return
         self.on_ready(time.monotonic() - began)
         if record.destination is not None:
-            await self.release_all(self.pulls.replaced_by(record), ending="replaced")
+            others = [stage for stage in self._pulled() if stage.record.id != record.id]
+            replaced = [stage for stage in others if stage.record.destination == record.destination]
+            await self.release_all(replaced, ending="replaced")
         self.warmer.begin(stage)
 
     async def _bring(self, stage: NodeStage) -> None:
         """Let the manifests come onto this node, and the view appear. Who holds the stage clears up after an error."""
         record = stage.record
-        request = FillRequest(list(record.manifests), record.grant, record.holder, TrafficClass.STAGE, stage.begin)
-        manifests = stage.manifests(await self.provision.run(request))
+        wanted = [mount.digest for mount in record.mounts]
+        request = FillRequest(wanted, record.grant, record.holder, TrafficClass.STAGE, stage.begin)
+        came = await self.provision.run(request)
+        manifests = {mount.mount_location: manifest for mount, manifest in zip(record.mounts, came, strict=True)}
         if stage.is_mending and await in_thread(self._is_whole, stage, manifests):
             return  # it healed where it stands: a job that reads it shall not lose the folder under its feet
         built = await (self._publish if record.destination else self._show)(stage, manifests)
@@ -141,7 +151,7 @@ class Lifecycle:
         return self.views.is_intact(record.id, manifests)
 
     async def _publish(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
-        publish = self.pulls.destination(stage.record).publish
+        publish = self._destination(stage.record).publish
         ((location, manifest),) = manifests.items()
         built, stage.record.inode = await in_thread(publish, manifest, stage.earlier, stage.stop)
         return {location: built}
@@ -181,10 +191,10 @@ class Lifecycle:
         stage.mend_at = self.elapsed() + _MEND_AGAIN_SECONDS
         await self._give_back(record, self.cache.rest(record.id))
         with suppress(BdnError):  # it is in the log
-            await in_thread(self.decided, decisions("not_mended", record))
+            await in_thread(self.write_down, "not_mended", record)
         stage.is_mending = False
         stage.notify()
-        self.on_change()
+        self.cache.events.changed()
 
     @staticmethod
     async def _give_back(record: StageRecord, giving: Awaitable[None]) -> None:
@@ -230,7 +240,9 @@ class Lifecycle:
 
     async def release_abandoned(self) -> None:
         """Release the pulled stages whose directories are gone."""
-        await self.release_all(await in_thread(self.pulls.abandoned), ending="abandoned")
+        pulled = self._pulled()
+        gone = await in_thread(lambda: [stage for stage in pulled if self.is_abandoned(stage.record)])
+        await self.release_all(gone, ending="abandoned")
 
     async def release_all(
         self,
@@ -256,7 +268,7 @@ class Lifecycle:
 
     def _take_down(self, record: StageRecord) -> str | None:
         if record.destination is not None:
-            self.pulls.destination(record).clear()  # what was published there is the user's, and stays
+            self._destination(record).clear()  # what was published there is the user's, and stays
             return None
         return self.views.drop(record.id, [mount.mount_location for mount in record.mounts])
 
@@ -301,13 +313,13 @@ class Lifecycle:
         record = stage.record
         for mount, bytes_from in zip(record.mounts, stage.bytes_from(), strict=True):
             mount.bytes_from = bytes_from
-        if stage.budget and not stage.is_terminal:
-            record.transfer = stage.budget.document()
+        if stage.progress and not stage.is_terminal:
+            record.transfer = stage.progress.budget.document()
         changes = {"state": state, "ended_at": None if state == "READY" else self.clock()}
         await self._save(stage, changes, kind, ending)
         stage.is_mending = False
         stage.notify()
-        self.on_change()
+        self.cache.events.changed()
 
     async def _save(
         self, stage: NodeStage, changes: Mapping[str, object], kind: Decision | None, ending: Ending | None = None
@@ -320,5 +332,52 @@ class Lifecycle:
 
     def _write(self, record: StageRecord, kind: Decision | None, ending: Ending | None) -> None:
         if kind:
-            self.decided(decisions(kind, record, ending))
+            self.write_down(kind, record, ending)
         self.records.save(record)
+
+    # --- pulls: views at directories of the user's choice, which are the holders of their leases ---
+
+    def check_destination(self, record: StageRecord) -> Earlier | None:
+        """What we published last where this pull is to be, whether its stage still stands or not. Blocking.
+
+        Raises ``InvalidRequestError``: the directory holds what is not ours.
+        """
+        known = (
+            self._published(stage.record)
+            for stage in self.registry.all()
+            if stage.record.destination == record.destination
+        )
+        earlier = next(filter(None, known), None)
+        self._destination(record).check(earlier)
+        return earlier
+
+    def stands_at(self, path: Path) -> bool:
+        """Whether the directory there is one that we published, whatever happened in it since. Looks at no file. Blocking."""
+        inode = Destination(path, "", self.views.places).inode()
+        return inode is not None and any(
+            stage.record.destination == path and stage.record.inode == inode for stage in self.registry.all()
+        )
+
+    def is_intact_pull(self, record: StageRecord) -> bool:
+        """Whether the directory is still exactly what was published. Blocking."""
+        earlier = self._published(record)
+        return earlier is not None and self._destination(record).is_intact(earlier)
+
+    def is_abandoned(self, record: StageRecord) -> bool:
+        """Whether the holder of the lease is gone: there is no directory, or it is another one. Blocking."""
+        return record.inode is None or self._destination(record).inode() != record.inode
+
+    def _destination(self, record: StageRecord) -> Destination:
+        assert record.destination is not None  # noqa: S101 - of pulls alone
+        return Destination(record.destination, record.id, self.views.places)
+
+    def _published(self, record: StageRecord) -> Earlier | None:
+        if record.inode is None:
+            return None
+        digest = record.mounts[0].digest
+        return Earlier(record.inode, digest, self.cache.files.records.load(digest))
+
+    def _pulled(self) -> list[NodeStage]:
+        """The pulls that are READY."""
+        stages = (stage for stage in self.registry.all() if stage.record.destination is not None)
+        return [stage for stage in stages if stage.record.state == "READY" and not stage.is_working]

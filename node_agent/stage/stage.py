@@ -1,22 +1,18 @@
-"""One stage: its record on disk, what is decided about it, its progress and who waits for it; and the registry of all."""
+"""One stage: what is on record of it, how far it is and who waits for it; and the registry of all."""
 
 import asyncio
 import threading
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
 
 from pydantic import BaseModel
 
 from bdn.core.cache.index import Holder
 from bdn.core.chunk import Digest, Manifest
-from bdn.core.errors import Fact, NotFoundError
-from bdn.core.events import Ending, Event
-from bdn.disk.durable import disk_errors, write_at_once, write_durably
-from bdn.wire.operation_schema import Tier
+from bdn.core.errors import NotFoundError
 from bdn.wire.shapes import ErrorBody, moment
 from bdn.wire.stage_schema import (
     TERMINAL,
@@ -29,13 +25,8 @@ from bdn.wire.stage_schema import (
     Warm,
     WarmState,
 )
-from node_agent.cache.cache_events import about_holder
-from node_agent.cache.records import Held
-from node_agent.disk.places import Places
-from node_agent.fetch.fill_context import RetryBudget
+from node_agent.fill.progress import FillProgress
 from node_agent.stage.view.destination import Earlier
-
-_WINDOW_SECONDS: Final = 5.0
 
 
 class MountRecord(MountFacts):
@@ -83,149 +74,12 @@ class StageRecord(BaseModel):
     @property
     def holder(self) -> Holder:
         """The lease's holder."""
-        return Holder(self.id, self.job_id, self.expires_at, self.organisation)
+        return Holder(self.id, self.job_id, self.organisation)
 
     @property
     def manifests(self) -> dict[Digest, None]:
         """The manifests it names, each once, in order."""
         return dict.fromkeys(mount.digest for mount in self.mounts)
-
-
-@dataclass(frozen=True)
-class StageRecords:
-    """Reads and writes the folder ``stages``. Blocking."""
-
-    places: Places
-
-    def save(self, record: StageRecord) -> None:
-        """Make it durable. Raises ``DiskFailedError``."""
-        path = self.places.stage(record.id)
-        with disk_errors(path):
-            write_durably(path, record.model_dump_json().encode())
-
-    def note(self, record: StageRecord) -> None:
-        """Let it outlive this process, for a stage that is only begun; a warm one would wait longest for the disk.
-
-        A power cut may take it back: whoever waits for the stage hears of that, and asks again. Raises ``DiskFailedError``.
-        """
-        path = self.places.stage(record.id)
-        with disk_errors(path):
-            write_at_once(path, record.model_dump_json().encode())
-
-    def forget(self, stage_id: str) -> None:
-        """Remove it."""
-        with disk_errors(self.places.stage(stage_id)):
-            self.places.stage(stage_id).unlink(missing_ok=True)
-
-    def load_all(self) -> Iterator[StageRecord]:
-        """Every record that can be read; one that cannot goes to the quarantine."""
-        with disk_errors(self.places.stages):
-            for path in sorted(self.places.stages.iterdir()):
-                if path.suffix != ".json":
-                    path.unlink()  # a record that was being written; the one before it, if any, is whole
-                    continue
-                try:
-                    yield StageRecord.model_validate_json(path.read_bytes())
-                except ValueError:
-                    path.rename(self.places.quarantine / path.name)
-
-
-Decision = Literal["arrived", "failed", "not_mended", "renewed", "resumed", "ended"]
-
-
-def decisions(kind: Decision, record: StageRecord, ending: Ending | None = None) -> list[Event]:
-    """What was decided about a stage, with what its record says, once for each of its manifests."""
-    return [
-        about_holder(kind, manifest, record.holder, _facts(kind, record, manifest, ending))
-        for manifest in record.manifests
-    ]
-
-
-def _facts(kind: Decision, record: StageRecord, manifest: Digest, ending: Ending | None) -> Mapping[str, Fact]:
-    match kind:
-        case "arrived":  # over all mounts of the manifest
-            came = [mount.bytes_from for mount in record.mounts if mount.digest == manifest]
-            return {tier: sum(getattr(one, tier) for one in came) for tier in ("node", "cluster", "mirror")}
-        case "failed" | "not_mended":
-            error = record.error
-            code, problem = (error.code, error.message) if error else ("INTERNAL", "it is not known why")
-            return {"code": code, "problem": problem}
-        case "renewed":
-            return {"expires_at": record.expires_at}
-        case "resumed":
-            return {"state": record.state}
-        case "ended":
-            return {"ending": ending, "expires_at": record.expires_at}
-
-
-class Rate:
-    """Bytes per second over the last seconds. Times are monotonic and given by the caller."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-        self._began: float | None = None
-        self.total = 0
-
-    def add(self, size: int, now: float) -> None:
-        """Bytes that came at ``now``."""
-        if self._began is None:
-            self._began = now
-        self.total += size
-        self._samples.append((now, size))
-        self._drop_old(now)
-
-    def per_second(self, now: float) -> float | None:
-        """The rate now; None before the first bytes."""
-        if self._began is None:
-            return None
-        self._drop_old(now)
-        span = min(_WINDOW_SECONDS, now - self._began)
-        return sum(size for _, size in self._samples) / max(span, 0.1)
-
-    def _drop_old(self, now: float) -> None:
-        while self._samples and self._samples[0][0] < now - _WINDOW_SECONDS:
-            self._samples.popleft()
-
-
-class StageProgress:
-    """Counts what arrives, and says so. Content is fetched once; under every further path and mount it comes from this node."""
-
-    def __init__(
-        self, manifests: Sequence[Manifest], missing: Collection[Digest], on_bytes: Callable[[], None] = lambda: None
-    ) -> None:
-        self._paths = [
-            Counter(entry.digest for entry in manifest.files if entry.digest in missing) for manifest in manifests
-        ]
-        self._first = {digest: mount for mount, paths in reversed([*enumerate(self._paths)]) for digest in paths}
-        self._mounts: list[Counter[Tier]] = []
-        for manifest, paths in zip(manifests, self._paths, strict=True):
-            to_come = sum(manifest.contents[digest] * count for digest, count in paths.items())
-            self._mounts.append(Counter({"node": manifest.bytes_total - to_come}))
-        self._coming: dict[Digest, Counter[Tier]] = {}
-        self._on_bytes = on_bytes
-        self.rate = Rate()
-
-    def report(self, content: Digest, tier: Tier, size: int) -> None:
-        """Bytes of a content that is coming."""
-        self.rate.add(size, time.monotonic())
-        self._coming.setdefault(content, Counter())[tier] += size
-        self._mounts[self._first[content]][tier] += size
-        self._on_bytes()
-
-    def restart(self, content: Digest) -> None:
-        """What was reported of it is void."""
-        self._mounts[self._first[content]] -= self._coming.pop(content, Counter())
-
-    def finish(self, content: Digest, size: int) -> None:
-        """It is whole; its other paths have it, too."""
-        coming = self._coming.pop(content, None)
-        self._mounts[self._first[content]]["node"] -= sum(coming.values()) if coming else 0
-        for tiers, paths in zip(self._mounts, self._paths, strict=True):
-            tiers["node"] += size * paths[content]
-
-    def bytes_from(self) -> list[BytesFrom]:
-        """The bytes of each mount so far."""
-        return [BytesFrom(node=came["node"], cluster=came["cluster"], mirror=came["mirror"]) for came in self._mounts]
 
 
 @dataclass
@@ -276,11 +130,11 @@ class NodeStage:
     One whose release failed half-way stays READY, too, but may show nothing (``is_ending``): who asks for it begins it anew.
     """
 
-    def __init__(self, record: StageRecord) -> None:
+    def __init__(self, record: StageRecord, earlier: Earlier | None = None) -> None:
+        """``earlier`` is what stands at the destination of a pull."""
         self.record = record
-        self.progress: StageProgress | None = None
-        self.budget: RetryBudget | None = None
-        self.earlier: Earlier | None = None
+        self.earlier = earlier
+        self.progress: FillProgress | None = None
         self.warming: Warming | None = None
         self.deadline: float | None = None  # in seconds of the agent's clock that nobody sets
         self.is_mending = False
@@ -302,19 +156,11 @@ class NodeStage:
         """Whether nothing more happens by itself."""
         return self.record.state in TERMINAL and not self.is_mending
 
-    def begin(self, held: Iterable[Held], missing: frozenset[Digest], budget: RetryBudget) -> StageProgress:
-        """The bytes to come are known, and what may be spent on sources that fail. Returns who is told of the rest."""
-        manifests = self.manifests(held)
-        for mount in self.record.mounts:
-            mount.files_total = len(manifests[mount.mount_location].files)
-            mount.bytes_total = manifests[mount.mount_location].bytes_total
-        self.progress, self.budget = StageProgress(list(manifests.values()), missing), budget
-        return self.progress
-
-    def manifests(self, held: Iterable[Held]) -> dict[str, Manifest]:
-        """The manifest of each mount, by its location."""
-        known = {one.manifest.digest: one.manifest for one in held}
-        return {mount.mount_location: known[mount.digest] for mount in self.record.mounts}
+    def begin(self, manifests: Sequence[Manifest], progress: FillProgress) -> None:
+        """The bytes to come are known. The manifests are those of the mounts."""
+        for mount, manifest in zip(self.record.mounts, manifests, strict=True):
+            mount.files_total, mount.bytes_total = len(manifest.files), manifest.bytes_total
+        self.progress = progress
 
     def notify(self) -> None:
         """Wake who waits for a change of state."""
@@ -358,7 +204,7 @@ class NodeStage:
             mounts=mounts,
             bytes_per_second=rate,
             eta_seconds=left / rate if rate and is_known else None,
-            transfer=self.budget.document() if self.budget and not self.is_terminal else record.transfer,
+            transfer=self.progress.budget.document() if self.progress and not self.is_terminal else record.transfer,
             warm=self.warming.document() if self.warming else None,
             error=record.error,
         )

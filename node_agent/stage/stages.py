@@ -2,16 +2,16 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from bdn.core.errors import BdnError, CanceledError, InvalidRequestError
+from bdn.core.errors import BdnError, CanceledError, InvalidRequestError, NotFoundError
 from bdn.wire import stage_schema
 from bdn.wire.grants import Grant, stage_id_of
 from bdn.wire.shapes import ReportedError
 from node_agent.background_tasks import in_thread
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.stage import MountRecord, NodeStage, StageRecord, StageRegistry
-from node_agent.stage.view.destination import Earlier, resolved
+from node_agent.stage.view.destination import resolved
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,17 @@ class StageService:
             raise ReportedError(stage.record.error) if stage.record.error else CanceledError(f"stage {stage_id}")
         return self.document(stage)
 
+    def showing(self, path: PurePosixPath) -> tuple[NodeStage, MountRecord, str]:
+        """The stage that shows the path now, or else the one that was asked for last; its mount, and the path below that."""
+        if not path.is_absolute():
+            raise InvalidRequestError(f"{path} is not an absolute path")
+        for stage in sorted(self.registry.all(), key=lambda stage: stage.record.state != "READY"):
+            for mount in stage.record.mounts:
+                root = self.path_of(stage.record, mount)
+                if path.is_relative_to(root):
+                    return stage, mount, str(path.relative_to(root))
+        raise NotFoundError(f"a stage of this node that shows {path}")
+
     # --- doing ---
 
     async def start(
@@ -65,7 +76,7 @@ class StageService:
         record = self._record(job_id, token, grant)
         record.ttl_seconds, record.warm = ttl_seconds, warm
         record.expires_at = None if ttl_seconds is None else record.created_at + ttl_seconds
-        return await self._start(record, None)
+        return await self._start(NodeStage(record))
 
     async def pull(self, token: str, destination: Path) -> NodeStage:
         """Stage a grant's only manifest and publish it at a directory; the same again, while it is intact, is immediate.
@@ -86,13 +97,12 @@ class StageService:
         if known and known.is_working:
             return known
         is_ready = known is not None and known.record.state == "READY"
-        if known and is_ready and not known.is_ending and await in_thread(self.lifecycle.pulls.is_intact, known.record):
+        if known and is_ready and not known.is_ending and await in_thread(self.lifecycle.is_intact_pull, known.record):
             return known
-        earlier = await in_thread(self.lifecycle.pulls.earlier, path)
-        await in_thread(self.lifecycle.pulls.destination(record).check, earlier)
+        earlier = await in_thread(self.lifecycle.check_destination, record)
         if known and is_ready:
             await self.lifecycle.release(known)
-        return await self._start(record, earlier)
+        return await self._start(NodeStage(record, earlier))
 
     async def renew(self, stage_id: str, ttl_seconds: float | None) -> NodeStage:
         """A new time to live, from now on; None means until the stage is released."""
@@ -121,11 +131,11 @@ class StageService:
             )
         return await self.verify(token)
 
-    async def _start(self, record: StageRecord, earlier: Earlier | None) -> NodeStage:
-        stage = self.registry.enter(NodeStage(record))
+    async def _start(self, asked: NodeStage) -> NodeStage:
+        stage, record = self.registry.enter(asked), asked.record
         async with stage.lock:
             if self.registry.get(record.id) is not stage:  # it was forgotten while this waited
-                return await self._start(record, earlier)
+                return await self._start(asked)
             if stage.is_working or (stage.record.state == "READY" and not stage.is_ending):
                 stage.record.grant = record.grant  # it may be a fresher one
                 stage.record.warm = stage.record.warm or record.warm
@@ -143,7 +153,7 @@ class StageService:
                 if stage.record is record:
                     self.registry.strike(stage)
                 raise
-            stage.record, stage.earlier = record, earlier
+            stage.record, stage.earlier = record, asked.earlier
             self.lifecycle.live_on(stage)
             self.lifecycle.begin(stage)
         return stage

@@ -3,12 +3,9 @@
 # fmt: off
 BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "bdn/core/chunk.py": [
-        ("a malformed digest is a bug of ours",
-         "except ValueError as error:\n        raise InvalidRequestError(str(error)) from error",
-         "except KeyError as error:\n        raise InvalidRequestError(str(error)) from error",
+        ("a malformed digest is a bug of ours", "except ValueError", "except KeyError",
          "test_the_mirror_answers_whatever_its_own_description_makes_up[off]"),
-        ("a manifest nested without end is followed", "(KeyError, TypeError, ValueError, RecursionError)",
-         "(KeyError, TypeError, ValueError)",
+        ("a manifest nested without end is followed", "ValueError, RecursionError", "ValueError",
          "test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors[manifest]"),
         ("a path may leave its folder", 'if ".." in segments:', 'if ".." == path:',
          "test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors[path]"),
@@ -25,10 +22,9 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a size that no float holds fails", "float(max(-sys.float_info.max, min(size, sys.float_info.max)))",
          "float(size)", "test_any_number_may_come_in_any_event[sqlite]"),
     ],
-    "bdn/mirror/api/contents.py": [
-        ("readers who suspect hold the threads that they wait for", "await service.shelf.opened(asked)",
-         "await asyncio.to_thread(service.shelf.open_chunk, asked)",
-         "test_many_who_suspect_at_once_are_answered_as_one_is"),
+    "bdn/mirror/api/routes.py": [
+        ("readers who suspect hold the threads that they wait for", "service.shelf.opened(asked)",
+         "asyncio.to_thread(service.shelf.open_chunk, asked)", "test_many_who_suspect_at_once_are_answered_as_one_is"),
     ],
     "bdn/mirror/damages.py": [
         ("each of those who suspect a chunk has it read for himself", "return await self._examinations.of(digest, partial(self._examine, digest)).get(anew=True)",
@@ -64,9 +60,8 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("who has left is told on and on", "await super().stream_response(send)",
          'await __import__("asyncio").shield(super().stream_response(send))',
          "test_a_listener_that_leaves_while_it_is_held_up_ends_the_stream_and_is_no_error"),
-        ("a client that does not read puts a traceback into the log of a service that stops",
-         "contextlib.suppress(asyncio.CancelledError)", "contextlib.suppress(ZeroDivisionError)",
-         "test_a_service_that_stops_lets_go_of_who_is_held_up_without_a_traceback"),
+        ("a client that does not read puts a traceback into the log of a service that stops", "asyncio.CancelledError",
+         "ZeroDivisionError", "test_a_service_that_stops_lets_go_of_who_is_held_up_without_a_traceback"),
         ("each place of the backlog is told of", "elif (now := time.monotonic()) - told_at >= _AGAIN_SECONDS:",
          "elif now := time.monotonic():", "test_more_clients_than_descriptors_wait_and_the_log_stays_small[mirror]"),
         ("who says half a request holds a connection for ever", "        http=TimedProtocol,\n", "",
@@ -75,8 +70,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "_DEPENDENCIES: Final[list[Any]] = []", "test_the_mirror_answers_whatever_its_own_description_makes_up[off]"),
         ("whole text that is written in halves is refused", "if place is not None:", "if place != 0:",
          "test_what_is_text_is_taken_however_it_is_written"),
-        ("a body that is no JSON ends its route", "except (ValueError, RecursionError):\n        return  #",
-         "except (KeyError, RecursionError):\n        return  #",
+        ("a body that is no JSON ends its route", "ValueError, RecursionError", "KeyError, RecursionError",
          "test_a_body_that_is_not_json_is_the_routes_own_business"),
         ("half a surrogate pair is text in a body of UTF-16", "|\\x00", "",
          "test_half_a_surrogate_pair_is_refused_however_it_is_written[utf-16]"),
@@ -111,16 +105,14 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "tests/unit/sources/test_s3_answers.py"),
     ],
     "bdn/wire/http_fields.py": [
-        ("a head may have any number of headers", "if len(lines) > limit:", "if False:",
-         "tests/unit/net/test_heads.py"),
+        ("a head may have any number of headers", "len(lines) > limit", "False", "tests/unit/net/test_heads.py"),
         ("a header's value may hold no space", "[^\\x00-\\x08\\x0a-\\x1f\\x7f]", "[^\\x00-\\x08\\x0a-\\x20\\x7f]",
          "test_the_first_form_of_each_parser_is_read[request-head]"),
         ("a day of no calendar ends the copy", "except (ValueError, OverflowError):", "except ValueError:",
          "test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors[retry-after]"),
         ("white space of Unicode goes before a number", 'r"[ \\t]*[0-9]{1,9}[ \\t]*"', 'r"\\s*[0-9]{1,9}\\s*"',
          "test_what_was_found_once_is_borne_now"),
-        ("a range reaches past the end", "stop = min(size, int(match[2]) + 1) if match[2] else size",
-         "stop = int(match[2]) + 1 if match[2] else size",
+        ("a range reaches past the end", "min(size, int(match[2]) + 1)", "int(match[2]) + 1",
          "test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors[range]"),
         ("a path that names no chunk is a bug of ours", "return Digest(match[1]) if match else None",
          "return Digest(match[1] if match else path)", "test_nonsense_is_refused_on_every_port_and_costs_nothing[mirror]",
@@ -139,8 +131,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "tests/unit/wire/test_weights_schema.py"),
     ],
     "bdn/wire/operation_schema.py": [
-        ("a heartbeat has a number that nobody has tried", "leaving: bool = False\n    wait_seconds",
-         "leaving: bool = False\n    age: int = 0\n    wait_seconds",
+        ("a heartbeat has a number that nobody has tried", "\n    wait_seconds", "\n    age: int = 0\n    wait_seconds",
          "test_the_heartbeat_that_is_tried_has_every_number_that_one_may_have"),
         ("who asks for a source without end is told to come again later",
          "_Source = Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)]", "_Source = StrictStr",
@@ -165,7 +156,6 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     ],
     "node_agent/scrub/repair.py": [
         ("a path that leads to itself is a bug of ours", "return Path(os.path.realpath(path))", "return path.resolve()",
-         "test_the_agent_answers_what_its_description_makes_up",
-         "test_a_link_to_itself_is_damage_alone"),
+         "test_the_agent_answers_what_its_description_makes_up", "test_a_link_to_itself_is_damage_alone"),
     ],
 }

@@ -16,7 +16,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     ],
     "node_agent/disk/group_sync.py": [
         ("the file system is not asked to sync", "sync_file_system(self._descriptor)", "pass",
-         "test_many_small_files_are_durable_by_one_sync_of_the_file_system"),
+         "test_one_sync_serves_all_who_wait_and_nobody_who_came_while_it_ran_is_served_by_it"),
     ],
     "node_agent/disk/places.py": [
         ("the folders of the cache are not synced", "sync_folder(folder)", "pass",

@@ -3,21 +3,17 @@
 # fmt: off
 BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "bdn/disk/durable.py": [
-        ("a write that was cut short is taken for a whole one", "content, offset = content[count:], offset + count",
-         "content, offset = content[len(content) :], offset + count",
+        ("a write that was cut short is taken for a whole one", "content[count:]", "content[len(content) :]",
          "test_writes_that_are_cut_short_are_gone_on_with"),
     ],
     "node_agent/cache/node_cache.py": [
-        ("an eviction and an admission change the cache at the same time",
-         "async with self._lock:\n            return await to_the_end(self._evict(plan, reason, account))",
-         "return await to_the_end(self._evict(plan, reason, account))",
-         "test_a_stage_between_any_two_steps_of_an_eviction_has_all_its_files"),
+        ("an eviction and an admission change the cache at the same time", "async with self._lock:\n            return",
+         "return", "test_a_stage_between_any_two_steps_of_an_eviction_has_all_its_files"),
     ],
     "node_agent/stage/view/views.py": [
         ("a view is built where its job looks for it", 'aside = root.with_name(f"{stage_id}{_BUILDING}")',
          "aside = root", "test_an_agent_killed_at_any_step_shows_whole_files"),
-        ("a view is built where jobs look", 'aside = root.with_name(f"{stage_id}{_BUILDING}")',
-         "aside = root\n        remove_tree(root)",
+        ("a view is built where jobs look", '.with_name(f"{stage_id}{_BUILDING}")', "\n        remove_tree(root)",
          "test_ten_thousand_kills_lose_nothing_acknowledged_and_show_nothing_wrong"),
     ],
 }

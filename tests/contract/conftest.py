@@ -25,6 +25,7 @@ def shared_s3_server() -> Iterator[S3Server]:
 def s3_server(shared_s3_server: S3Server) -> S3Server:
     shared_s3_server.log.clear()
     shared_s3_server.script.clear()
+    shared_s3_server.page_limit = 1000
     return shared_s3_server
 
 

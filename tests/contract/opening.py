@@ -120,10 +120,10 @@ class GcsWay:
             gcs_endpoint_url=self.url, google_token_url=self.token_url, gcs_key_file=self.key_file, egress=LOOPBACK
         )
 
-    def open(self, bucket: str, prefix: str = "", organisation: str = "acme") -> Opened:
+    def open(self, bucket: str, prefix: str = "") -> Opened:
         text = self.key if isinstance(self.key, str) else json.dumps(self.key)
         secret = None if self.key is None else Secret("gcs-key", text)
-        context = SourceContext(organisation, self.settings, secret, ambient_credentials=self.ambient)
+        context = SourceContext("acme", self.settings, secret, ambient_credentials=self.ambient)
         return open_source(BucketUri("gs", bucket, prefix), context)
 
     def upstream(self, bucket: FilledBucket, folder: str = "") -> BucketUpstream:

@@ -8,7 +8,7 @@ from typing import Protocol
 import pytest
 
 from bdn.core.chunk import UnsafePathError, check_tree
-from bdn.core.errors import InvalidSourceError
+from bdn.core.errors import BdnError, InvalidSourceError
 from bdn.core.source.upstream import Source, UpstreamFile
 from tests.doubles.ranges import read_range
 
@@ -36,9 +36,29 @@ async def listed(source: Source) -> dict[str, UpstreamFile]:
     return {file.path: file async for file in source.list(await source.resolve())}
 
 
+async def only_file(source: Source) -> UpstreamFile:
+    """The file of a source that has one."""
+    (file,) = (await listed(source)).values()
+    return file
+
+
 async def listed_within(source: Source, *within: str) -> list[str]:
     """The paths of a listing narrowed to these beginnings, sorted."""
     return sorted([file.path async for file in source.list(await source.resolve(), within)])
+
+
+async def seen_before(error: type[BdnError], said: str, opened: AbstractAsyncContextManager[Source]) -> list[str]:
+    """The paths of a listing that ends with this error."""
+    seen: list[str] = []
+
+    async def read() -> None:
+        async with opened as source:
+            async for file in source.list(await source.resolve()):
+                seen.append(file.path)
+
+    with pytest.raises(error, match=said):
+        await read()
+    return seen
 
 
 async def consumed(files: AsyncIterator[UpstreamFile]) -> int:

@@ -274,9 +274,6 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def trusted(monkeypatch: pytest.MonkeyPatch, authority: Authority) -> Authority:
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificates))
     return authority
 

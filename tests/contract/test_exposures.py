@@ -3,6 +3,8 @@
 import errno
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,16 @@ def view(places: Places, place: Path, kind: ExposureKind) -> Path:
         (view / path).parent.mkdir(parents=True, exist_ok=True)
         (view / path).write_bytes(content)
     return view
+
+
+@contextmanager
+def bound(places: Places, place: Path, view: Path) -> Iterator[None]:
+    """Where a test fails nothing stays mounted either."""
+    expose("bind", view, place)
+    try:
+        yield
+    finally:
+        conceal(place, places.mounts)
 
 
 @every_kind
@@ -98,8 +110,7 @@ def test_a_place_that_is_taken_is_a_mount_failure(place: Path, view: Path) -> No
 
 @needs_mounts
 def test_not_even_root_can_write_where_a_view_is_bound(places: Places, place: Path, view: Path) -> None:
-    expose("bind", view, place)
-    try:
+    with bound(places, place, view):
         for action in (
             lambda: (place / "config.json").write_bytes(b"mine"),
             lambda: (place / "new").write_bytes(b"mine"),
@@ -112,8 +123,6 @@ def test_not_even_root_can_write_where_a_view_is_bound(places: Places, place: Pa
         flags = os.statvfs(place).f_flag
         assert flags & os.ST_NOSUID
         assert flags & os.ST_NODEV
-    finally:
-        conceal(place, places.mounts)
 
 
 @needs_mounts
@@ -121,12 +130,9 @@ def test_a_mount_that_a_crash_left_writable_is_made_anew(places: Places, place: 
     place.mkdir(parents=True)
     subprocess.run(["mount", "--bind", view, place], check=True)
 
-    expose("bind", view, place)
-    try:
+    with bound(places, place, view):
         assert os.statvfs(place).f_flag & os.ST_RDONLY
         assert len(mounts_below(place.parent)) == 1
-    finally:
-        conceal(place, places.mounts)
 
 
 @needs_mounts
@@ -136,11 +142,8 @@ def test_a_rebuilt_view_takes_the_place_of_the_old_one(places: Places, place: Pa
     view.mkdir(parents=True)
     (view / "new").write_bytes(b"new")
 
-    expose("bind", view, place)
-    try:
+    with bound(places, place, view):
         assert tree(place) == {"new": b"new"}
-    finally:
-        conceal(place, places.mounts)
 
 
 @needs_mounts

@@ -19,7 +19,7 @@ from bdn.core.source.uri import BucketUri
 from bdn.sources.opener import open_source
 from bdn.sources.sign_in import Secret, SourceContext
 from tests.contract.opening import GcsWay, Opened
-from tests.contract.source_contract import listed
+from tests.contract.source_contract import listed, seen_before
 from tests.doubles.faults import Fault, answer, drop, truncate
 from tests.doubles.gcs import GcsServer, gcs_error
 
@@ -92,12 +92,8 @@ async def test_a_failing_page_is_asked_for_once_and_mapped_around_the_iteration(
     server: GcsServer, opened: Opened, fault: Fault, expected: type[BdnError], said: str, query: str, before: int
 ) -> None:
     server.fail(fault, query, times=None)
-    async with opened as source:
-        files = source.list(await source.resolve())
-        for number in range(before):
-            assert (await anext(files)).path == f"{number:04}.txt"
-        with pytest.raises(expected, match=said):
-            await anext(files)
+    seen = await seen_before(expected, said, opened)
+    assert seen == [f"{number:04}.txt" for number in range(before)]
     # aiohttp repeats a request once, without waiting, when the connection closed before an answer.
     assert server.log.count(query) <= (2 if fault == drop() else 1)
 

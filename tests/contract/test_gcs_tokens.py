@@ -59,18 +59,6 @@ async def test_the_short_form_of_a_key_is_accepted(server: GcsServer) -> None:
         assert set(await listed(source)) == {"a.txt"}
 
 
-async def test_one_token_serves_until_a_while_before_its_end(server: GcsServer, clock: Clock) -> None:
-    tokens = tokens_of(server, clock)
-    first = await tokens.get()
-    clock.now += 3200
-    assert await tokens.get() is first
-    clock.now += 200  # 200 seconds are left
-    second = await tokens.get()
-    assert second.value != first.value
-    assert server.log.count(origin="oauth") == 2
-    assert first.expires_at == pytest.approx(clock.now - 3400 + 3600, abs=5)
-
-
 async def test_a_location_is_signed_anew_in_the_middle_of_a_long_copy(
     server: GcsServer, clock: Clock, opened: Opened
 ) -> None:

@@ -23,7 +23,7 @@ from bdn.core.errors import (
 )
 from bdn.sources.huggingface.session import PATIENCE
 from tests.contract.opening import Opened, open_hub
-from tests.contract.source_contract import listed
+from tests.contract.source_contract import listed, seen_before
 from tests.doubles.faults import Fault, answer, drop, stall, truncate
 from tests.doubles.hub import Hub
 
@@ -108,16 +108,7 @@ async def test_a_failing_request_is_made_once_and_mapped_around_the_iteration(
     hub: Hub, fault: Fault, expected: type[BdnError], said: str, query: str, listed_before: list[str]
 ) -> None:
     hub.fail(fault, query, times=None)
-    seen: list[str] = []
-
-    async def read() -> None:
-        async with opened(hub) as source:
-            async for file in source.list(await source.resolve()):
-                seen.append(file.path)
-
-    with pytest.raises(expected, match=said):
-        await read()
-    assert seen == listed_before
+    assert await seen_before(expected, said, opened(hub)) == listed_before
     assert hub.log.count(query) == 1
 
 

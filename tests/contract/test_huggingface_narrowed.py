@@ -6,10 +6,10 @@ import pytest
 from huggingface_hub import close_session
 
 from bdn.core.errors import BdnError, RevisionNotFoundError, SourceChangedError, UpstreamUnavailableError
-from bdn.core.source.upstream import Source
 from bdn.core.source.uri import Patterns, literal_prefixes, select
 from bdn.sources.huggingface.source import FOLDERS_ASKED_FOR, folders_of
 from tests.contract.opening import Opened, open_hub
+from tests.contract.source_contract import listed_within
 from tests.doubles.faults import Fault, answer
 from tests.doubles.hub import Hub
 
@@ -30,11 +30,6 @@ LARGE = {
 def large(hub: Hub) -> Opened:
     hub.repo("org/large").commit(LARGE)
     return open_hub(hub, "hf://org/large")
-
-
-async def narrowed(source: Source, within: tuple[str, ...]) -> list[str]:
-    resolution = await source.resolve()
-    return [file.path async for file in source.list(resolution, within)]
 
 
 def beginning(*prefixes: str) -> list[str]:
@@ -66,7 +61,7 @@ async def test_what_begins_as_asked_is_listed_once_and_for_few_requests(
     hub: Hub, large: Opened, within: tuple[str, ...], requests: int
 ) -> None:
     async with large as source:
-        assert sorted(await narrowed(source, within)) == beginning(*within)
+        assert await listed_within(source, *within) == beginning(*within)
     assert hub.log.count("/tree/") == requests
 
 
@@ -74,7 +69,7 @@ async def test_a_small_repository_costs_one_request_however_many_folders_are_wan
     files = {f"{folder}/{name}": b"x" for folder in "abc" for name in ("x.json", "y.bin", "z")}
     hub.repo("org/small").commit(dict(list(files.items())[:7]))
     async with open_hub(hub, "hf://org/small") as source:
-        assert await narrowed(source, ("a/", "b/y", "c/")) == ["a/x.json", "a/y.bin", "a/z", "b/y.bin", "c/x.json"]
+        assert await listed_within(source, "a/", "b/y", "c/") == ["a/x.json", "a/y.bin", "a/z", "b/y.bin", "c/x.json"]
     assert hub.log.count("/tree/") == 1
 
 
@@ -82,8 +77,8 @@ async def test_of_very_many_folders_that_begin_alike_the_one_that_holds_them_is_
     files = {f"s{number:02}/{name}": b"x" for number in range(FOLDERS_ASKED_FOR + 1) for name in "ab"}
     hub.repo("org/shards").commit({**files, "s-file": b"x", "other/a": b"x"})
     async with open_hub(hub, "hf://org/shards") as source:
-        found = await narrowed(source, ("s",))
-    assert sorted(found) == sorted([*files, "s-file"])
+        found = await listed_within(source, "s")
+    assert found == sorted([*files, "s-file"])
     assert hub.log.count("/tree/") == 2 + 6  # 19 entries in the root; 55 in all
     assert hub.log.count("recursive=false") == 2
 
@@ -103,7 +98,7 @@ async def test_a_failure_of_a_narrowed_listing_is_not_taken_for_an_empty_folder(
     hub.fail(fault, query)
     async with large as source:
         with pytest.raises(expected):
-            await narrowed(source, (within,))
+            await listed_within(source, within)
 
 
 async def test_whatever_is_asked_for_the_listing_holds_what_patterns_select_from_the_whole() -> None:
@@ -119,7 +114,7 @@ async def test_whatever_is_asked_for_the_listing_holds_what_patterns_select_from
             allow = tuple(start + "".join(chance.choices(pieces, k=chance.randrange(3))) for start in starts)
             patterns = Patterns(allow)
             async with open_hub(hub, f"hf://org/r{round_}") as source:
-                found = await narrowed(source, literal_prefixes(patterns))
+                found = await listed_within(source, *literal_prefixes(patterns))
             assert len(found) == len(set(found))
             assert set(found) <= set(tree)
             assert set(select(found, patterns).paths) == set(select(sorted(tree), patterns).paths), allow

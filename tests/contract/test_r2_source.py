@@ -39,14 +39,11 @@ class TestFolderOfR2(SourceContract):
 
 
 class TestAccessToR2(AccessContract):
+    readable = ("private",)  # nothing of R2 can be listed without keys
+
     @pytest.fixture
     def access(self, r2: S3Like) -> Access:
         return r2.access()
-
-    # Nothing of R2 can be listed without keys.
-    @pytest.mark.parametrize("way", ["private"])
-    async def test_what_may_be_read_is_listed_and_read(self, access: Access, way: str) -> None:
-        await super().test_what_may_be_read_is_listed_and_read(access, way)
 
 
 async def test_nothing_is_asked_without_keys_and_the_process_s_own_aws_keys_are_not_sent(

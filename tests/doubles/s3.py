@@ -8,6 +8,7 @@
 moto keeps one account per process, so two servers of one process share their buckets; choose other names.
 """
 
+import re
 from collections.abc import Mapping
 from threading import Lock
 from typing import Any
@@ -65,6 +66,7 @@ class S3Server(Origin):
         super().__init__("s3", self._respond)
         self.account = Account("AKIADOUBLE", "double/secret+key")
         self.accounts = {self.account.access_key_id: self.account}
+        self.page_limit = 1000  # keys on a page of a listing, however many are asked for
         self._application = DomainDispatcherApplication(create_backend_app)
         self.strangers: set[str] = set()  # access keys whose owners may read no bucket of ours
         self._buckets: dict[str, S3Bucket] = {}
@@ -95,7 +97,7 @@ class S3Server(Origin):
         if refusal:
             return s3_error(403, refusal)
         with _MOTO:
-            chunks, status, headers = run_wsgi_app(self._application, _environ(request), buffered=True)
+            chunks, status, headers = run_wsgi_app(self._application, _environ(request, self.page_limit), buffered=True)
         kept = {name: value for name, value in headers.items() if name.lower() not in _HOP}
         size = int(headers["Content-Length"]) if request.method == "HEAD" and "Content-Length" in headers else None
         if bucket and status.startswith("2"):
@@ -128,14 +130,15 @@ def _stated(request: Request, headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if checksums or not name.startswith("x-amz-checksum-")}
 
 
-def _environ(request: Request) -> dict[str, Any]:
+def _environ(request: Request, page_limit: int) -> dict[str, Any]:
     """WSGI (PEP 3333), with the raw target as werkzeug's own server passes it: moto reads keys from there."""
     headers = {**request.headers, "authorization": _ADMITTED}
     built = EnvironBuilder(method=request.method, headers=list(headers.items()), data=request.body)
+    query = re.sub(r"(?<=max-keys=)\d+", lambda asked: str(min(int(asked[0]), page_limit)), request.url.query)
     path = unquote_to_bytes(request.url.path).decode("latin-1")
     raw = {
         "PATH_INFO": path,
-        "QUERY_STRING": request.url.query,
+        "QUERY_STRING": query,
         "REQUEST_URI": request.target,
         "RAW_URI": request.target,
     }

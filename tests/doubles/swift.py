@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import cached_property
 from http.client import HTTPConnection
 from pathlib import Path
 from textwrap import dedent
@@ -100,19 +101,18 @@ class SwiftServer:
 
     def bucket(self, name: str) -> SwiftBucket:
         """A new, empty bucket of the account."""
-        client = self.client()
-        client.create_bucket(Bucket=name)
-        return SwiftBucket(name, client)
+        self._client.create_bucket(Bucket=name)
+        return SwiftBucket(name, self._client)
 
-    def client(self, account: Account | None = None) -> Any:
-        """The AWS client, to fill buckets with."""
-        account = account or self.account
+    @cached_property
+    def _client(self) -> Any:
+        """The AWS client, to fill buckets with: making one reads the descriptions of all services."""
         return boto3.session.Session().client(
             "s3",
             region_name="us-east-1",
             endpoint_url=self.url,
-            aws_access_key_id=account.access_key_id,
-            aws_secret_access_key=account.secret_access_key,
+            aws_access_key_id=self.account.access_key_id,
+            aws_secret_access_key=self.account.secret_access_key,
             config=Config(
                 s3={"addressing_style": "path"},
                 # Swift takes no checksums from clients, and does not understand bodies that end in one.

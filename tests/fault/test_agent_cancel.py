@@ -134,11 +134,6 @@ def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
     return server.renewed(is_packed=request.param == "packed")
 
 
-@pytest.fixture
-def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
-    return Rig(mirror, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("fault", "code", "requests"),
     [(flipped, "CHECKSUM_MISMATCH", 2), (missing, "NOT_FOUND", 1), (truncated, "STORE_UNAVAILABLE", 3)],

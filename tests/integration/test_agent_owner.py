@@ -18,7 +18,7 @@ from bdn.wire.http_fields import MANIFEST_HEADER, chunk_path
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from bdn.wire.stage_schema import TierUse
 from node_agent.app import Agent
-from tests.support.agent.mirror import AgentMirror, failing, flipped
+from tests.support.agent.mirror import AgentMirror, failing, flipped, fresh_mirror
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
 from tests.support.agent.site import ask
@@ -26,16 +26,12 @@ from tests.support.content.trees import tree
 from tests.support.crash.rot import flip
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+mirror = fresh_mirror
 LARGE = noise(17 * MIB, 1)
 PIECES = [LARGE[start : start + CHUNK_SIZE] for start in range(0, len(LARGE), CHUNK_SIZE)]
 FIRST, LAST = PIECES[0], PIECES[-1]
 FILES = {"large": LARGE, "small": b"small", "other": b"other"}
 THEIRS = noise(3 * MIB, 3)
-
-
-@pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed(is_packed=True)
 
 
 @pytest.fixture
@@ -230,7 +226,7 @@ async def test_a_suspected_wrong_chunk_is_fetched_again(
         for is_suspect in (False, True):
             assert await owner.ask(FIRST, manifest, is_suspect=is_suspect) == FIRST
         assert mirror.chunk_requests == {digest_of(FIRST): 1}
-        flip(owner.agent.scrub.scrubber.tier.files.path(manifest.digest, digest_of(FIRST)), 9)
+        flip(owner.agent.cache.chunks.tier.files.path(manifest.digest, digest_of(FIRST)), 9)
         assert await owner.ask(FIRST, manifest, is_suspect=True) == FIRST
         assert mirror.chunk_requests == {digest_of(FIRST): 2}
 

@@ -121,8 +121,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def mirror(authority: Authority) -> Iterator[AgentMirror]:
-    """One that says ``https`` of itself, on both of its ports."""
+def mirror(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentMirror]:
+    """One that says ``https`` of itself, on both of its ports, and is trusted."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificates))
     with AgentMirror(is_packed=True).running() as mirror, ExitStack() as stack:
         plain = (urlsplit(mirror.url).port or 0, mirror.data_port or 0)
         proxies = [ByteProxy(("127.0.0.1", port), tls=authority.server) for port in plain]
@@ -131,10 +132,7 @@ def mirror(authority: Authority) -> Iterator[AgentMirror]:
         yield mirror
 
 
-async def test_a_stage_is_filled_over_tls(
-    mirror: AgentMirror, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificates))
+async def test_a_stage_is_filled_over_tls(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest = mirror.publish(FILES)
     async with Rig(mirror, tmp_path).agent() as agent:
         stage = await staged(agent, mirror, manifest)
@@ -143,9 +141,8 @@ async def test_a_stage_is_filled_over_tls(
 
 
 async def test_a_mirror_that_nobody_vouches_for_fails_the_stage_and_says_why(
-    mirror: AgentMirror, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificates))
     manifest = mirror.publish(FILES)
     async with Rig(mirror, tmp_path).agent() as agent:
         await agent.heartbeats.beat()  # this agent knows the mirror's keys, and so what a grant of it says

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent.mirror import AgentMirror, in_both_forms
+from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
 from tests.support.agent.rig import MIB, noise, staged
 from tests.support.agent.ring import Ring, came_from
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+mirror = fresh_mirror
 
 FILES = {
     "large.safetensors": noise(25 * MIB + 5, 1),
@@ -19,11 +20,6 @@ FILES = {
     **{f"small/{number}": noise(30_000 + number, 100 + number) for number in range(20)},
 }
 SIZE = sum(map(len, FILES.values()))
-
-
-@pytest.fixture
-def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
-    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
 
 
 @pytest.fixture

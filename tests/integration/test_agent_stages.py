@@ -4,7 +4,6 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -14,13 +13,14 @@ from bdn.core.errors import CanceledError, InvalidRequestError, NotFoundError
 from bdn.wire.grants import GrantSigner, new_signing_key
 from node_agent.app import Agent
 from node_agent.stage import housekeeping
-from tests.support.agent.mirror import AgentMirror, in_both_forms
-from tests.support.agent.mounts import needs_mounts, unmounting
+from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
+from tests.support.agent.mounts import needs_mounts
 from tests.support.agent.rig import MIB, Clock, Rig, noise, staged
 from tests.support.content.trees import tree
 from tests.support.crash.rot import now
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+mirror = fresh_mirror
 FILES = {
     "model.safetensors": noise(17 * MIB + 3),
     "config.json": b"{}",
@@ -28,17 +28,6 @@ FILES = {
     "nested/empty": b"",
     "same/again": b"{}",
 }
-
-
-@pytest.fixture
-def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
-    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
-
-
-@pytest.fixture
-def rig(mirror: AgentMirror, tmp_path: Path) -> Iterator[Rig]:
-    with unmounting(tmp_path):
-        yield Rig(mirror, tmp_path)
 
 
 @in_both_forms

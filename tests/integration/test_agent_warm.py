@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,14 @@ from node_agent.background_tasks import BackgroundTasks
 from node_agent.disk.places import Places
 from node_agent.stage.stage import NodeStage, StageRecord
 from node_agent.stage.warm import STEP, Warmer
-from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.mounts import unmounting
+from tests.support.agent.mirror import fresh_mirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.services.processes import drop_from_memory, resident_bytes
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+mirror = fresh_mirror
 FILES = {"weights/model.bin": noise(17 * MIB + 3), "config.json": b"{}", "empty": b""}
 TOTAL = sum(map(len, FILES.values()))
-
-
-@pytest.fixture
-def rig(server: AgentMirror, tmp_path: Path) -> Iterator[Rig]:
-    with unmounting(tmp_path):
-        yield Rig(server.renewed(), tmp_path)
 
 
 def place_of(agent: Agent, stage: NodeStage) -> Path:
@@ -106,11 +100,12 @@ async def test_a_stage_that_is_to_be_warm_is_so_again_after_a_restart(rig: Rig) 
 
 # --- with a memory, a clock and other stages of the test's own ---
 @asynccontextmanager
-async def warmer(agent: Agent, **given: Any) -> Any:
-    async with BackgroundTasks() as background:
-        yield Warmer(
-            background, agent.stages.registry, agent.stages.lifecycle.views, given.pop("rate", 10**12), **given
-        )
+async def cold_stage(rig: Rig, rate: int = 10**12, **given: Any) -> AsyncIterator[tuple[Agent, NodeStage, Warmer]]:
+    """A stage that is to be warm and is not, and who warms it with what the test gives."""
+    async with rig.agent() as agent, BackgroundTasks() as background:
+        stage = await is_cold(agent, rig)
+        stage.record.warm = True
+        yield agent, stage, Warmer(background, agent.stages.registry, agent.stages.lifecycle.views, rate, **given)
 
 
 async def instantly(_: float) -> None:
@@ -128,12 +123,9 @@ async def instantly(_: float) -> None:
     ],
 )
 async def test_no_more_is_read_than_memory_allows(rig: Rig, memory: int, expected: tuple[str, int]) -> None:
-    async with rig.agent() as agent:
-        stage = await is_cold(agent, rig)
-        stage.record.warm = True
-        async with warmer(agent, memory=lambda: memory, sleep=instantly) as warm:
-            warm.begin(stage)
-            state, count, reason = await warmed(stage)
+    async with cold_stage(rig, memory=lambda: memory, sleep=instantly) as (agent, stage, warm):
+        warm.begin(stage)
+        state, count, reason = await warmed(stage)
 
         assert state == expected[0]
         assert expected[1] <= count <= max(0, memory)
@@ -147,39 +139,32 @@ async def test_what_was_read_waits_for_its_rate(rig: Rig) -> None:
     async def note(seconds: float) -> None:
         waits.append(seconds)
 
-    async with rig.agent() as agent:
-        stage = await is_cold(agent, rig)
-        stage.record.warm = True
-        async with warmer(agent, rate=MIB, memory=lambda: TOTAL, sleep=note, clock=lambda: 0.0) as warm:
-            warm.begin(stage)
-            await warmed(stage)
+    async with cold_stage(rig, MIB, memory=lambda: TOTAL, sleep=note, clock=lambda: 0.0) as (_, stage, warm):
+        warm.begin(stage)
+        await warmed(stage)
 
     assert waits[-1] == pytest.approx((TOTAL - STEP) / MIB)  # all but the burst, at a clock that stands
 
 
 async def test_a_stage_that_brings_files_goes_first(rig: Rig) -> None:
-    async with rig.agent() as agent:
-        stage = await is_cold(agent, rig)
-        stage.record.warm = True
+    asked = asyncio.Event()
+    async with cold_stage(rig, memory=lambda: TOTAL, sleep=instantly) as (agent, stage, warm):
         other = await is_cold(agent, rig, "other")
         other.record.state = "STAGING"
-        asked = asyncio.Event()
+        wait = other.wait
 
-        async with warmer(agent, memory=lambda: TOTAL, sleep=instantly) as warm:
-            wait = other.wait
+        async def wait_for(timeout_seconds: float | None) -> bool:
+            asked.set()
+            return await wait(timeout_seconds)
 
-            async def wait_for(timeout_seconds: float | None) -> bool:
-                asked.set()
-                return await wait(timeout_seconds)
-
-            other.wait = wait_for  # type: ignore[method-assign]
-            warm.begin(stage)
-            await asyncio.wait_for(asked.wait(), 30)
-            assert stage.warming is not None
-            assert (stage.warming.state, stage.warming.bytes_read) == ("WARMING", 0)
-            other.record.state = "READY"
-            other.notify()
-            assert (await warmed(stage))[0] == "WARM"
+        other.wait = wait_for  # type: ignore[method-assign]
+        warm.begin(stage)
+        await asyncio.wait_for(asked.wait(), 30)
+        assert stage.warming is not None
+        assert (stage.warming.state, stage.warming.bytes_read) == ("WARMING", 0)
+        other.record.state = "READY"
+        other.notify()
+        assert (await warmed(stage))[0] == "WARM"
 
 
 async def test_a_release_ends_it_before_the_view_goes(rig: Rig) -> None:
@@ -189,17 +174,14 @@ async def test_a_release_ends_it_before_the_view_goes(rig: Rig) -> None:
         asleep.set()
         await asyncio.Event().wait()
 
-    async with rig.agent() as agent:
-        stage = await is_cold(agent, rig)
-        stage.record.warm = True
-        async with warmer(agent, memory=lambda: TOTAL, sleep=forever) as warm:
-            warm.begin(stage)
-            begun = stage.warming
-            warm.begin(stage)
-            assert stage.warming is begun  # not twice at the same time
-            await asyncio.wait_for(asleep.wait(), 30)
-            await agent.stages.release(stage.record.id)
-            state, count, reason = await warmed(stage)
+    async with cold_stage(rig, memory=lambda: TOTAL, sleep=forever) as (agent, stage, warm):
+        warm.begin(stage)
+        begun = stage.warming
+        warm.begin(stage)
+        assert stage.warming is begun  # not twice at the same time
+        await asyncio.wait_for(asleep.wait(), 30)
+        await agent.stages.release(stage.record.id)
+        state, count, reason = await warmed(stage)
 
         assert (state, reason) == ("STOPPED", "the stage was released")
         assert STEP <= count < TOTAL

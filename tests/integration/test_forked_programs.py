@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.services.forked import PRELOADED, ForkedProcess, Process, executed, start
+from tests.support.services.forked import PRELOADED, Process, start
 
 _TELLING = """
 import json, os, sys
@@ -23,41 +23,23 @@ sys.exit(7)
 """
 
 
-async def _run(tmp_path: Path, *command: str, **environment: str) -> tuple[int, str, str, bool]:
-    with (tmp_path / "out").open("w+") as out, (tmp_path / "err").open("w+") as err:
-        process = await start(command, environment, out.fileno(), err.fileno())
-        code = await process.wait()
-        out.seek(0)
-        err.seek(0)
-        return code, out.read(), err.read(), isinstance(process, ForkedProcess)
-
-
-async def _started(tmp_path: Path, code: str) -> Process:
-    with (tmp_path / "out").open("w") as out:
-        return await start((sys.executable, "-c", code), {}, out.fileno(), out.fileno())
+async def _started(tmp_path: Path, code: str, *arguments: str, **environment: str) -> Process:
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        return await start((sys.executable, "-c", code, *arguments), environment, out.fileno(), err.fileno())
 
 
 async def test_a_forked_program_has_its_own_arguments_environment_outputs_and_exit_code_and_needs_no_imports(
     tmp_path: Path,
 ) -> None:
-    code, out, err, is_forked = await _run(tmp_path, sys.executable, "-c", _TELLING, "one", "two", GIVEN="this")
-    told = json.loads(out)
+    process = await _started(tmp_path, _TELLING, "one", "two", GIVEN="this")
+    assert await process.wait() == 7
+    assert (tmp_path / "err").read_text() == "an error\n"
+    told = json.loads((tmp_path / "out").read_text())
 
-    assert is_forked
-    assert (code, err) == (7, "an error\n")
     assert told["argv"] == ["-c", "one", "two"]
     assert (told["given"], told["home"], told["input"], told["name"]) == ("this", None, "", "__main__")
     assert told["pid"] != os.getpid()
     assert set(PRELOADED) <= set(told["imported"])
-
-
-async def test_what_has_anything_before_it_is_executed(tmp_path: Path) -> None:
-    command = executed([sys.executable, "-c", _TELLING])
-    code, out, _, is_forked = await _run(tmp_path, *command, PATH=os.environ["PATH"])
-
-    assert not is_forked
-    assert code == 7
-    assert "node_agent.__main__" not in json.loads(out)["imported"]
 
 
 async def test_a_kill_is_seen_as_one_and_a_dead_process_is_not_sent_another(tmp_path: Path) -> None:
@@ -80,12 +62,3 @@ async def test_one_that_has_ended_and_is_not_known_to_is_sent_nothing(tmp_path: 
 
     assert process.returncode is None
     assert await process.wait() == 0
-
-
-async def test_one_that_waits_and_is_cancelled_leaves_the_process_to_others(tmp_path: Path) -> None:
-    process = await _started(tmp_path, "import time; time.sleep(600)")
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(process.wait(), 0.01)
-    process.send_signal(signal.SIGTERM)
-
-    assert await process.wait() == -signal.SIGTERM

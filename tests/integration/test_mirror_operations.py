@@ -173,13 +173,10 @@ async def test_store_and_agents_together_make_the_outcome(either: MirrorUnderTes
     one, two = FakeAgent(either, "n1"), FakeAgent(either, "n2")
     await one.beat()
     await two.beat()
-    waiting = asyncio.create_task(one.beat(wait_seconds=30))
-    await asyncio.sleep(0)
     place = f"/verifications/{(await either.ask('verifications', all=True))['id']}"
-    (command,) = (await asyncio.wait_for(waiting, 10))["pending"]
+    (command,) = (await one.beat())["pending"]
     told = command["verify"]
     assert (f"/verifications/{told['id']}", told["all"], told["manifests"], told["repair"]) == (place, True, None, True)
-    assert (await one.beat())["pending"] == [command]  # it may have restarted
     at_work = {"id": told["id"], "running": True}
     assert (await one.beat(reports=[at_work], wait_seconds=0.2))["pending"] == []
     assert (await one.beat(reports=[verified(told, items=[DAMAGED], chunks_read=7, bytes_read=70)]))["pending"] == []

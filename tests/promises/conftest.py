@@ -6,12 +6,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.agent.mirror import AgentMirror
+from tests.support.content.calendar import Calendar
 from tests.support.crash.forgetful_disk import ForgetfulDisk, forgetful_disk
 
 
 @pytest.fixture
-def mirror(server: AgentMirror) -> AgentMirror:
-    return server.renewed()
+def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    """It gives small files away whole, unless the test is of both forms."""
+    return server.renewed(is_packed=getattr(request, "param", "whole") == "packed")
+
+
+@pytest.fixture
+def calendar() -> Calendar:
+    return Calendar()
 
 
 @pytest.fixture

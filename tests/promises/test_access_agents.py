@@ -19,8 +19,8 @@ from node_agent.api import build_app
 from node_agent.app import Agent
 from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
-from tests.support.mirror.access_world import STATUS, UNKNOWN, shape, tampered
-from tests.support.promises.tally import Scale, Tally
+from tests.support.mirror.access_world import STATUS, UNKNOWN, shape
+from tests.support.promises.tally import FULL, Tally
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("access")
@@ -113,12 +113,12 @@ def expected_chunk(bearer: str, chunk: str, named: str | None, held: set[str]) -
     return "OK" if reads & CHUNKS[chunk] & held else "NOT_FOUND"
 
 
-async def test_an_agent_gives_chunks_to_grants_that_name_them_alone(node: Node, scale: Scale, tally: Tally) -> None:
+async def test_an_agent_gives_chunks_to_grants_that_name_them_alone(node: Node, tally: Tally) -> None:
     held = {"a", "b"}
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{node.agent.data_port}", trust_env=False) as plane:
         for named in (None, "a", "b", "nothing", "cold"):
             for bearer in READS:
-                for verb in ("GET", "HEAD") if scale.is_full else ("GET",):
+                for verb in ("GET", "HEAD") if FULL else ("GET",):
                     headers = {} if bearer == "none" else {"Authorization": f"Bearer {node.bearers[bearer]}"}
                     headers |= {} if named is None else {"BDN-Manifest": str(node.digest(named))}
                     nothing = shape(await plane.request(verb, f"/chunks/{UNKNOWN}", headers=headers), UNKNOWN)
@@ -148,17 +148,15 @@ async def test_an_agent_gives_manifests_and_layouts_to_grants_that_name_them_alo
                     tally.add(scenarios=1, refused=may != "OK")
 
 
-async def test_a_stage_takes_a_whole_signed_and_living_grant(node: Node, scale: Scale, tally: Tally) -> None:
+async def test_a_stage_takes_a_whole_signed_and_living_grant(node: Node, tally: Tally) -> None:
     transport = httpx2.ASGITransport(app=build_app(node.agent), raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://agent") as control:
         before = (await control.get("/stages")).json()
-        good = node.bearers["grant a"]
-        bearers = {name: token for name, token in node.bearers.items() if isinstance(READS[name], str)}
-        cases = [(token, READS[name]) for name, token in bearers.items()]
-        cases += [(token, "GRANT_INVALID") for token in tampered(good, scale.of(29, 3))]
-        for token, code in cases:
+        for name, token in node.bearers.items():
+            if not isinstance(READS[name], str):
+                continue
             answer = await control.post("/stages", json={"job_id": "thief", "grant": token})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, code), token
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, READS[name]), name
             tally.add(scenarios=1, refused=1)
         assert (await control.get("/stages")).json() == before
 
@@ -190,7 +188,7 @@ async def test_a_slab_of_others_is_read_by_nobody_else(server: AgentMirror, tmp_
             tally.add(scenarios=3, refused=1)
 
 
-async def test_a_layout_that_names_others_slab_opens_nothing(server: AgentMirror, tmp_path: Path, tally: Tally) -> None:
+async def test_a_layout_that_names_others_slab_opens_nothing(server: AgentMirror, tmp_path: Path) -> None:
     """A mirror that errs: the owner brings what it is told to bring, looks at it, and does not look for it for ever."""
     mirror, tree = server.renewed(is_packed=True), {"t1": b"the same", "t2": b"in both"}
     manifest = mirror.publish(tree)
@@ -202,4 +200,3 @@ async def test_a_layout_that_names_others_slab_opens_nothing(server: AgentMirror
         answers = [await ask(agent, mirror.grant(manifest, organisation=who), slab, named) for who in "bab"]
     assert [answer.status_code for answer in answers] == [404, 200, 404]
     assert answers[1].content == packed
-    tally.add(scenarios=3, refused=2)

@@ -23,7 +23,7 @@ from tests.support.content.calendar import Calendar
 from tests.support.crash.rot import rot
 from tests.support.mirror.collecting_world import GRACE_SECONDS, ORGANISATIONS, TOMBSTONE_SECONDS, TREES, Killed, World
 from tests.support.mirror.service import database_under_test, mirror_under_test, source
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import Tally, at_scale
 
 pytestmark = pytest.mark.promise("collection")
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -204,12 +204,12 @@ async def _ended(world: World) -> None:
         assert {manifest for (manifest,) in said} == world.manifests.keys(), "what went is not on record"
 
 
-def test_whatever_happens_nothing_named_goes_and_nothing_else_stays(tally: Tally, scale: Scale) -> None:
+def test_whatever_happens_nothing_named_goes_and_nothing_else_stays(tally: Tally) -> None:
     CollectionMachine.tally = tally
     run_state_machine_as_test(
         CollectionMachine,
         settings=settings(
-            max_examples=scale.of(5, 60),
+            max_examples=at_scale(5, 60),
             stateful_step_count=25,
             deadline=None,
             derandomize=True,
@@ -235,7 +235,7 @@ async def _with_work_to_do(world: World) -> None:
     world.now += TOMBSTONE_SECONDS + 1
 
 
-async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(tally: Tally, scale: Scale) -> None:
+async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(tally: Tally) -> None:
     names: list[str] = []
 
     async def gate(name: str) -> None:
@@ -247,7 +247,7 @@ async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(
         await world.collect()
     assert set(names) >= {"a chunk", "a chunk that lies aside", "a look at rows", "rows went", "a look at chunks"}
     every = [(step, deed, number) for step in range(len(names)) for deed, number in _DEEDS]
-    for step, deed, number in every[:: scale.of(max(1, len(every) // 15), 3)]:
+    for step, deed, number in every[:: at_scale(max(1, len(every) // 15), 3)]:
         async with a_world() as world:
             await _with_work_to_do(world)
             killed = await collected_beside(world, {step: (deed, number), step + 2: ("copy", number)})
@@ -270,7 +270,7 @@ _DEEDS: Final = [
 ]
 
 
-async def test_what_is_planned_in_a_dry_run_is_of_every_kind(tally: Tally) -> None:
+async def test_what_is_planned_in_a_dry_run_is_of_every_kind() -> None:
     async with a_world() as world:
         await _with_work_to_do(world)
         world.store.put(digest_of(b"nobody's"), bytearray(b"nobody's"))
@@ -281,12 +281,9 @@ async def test_what_is_planned_in_a_dry_run_is_of_every_kind(tally: Tally) -> No
         planned = await _rehearsed(world)
         counted = Counter({kind: count for kind, count in planned.counts.items() if count})
         assert counted == {"manifests": 2, "contents": 1, "half_copied": 1, "chunks": 1, "incoming": 1}
-    tally.add(scenarios=1)
 
 
-async def test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_work_may_count_on_it(
-    tally: Tally,
-) -> None:
+async def test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_work_may_count_on_it() -> None:
     async with a_world() as world:
 
         async def known() -> list[str]:
@@ -313,7 +310,6 @@ async def test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_
         assert await known() == [shared.hex]
         await world.collect()
         assert await known() == []
-    tally.add(scenarios=1, faults=1)
 
 
 async def test_a_copy_that_takes_longer_than_the_grace_loses_nothing_at_any_of_its_steps(tally: Tally) -> None:

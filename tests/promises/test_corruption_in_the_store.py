@@ -1,14 +1,16 @@
-"""The mirror's store as a disk leaves it, and its records: damage is found, put away, and only that is fetched again."""
+"""The mirror's store and its records as a disk leaves them: damage is found, put away, and only that is fetched again."""
 
 import asyncio
+import shutil
+import signal
 import sqlite3
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -18,12 +20,14 @@ from bdn.mirror.scrub import AGAIN_SECONDS, Keeper
 from bdn.store.directory import DirectoryStore
 from bdn.wire import operation_schema
 from bdn.wire.http_fields import SUSPECT_HEADER
-from tests.doubles.faults import answer
+from tests.doubles.faults import answer, stall
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket
 from tests.support.agent.rig import Clock, noise
+from tests.support.content.trees import tree
 from tests.support.crash.rot import HOW, not_permitted, rot
+from tests.support.mirror.process import ServingProcess
 from tests.support.mirror.service import (
     LONGEST_SECONDS,
     Json,
@@ -33,12 +37,17 @@ from tests.support.mirror.service import (
     until,
     with_secret,
 )
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import Tally, at_scale
+from tests.support.services import services
+from tests.support.services.commands import wait_until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("corruption")
 PERIOD: Final = 7 * 24 * 3600.0
 LARGE: Final = noise(2 * CHUNK_SIZE + 12345, 5)
+LARGE_NAME: Final = FileLayout.of(
+    len(LARGE), tuple(digest_of(LARGE[start : start + CHUNK_SIZE]) for start in range(0, len(LARGE), CHUNK_SIZE))
+).digest
 ONE: Final = noise(3_000_000, 6)
 SMALL: Final = {f"small/{number}.txt": f"small file {number}".encode() * 9 for number in range(12)}
 TREE: Final = {"model.safetensors": LARGE, "one.bin": ONE, **SMALL}
@@ -65,9 +74,8 @@ class Store:
     def rot(self, how: str, place: str) -> Digest:
         """From now on the disk has other bytes under this name."""
         self.hub.log.clear()
-        name = digest_of(PLACES[place])
-        rot(self.folder / "chunks" / name.fanout, how)
-        return name
+        rot(self.path(place), how)
+        return digest_of(PLACES[place])
 
     def path(self, place: str) -> Path:
         return self.folder / "chunks" / digest_of(PLACES[place]).fanout
@@ -83,6 +91,49 @@ class Store:
     def evidence(self) -> list[Path]:
         return sorted((self.folder / "quarantine").glob("*"))
 
+    async def until_scrubbed(self) -> None:
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while await self.mirror.metric("bdn_mirror_scrub_round_timestamp_seconds") < self.clock.now:
+                pass
+
+    async def a_round_later(self) -> None:
+        self.clock.now += PERIOD
+        await self.until_scrubbed()
+
+    async def until_repaired(self) -> None:
+        """By the next attempt."""
+        self.clock.now += AGAIN_SECONDS
+        await until(lambda: not self.mirror.count("damaged_chunks"))
+
+    @asynccontextmanager
+    async def damaged(self, place: str, how: str) -> AsyncIterator[Digest]:
+        """The disk changes a record of the database; at the end somebody restores it. Yields the record's name."""
+        table, column, name = {
+            "manifest": ("manifests", "canonical", Digest.parse(self.manifest)),
+            "large": ("contents", "chunks", LARGE_NAME),
+            "one": ("contents", "chunks", digest_of(ONE)),
+        }[place]
+
+        def write(change: Callable[[bytes], bytes]) -> bytes:
+            with closing(sqlite3.connect(self.mirror.data_dir / "mirror.sqlite")) as database:
+                found = database.execute(f"SELECT {column} FROM {table} WHERE digest = ?", (name.hex,)).fetchone()
+                right = bytes(found[0]) if found else b""
+                database.execute(f"UPDATE {table} SET {column} = ? WHERE digest = ?", (change(right), name.hex))
+                database.commit()
+                return right
+
+        right = await asyncio.to_thread(write, RECORD_DAMAGES[how])  # the mirror may be writing
+        yield name
+        await asyncio.to_thread(write, lambda _: right)
+
+    async def damaged_records(self) -> float:
+        return await self.mirror.metric("bdn_mirror_damaged_records")
+
+    async def check_all_is_right(self) -> None:
+        assert (await self.mirror.verify())["items"] == []
+        assert await self.damaged_records() == 0
+        assert await self.is_right()
+
 
 @pytest.fixture
 async def store(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Store]:
@@ -90,41 +141,15 @@ async def store(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Stor
     repository.commit(TREE)
     clock = Clock()
     async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=PERIOD, collect_seconds=0) as mirror:
-        document = await mirror.ready(MODEL)
-        found = Store(mirror, hub, repository, clock, document["sources"][0]["manifest"])
+        found = Store(mirror, hub, repository, clock, await mirror.manifest(MODEL))
         assert (await mirror.verify())["items"] == []
+        await until(lambda: mirror.rows("scrubs")["scrubs"], "the round that a new store begins with")
         yield found
 
 
-async def test_the_scrub_finds_every_damage_and_fetches_it_alone(store: Store, tally: Tally, scale: Scale) -> None:
-    await until(lambda: store.mirror.rows("scrubs")["scrubs"])  # the round that a new store begins with
-    sample = Random(20261122).sample(SCENARIOS, scale.of(4, len(SCENARIOS)))
-    for repaired, (how, place) in enumerate(sample, start=1):
-        name = store.rot(how, place)
-        assert not store.mirror.count("damaged_chunks")
-        store.clock.now += PERIOD
-        async with asyncio.timeout(LONGEST_SECONDS):
-            while await store.mirror.metric("bdn_mirror_repaired_chunks_total") < repaired:
-                pass
-        assert store.contents_read() == len(PLACES[place]), (how, place)
-        assert (store.folder / "chunks" / name.fanout).read_bytes() == PLACES[place]
-        assert store.mirror.count("damaged_chunks") == 0
-        tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
-    evidence = len(store.evidence())
-    assert evidence == await store.mirror.metric("bdn_mirror_evidence_chunks")
-    assert await store.mirror.metric("bdn_mirror_scrubbed_bytes_total") > 0
-    await _until_scrubbed(store)
-
-
-async def _until_scrubbed(store: Store) -> None:
-    async with asyncio.timeout(LONGEST_SECONDS):
-        while await store.mirror.metric("bdn_mirror_scrub_round_timestamp_seconds") < store.clock.now:
-            pass
-
-
-async def test_a_verification_finds_and_tells_every_damage(store: Store, tally: Tally, scale: Scale) -> None:
+async def test_a_verification_finds_and_tells_every_damage(store: Store, tally: Tally) -> None:
     kept = 0
-    for how, place in Random(20261123).sample(SCENARIOS, scale.of(4, len(SCENARIOS))):
+    for how, place in Random(20261123).sample(SCENARIOS, at_scale(4, len(SCENARIOS))):
         name = store.rot(how, place)
         found = await store.mirror.verify(source="hf://org/model")
         (item,) = found["items"]
@@ -179,27 +204,13 @@ async def test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk(store: Sto
         tally.add(scenarios=1, faults=2, refused=1, repaired=1, wrong=not await store.is_right())
 
 
-async def test_what_nobody_has_is_not_served_and_repaired_once_somebody_has_it(store: Store, tally: Tally) -> None:
-    store.rot("truncated", "middle")
-    store.repository.disabled = True
-    found = await store.mirror.verify()
-    (item,) = found["items"]
-    assert (found["status"], item["outcome"]) == ("DAMAGED", "lost")
-    assert await store.mirror.metric("bdn_mirror_damaged_chunks") == 1
-    assert (await store.mirror.http.get(f"/chunks/{digest_of(MIDDLE)}")).status_code == 503
-    store.repository.disabled = False
-    store.clock.now += AGAIN_SECONDS
-    await until(lambda: store.mirror.count("damaged_chunks") == 0)
-    tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
-
-
 async def test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_new(
     upstreams: None, bucket: S3Bucket, tmp_path: Path, tally: Tally
 ) -> None:
     bucket.put({"one.bin": ONE})
     wanted = source(f"s3://{bucket.name}", **with_secret("s3-keys"))
     async with mirror_under_test(tmp_path / "mirror", scrub_seconds=0) as mirror:
-        first = await mirror.ready(wanted)
+        first = await mirror.manifest(wanted)
         rot(tmp_path / "mirror/store/chunks" / digest_of(ONE).fanout, "flipped")
         other = bytes([ONE[0] ^ 1]) + ONE[1:]
         bucket.put({"one.bin": other})
@@ -210,67 +221,62 @@ async def test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_n
         (item,) = (await mirror.verify("another"))["items"]
         assert (bucket.name in item["reason"], "another organisation's source" in item["reason"]) == (False, True)
         assert (await mirror.http.get(f"/chunks/{digest_of(ONE)}")).status_code == 503
-        second = await mirror.ready(wanted)
-        assert second["sources"][0]["manifest"] != first["sources"][0]["manifest"]
-        wrong = int(await mirror.tree(second["sources"][0]["manifest"]) != {"one.bin": other})
+        second = await mirror.manifest(wanted)
+        assert second != first
+        wrong = int(await mirror.tree(second) != {"one.bin": other})
         bucket.put({"one.bin": ONE})
         assert (await mirror.verify())["status"] == "DONE"
-        wrong += await mirror.tree(first["sources"][0]["manifest"]) != {"one.bin": ONE}
+        wrong += await mirror.tree(first) != {"one.bin": ONE}
     tally.add(scenarios=1, faults=1, repaired=1, refused=1, wrong=wrong)
 
 
 async def test_a_chunk_that_may_not_be_read_is_repaired_and_the_scrub_goes_on(store: Store, tally: Tally) -> None:
-    await until(lambda: store.mirror.rows("scrubs")["scrubs"])
     store.hub.log.clear()
     with not_permitted({store.path("middle")}):
-        store.clock.now += PERIOD
-        await _until_scrubbed(store)
+        await store.a_round_later()
         await until(lambda: not store.mirror.count("damaged_chunks"))
         assert store.contents_read() == len(MIDDLE)
         assert await store.mirror.metric("bdn_mirror_repaired_chunks_total") == 1
+        assert await store.mirror.metric("bdn_mirror_evidence_chunks") == len(store.evidence())
+        assert await store.mirror.metric("bdn_mirror_scrubbed_bytes_total") > 0
+        assert store.path("middle").read_bytes() == MIDDLE
         tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
 
 
-async def test_a_chunk_that_nobody_may_touch_keeps_nobody_from_the_rest(store: Store, tally: Tally) -> None:
-    await until(lambda: store.mirror.rows("scrubs")["scrubs"])
-    with not_permitted({store.path("middle")}, also_moving=True):
-        store.clock.now += PERIOD
-        await _until_scrubbed(store)
+@contextmanager
+def made_a_file(folder: Path) -> Iterator[None]:
+    """As a file system that was mended leaves a folder that it could not read."""
+    shutil.rmtree(folder)
+    folder.touch()
+    yield
+    folder.unlink()
+
+
+UNTOUCHABLE: Final[dict[str, tuple[Callable[[Path], AbstractContextManager[None]], str]]] = {
+    "chunk": (lambda chunk: not_permitted({chunk}, also_moving=True), "Permission denied"),
+    "folder": (lambda chunk: made_a_file(chunk.parent), "Not a directory"),
+    "folder above": (lambda chunk: made_a_file(chunk.parents[1]), "Not a directory"),
+}
+
+
+@pytest.mark.parametrize("what", UNTOUCHABLE)
+async def test_what_nobody_may_touch_costs_what_is_in_it_and_keeps_nobody_from_anything_else(
+    store: Store, what: str, tally: Tally
+) -> None:
+    break_it, reason = UNTOUCHABLE[what]
+    other = {"other.bin": noise(2_000_000, 7)}
+    store.hub.repo("org/other").commit(other)
+    with break_it(store.path("middle")):
+        store.rot("flipped", "one")
+        await store.a_round_later()
         assert (await store.mirror.http.get(f"/chunks/{digest_of(MIDDLE)}")).status_code == 503
         found = await store.mirror.verify()
         (item,) = found["items"]
-        assert (found["status"], item["outcome"]) == ("DAMAGED", "lost")
-        assert "it cannot be read (Permission denied)" in item["reason"]
-        tally.add(scenarios=2, faults=1, refused=1)
-    store.clock.now += AGAIN_SECONDS
-    await until(lambda: not store.mirror.count("damaged_chunks"))
-    tally.add(repaired=1, wrong=not await store.is_right())
-
-
-@pytest.mark.parametrize("above", [0, 1], ids=["folder", "folder above"])
-async def test_a_folder_that_the_disk_has_made_a_file_of_costs_what_was_in_it_and_keeps_nobody_from_anything_else(
-    store: Store, tmp_path: Path, above: int, tally: Tally
-) -> None:
-    await until(lambda: store.mirror.rows("scrubs")["scrubs"])
-    broken = store.path("middle").parents[above]
-    assert broken not in (*store.path("one").parents, *store.path("slab").parents)
-    broken.rename(tmp_path / "folder")
-    broken.touch()
-    store.rot("flipped", "one")
-    store.clock.now += PERIOD
-    await _until_scrubbed(store)
-    assert (await store.mirror.http.get(f"/chunks/{digest_of(MIDDLE)}")).status_code == 503
-    found = await store.mirror.verify()
-    (item,) = found["items"]
-    assert (found["status"], item["outcome"], item["chunk"]) == ("DAMAGED", "lost", str(digest_of(MIDDLE)))
-    assert "it cannot be read (Not a directory)" in item["reason"]
-    other = {"other.bin": noise(2_000_000, 7)}
-    store.hub.repo("org/other").commit(other)
-    document = await store.mirror.ready(source("hf://org/other"))
-    tally.add(scenarios=2, faults=2, refused=1, wrong=await store.mirror.tree(manifest_of(document)) != other)
-    broken.unlink()
-    store.clock.now += AGAIN_SECONDS
-    await until(lambda: not store.mirror.count("damaged_chunks"))
+        assert (found["status"], item["outcome"], item["chunk"]) == ("DAMAGED", "lost", str(digest_of(MIDDLE)))
+        assert f"it cannot be read ({reason})" in item["reason"]
+        manifest = await store.mirror.manifest(source("hf://org/other"))
+        tally.add(scenarios=2, faults=2, refused=1, wrong=await store.mirror.tree(manifest) != other)
+    await store.until_repaired()
     tally.add(repaired=2, wrong=not await store.is_right())
 
 
@@ -288,15 +294,11 @@ async def test_a_lost_chunk_stops_no_other_mirror(store: Store, monkeypatch: pyt
     store.hub.repo("org/other").commit(other)
     with monkeypatch.context() as patched:
         patched.setattr(DirectoryStore, "fault", stale)
-        document = await store.mirror.ready(source("hf://org/other"))
-        tally.add(scenarios=1, faults=1, wrong=await store.mirror.tree(manifest_of(document)) != other)
+        manifest = await store.mirror.manifest(source("hf://org/other"))
+        tally.add(scenarios=1, faults=1, wrong=await store.mirror.tree(manifest) != other)
         assert store.mirror.count("damaged_chunks") == 1
     await store.mirror.ready(MODEL)
     tally.add(repaired=1, wrong=not await store.is_right() or store.mirror.count("damaged_chunks"))
-
-
-def manifest_of(document: Json) -> str:
-    return str(document["sources"][0]["manifest"])
 
 
 async def test_who_suspects_a_chunk_of_the_api_gets_it_after_it_was_read(store: Store, tally: Tally) -> None:
@@ -333,12 +335,6 @@ async def test_a_repair_waits_for_no_verification(store: Store, tally: Tally, mo
 
 
 # --- Manifests and chunk lists are in the mirror's database alone: damaged there, they are found, refused, and named ---
-RECORDED_LARGE: Final = noise(CHUNK_SIZE + 12345, 7)
-RECORDED_ONE: Final = noise(3_000_000, 8)
-RECORDED: Final = {"model.safetensors": RECORDED_LARGE, "one.bin": RECORDED_ONE, "small.txt": b"small"}
-LARGE_NAME: Final = FileLayout.of(
-    len(RECORDED_LARGE), (digest_of(RECORDED_LARGE[:CHUNK_SIZE]), digest_of(RECORDED_LARGE[CHUNK_SIZE:]))
-).digest
 RECORDS: Final = ("manifest", "large", "one")
 RECORD_DAMAGES: Final[dict[str, Callable[[bytes], bytes]]] = {
     "flipped": lambda raw: raw[:9] + bytes([raw[9] ^ 0x10]) + raw[10:],
@@ -347,112 +343,183 @@ RECORD_DAMAGES: Final[dict[str, Callable[[bytes], bytes]]] = {
 }
 
 
-@dataclass
-class Records:
-    """A mirror that holds ``RECORDED``, and the file under its database."""
-
-    mirror: MirrorUnderTest
-    clock: Clock
-    manifest: str
-
-    @asynccontextmanager
-    async def damaged(self, place: str, how: str) -> AsyncIterator[Digest]:
-        """The disk changes a record; at the end somebody restores it. Yields the record's name."""
-        table, column, name = {
-            "manifest": ("manifests", "canonical", Digest.parse(self.manifest)),
-            "large": ("contents", "chunks", LARGE_NAME),
-            "one": ("contents", "chunks", digest_of(RECORDED_ONE)),
-        }[place]
-
-        def write(change: Callable[[bytes], bytes]) -> bytes:
-            with closing(sqlite3.connect(self.mirror.data_dir / "mirror.sqlite")) as database:
-                found = database.execute(f"SELECT {column} FROM {table} WHERE digest = ?", (name.hex,)).fetchone()
-                right = bytes(found[0]) if found else b""
-                database.execute(f"UPDATE {table} SET {column} = ? WHERE digest = ?", (change(right), name.hex))
-                database.commit()
-                return right
-
-        right = await asyncio.to_thread(write, RECORD_DAMAGES[how])  # the mirror may be writing
-        yield name
-        await asyncio.to_thread(write, lambda _: right)
-
-    async def counted(self) -> float:
-        return await self.mirror.metric("bdn_mirror_damaged_records")
-
-    async def check_all_is_right(self) -> None:
-        assert (await self.mirror.verify())["items"] == []
-        assert await self.counted() == 0
-        assert await self.mirror.tree(self.manifest) == RECORDED
-
-
-@pytest.fixture
-async def records(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Records]:
-    hub.repo("org/model").commit(RECORDED)
-    clock = Clock()
-    async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=PERIOD, collect_seconds=0) as mirror:
-        document = await mirror.ready(MODEL)
-        yield Records(mirror, clock, document["sources"][0]["manifest"])
-
-
-async def test_the_scrub_finds_a_damaged_record_within_its_period(records: Records, tally: Tally) -> None:
-    await until(lambda: records.mirror.rows("scrubs")["scrubs"])
+async def test_the_scrub_finds_a_damaged_record_within_its_period(store: Store, tally: Tally) -> None:
     for place, how in zip(RECORDS, RECORD_DAMAGES, strict=True):
-        async with records.damaged(place, how) as name:
-            records.clock.now += PERIOD
+        async with store.damaged(place, how) as name:
+            store.clock.now += PERIOD
             async with asyncio.timeout(LONGEST_SECONDS):
-                while not await records.counted():  # noqa: ASYNC110 - a page of metrics tells nobody of its changes
+                while not await store.damaged_records():  # noqa: ASYNC110 - a page of metrics tells nobody of its changes
                     await asyncio.sleep(0.05)
-            asked = {"manifest": records.manifest}
-            events = (await records.mirror.http.get("/events", params=asked)).json()["items"]
+            events = (await store.mirror.get("/events", manifest=store.manifest))["items"]
             assert str(name) in [event["digest"] for event in events if event["kind"] == "damaged"], (place, how)
-        await records.check_all_is_right()
-        assert records.mirror.count("damaged_chunks") == 0, "chunks are not blamed for what a record says of them"
+        await store.check_all_is_right()
+        assert store.mirror.count("damaged_chunks") == 0, "chunks are not blamed for what a record says of them"
         tally.add(scenarios=1, faults=1)
 
 
-async def test_a_damaged_record_is_refused_and_a_verification_names_it(records: Records, tally: Tally) -> None:
+async def test_a_damaged_record_is_refused_and_a_verification_names_it(store: Store, tally: Tally) -> None:
     for place, how in product(RECORDS, RECORD_DAMAGES):
-        async with records.damaged(place, how) as name:
-            path = f"/manifests/{records.manifest}" + ("" if place == "manifest" else "/layout")
-            refusal = await records.mirror.http.get(path)
+        async with store.damaged(place, how) as name:
+            path = f"/manifests/{store.manifest}" + ("" if place == "manifest" else "/layout")
+            refusal = await store.mirror.http.get(path)
             error = refusal.json()["error"]
             assert (refusal.status_code, error["code"]) == (503, "STORE_UNAVAILABLE"), place
             assert str(name) in error["message"]
             assert "backup" in error["message"]
-            assert await records.counted() == 1
-            for selected in ({}, {"manifest": records.manifest}, {"source": "hf://org/model"}):
-                verified = await records.mirror.verify(**selected)
+            assert await store.damaged_records() == 1
+            for selected in ({}, {"manifest": store.manifest}, {"source": "hf://org/model"}):
+                verified = await store.mirror.verify(**selected)
                 [item] = verified["items"]
                 assert (verified["status"], item["outcome"], item["chunk"]) == ("DAMAGED", "damaged", str(name))
-                assert item["manifest"] == (records.manifest if place != "one" or item["manifest"] else None)
-        await records.check_all_is_right()
+                assert item["manifest"] == (store.manifest if place != "one" or item["manifest"] else None)
+        await store.check_all_is_right()
         tally.add(scenarios=1, faults=1, refused=1)
 
 
-async def test_no_chunk_is_collected_while_a_record_is_damaged_that_may_need_it(records: Records, tally: Tally) -> None:
-    chunks = records.mirror.chunks()
+async def test_no_chunk_is_collected_while_a_record_is_damaged_that_may_need_it(store: Store, tally: Tally) -> None:
+    chunks = store.mirror.chunks()
     for place, how in (("one", "zeroed"), ("large", "truncated")):
-        async with records.damaged(place, how):
-            records.clock.now += 3600
+        async with store.damaged(place, how):
+            store.clock.now += 3600
             for request in ({}, {"dry_run": True}):
-                asked = {"grace_seconds": 0, **request}
-                refusal = await records.mirror.http.post("/collections", params={"wait": LONGEST_SECONDS}, json=asked)
-                refused = refusal.json()
+                refused = await store.mirror.ask("collections", LONGEST_SECONDS, grace_seconds=0, **request)
                 assert refused["status"] == "FAILED"
                 assert "which chunks it needs" in refused["error"]["message"]
-            assert await records.counted() == 1
-        await records.mirror.collect(grace_seconds=0)
-        assert records.mirror.chunks() == chunks
-        await records.check_all_is_right()
+            assert await store.damaged_records() == 1
+        await store.mirror.collect(grace_seconds=0)
+        assert store.mirror.chunks() == chunks
+        await store.check_all_is_right()
         tally.add(scenarios=1, faults=1, refused=1)
 
 
-async def test_a_damaged_record_without_backup_is_evicted_and_mirrored_again(records: Records, tally: Tally) -> None:
+async def test_a_damaged_record_without_backup_is_evicted_and_mirrored_again(store: Store, tally: Tally) -> None:
     for place in RECORDS:
-        async with records.damaged(place, "truncated"):
-            assert (await records.mirror.evict(manifest=records.manifest, tier="mirror"))["status"] == "DONE"
-            records.clock.now += 30 * PERIOD
-            await records.mirror.collect(grace_seconds=0)
-            await records.mirror.ready(MODEL)
-            await records.check_all_is_right()
+        async with store.damaged(place, "truncated"):
+            assert (await store.mirror.evict(manifest=store.manifest, tier="mirror"))["status"] == "DONE"
+            store.clock.now += 30 * PERIOD
+            await store.mirror.collect(grace_seconds=0)
+            await store.mirror.ready(MODEL)
+            await store.check_all_is_right()
             tally.add(scenarios=1, faults=1)
+
+
+# --- Wrong bytes of the store as agents, and several processes, meet them ---
+STORED: Final = tuple(PLACES.values())
+
+
+@pytest.fixture
+def model(hub: Hub) -> Iterator[Hub]:
+    hub.repo("org/model").commit(TREE)
+    yield hub
+    hub.script.clear()
+
+
+# httpx2 leaves a refused socket to itself
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_stage_that_gets_wrong_bytes_makes_the_mirror_mend_them(model: Hub, tmp_path: Path, tally: Tally) -> None:
+    environment = {"HF_ENDPOINT": model.url, "BDN_SCRUB_SECONDS": "0"}
+    with (
+        services.mirror(tmp_path / "mirror", **environment) as mirror,
+        services.agent(tmp_path / "one", mirror.url, BDN_AGENT_CLUSTER="a") as one,
+        services.agent(tmp_path / "two", mirror.url, BDN_AGENT_CLUSTER="b") as two,
+    ):
+        grant = mirror.ready("hf://org/model")["grant"]
+        one.stage(grant, "first")
+        holds = lambda: [each["manifests"] for each in mirror.http.get("/agents").json()["items"]] == [1, 0]  # noqa: E731
+        wait_until(holds, seconds=60, what="the first agent's holdings")
+        model.fail(answer(503), times=None)
+        model.log.clear()
+        for content, how in zip(STORED, ("truncated", "flipped", "zeroed"), strict=True):
+            rot(mirror.store / "chunks" / digest_of(content).fanout, how)
+        stage = two.stage(grant, "second")
+        wrong = int(tree(Path(stage["mounts"][0]["path"])) != TREE)
+        assert services.metric(mirror.http, "bdn_mirror_repaired_chunks_total") == len(STORED)
+        assert services.metric(mirror.http, "bdn_mirror_evidence_chunks") == len(STORED)
+        assert services.metric(mirror.http, "bdn_mirror_damaged_chunks") == 0
+        for content in STORED:
+            wrong += (mirror.store / "chunks" / digest_of(content).fanout).read_bytes() != content
+        assert model.log.count() == 0, "the upstream was asked although an agent had it"
+        tally.add(scenarios=len(STORED), faults=len(STORED), repaired=len(STORED), wrong=wrong)
+
+
+async def test_a_mirror_killed_between_the_steps_of_a_repair_goes_on_with_it(
+    upstreams: None, model: Hub, tmp_path: Path, tally: Tally
+) -> None:
+    store, random, kills = tmp_path / "store/chunks", Random(20261122), at_scale(1, 12)
+    async with await ServingProcess.start(tmp_path, BDN_SCRUB_SECONDS="0") as mirror:
+        assert (await mirror.ended(await mirror.begin(MODEL)))["status"] == "READY"
+    asked: list[str] = []
+    for round_number in range(kills):
+        content = STORED[round_number % len(STORED)]
+        rot(store / digest_of(content).fanout, random.choice(("flipped", "truncated", "zeroed", "absent")))
+        async with await ServingProcess.start(tmp_path, BDN_SCRUB_SECONDS="0") as mirror:
+            model.log.clear()
+            if round_number % 2 == 0:
+                model.fail(stall(), "repos|resolve-cache")
+            asked.append((await mirror.http.post("/verifications", json={"all": True})).json()["id"])
+            if round_number % 2 == 0:
+                await asyncio.to_thread(model.log.wait_for, "repos|resolve-cache")  # its right bytes are on their way
+            else:
+                await until(lambda mirror=mirror: mirror.query("SELECT 1 FROM damaged_chunks"))  # type: ignore[misc]
+            assert await mirror.end(signal.SIGKILL) == -signal.SIGKILL
+        model.script.clear()
+        async with await ServingProcess.start(tmp_path, BDN_SCRUB_SECONDS="0") as mirror:
+            found = (await mirror.http.get(f"/verifications/{asked[-1]}", params={"wait": LONGEST_SECONDS})).json()
+            assert found["status"] == "DONE", found
+            assert mirror.query("SELECT * FROM damaged_chunks") == []
+            served = [(await mirror.http.get(f"/chunks/{digest_of(each)}")).content for each in STORED]
+        tally.add(scenarios=1, faults=1, kills=1, repaired=1, wrong=served != list(STORED))
+    assert not list((tmp_path / "store/incoming").iterdir())
+
+
+@pytest.mark.promise("collection")
+async def test_what_an_eviction_takes_while_it_is_verified_is_not_called_damaged(
+    upstreams: None, model: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    evicted: list[Json] = []
+    faults: list[str | None] = []
+    fault = DirectoryStore.fault
+    async with mirror_under_test(tmp_path / "mirror", scrub_seconds=0, tombstone_seconds=0) as mirror:
+        await mirror.ready(MODEL)
+
+        async def evict() -> Json:
+            document = await mirror.evict(all=True, tier="mirror")
+            await mirror.collect(grace_seconds=0)
+            return document
+
+        def evict_first(store: DirectoryStore, digest: object) -> str | None:
+            if not evicted:
+                evicted.append(asyncio.run_coroutine_threadsafe(evict(), loop).result(LONGEST_SECONDS))
+            faults.append(fault(store, digest))  # type: ignore[arg-type]
+            return faults[-1]
+
+        monkeypatch.setattr(DirectoryStore, "fault", evict_first)
+        found = await mirror.verify()
+        assert (found["status"], found["items"]) == ("DONE", [])
+        assert evicted[0]["status"] == "DONE"
+        assert faults[0] == "it is absent"
+        assert mirror.count("damaged_chunks") == 0
+
+
+async def test_of_two_processes_one_reads_the_store_and_the_other_takes_over_where_it_was(
+    upstreams: None, model: Hub, postgres_url: str, tmp_path: Path, tally: Tally
+) -> None:
+    shared: dict[str, Any] = {"database_url": postgres_url, "store": f"file://{tmp_path}/store"}
+    size = sum(map(len, TREE.values()))
+
+    async def verify(mirror: MirrorUnderTest, how: str) -> None:
+        rot(tmp_path / "store/chunks" / digest_of(ONE).fanout, how)
+        found = await mirror.verify()
+        assert [item["outcome"] for item in found["items"]] == ["repaired"]
+        assert found["bytes_read"] == size
+
+    async with mirror_under_test(tmp_path / "b", scrub_seconds=0, **shared) as last:
+        async with mirror_under_test(tmp_path / "a", scrub_seconds=0, **shared) as first:
+            await first.ready(MODEL)
+            await verify(first, "flipped")
+            read = [await one.metric("bdn_mirror_scrubbed_bytes_total") for one in (first, last)]
+            assert sorted(read) == [0, size], "both read it"
+        await verify(last, "zeroed")
+    content = (tmp_path / "store/chunks" / digest_of(ONE).fanout).read_bytes()
+    tally.add(scenarios=2, faults=2, repaired=2, wrong=content != ONE)

@@ -6,19 +6,20 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Manifest
 from bdn.core.errors import BdnError
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
-from tests.support.agent.mirror import FORMS, AgentMirror
+from tests.support.agent.mirror import AgentMirror, in_both_forms
 from tests.support.agent.rig import Rig, disk_bytes, noise, staged
 from tests.support.agent.steps import Steps
 from tests.support.content.trees import tree
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("leases")
@@ -31,8 +32,8 @@ SEED = 20261122
 
 
 @pytest.mark.promise("whole-files", "commit-order")
-def test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leases_hold(scale: Scale, tally: Tally) -> None:
-    seeds = scale.of(1, 4)
+def test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leases_hold(tally: Tally) -> None:
+    seeds = at_scale(1, 4)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.crash.eviction_kills", str(seeds)],
         stdout=subprocess.PIPE,
@@ -49,81 +50,78 @@ def test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leases_hold(scale:
     assert counts["steps of force"] > counts["steps of if-unused"] > 10 * seeds
 
 
+@pytest.fixture
+async def agent(mirror: AgentMirror, tmp_path: Path) -> AsyncIterator[Agent]:
+    async with Rig(mirror, tmp_path, {"cluster_cache_bytes": 0}).agent() as agent:
+        yield agent
+
+
 @pytest.mark.promise("whole-files")
-@pytest.mark.parametrize("form", FORMS)
+@in_both_forms
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_eviction_between_any_two_steps_of_a_stage_leaves_no_hole(
-    server: AgentMirror,
-    tmp_path: Path,
+    agent: Agent,
+    mirror: AgentMirror,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
     before: str,
-    form: str,
-    scale: Scale,
     tally: Tally,
 ) -> None:
-    mirror = server.renewed(is_packed=form == "packed")
-    manifest, other = mirror.publish(FILES), mirror.publish(OTHER)
-    async with Rig(mirror, tmp_path, {"cluster_cache_bytes": 0}).agent() as agent:
-        await agent.heartbeats.beat()
-        steps = Steps(agent, monkeypatch)
-        evicted = Case(agent, mirror, manifest, other, steps, kind)
-        total = await evicted.count(before)
-        few = 12 if (kind, before) == ("if-unused", "whole") else 2  # there, what was held goes before it is admitted
-        for step in random.Random(SEED).sample(range(1, total + 1), min(total, scale.of(few, 24))):
-            await evicted.run(before, step, tally)
+    case = Case(agent, mirror, Steps(agent, monkeypatch), kind)
+    total = await case.count(before)
+    few = 12 if (kind, before) == ("if-unused", "whole") else 2  # there, what was held goes before it is admitted
+    for step in random.Random(SEED).sample(range(1, total + 1), min(total, at_scale(few, 24))):
+        await case.run(before, step, tally)
 
 
 @pytest.mark.promise("whole-files", "space")
 async def test_a_stage_between_any_two_steps_of_an_eviction_has_all_its_files(
-    server: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale, tally: Tally
+    agent: Agent, mirror: AgentMirror, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
-    mirror = server.renewed()
-    manifest, other = mirror.publish(FILES), mirror.publish(OTHER)
-    async with Rig(mirror, tmp_path, {"cluster_cache_bytes": 0}).agent() as agent:
-        await agent.heartbeats.beat()
-        steps = Steps(agent, monkeypatch)
-        case = Case(agent, mirror, manifest, other, steps, "if-unused")
-        for step in range(1, scale.of(6, 40) + 1):
-            await case.run_in(step, tally)
+    case = Case(agent, mirror, Steps(agent, monkeypatch), "if-unused")
+    for step in range(1, at_scale(6, 40) + 1):
+        await case.run_in(step, tally)
 
 
+@dataclass
 class Case:
     """One agent, and the manifest that is staged and evicted."""
 
-    def __init__(
-        self, agent: Agent, mirror: AgentMirror, manifest: Manifest, other: Manifest, steps: Steps, kind: str
-    ) -> None:
-        self._agent, self._mirror, self._steps = agent, mirror, steps
-        self._manifest, self._other, self._kind = manifest, other, kind
+    agent: Agent
+    mirror: AgentMirror
+    steps: Steps
+    kind: str
+
+    def __post_init__(self) -> None:
+        self.manifest, self.other = self.mirror.publish(FILES), self.mirror.publish(OTHER)
 
     async def count(self, before: str) -> int:
         """How many calls a stage makes that nothing comes between."""
         await self._prepare(before)
-        self._steps.aim(0, self._evict)
-        await staged(self._agent, self._mirror, self._manifest)
-        self._steps.rest()
-        return self._steps.passed
+        self.steps.aim(0, self._evict)
+        await staged(self.agent, self.mirror, self.manifest)
+        self.steps.rest()
+        return self.steps.passed
 
     async def run(self, before: str, step: int, tally: Tally) -> None:
         """The eviction comes before that call. Whatever comes of it, what the job was told is so."""
-        agent, case = self._agent, f"step {step}"
+        agent, case = self.agent, f"step {step}"
         await self._prepare(before)
-        self._steps.aim(step, self._evict)
-        (outcome,) = await asyncio.gather(staged(agent, self._mirror, self._manifest), return_exceptions=True)
-        self._steps.rest()
+        self.steps.aim(step, self._evict)
+        (outcome,) = await asyncio.gather(staged(agent, self.mirror, self.manifest), return_exceptions=True)
+        self.steps.rest()
         if isinstance(outcome, BaseException):
-            assert isinstance(outcome, BdnError), (case, self._steps.last, outcome)
-            assert (self._kind, outcome.code) == ("force", "CANCELED"), (case, self._steps.last, outcome)
+            assert isinstance(outcome, BdnError), (case, self.steps.last, outcome)
+            assert (self.kind, outcome.code) == ("force", "CANCELED"), (case, self.steps.last, outcome)
             tally.add(refused=1)
-        case = f"step {step}, {self._steps.last}"
-        if self._steps.between:
-            await self._steps.between
+        case = f"step {step}, {self.steps.last}"
+        if self.steps.between:
+            await self.steps.between
         (found,) = [one for one in agent.stages.registry.all() if one.record.job_id == "job"]
         place = Path(agent.stages.document(found).mounts[0].path)
         self._check(found.record.state, place, case)
-        again = await staged(agent, self._mirror, self._manifest)
+        again = await staged(agent, self.mirror, self.manifest)
         assert tree(Path(again.mounts[0].path)) == FILES, case
         self._check("READY", place, case)
         await agent.stages.release(again.id)
@@ -131,18 +129,18 @@ class Case:
 
     async def run_in(self, step: int, tally: Tally) -> None:
         """The stage begins before that call of the eviction."""
-        agent, steps = self._agent, self._steps
+        agent, steps = self.agent, self.steps
         await self._prepare("whole")
-        steps.aim(step, lambda: staged(agent, self._mirror, self._manifest))
+        steps.aim(step, lambda: staged(agent, self.mirror, self.manifest))
         await self._evict()
         steps.rest()
-        stage = await (steps.between or staged(agent, self._mirror, self._manifest))
+        stage = await (steps.between or staged(agent, self.mirror, self.manifest))
         self._check("READY", Path(stage.mounts[0].path), f"step {step}, {steps.last}")
         await agent.stages.release(stage.id)
         tally.add(scenarios=1)
 
     def _check(self, state: str, place: Path, case: str) -> None:
-        index, digest = self._agent.cache.index, self._manifest.digest
+        index, digest = self.agent.cache.index, self.manifest.digest
         assert state in ("READY", "RELEASED"), case
         if state == "READY":
             assert tree(place) == FILES, f"{case}: a hole"
@@ -151,18 +149,16 @@ class Case:
         else:
             assert not place.exists(), case
         ledger = index.ledger
-        assert (ledger.committed_bytes, ledger.reserved_bytes) == (disk_bytes(self._agent.places.root), 0), case
+        assert (ledger.committed_bytes, ledger.reserved_bytes) == (disk_bytes(self.agent.places.root), 0), case
 
     async def _prepare(self, before: str) -> None:
         """Nothing of the manifest is held, or all of it, or what another one names as well."""
-        await self._agent.evictions.evict(EvictCommand(id="clear", all=True, force=True))
-        if before == "whole":
-            stage = await staged(self._agent, self._mirror, self._manifest, job="earlier")
-            await self._agent.stages.release(stage.id)
-        elif before == "half":
-            stage = await staged(self._agent, self._mirror, self._other, job="earlier")
-            await self._agent.stages.release(stage.id)
+        await self.agent.evictions.evict(EvictCommand(id="clear", all=True, force=True))
+        if before != "absent":
+            manifest = self.manifest if before == "whole" else self.other
+            stage = await staged(self.agent, self.mirror, manifest, job="earlier")
+            await self.agent.stages.release(stage.id)
 
     async def _evict(self) -> list[EvictedItem]:
-        command = EvictCommand(id="between", all=True, dry_run=self._kind == "plan", force=self._kind == "force")
-        return await self._agent.evictions.evict(command)
+        command = EvictCommand(id="between", all=True, dry_run=self.kind == "plan", force=self.kind == "force")
+        return await self.agent.evictions.evict(command)

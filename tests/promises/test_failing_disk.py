@@ -97,7 +97,7 @@ MOMENTS.remove(("full of files", True))  # which leaves no place for the socket 
     ("what", "at_start"), MOMENTS, ids=[f"{what}-{'at its start' if begins else 'later'}" for what, begins in MOMENTS]
 )
 async def test_an_agent_whose_disk_takes_nothing_new_says_so_and_serves_what_it_holds(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally, what: str, at_start: bool
+    mirror: AgentMirror, tmp_path: Path, what: str, at_start: bool
 ) -> None:
     trouble, root = TROUBLES[what], tmp_path / "disk"
     root.mkdir()
@@ -119,7 +119,6 @@ async def test_an_agent_whose_disk_takes_nothing_new_says_so_and_serves_what_it_
                     await endure(site, mirror, trouble, held)
             async with serving_agent(rig) as site:
                 await recover(site, mirror, held)
-    tally.add(scenarios=1, faults=1, refused=1)
 
 
 async def endure(site: Site, mirror: AgentMirror, trouble: Trouble, held: StageDocument) -> None:
@@ -173,8 +172,7 @@ async def test_a_cluster_tier_whose_disk_turns_read_only_holds_what_it_held_and_
     old, new = mirror.publish({"f": OLD}), mirror.publish({"f": NEW})
     clock = Clock(time.time())
     async with rig.agent(clock) as agent:
-        await agent.heartbeats.beat()
-        tier = agent.evictions.tier
+        tier = agent.cache.chunks.tier
         await asked(peer, agent, mirror, old, OLD)
         clock.now += 61
         held = tier.held()
@@ -201,8 +199,7 @@ async def test_who_asks_for_a_chunk_that_is_for_ever_on_its_way_is_told_so_and_g
     """Somebody else on the node has room for it, and does not come to hold it; there is no read to wait for."""
     manifest = mirror.publish({"f": NEW})
     async with rig.agent() as agent:
-        await agent.heartbeats.beat()
-        tier = agent.evictions.tier
+        tier = agent.cache.chunks.tier
         tier.index.admit(manifest.digest, digest_of(NEW), len(NEW), now=time.time(), budget=4 * MIB)
         with pytest.raises(BdnError, match="on its way to this node, and not here yet"):
             await asked(peer, agent, mirror, manifest, NEW)
@@ -226,7 +223,6 @@ async def test_a_stage_that_fails_where_nothing_can_be_looked_at_is_failed_and_e
     """Its view cannot be taken down, or what of it was begun cannot be told."""
     manifest = mirror.publish(FILES)
     async with Rig(mirror, disk.place, {"cluster_cache_bytes": 0}).agent() as agent:
-        await agent.heartbeats.beat()
         held = await staged(agent, mirror, manifest)
         disk.refuse("lookup", place)
         for _ in range(2):
@@ -264,7 +260,6 @@ async def test_a_stage_that_cannot_be_mended_where_nothing_can_be_looked_at_stay
 ) -> None:
     elapsed = Clock(0.0)
     async with Rig(mirror, disk.place, {"cluster_cache_bytes": 0}).agent(elapsed=elapsed) as agent:
-        await agent.heartbeats.beat()
         held = await staged(agent, mirror, mirror.publish(FILES))
         stage = agent.stages.registry.find(held.id)
         await put_aside(agent, held.id)
@@ -285,9 +280,8 @@ async def test_a_stage_that_cannot_be_mended_where_nothing_can_be_looked_at_stay
 
 
 @needs_forgetful_disks
-async def test_an_eviction_on_a_deaf_disk_names_it(disk: ForgetfulDisk, mirror: AgentMirror, tally: Tally) -> None:
+async def test_an_eviction_on_a_deaf_disk_names_it(disk: ForgetfulDisk, mirror: AgentMirror) -> None:
     async with Rig(mirror, disk.place, {"cluster_cache_bytes": 0, "cache_bytes": MIB}).agent() as agent:
-        await agent.heartbeats.beat()
         old = await staged(agent, mirror, mirror.publish(FILES))
         await agent.stages.release(old.id)
         disk.refuse("unlink", "*/manifests/*")
@@ -299,4 +293,3 @@ async def test_an_eviction_on_a_deaf_disk_names_it(disk: ForgetfulDisk, mirror: 
         ledger = agent.cache.index.ledger
         assert ledger.reserved_bytes == 0
         assert not agent.cache.index.leases.leased()
-    tally.add(scenarios=1, faults=1, refused=1)

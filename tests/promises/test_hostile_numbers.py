@@ -23,7 +23,7 @@ from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock
 from tests.support.mirror.fake_agent import USE
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import Tally, at_scale
 
 pytestmark = pytest.mark.promise("hostile-input")
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -126,10 +126,10 @@ class Asker:
             self.wrong.append(f"{said}: {answer.status_code} {answer.text[:300]}")
 
 
-async def test_any_number_may_come_in_a_heartbeat(either: MirrorUnderTest, tally: Tally, scale: Scale) -> None:
+async def test_any_number_may_come_in_a_heartbeat(either: MirrorUnderTest, tally: Tally) -> None:
     asker = Asker(either.http, tally)
     manifest = (await either.http.get("/manifests")).json()["items"][0]["manifest"]
-    numbers = NUMBERS[: scale.of(FEW, len(NUMBERS))]
+    numbers = NUMBERS[: at_scale(FEW, len(NUMBERS))]
     nodes = [f"n{number}" for number in range(len(numbers) + 1)]  # the last says nothing unusual, after all others
     for node in nodes:
         await asker.beat(heartbeat(manifest, node) | {"events": []})
@@ -194,10 +194,10 @@ async def test_a_date_that_is_far_off_goes_in_time(hub: Hub, upstreams: None, tm
     assert asker.wrong == []
 
 
-async def test_any_number_may_come_in_any_event(either: MirrorUnderTest, tally: Tally, scale: Scale) -> None:
+async def test_any_number_may_come_in_any_event(either: MirrorUnderTest, tally: Tally) -> None:
     asker = Asker(either.http, tally)
     manifest = (await either.http.get("/manifests")).json()["items"][0]["manifest"]
-    for which, number in enumerate(NUMBERS[: scale.of(FEW, len(NUMBERS))]):
+    for which, number in enumerate(NUMBERS[: at_scale(FEW, len(NUMBERS))]):
         told = [
             {
                 "id": f"{which}/{kind}/{name}",

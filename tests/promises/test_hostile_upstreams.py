@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import resource
 import signal
@@ -33,7 +32,7 @@ from tests.doubles.request_log import RequestLog
 from tests.fuzz.mutation import all_of
 from tests.fuzz.targets import TARGETS, Target
 from tests.support.network.egress import LOOPBACK
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import FULL, Tally, at_scale
 
 pytestmark = pytest.mark.promise("hostile-input")
 SHA = "a" * 40
@@ -45,32 +44,30 @@ JUNK: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def page_of_a_hub() -> Any:
-    large = {
-        "type": "file",
-        "path": "a/large.bin",
-        "size": 9,
-        "oid": "b" * 40,
-        "lfs": {"oid": "c" * 64, "size": 9, "pointerSize": 1},
-    }
-    small = {"type": "file", "path": "a/config.json", "size": 3, "oid": "d" * 40}
-    return [large, {"type": "directory", "path": "a", "oid": "e" * 40}, small]
+LFS = {"oid": "c" * 64, "size": 9, "pointerSize": 1}
+HUB_ENTRIES: list[dict[str, Any]] = [
+    {"type": "file", "path": "a/large.bin", "size": 9, "oid": "b" * 40, "lfs": LFS},
+    {"type": "directory", "path": "a", "oid": "e" * 40},
+    {"type": "file", "path": "a/config.json", "size": 3, "oid": "d" * 40},
+]
+GCS_ENTRY = {"generation": "17", "size": "3", "crc32c": "AAAAAA==", "md5Hash": "1B2M2Y8AsgTpgAmy7PhCfg=="}
+S3_ENTRY = {"ETag": '"d41d8cd98f00b204e9800998ecf8427e"', "Size": "3"}
+LISTED: dict[str, list[dict[str, Any]]] = {
+    "hf://o/m": HUB_ENTRIES,
+    "gs://bucket": [{"name": name, **GCS_ENTRY} for name in ("data/a.bin", "data/b")],
+    "s3://bucket": [{"Key": name, **S3_ENTRY} for name in ("data/a.bin", "data/b")],
+}
+FIELDS = {"hf": ("path", "size"), "gs": ("name", "size"), "s3": ("Key", "Size")}  # an entry's name, and its size
 
 
-def page_of_gcs() -> Any:
-    item = {
-        "name": "data/a.bin",
-        "generation": "17",
-        "size": "3",
-        "crc32c": "AAAAAA==",
-        "md5Hash": "1B2M2Y8AsgTpgAmy7PhCfg==",
-    }
-    return {"kind": "storage#objects", "items": [item, {**item, "name": "data/b"}], "nextPageToken": None}
-
-
-def page_of_s3() -> Any:
-    entry = {"Key": "data/a.bin", "ETag": '"d41d8cd98f00b204e9800998ecf8427e"', "Size": "3"}
-    return {"IsTruncated": "false", "EncodingType": "url", "Contents": [entry, {**entry, "Key": "data/b"}]}
+def page(uri: str, entries: list[dict[str, Any]], turn: str | None = None) -> Any:
+    """What lists these; with ``turn`` the next page is to be asked for."""
+    if uri.startswith("hf"):
+        return entries
+    if uri.startswith("gs"):
+        return {"kind": "storage#objects", "items": entries, "nextPageToken": turn}
+    more = {"IsTruncated": "true", "NextContinuationToken": turn} if turn else {"IsTruncated": "false"}
+    return {**more, "EncodingType": "url", "Contents": entries}
 
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -142,6 +139,16 @@ class HostileUpstream:
             return Answer(200, {"Content-Type": "application/json"}, json.dumps({"id": "o/m", "sha": SHA}).encode())
         return self.listing(request)
 
+    def answer(self, uri: str, document: Any, turn: str | None = None) -> Answer:
+        """With this page; a hub says in a header how to ask for the next one."""
+        if uri.startswith("s3"):
+            return Answer(200, {}, xml(document))
+        headers = {"Content-Type": "application/json"}
+        if uri.startswith("hf") and turn:
+            link = f"{self.url}/api/models/o/m/tree/{SHA}?recursive=true&cursor={turn}"
+            headers["Link"] = f'<{link}>; rel="next"'
+        return Answer(200, headers, json.dumps(document).encode())
+
     async def listed(self, uri: str, limit: int = 1000) -> tuple[UpstreamFile, ...]:
         settings = UpstreamSettings(
             hf_endpoint=self.url, s3_endpoint_url=self.url, gcs_endpoint_url=self.url, egress=LOOPBACK
@@ -159,25 +166,18 @@ def upstream() -> Iterator[HostileUpstream]:
         yield running
 
 
-FORMS: dict[str, tuple[Callable[[], Any], Callable[[Any], bytes]]] = {
-    "hf://o/m": (page_of_a_hub, lambda document: json.dumps(document).encode()),
-    "gs://bucket": (page_of_gcs, lambda document: json.dumps(document).encode()),
-    "s3://bucket": (page_of_s3, xml),
-}
-
-
-@pytest.mark.parametrize("uri", FORMS)
+@pytest.mark.parametrize("uri", LISTED)
 async def test_a_listing_is_files_that_can_exist_or_an_error_that_says_what_is_wrong(
-    uri: str, upstream: HostileUpstream, tally: Tally, scale: Scale
+    uri: str, upstream: HostileUpstream, tally: Tally
 ) -> None:
-    page, form = FORMS[uri]
-    upstream.listing = lambda _: Answer(200, {"Content-Type": "application/json"}, form(page()))
+    right = page(uri, LISTED[uri])
+    upstream.listing = lambda _: upstream.answer(uri, right)
     assert len(await upstream.listed(uri)) == 2
     wrong: list[str] = []
-    count = scale.of(20, 200) if uri.startswith("s3") else scale.of(150, 2000)  # a client of S3 takes long to open
+    count = at_scale(20, 200) if uri.startswith("s3") else at_scale(150, 2000)  # a client of S3 takes long to open
     for number in range(count):
-        body = form(altered(page(), number))
-        upstream.listing = lambda _, body=body: Answer(200, {"Content-Type": "application/json"}, body)  # type: ignore[misc]
+        answer = upstream.answer(uri, altered(right, number))
+        upstream.listing = lambda _, answer=answer: answer  # type: ignore[misc]
         tally.add(scenarios=1)
         try:
             for file in await upstream.listed(uri):
@@ -189,40 +189,22 @@ async def test_a_listing_is_files_that_can_exist_or_an_error_that_says_what_is_w
             if error.code == "INTERNAL":
                 wrong.append(f"{number}: {error}")
         except Exception as error:
-            wrong.append(f"{number}: {type(error).__name__}: {error!s:.200} for {body[:600]!r}")
+            wrong.append(f"{number}: {type(error).__name__}: {error!s:.200} for {answer.content!r:.600}")
     tally.add(wrong=len(wrong))
     assert wrong[:5] == []
 
 
-@pytest.mark.parametrize("uri", FORMS)
-async def test_a_listing_that_never_ends_is_left_at_the_limit(
-    uri: str, upstream: HostileUpstream, tally: Tally, scale: Scale
-) -> None:
+@pytest.mark.parametrize("uri", LISTED)
+async def test_a_listing_that_never_ends_is_left_at_the_limit(uri: str, upstream: HostileUpstream) -> None:
     """Ten million paths, or as many as somebody likes: a listing is read up to the limit and no further."""
-    limit = scale.of(20_000, 300_000)
-    asked, turn = 0, "turn-----"
-    names = [f"data/{turn}/{number:04}" for number in range(1000)]
-    content_type = {"Content-Type": "application/json"}
-    if uri.startswith("hf"):
-        entries = [{"type": "file", "path": name, "size": 3, "oid": "d" * 40} for name in names]
-        link = f'<{upstream.url}/api/models/o/m/tree/{SHA}?recursive=true&cursor={turn}>; rel="next"'
-        headers, page = {**content_type, "Link": link}, json.dumps(entries).encode()
-    elif uri.startswith("gs"):
-        items = [{**page_of_gcs()["items"][0], "name": name} for name in names]
-        headers, page = content_type, json.dumps({"items": items, "nextPageToken": turn}).encode()
-    else:
-        contents = [{**page_of_s3()["Contents"][0], "Key": name} for name in names]
-        headers, page = {}, xml({"IsTruncated": "true", "NextContinuationToken": turn, "Contents": contents})
+    limit = at_scale(20_000, 300_000)
+    asked, (name, _) = 0, FIELDS[uri[:2]]
 
     def endless(_: Request) -> Answer:
         nonlocal asked
         asked += 1
-        now = f"{asked:09}"
-        return Answer(
-            200,
-            {key: each.replace(turn, now) for key, each in headers.items()},
-            page.replace(turn.encode(), now.encode()),
-        )
+        entries = [{**LISTED[uri][-1], name: f"data/{asked:09}/{number:04}"} for number in range(1000)]
+        return upstream.answer(uri, page(uri, entries, f"{asked}"), f"{asked}")
 
     upstream.listing = endless
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -231,60 +213,37 @@ async def test_a_listing_that_never_ends_is_left_at_the_limit(
     assert caught.value.code == "LIMIT_EXCEEDED"
     assert asked <= limit // 1000 + 3
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024 < MOST_MIB * max(1, limit // 200_000)
-    tally.add(scenarios=1, refused=1)
 
 
-@pytest.mark.parametrize("uri", FORMS)
-async def test_a_listing_that_comes_back_to_itself_ends(uri: str, upstream: HostileUpstream, tally: Tally) -> None:
+@pytest.mark.parametrize("uri", LISTED)
+async def test_a_listing_that_comes_back_to_itself_ends(uri: str, upstream: HostileUpstream) -> None:
     """The same page again and again, which says that there is more."""
-    page, form = FORMS[uri]
-
-    def again(_: Request) -> Answer:
-        document, headers = page(), {"Content-Type": "application/json"}
-        if uri.startswith("hf"):
-            headers["Link"] = f'<{upstream.url}/api/models/o/m/tree/{SHA}?recursive=true&cursor=x>; rel="next"'
-        elif uri.startswith("gs"):
-            document["nextPageToken"] = "again"
-        else:
-            document |= {"IsTruncated": "true", "NextContinuationToken": "again"}
-        return Answer(200, headers, form(document))
-
-    upstream.listing = again
+    upstream.listing = lambda _: upstream.answer(uri, page(uri, LISTED[uri], "again"), "again")
     with pytest.raises(BdnError) as caught:
         await upstream.listed(uri)
     assert caught.value.code in {"LIMIT_EXCEEDED", "UPSTREAM_UNAVAILABLE", "INVALID_SOURCE"}
-    tally.add(scenarios=1, refused=1)
 
 
-HUGE = {
-    "a path of a hundred megabytes": ("Key", "path", "name", "a" * 100_000_000, "INVALID_SOURCE"),
-    "a hundred thousand folders": ("Key", "path", "name", "a/" * 100_000 + "b", "INVALID_SOURCE"),
-    "a petabyte": ("Size", "size", "size", 10**15, "LIMIT_EXCEEDED"),
-    "more than any disk counts": ("Size", "size", "size", 2**63, "LIMIT_EXCEEDED"),
+HUGE = {  # whether it is the entry's size or its name
+    "a path of a hundred megabytes": (False, "a" * 100_000_000, "INVALID_SOURCE"),
+    "a hundred thousand folders": (False, "a/" * 100_000 + "b", "INVALID_SOURCE"),
+    "a petabyte": (True, 10**15, "LIMIT_EXCEEDED"),
+    "more than any disk counts": (True, 2**63, "LIMIT_EXCEEDED"),
 }
 
 
-@pytest.mark.parametrize("uri", FORMS)
+@pytest.mark.parametrize("uri", LISTED)
 @pytest.mark.parametrize("what", HUGE)
-async def test_one_huge_entry_is_refused(
-    uri: str, what: str, upstream: HostileUpstream, tally: Tally, scale: Scale
-) -> None:
-    s3_name, hub_name, gcs_name, value, code = HUGE[what]
-    value = value[-scale.of(1_000_000, 100_000_000) :] if isinstance(value, str) else value
-    page, form = FORMS[uri]
-    document = page()
-    if uri.startswith("hf"):
-        document[2][hub_name] = value
-    elif uri.startswith("gs"):
-        document["items"][0][gcs_name] = str(value)
-    else:
-        document["Contents"][0][s3_name] = value
-    upstream.listing = lambda _: Answer(200, {"Content-Type": "application/json"}, form(document))
+async def test_one_huge_entry_is_refused(uri: str, what: str, upstream: HostileUpstream) -> None:
+    is_size, value, code = HUGE[what]
+    value = value[-at_scale(1_000_000, 100_000_000) :] if isinstance(value, str) else value
+    *others, last = LISTED[uri]
+    huge = {**last, FIELDS[uri[:2]][is_size]: value if uri.startswith("hf") else str(value)}
+    upstream.listing = lambda _: upstream.answer(uri, page(uri, [*others, huge]))
     with pytest.raises(BdnError) as caught:
         await upstream.listed(uri)
     assert caught.value.code == code
     assert len(str(caught.value)) < 1000
-    tally.add(scenarios=1, refused=1)
 
 
 # --- Whatever bytes come, a parser reads them or says which typed error they are: nothing else, and soon ---
@@ -324,10 +283,10 @@ def outcome(target: Target, content: bytes) -> str | None:
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors(name: str, tally: Tally, scale: Scale) -> None:
+def test_a_parser_reads_valid_forms_and_answers_the_rest_with_errors(name: str, tally: Tally) -> None:
     target = TARGETS[name]
     wrong: list[str] = []
-    for content in all_of(target.seeds, scale.of(120, 1_500)):
+    for content in all_of(target.seeds, at_scale(120, 1_500)):
         tally.add(scenarios=1)
         if (problem := outcome(target, content)) is not None:
             wrong.append(problem)
@@ -341,20 +300,18 @@ def test_the_first_form_of_each_parser_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("piece", [":", "://", "s3://", "://:", "://@", "@", "/", "gs://a:"])
-def test_a_source_of_two_million_signs_is_refused_soon(piece: str, tally: Tally) -> None:
+def test_a_source_of_two_million_signs_is_refused_soon(piece: str) -> None:
     """A mirror has one loop for everybody: a text whose signs are looked at once for each other one would stop it for hours."""
-    tally.add(scenarios=1, refused=1)
     assert outcome(TARGETS["source"], piece.encode() * (2_000_000 // len(piece))) is None
 
 
 @pytest.mark.parametrize("finding", [pytest.param(path, id=path.name) for path in FINDINGS])
-def test_what_was_found_once_is_borne_now(finding: Path, tally: Tally) -> None:
+def test_what_was_found_once_is_borne_now(finding: Path) -> None:
     name = re.split(r"-(?:crash|timeout|oom|leak)-", finding.name)[0]
-    tally.add(scenarios=1)
     assert outcome(TARGETS[name], finding.read_bytes()) is None
 
 
-@pytest.mark.skipif(os.environ.get("BDN_FAULT") != "full", reason="make fault searches; make test replays")
+@pytest.mark.skipif(not FULL, reason="make fault searches; make test replays")
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_a_search_guided_by_coverage_finds_nothing(name: str, tally: Tally) -> None:
     command = [sys.executable, "-m", "tests.fuzz", name, "--seconds", "3"]

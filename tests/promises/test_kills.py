@@ -23,7 +23,7 @@ from tests.support.crash.forgetful_node import JOBS, Node, trees
 from tests.support.crash.killing_cluster import NODES, Cluster, Kills
 from tests.support.crash.killing_reader import reading
 from tests.support.crash.killing_steps import Fuse, two_at_a_time
-from tests.support.promises.tally import FULL, Scale, Tally
+from tests.support.promises.tally import FULL, Tally, at_scale
 
 pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
 AGENT_STEPS, MIRROR_STEPS = 400, 120  # of a whole run, after the start
@@ -46,21 +46,15 @@ async def survive(root: Path, step: int, tally: Tally) -> None:
                 await node.kill(daemon)
             mirror.forget()
             async with node.unharmed.daemon() as daemon:
-                lost = await node.lost_stages(daemon)
-                assert not lost, f"{case}: {lost}"
-                assert not node.fetched_again(), f"{case}: what was READY was fetched again"
-                await node.live(daemon)
-                assert not node.wrong_files(), case
-                difference = await node.ledger_differs(daemon)
-                assert difference is None, f"{case}: {difference}"
+                await node.goes_on(daemon, case)
         assert not seen.wrong, f"{case}: {seen.wrong[:5]}"
         assert seen.files, case
     tally.add(scenarios=1, kills=not is_done)
 
 
 @pytest.mark.promise("whole-files", "commit-order")
-async def test_an_agent_killed_at_any_step_shows_whole_files(tmp_path: Path, scale: Scale, tally: Tally) -> None:
-    steps = even_sample(AGENT_STEPS, scale.of(3, 60))
+async def test_an_agent_killed_at_any_step_shows_whole_files(tmp_path: Path, tally: Tally) -> None:
+    steps = even_sample(AGENT_STEPS, at_scale(3, 60))
 
     async def one(number: int) -> None:
         (tmp_path / str(number)).mkdir()
@@ -71,9 +65,9 @@ async def test_an_agent_killed_at_any_step_shows_whole_files(tmp_path: Path, sca
 
 
 @pytest.mark.promise("commit-order")
-async def test_a_mirror_killed_at_any_step_keeps_its_word(tmp_path: Path, hub: Hub, scale: Scale, tally: Tally) -> None:
+async def test_a_mirror_killed_at_any_step_keeps_its_word(tmp_path: Path, hub: Hub, tally: Tally) -> None:
     fill(hub)
-    steps = even_sample(MIRROR_STEPS, scale.of(2, 40))
+    steps = even_sample(MIRROR_STEPS, at_scale(2, 40))
     for step in steps:
         root, case = tmp_path / str(step), f"step {step}"
         root.mkdir()
@@ -82,10 +76,7 @@ async def test_a_mirror_killed_at_any_step_keeps_its_word(tmp_path: Path, hub: H
             fuse.light(step, after=step % 2 == 0)
             is_done = await central.until_killed(process)
         async with await central.start() as process:
-            lost = await central.lost(process)
-            assert not lost, f"{case}: {lost}"
-            await central.live(process)
-            assert not list(central.wrong_files()), case
+            await central.goes_on(process, case)
             assert not central.stray(), case
         tally.add(scenarios=1, kills=not is_done)
     assert tally.counts["kills"] > len(steps) // 2
@@ -102,8 +93,8 @@ PROCESSES = 2
 
 
 @pytest.mark.promise("commit-order", "leases", "space", "whole-files")
-def test_ten_thousand_kills_lose_nothing_acknowledged_and_show_nothing_wrong(scale: Scale, tally: Tally) -> None:
-    cycles = scale.of(200, 10_000) // PROCESSES
+def test_ten_thousand_kills_lose_nothing_acknowledged_and_show_nothing_wrong(tally: Tally) -> None:
+    cycles = at_scale(200, 10_000) // PROCESSES
     command = [sys.executable, "-m", "tests.support.crash.cache_kills"]
     running = [
         subprocess.Popen(
@@ -134,10 +125,10 @@ def test_ten_thousand_kills_lose_nothing_acknowledged_and_show_nothing_wrong(sca
 @pytest.mark.promise("whole-files", "commit-order", "collection")
 @pytest.mark.parametrize("seed", range(5 if FULL else 1))
 async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_ends_well(
-    tmp_path: Path, hub: Hub, scale: Scale, tally: Tally, seed: int
+    tmp_path: Path, hub: Hub, tally: Tally, seed: int
 ) -> None:
     fill(hub)
-    kills = Kills(scale.of(4, 60))
+    kills = Kills(at_scale(4, 60))
     cluster = Cluster(tmp_path, hub, Random(seed), kills)
     roots = [tmp_path / node / "cache/mounts" for node in NODES]
     async with reading(roots, repositories().values()) as seen:
@@ -173,12 +164,12 @@ def entries(root: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.promise("leases", "whole-files")
 async def test_a_second_agent_ends_and_names_the_first_which_is_unharmed(
-    program: Program, mirror: AgentMirror, tmp_path: Path, scale: Scale, tally: Tally
+    program: Program, mirror: AgentMirror, tmp_path: Path, tally: Tally
 ) -> None:
     async with program.daemon() as daemon:
         stage = await ready(daemon, mirror, "job")
         before = entries(tmp_path / "cache")
-        others = [replace(program, root=tmp_path / f"second-{turn}") for turn in range(scale.of(1, 5))]
+        others = [replace(program, root=tmp_path / f"second-{turn}") for turn in range(at_scale(1, 5))]
         for other in (*others, program):  # with a socket of its own, and with the same
             done = await asyncio.to_thread(other.run)
             assert done.returncode == 3, done.stderr
@@ -195,7 +186,7 @@ async def test_a_second_agent_ends_and_names_the_first_which_is_unharmed(
 @pytest.mark.promise("leases", "whole-files")
 @pytest.mark.parametrize("left", ["a living process", "nothing", "rubbish"])
 async def test_what_a_killed_agent_wrote_into_its_lock_keeps_no_other_from_starting(
-    program: Program, mirror: AgentMirror, tmp_path: Path, left: str, tally: Tally
+    program: Program, mirror: AgentMirror, tmp_path: Path, left: str
 ) -> None:
     owner = tmp_path / "cache/owner"
     async with program.daemon() as daemon:
@@ -210,4 +201,3 @@ async def test_what_a_killed_agent_wrote_into_its_lock_keeps_no_other_from_start
         assert again.state == "READY"
         assert tree(Path(again.mounts[0].path)) == FILES
         assert str(daemon.process.pid) in owner.read_text()
-    tally.add(scenarios=1, kills=1)

@@ -18,12 +18,13 @@ from bdn.wire.operation_schema import EvictCommand, VerifyCommand
 from node_agent.app import Agent
 from node_agent.journal import Journal
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.stage import NodeStage, StageRecord, StageRecords
+from node_agent.stage.records import StageRecords
+from node_agent.stage.stage import NodeStage, StageRecord
 from tests.support.agent.mirror import AgentMirror, missing
 from tests.support.agent.rig import Clock, Rig, noise, staged, verified
 from tests.support.content.trees import tree
 from tests.support.crash.rot import cached, digest_of_path, flip
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("leases")
@@ -49,7 +50,7 @@ def is_whole(agent: Agent, stage: NodeStage, number: int) -> bool:
 
 @pytest.mark.parametrize("jump", [DAY, -DAY, 400 * DAY])
 async def test_a_clock_that_is_set_neither_ends_a_lease_nor_prolongs_it(
-    mirror: AgentMirror, tmp_path: Path, jump: float, tally: Tally
+    mirror: AgentMirror, tmp_path: Path, jump: float
 ) -> None:
     wall, elapsed = Clock(), Clock(50.0)
     async with Rig(mirror, tmp_path).agent(wall, elapsed) as agent:
@@ -66,13 +67,12 @@ async def test_a_clock_that_is_set_neither_ends_a_lease_nor_prolongs_it(
         elapsed.now += 1
         await agent.housekeeping.reap()
         assert stage.record.state == "RELEASED"
-    tally.add(scenarios=1, faults=1, refused=1)
 
 
 async def test_whatever_clocks_restarts_and_renewals_do_a_stage_has_its_whole_time(
-    mirror: AgentMirror, tmp_path: Path, scale: Scale, tally: Tally
+    mirror: AgentMirror, tmp_path: Path, tally: Tally
 ) -> None:
-    for seed in range(scale.of(2, 25)):
+    for seed in range(at_scale(2, 25)):
         await live(mirror, tmp_path / str(seed), seed, tally)
 
 
@@ -116,7 +116,7 @@ def stage_of(agent: Agent, number: int) -> NodeStage:
     return next(stage for stage in agent.stages.registry.all() if stage.record.job_id == f"job-{number}")
 
 
-async def test_age_is_the_order_of_use_not_the_clock(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
+async def test_age_is_the_order_of_use_not_the_clock(mirror: AgentMirror, tmp_path: Path) -> None:
     wall = Clock()
     for jump, number in ((DAY, 0), (-2 * DAY, 1), (DAY / 2, 2)):
         async with Rig(mirror, tmp_path).agent(wall) as agent:  # what was used before the restart counts as well
@@ -127,7 +127,6 @@ async def test_age_is_the_order_of_use_not_the_clock(mirror: AgentMirror, tmp_pa
         assert agent.cache.index.manifests() == tuple(mirror.publish(files).digest for files in FILES)
         (gone,) = await agent.evictions.evict(EvictCommand(id="e", lru_bytes=1, tier="node"))
         assert gone.manifest == str(mirror.publish(FILES[0]).digest)
-    tally.add(scenarios=3, faults=3)
 
 
 # --- Stages that end while something else is at work on them, or that end half-way: no lease without a view, and no view without one ---
@@ -157,7 +156,7 @@ def is_gone(agent: Agent, stage: NodeStage) -> bool:
 
 
 async def test_a_stage_that_is_just_being_released_is_not_mended(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_stopped, may_go_on, stop = asyncio.Event(), asyncio.Event(), Lifecycle.stop
 
@@ -178,10 +177,9 @@ async def test_a_stage_that_is_just_being_released_is_not_mended(
         assert not is_mended
         assert is_gone(agent, stage)
         assert mirror.requests == 0
-    tally.add(scenarios=1)
 
 
-async def test_a_mend_that_has_begun_ends_with_the_release(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
+async def test_a_mend_that_has_begun_ends_with_the_release(mirror: AgentMirror, tmp_path: Path) -> None:
     async with lacking(mirror, tmp_path) as (agent, stage, manifest):
         gate, asked = mirror.hold()
         await agent.housekeeping.reap()
@@ -196,7 +194,6 @@ async def test_a_mend_that_has_begun_ends_with_the_release(mirror: AgentMirror, 
 
         assert is_gone(agent, stage)
         assert not agent.cache.index.is_complete(manifest.digest)
-    tally.add(scenarios=1)
 
 
 def keep_views(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +222,7 @@ def keep_records(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fault", [keep_views, keep_records])
 async def test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_again_and_for_nobody_else(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally, fault: Callable[[pytest.MonkeyPatch], None]
+    mirror: AgentMirror, tmp_path: Path, fault: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     manifest = mirror.publish(MODEL)
     async with Rig(mirror, tmp_path, {"exposure": "symlink"}).agent() as agent:
@@ -251,10 +248,9 @@ async def test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_aga
         await agent.stages.renew(stage.id, 60)
         await agent.stages.release(stage.id)
         assert is_gone(agent, agent.stages.registry.find(stage.id))
-    tally.add(scenarios=1, faults=1, repaired=1)
 
 
-async def test_a_pull_whose_release_was_lost_leases_again(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
+async def test_a_pull_whose_release_was_lost_leases_again(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest, place = mirror.publish(MODEL), tmp_path / "mine"
     async with Rig(mirror, tmp_path / "data").agent() as agent:
         stage = await agent.stages.pull(mirror.grant(manifest), place)
@@ -270,11 +266,10 @@ async def test_a_pull_whose_release_was_lost_leases_again(mirror: AgentMirror, t
 
         assert agent.cache.index.leases.leased() == (manifest.digest,)
         assert tree(place) == MODEL
-    tally.add(scenarios=1, faults=1, repaired=1)
 
 
 async def test_a_stage_that_is_asked_for_while_it_fails_leases_nothing(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing, gate, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
     save = StageRecords.save
@@ -306,7 +301,6 @@ async def test_a_stage_that_is_asked_for_while_it_fails_leases_nothing(
         mirror.every = None
         await staged(agent, mirror, manifest, job="fails")
         assert agent.cache.index.leases.leased() == (manifest.digest,)
-    tally.add(scenarios=1, faults=1, refused=1)
 
 
 # --- What a READY stage shows stays, also where files are lost that cannot be brought again now ---
@@ -331,7 +325,7 @@ async def lose_a_file(rig: Rig, mirror: AgentMirror) -> Path:
 
 
 async def test_a_stage_whose_lost_file_does_not_fit_any_more_shows_what_it_showed_and_says_so(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, elapsed = Rig(mirror, tmp_path), Clock(0.0)
     told: list[Event] = []
@@ -361,14 +355,13 @@ async def test_a_stage_whose_lost_file_does_not_fit_any_more_shows_what_it_showe
         assert agent.stages.document(stage).error is None
         assert all(map(agent.cache.index.is_complete, stage.record.manifests))
         assert tree(place) == LOST_MODEL
-    tally.add(scenarios=2, faults=1, refused=2, repaired=1)
 
 
 def inode(path: Path) -> int:
     return path.stat().st_ino
 
 
-async def test_a_stage_that_shows_a_torn_file_is_not_ready(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
+async def test_a_stage_that_shows_a_torn_file_is_not_ready(mirror: AgentMirror, tmp_path: Path) -> None:
     rig, manifest = Rig(mirror, tmp_path), mirror.publish(LOST_MODEL)
     async with rig.agent() as agent:
         place = Path((await staged(agent, mirror, manifest)).mounts[0].path)
@@ -389,10 +382,9 @@ async def test_a_stage_that_shows_a_torn_file_is_not_ready(mirror: AgentMirror, 
         again = await staged(agent, mirror, manifest)
         assert (again.state, again.error) == ("READY", None)
         assert tree(Path(again.mounts[0].path)) == LOST_MODEL
-    tally.add(scenarios=2, faults=1, refused=2, repaired=1)
 
 
-async def test_a_ready_stage_says_what_it_lost_and_heals(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
+async def test_a_ready_stage_says_what_it_lost_and_heals(mirror: AgentMirror, tmp_path: Path) -> None:
     files = {**LOST_MODEL, "weights": noise(CHUNK_SIZE + 100)}
     manifest, elapsed = mirror.publish(files), Clock(0.0)
     async with Rig(mirror, tmp_path, {"scrub_rate": 10**12}).agent(elapsed=elapsed) as agent:
@@ -416,12 +408,9 @@ async def test_a_ready_stage_says_what_it_lost_and_heals(mirror: AgentMirror, tm
         assert agent.stages.document(stage).error is None
         assert tree(place) == files
         assert inode(place) == folder, "a running job's folder is not exchanged"
-    tally.add(scenarios=1, faults=1, refused=1, repaired=1)
 
 
-async def test_a_stage_renewed_while_it_was_about_to_expire_stays(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
+async def test_a_stage_renewed_while_it_was_about_to_expire_stays(mirror: AgentMirror, tmp_path: Path) -> None:
     elapsed = Clock(0.0)
     async with Rig(mirror, tmp_path).agent(elapsed=elapsed) as agent:
         stage = await agent.stages.start("job", mirror.grant(mirror.publish(LOST_MODEL)), 100)
@@ -433,4 +422,3 @@ async def test_a_stage_renewed_while_it_was_about_to_expire_stays(
             await agent.stages.lifecycle.renew(stage, 100)
         await reaping
         assert stage.record.state == "READY"
-    tally.add(scenarios=1)

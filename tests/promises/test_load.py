@@ -25,7 +25,7 @@ from tests.support.agent.rig import MIB, Rig, noise
 from tests.support.content.trees import tree
 from tests.support.mirror.process import ServingProcess
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import Tally, at_scale
 
 pytestmark = pytest.mark.promise("load")
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -43,9 +43,9 @@ async def mirror(upstreams: None, database_options: dict[str, Any], tmp_path: Pa
 
 
 async def test_a_thousand_requests_for_ten_sources_are_ten_mirrors(
-    mirror: MirrorUnderTest, hub: Hub, tally: Tally, scale: Scale
+    mirror: MirrorUnderTest, hub: Hub, tally: Tally
 ) -> None:
-    count = scale.of(200, 1000)
+    count = at_scale(200, 1000)
     contents = {f"org/model-{number}": {"w.bin": noise(100_000, number)} for number in range(DISTINCT)}
     for name, files in contents.items():
         hub.repo(name).commit(files)
@@ -69,10 +69,10 @@ async def test_a_thousand_requests_for_ten_sources_are_ten_mirrors(
 
 
 async def test_many_listeners_share_one_look_and_all_hear_the_end(
-    upstreams: None, tmp_path: Path, hub: Hub, tally: Tally, scale: Scale, monkeypatch: pytest.MonkeyPatch
+    upstreams: None, tmp_path: Path, hub: Hub, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tenth of them vanishes in the middle."""
-    count = scale.of(100, 500)
+    count = at_scale(100, 500)
     looks = _counted_looks(monkeypatch)
     hub.repo("org/model").commit({"w.bin": noise(100_000)})
     hub.fail(stall(), "w.bin", times=None)
@@ -103,12 +103,11 @@ async def test_listeners_that_never_read_cost_a_bounded_buffer_each_and_delay_no
     tmp_path: Path,
     hub: Hub,
     tally: Tally,
-    scale: Scale,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """They ask for the events and leave them lying: their generators stand still, and one who reads hears it all."""
-    count = scale.of(30, 100)
+    count = at_scale(30, 100)
     monkeypatch.setattr(routes, "_EVENT_SECONDS", 0.001)
     hub.repo("org/model").commit({"w.bin": noise(100_000)})
     hub.fail(stall(), "w.bin", times=None)
@@ -139,10 +138,10 @@ async def test_listeners_that_never_read_cost_a_bounded_buffer_each_and_delay_no
 
 
 async def test_agents_that_ask_all_at_once_cost_the_upstream_one_read(
-    upstreams: None, tmp_path: Path, hub: Hub, tally: Tally, scale: Scale, monkeypatch: pytest.MonkeyPatch
+    upstreams: None, tmp_path: Path, hub: Hub, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred agents ask for one of twenty manifests each, all of them at the same moment, of a mirror in its own process."""
-    agents_count, manifests_count = scale.of(6, 100), scale.of(3, 20)
+    agents_count, manifests_count = at_scale(6, 100), at_scale(3, 20)
     contents = [{"w.bin": noise(MIB + number, number), "c.json": b"%d" % number} for number in range(manifests_count)]
     for number, files in enumerate(contents):
         hub.repo(f"org/model-{number}").commit(files)

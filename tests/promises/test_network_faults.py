@@ -2,21 +2,32 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from bdn.core.chunk import Manifest
 from bdn.core.errors import BdnError
 from bdn.net.api_clients import MirrorClient
+from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
+from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.content.trees import tree
 from tests.support.network.fault_proxy import Exchange, Fault, FaultProxy, parted
-from tests.support.network.fault_proxy_faults import LASTING, PASSING, Swap, later, name_of, trickles
+from tests.support.network.fault_proxy_faults import (
+    LASTING,
+    PASSING,
+    falls_silent,
+    later,
+    name_of,
+    resets_at_once,
+    trickles,
+)
 from tests.support.network.fault_proxy_ring import FaultyRing, faulty_ring
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("network")
@@ -38,9 +49,9 @@ def ring(server: AgentMirror, tmp_path: Path) -> Iterator[FaultyRing]:
 @pytest.mark.parametrize("fault", [*PASSING, later(0.2)], ids=name_of)
 @pytest.mark.parametrize("place", PLACES)
 async def test_a_fault_on_the_way_to_the_mirror_costs_time_alone(
-    ring: FaultyRing, place: str, fault: Fault, tally: Tally, scale: Scale
+    ring: FaultyRing, place: str, fault: Fault, tally: Tally
 ) -> None:
-    times = scale.of(1, 2)
+    times = at_scale(1, 2)
     manifest = ring.mirror.publish(FILES)
     proxy = ring.api if place == "api" else ring.content
     async with asyncio.timeout(LONGEST_SECONDS), ring.agent("node-1", byte_threads=2) as agent:
@@ -77,31 +88,20 @@ async def test_a_fault_that_lasts_names_the_place(
         assert f"127.0.0.1:{proxy.port}" in str(caught.value)
 
 
-async def test_right_sized_chunks_in_each_others_place_are_found_out(ring: FaultyRing, tally: Tally) -> None:
+@asynccontextmanager
+async def pair(ring: FaultyRing) -> AsyncIterator[tuple[Manifest, FaultProxy, Agent]]:
+    """What one node holds, the way to it, and another node that owns nothing."""
     manifest = ring.mirror.publish(FILES)
-    swap = Swap()
-    async with asyncio.timeout(LONGEST_SECONDS), ring.agent("node-1", byte_threads=4) as agent:
-        ring.content.play(*[swap.swaps] * 4)
-        stage = await staged(agent, ring.mirror, manifest)
-
-        figures = metrics(agent.metrics.render(await agent.holdings.tiers()).decode())
-        tally.add(scenarios=1, faults=swap.swapped, wrong=tree(Path(stage.mounts[0].path)) != FILES)
-        assert swap.swapped
-        assert figures["bdn_agent_verification_failures_total"]
+    async with ring.agent("holder") as holder, ring.agent("guest", roles="node") as guest:
+        await staged(holder, ring.mirror, manifest)
+        yield manifest, ring.peers["holder"], guest
 
 
 @pytest.mark.parametrize("fault", [*PASSING, parted], ids=name_of)
-async def test_a_fault_of_a_peer_costs_a_retry(ring: FaultyRing, fault: Fault, tally: Tally, scale: Scale) -> None:
+async def test_a_fault_of_a_peer_costs_a_retry(ring: FaultyRing, fault: Fault, tally: Tally) -> None:
     """Once, and in the full run whatever a peer is asked: then the mirror serves."""
-    manifest = ring.mirror.publish(FILES)
-    async with (
-        asyncio.timeout(LONGEST_SECONDS),
-        ring.agent("holder") as holder,
-        ring.agent("guest", roles="node") as guest,
-    ):
-        await staged(holder, ring.mirror, manifest)
-        proxy = ring.peers["holder"]
-        proxy.play(*[fault] * scale.of(1, 1000))
+    async with asyncio.timeout(LONGEST_SECONDS), pair(ring) as (manifest, proxy, guest):
+        proxy.play(*[fault] * at_scale(1, 1000))
         stage = await staged(guest, ring.mirror, manifest)
 
         tally.add(scenarios=1, faults=proxy.met.total(), wrong=tree(Path(stage.mounts[0].path)) != FILES)
@@ -111,21 +111,22 @@ async def test_a_fault_of_a_peer_costs_a_retry(ring: FaultyRing, fault: Fault, t
         assert came.cluster + came.mirror == sum(map(len, FILES.values()))
 
 
-async def test_a_peer_that_trickles_is_left_and_counted(ring: FaultyRing, tally: Tally) -> None:
-    manifest = ring.mirror.publish(FILES)
-    async with (
-        asyncio.timeout(LONGEST_SECONDS),
-        ring.agent("holder") as holder,
-        ring.agent("guest", roles="node") as guest,
-    ):
-        await staged(holder, ring.mirror, manifest)
-        ring.peers["holder"].every = trickles
+@pytest.mark.parametrize("fault", [parted, falls_silent, resets_at_once, trickles], ids=name_of)
+async def test_a_peer_that_stays_at_fault_is_left_and_the_mirror_is_asked(
+    ring: FaultyRing, fault: Fault, tally: Tally
+) -> None:
+    """Neither what it is asked nor what it answers arrives; or it hears, and is not heard; or hardly anything comes."""
+    async with asyncio.timeout(LONGEST_SECONDS), pair(ring) as (manifest, proxy, guest):
+        proxy.every = fault
         stage = await staged(guest, ring.mirror, manifest)
 
-        tally.add(scenarios=1, faults=ring.peers["holder"].met.total(), wrong=tree(Path(stage.mounts[0].path)) != FILES)
+        tally.add(scenarios=1, faults=proxy.met.total(), wrong=tree(Path(stage.mounts[0].path)) != FILES)
+        assert proxy.met
+        assert stage.mounts[0].bytes_from.cluster < sum(map(len, FILES.values()))
         assert stage.transfer is not None
         assert stage.transfer.retries
         assert stage.transfer.peers_avoided == ["holder"]
+        ring.heal()
 
 
 # --- Small documents between an agent and its mirror with a bit that is wrong, which TCP did not notice ---
@@ -165,14 +166,14 @@ def bits(count: int) -> list[int]:
 
 
 async def test_a_layout_with_a_wrong_bit_is_an_error_or_fails_one_stage_with_one(
-    mirror: AgentMirror, proxy: FaultProxy, tmp_path: Path, tally: Tally, scale: Scale
+    mirror: AgentMirror, proxy: FaultProxy, tmp_path: Path, tally: Tally
 ) -> None:
     """Where a small file lies in a slab, no name says: that is found out when its bytes come, or do not."""
     manifest, unnoticed = mirror.publish(DOCUMENTED), []
     async with asyncio.timeout(DOCUMENT_SECONDS):
         async with MirrorClient(proxy.url) as client:
             right = await client.layout(manifest.digest, mirror.grant(manifest))
-            for bit in bits(scale.of(100, 1000)):
+            for bit in bits(at_scale(100, 1000)):
                 proxy.play(flips(bit))
                 try:
                     found = await client.layout(manifest.digest, mirror.grant(manifest))
@@ -181,7 +182,7 @@ async def test_a_layout_with_a_wrong_bit_is_an_error_or_fails_one_stage_with_one
                 else:
                     unnoticed += [bit] if found != right else []
         assert unnoticed
-        for bit in unnoticed[: scale.of(4, 40)]:
+        for bit in unnoticed[: at_scale(4, 40)]:
             await _stage_by_a_wrong_layout(Rig(mirror, tmp_path / f"{bit}", {"url": proxy.url}), proxy, bit, tally)
 
 
@@ -204,14 +205,14 @@ async def _stage_by_a_wrong_layout(rig: Rig, proxy: FaultProxy, bit: int, tally:
 
 
 async def test_a_heartbeat_s_answer_with_a_wrong_bit_costs_an_error_and_no_truth(
-    mirror: AgentMirror, proxy: FaultProxy, tmp_path: Path, tally: Tally, scale: Scale
+    mirror: AgentMirror, proxy: FaultProxy, tmp_path: Path, tally: Tally
 ) -> None:
     """Whatever was told wrong, the agent stages what it holds without the mirror, and anything else after a heartbeat."""
     held, other = mirror.publish(DOCUMENTED), mirror.publish({"other": b"other"})
     async with asyncio.timeout(DOCUMENT_SECONDS), Rig(mirror, tmp_path, {"url": proxy.url}).agent() as agent:
         await agent.heartbeats.beat()
         stage = await staged(agent, mirror, held)
-        for number, bit in enumerate(bits(scale.of(150, 1500))):
+        for number, bit in enumerate(bits(at_scale(150, 1500))):
             proxy.play(flips(bit))
             try:
                 await agent.heartbeats.beat()

@@ -1,10 +1,9 @@
-"""The mirror, its store or the peers are out of reach or fail: what can be done is done, the rest says so and goes on later."""
+"""The mirror's store is out of reach or fails: what can be done is done, the rest says so and goes on later."""
 
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,51 +14,21 @@ from bdn.mirror import scrub
 from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import MIB, Rig, noise
 from tests.support.content.trees import tree
 from tests.support.crash.forgetful_disk import ForgetfulDisk, needs_forgetful_disks
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
-from tests.support.network.fault_proxy import Fault, parted
-from tests.support.network.fault_proxy_faults import falls_silent, name_of, resets_at_once
-from tests.support.network.fault_proxy_ring import FaultyRing, faulty_ring
 from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
 pytestmark = pytest.mark.promise("network")
-FILES: Final = {"large": noise(17 * MIB, 1), **{f"small/{number}": noise(30_000, number) for number in range(4)}}
-SIZE: Final = sum(map(len, FILES.values()))
 MODEL: Final = source("hf://org/model")
-
-
-@pytest.fixture
-def ring(server: AgentMirror, tmp_path: Path) -> Iterator[FaultyRing]:
-    with faulty_ring(server.renewed(is_packed=True), tmp_path) as ring:
-        yield ring
-
-
-@pytest.mark.parametrize("fault", [parted, falls_silent, resets_at_once], ids=name_of)
-async def test_a_node_that_sees_no_peer_asks_the_mirror(ring: FaultyRing, fault: Fault, tally: Tally) -> None:
-    """Neither what it asks peers nor what they answer arrives; or they hear it, and it does not hear them."""
-    manifest = ring.mirror.publish(FILES)
-    async with asyncio.timeout(60), ring.agent("node-1") as first, ring.agent("node-2") as second:
-        await staged(first, ring.mirror, manifest)
-        for proxy in ring.peers.values():
-            proxy.every = fault
-        stage = await staged(second, ring.mirror, manifest)
-
-        met = sum(proxy.met.total() for proxy in ring.peers.values())
-        tally.add(scenarios=1, faults=met, wrong=tree(Path(stage.mounts[0].path)) != FILES)
-        assert met
-        assert stage.mounts[0].bytes_from.cluster < SIZE
-        assert stage.transfer is not None
-        assert stage.transfer.peers_avoided == ["node-1"]
-        ring.heal()
 
 
 async def test_a_store_that_goes_away_loses_nothing(upstreams: None, hub: Hub, tmp_path: Path, tally: Tally) -> None:
     """During a mirror, a stage and an eviction; each of them works when the store is back."""
-    hub.repo("org/model").commit({"w.bin": FILES["large"]})
-    hub.repo("org/other").commit({"o.bin": FILES["large"][: 3 * MIB]})
+    hub.repo("org/model").commit({"w.bin": noise(17 * MIB, 1)})
+    hub.repo("org/other").commit({"o.bin": noise(3 * MIB, 2)})
     async with asyncio.timeout(60), mirror_under_test(tmp_path / "mirror", serve=True) as mirror:
         ready = await mirror.ready(MODEL)
         listener = bind_tcp("127.0.0.1", 0)
@@ -80,7 +49,7 @@ async def test_a_store_that_goes_away_loses_nothing(upstreams: None, hub: Hub, t
             mirrored = await mirror.ready(source("hf://org/other"))
 
             tally.add(scenarios=3, faults=1, refused=3)
-            tally.add(wrong=tree(Path(str(stage.mounts[0].path))) != {"w.bin": FILES["large"]})
+            tally.add(wrong=tree(Path(str(stage.mounts[0].path))) != {"w.bin": noise(17 * MIB, 1)})
             assert readiness.status_code == 503
             assert "store" in readiness.json()["error"]["message"]
             assert (failed["error"]["code"], failed["error"]["retryable"]) == ("STORE_UNAVAILABLE", True)
@@ -104,16 +73,12 @@ STEPS: Final = [
 
 
 @pytest.fixture
-def repositories(upstreams: None, hub: Hub) -> None:
+async def mirror(upstreams: None, hub: Hub, disk: ForgetfulDisk, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    """Its database is elsewhere; what is evicted is to go at once."""
     hub.repo("org/model").commit(STORED)
     hub.repo("org/other").commit(OTHERS)
-
-
-@asynccontextmanager
-async def mirror_on(disk: ForgetfulDisk, root: Path) -> AsyncIterator[MirrorUnderTest]:
-    """Its database is elsewhere; what is evicted is to go at once."""
     settings: Json = {"store": f"file://{disk.place / 'store'}", "tombstone_seconds": 0}
-    async with asyncio.timeout(LONGEST_SECONDS), mirror_under_test(root / "mirror", **settings) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", **settings) as mirror:
         yield mirror
 
 
@@ -136,17 +101,14 @@ def check_away(error: Any) -> None:
 
 @needs_forgetful_disks
 @pytest.mark.parametrize(("kind", "path", "number"), STEPS[2:], ids=[kind for kind, *_ in STEPS[2:]])
-@pytest.mark.usefixtures("repositories")
 async def test_a_copy_that_the_disk_refuses_is_typed_and_goes_on_when_it_does_not(
-    disk: ForgetfulDisk, tmp_path: Path, kind: str, path: str, number: int, tally: Tally
+    disk: ForgetfulDisk, mirror: MirrorUnderTest, kind: str, path: str, number: int, tally: Tally
 ) -> None:
-    async with mirror_on(disk, tmp_path) as mirror:
-        disk.refuse(kind, path, number=number)
-        error = await mirror.failed(MODEL)
-        met = disk.faults_met
-        disk.mend()
-        document = await mirror.ready(MODEL)
-        found = await mirror.tree(document["sources"][0]["manifest"])
+    disk.refuse(kind, path, number=number)
+    error = await mirror.failed(MODEL)
+    met = disk.faults_met
+    disk.mend()
+    found = await mirror.tree(await mirror.manifest(MODEL))
 
     tally.add(scenarios=1, faults=met, refused=1, wrong=found != STORED)
     check_away(error)
@@ -154,26 +116,24 @@ async def test_a_copy_that_the_disk_refuses_is_typed_and_goes_on_when_it_does_no
 
 
 @needs_forgetful_disks
-@pytest.mark.usefixtures("repositories")
-async def test_a_store_that_is_away_is_named_to_everybody(disk: ForgetfulDisk, tmp_path: Path, tally: Tally) -> None:
-    async with mirror_on(disk, tmp_path) as mirror:
-        kept, lost = await mirror.ready(MODEL), await mirror.ready(OTHER)
-        manifest, victim = kept["sources"][0]["manifest"], lost["sources"][0]["manifest"]
-        layout = (await mirror.http.get(f"/manifests/{manifest}/layout")).json()
-        before = len(files(disk))
-        switch_off(disk)
-        answers = [
-            await mirror.http.get("/readyz"),
-            await mirror.http.get(f"/chunks/{layout['files'][0]['chunks'][0]}"),
-            await mirror.http.post("/evictions", json={"manifest": victim, "tier": "mirror"}),
-        ]
-        asked = await mirror.http.post("/collections", params={"wait": 20}, json={"grace_seconds": 0})
-        disk.lose_power("kept")
-        is_ready = (await mirror.http.get("/readyz")).is_success
-        found = await mirror.tree(manifest)
-        collected = await mirror.collect()
-        again = await mirror.ready(OTHER)
-        back = await mirror.tree(again["sources"][0]["manifest"])
+async def test_a_store_that_is_away_is_named_to_everybody(
+    disk: ForgetfulDisk, mirror: MirrorUnderTest, tally: Tally
+) -> None:
+    manifest, victim = await mirror.manifest(MODEL), await mirror.manifest(OTHER)
+    layout = await mirror.get(f"/manifests/{manifest}/layout")
+    before = len(files(disk))
+    switch_off(disk)
+    answers = [
+        await mirror.http.get("/readyz"),
+        await mirror.http.get(f"/chunks/{layout['files'][0]['chunks'][0]}"),
+        await mirror.http.post("/evictions", json={"manifest": victim, "tier": "mirror"}),
+    ]
+    asked = await mirror.http.post("/collections", params={"wait": 20}, json={"grace_seconds": 0})
+    disk.lose_power("kept")
+    is_ready = (await mirror.http.get("/readyz")).is_success
+    found = await mirror.tree(manifest)
+    collected = await mirror.collect()
+    back = await mirror.tree(await mirror.manifest(OTHER))
 
     tally.add(scenarios=5, faults=1, refused=4, wrong=(found != STORED) + (back != OTHERS), lost=not is_ready)
     for answer in answers:
@@ -186,19 +146,17 @@ async def test_a_store_that_is_away_is_named_to_everybody(disk: ForgetfulDisk, t
 
 
 @needs_forgetful_disks
-@pytest.mark.usefixtures("repositories")
 async def test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_goes_on_when_it_is_back(
-    disk: ForgetfulDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
+    disk: ForgetfulDisk, mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
     monkeypatch.setattr(scrub, "_AWAY_SECONDS", 0.01)
-    async with mirror_on(disk, tmp_path) as mirror:
-        document = await mirror.ready(MODEL)
-        switch_off(disk)
-        begun = (await mirror.http.post("/verifications", params={"wait": 1}, json={"all": True})).json()
-        damaged = mirror.count("damaged_chunks")
-        disk.lose_power("kept")
-        ended = await mirror.http.get(f"/verifications/{begun['id']}", params={"wait": LONGEST_SECONDS})
-        found = await mirror.tree(document["sources"][0]["manifest"])
+    manifest = await mirror.manifest(MODEL)
+    switch_off(disk)
+    begun = (await mirror.http.post("/verifications", params={"wait": 1}, json={"all": True})).json()
+    damaged = mirror.count("damaged_chunks")
+    disk.lose_power("kept")
+    ended = await mirror.http.get(f"/verifications/{begun['id']}", params={"wait": LONGEST_SECONDS})
+    found = await mirror.tree(manifest)
 
     tally.add(scenarios=1, faults=1, refused=1, wrong=found != STORED, lost=damaged)
     assert begun["status"] == "RUNNING"
@@ -207,19 +165,16 @@ async def test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_
 
 @needs_forgetful_disks
 @pytest.mark.parametrize(("kind", "path", "number"), STEPS[:2], ids=["unlink", "rename"])
-@pytest.mark.usefixtures("repositories")
 async def test_an_eviction_that_the_disk_refuses_is_made_up_for_by_the_next_collection(
-    disk: ForgetfulDisk, tmp_path: Path, kind: str, path: str, number: int, tally: Tally
+    disk: ForgetfulDisk, mirror: MirrorUnderTest, kind: str, path: str, number: int, tally: Tally
 ) -> None:
-    async with mirror_on(disk, tmp_path) as mirror:
-        document = await mirror.ready(OTHER)
-        disk.refuse(kind, path, number=number)
-        evicting = {"manifest": document["sources"][0]["manifest"], "tier": "mirror"}
-        refused = await mirror.http.post("/evictions", json=evicting)
-        met = disk.faults_met
-        disk.mend()
-        gone = await mirror.http.get(f"/manifests/{evicting['manifest']}")
-        await mirror.collect(grace_seconds=0)
+    manifest = await mirror.manifest(OTHER)
+    disk.refuse(kind, path, number=number)
+    refused = await mirror.http.post("/evictions", json={"manifest": manifest, "tier": "mirror"})
+    met = disk.faults_met
+    disk.mend()
+    gone = await mirror.http.get(f"/manifests/{manifest}")
+    await mirror.collect(grace_seconds=0)
 
     tally.add(scenarios=1, faults=met, refused=1, lost=len(files(disk)))
     assert met

@@ -13,7 +13,6 @@ from bdn.mirror.retention import Collector
 from tests.doubles.hub import Hub
 from tests.support.content.calendar import DAY, Calendar
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
-from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("collection")
@@ -24,11 +23,6 @@ RIVAL = {"BDN-Organisation": "rival"}
 
 
 @pytest.fixture
-def calendar() -> Calendar:
-    return Calendar()
-
-
-@pytest.fixture
 async def mirror(upstreams: None, hub: Hub, tmp_path: Path, calendar: Calendar) -> AsyncIterator[MirrorUnderTest]:
     hub.repo("org/one").commit({"shared.bin": b"in both" * 200_000, "one.txt": b"1"})
     hub.repo("org/two").commit({"shared.bin": b"in both" * 200_000, "two.txt": b"2"})
@@ -36,10 +30,6 @@ async def mirror(upstreams: None, hub: Hub, tmp_path: Path, calendar: Calendar) 
         tmp_path, bearer=TOKEN, auth="token", token=TOKEN, clock=calendar, collect_seconds=0
     ) as service:
         yield service
-
-
-async def manifest_of(mirror: MirrorUnderTest, wanted: Json) -> str:
-    return str((await mirror.ready(wanted))["sources"][0]["manifest"])
 
 
 async def mirrored_by_rival(mirror: MirrorUnderTest, wanted: Json) -> Json:
@@ -63,7 +53,7 @@ async def listed(mirror: MirrorUnderTest) -> set[str]:
 
 
 async def test_what_was_evicted_is_not_there_until_it_is_restored(
-    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch, tally: Tally
+    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "_STANDING_SECONDS", 0.0)
     document = await mirror.ready(ONE)
@@ -88,11 +78,10 @@ async def test_what_was_evicted_is_not_there_until_it_is_restored(
     assert await restored(mirror, manifest=manifest) == [manifest]
     assert [(await mirror.http.get(path, headers=grant)).status_code for path in paths] == [200] * 3
     assert await restored(mirror, manifest=manifest) == []  # once
-    tally.add(scenarios=1)
 
 
-async def test_it_can_be_restored_for_seven_days(mirror: MirrorUnderTest, calendar: Calendar, tally: Tally) -> None:
-    manifest = await manifest_of(mirror, ONE)
+async def test_it_can_be_restored_for_seven_days(mirror: MirrorUnderTest, calendar: Calendar) -> None:
+    manifest = await mirror.manifest(ONE)
     calendar.days = 30  # how long it was there does not matter
     await mirror.evict(source="hf://org/one", tier="mirror")
     for calendar.days in (30, 31, 36.99):
@@ -108,23 +97,21 @@ async def test_it_can_be_restored_for_seven_days(mirror: MirrorUnderTest, calend
     assert collection["bytes_freed"] == planned["bytes_freed"] == stored
     assert mirror.chunks() == {}
     assert await restored(mirror, manifest=manifest) == []
-    tally.add(scenarios=1)
 
 
-async def test_mirroring_it_again_brings_it_back_and_moves_no_bytes(mirror: MirrorUnderTest, tally: Tally) -> None:
-    manifest = await manifest_of(mirror, ONE)
+async def test_mirroring_it_again_brings_it_back_and_moves_no_bytes(mirror: MirrorUnderTest) -> None:
+    manifest = await mirror.manifest(ONE)
     await mirror.evict(all=True, tier="mirror")
     again = await mirror.ready(ONE)
     assert (again["bytes_transferred"], again["sources"][0]["manifest"]) == (0, manifest)
     assert again["grant"] is not None
     assert await restored(mirror, manifest=manifest) == []
-    tally.add(scenarios=1)
 
 
-async def test_an_eviction_takes_nothing_from_others(mirror: MirrorUnderTest, calendar: Calendar, tally: Tally) -> None:
-    manifest = await manifest_of(mirror, ONE)
+async def test_an_eviction_takes_nothing_from_others(mirror: MirrorUnderTest, calendar: Calendar) -> None:
+    manifest = await mirror.manifest(ONE)
     assert (await mirrored_by_rival(mirror, ONE))["sources"][0]["manifest"] == manifest
-    two = await manifest_of(mirror, TWO)
+    two = await mirror.manifest(TWO)
     evicted = await mirror.evict(all=True, tier="mirror")
     freed = {item["manifest"]: item["bytes"] for item in evicted["items"]}
     assert freed == {manifest: 0, two: 1}  # what they share stays with the rival
@@ -137,13 +124,12 @@ async def test_an_eviction_takes_nothing_from_others(mirror: MirrorUnderTest, ca
         assert (await mirror.http.get(f"/chunks/b3:{Path(chunk).name}", headers=RIVAL)).status_code == 200
     assert await restored(mirror, manifest=two) == []
     assert await restored(mirror, manifest=manifest) == [manifest]  # which is not collected
-    tally.add(scenarios=1)
 
 
 async def test_what_somebody_else_mirrors_after_it_was_collected_is_still_given_up(
-    mirror: MirrorUnderTest, calendar: Calendar, tally: Tally
+    mirror: MirrorUnderTest, calendar: Calendar
 ) -> None:
-    manifest = await manifest_of(mirror, ONE)
+    manifest = await mirror.manifest(ONE)
     await mirror.evict(all=True, tier="mirror")
     calendar.days = 8
     await mirror.collect(grace_seconds=0)
@@ -152,10 +138,9 @@ async def test_what_somebody_else_mirrors_after_it_was_collected_is_still_given_
     assert await restored(mirror, manifest=manifest) == []
     await mirror.ready(ONE)
     assert (await mirror.http.get(f"/manifests/{manifest}")).status_code == 200
-    tally.add(scenarios=1)
 
 
-async def test_what_was_never_mirrored_is_not_found(mirror: MirrorUnderTest, tally: Tally) -> None:
+async def test_what_was_never_mirrored_is_not_found(mirror: MirrorUnderTest) -> None:
     await mirrored_by_rival(mirror, TWO)
     (theirs,) = [f"b3:{row[0]}" for row in mirror.rows("manifests")["manifests"]]
     for manifest in (str(Digest("0" * 64)), theirs):
@@ -166,11 +151,10 @@ async def test_what_was_never_mirrored_is_not_found(mirror: MirrorUnderTest, tal
         answer = await mirror.http.post("/restorations", json=request)
         assert (answer.status_code, answer.json()["error"]["code"]) == (422, "INVALID_REQUEST")
     assert (await mirror.http.get(f"/collections/col_{'0' * 24}")).status_code == 404
-    tally.add(scenarios=1, refused=8)
 
 
 async def test_a_collection_comes_round_by_itself_and_what_a_killed_worker_had_begun_is_carried_out(
-    upstreams: None, hub: Hub, tmp_path: Path, calendar: Calendar, tally: Tally
+    upstreams: None, hub: Hub, tmp_path: Path, calendar: Calendar
 ) -> None:
     hub.repo("org/one").commit({"one.txt": b"1"})
     async with mirror_under_test(tmp_path, clock=calendar) as mirror:
@@ -188,7 +172,6 @@ async def test_a_collection_comes_round_by_itself_and_what_a_killed_worker_had_b
             await mirror.http.get(f"/collections/{collection}", params={"wait": 20})
         assert (len(mirror.operations("collection")), mirror.chunks()) == (2, {})
         assert b"bdn_mirror_collected_bytes_total 1.0" in (await mirror.http.get("/metrics")).content
-    tally.add(scenarios=1)
 
 
 async def test_neither_asking_what_would_go_nor_a_clock_that_was_set_back_puts_off_a_collection(

@@ -13,7 +13,7 @@ from typing import Literal, Self
 import pytest
 
 from bdn.core.chunk import Digest, Manifest
-from bdn.core.errors import BdnError, CacheFullError, DiskFailedError
+from bdn.core.errors import BdnError, CacheFullError
 from node_agent.app import Agent
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
@@ -29,7 +29,7 @@ from tests.support.agent.mounts import mounted_quota, mounted_tmpfs, needs_mount
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.content.names import stage
 from tests.support.content.trees import tree
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("space")
@@ -60,14 +60,13 @@ class Gauge:
 
 @needs_mounts
 async def test_ten_stages_at_once_on_a_small_disk_never_fill_it(
-    mirror: AgentMirror, tmp_path: Path, scale: Scale, tally: Tally
+    mirror: AgentMirror, tmp_path: Path, tally: Tally
 ) -> None:
     budget = 48 * MIB
     with mounted_tmpfs(tmp_path / "disk", "64m") as disk, Gauge(disk) as gauge:
         rig = Rig(mirror, disk, {"cache_bytes": budget, "cluster_cache_bytes": 0, "byte_threads": 4})
         async with rig.agent() as agent:
-            await agent.heartbeats.beat()
-            for turn in range(scale.of(2, 12)):
+            for turn in range(at_scale(2, 12)):
                 trees = [{"f": noise(size * MIB, 100 * turn + size)} for size in range(1, 11)]
                 jobs = [staged(agent, mirror, mirror.publish(one), job=f"{turn}") for one in trees]
                 outcomes = await asyncio.gather(*jobs, return_exceptions=True)
@@ -84,24 +83,6 @@ async def test_ten_stages_at_once_on_a_small_disk_never_fill_it(
     assert gauge.most <= budget + 4 * MIB, "records and views are small; content is not"
 
 
-async def test_of_eight_stages_on_a_small_disk_three_proceed(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
-    async with Rig(mirror, tmp_path, {"cache_bytes": 10 * MIB, "cluster_cache_bytes": 0}).agent() as agent:
-        await agent.heartbeats.beat()
-        jobs = [staged(agent, mirror, mirror.publish({"f": noise(3 * MIB, one)}), job=f"{one}") for one in range(8)]
-        outcomes = await asyncio.gather(*jobs, return_exceptions=True)
-        refusals = [one for one in outcomes if isinstance(one, BdnError)]
-
-        assert len(refusals) == 5
-        for refusal in refusals:
-            assert refusal.code == "CACHE_FULL"
-            facts = refusal.details()
-            assert (facts["needed_bytes"], facts["budget_bytes"]) == (3 * MIB, 10 * MIB)
-            assert facts["leased_bytes"] == 9 * MIB
-            assert facts["free_bytes"] == MIB
-        assert agent.cache.index.ledger.committed_bytes == 9 * MIB
-    tally.add(scenarios=8, refused=5)
-
-
 async def used(agent: Agent, mirror: AgentMirror, manifest: Manifest) -> None:
     """Staged and released."""
     held = await staged(agent, mirror, manifest, job=str(manifest.digest))
@@ -110,12 +91,11 @@ async def used(agent: Agent, mirror: AgentMirror, manifest: Manifest) -> None:
 
 @needs_mounts
 async def test_a_neighbour_that_fills_the_disk_does_not_empty_the_cache_and_stages_still_swap(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
+    mirror: AgentMirror, tmp_path: Path
 ) -> None:
     with mounted_tmpfs(tmp_path / "disk", "64m") as disk:
         rig = Rig(mirror, disk, {"cache_bytes": 32 * MIB, "cluster_cache_bytes": 0, "headroom_bytes": 8 * MIB})
         async with rig.agent() as agent:
-            await agent.heartbeats.beat()
             for number in range(8):
                 await used(agent, mirror, mirror.publish({"f": noise(4 * MIB, number)}))
             foreign = disk / "foreign"
@@ -139,14 +119,12 @@ async def test_a_neighbour_that_fills_the_disk_does_not_empty_the_cache_and_stag
             await agent.housekeeping.reap()
             use = (await agent.holdings.tiers())["node"]
             assert (use.budget, use.pressed) == (32 * MIB, 0)
-    tally.add(scenarios=8, faults=2)
 
 
 @needs_mounts
-async def test_too_few_inodes_refuse_before_the_first_byte(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
+async def test_too_few_inodes_refuse_before_the_first_byte(mirror: AgentMirror, tmp_path: Path) -> None:
     with mounted_tmpfs(tmp_path / "disk", "64m,nr_inodes=700") as disk:
         async with Rig(mirror, disk, {"cluster_cache_bytes": 0}).agent() as agent:
-            await agent.heartbeats.beat()
             few = await staged(agent, mirror, mirror.publish({"few": b"few"}), job="few")
             many = mirror.publish({f"{number}": b"%d" % number for number in range(900)})
             mirror.forget()
@@ -159,16 +137,14 @@ async def test_too_few_inodes_refuse_before_the_first_byte(mirror: AgentMirror, 
             assert tree(Path(few.mounts[0].path)) == {"few": b"few"}
             again = await staged(agent, mirror, mirror.publish({"more": b"more"}), job="more")
             assert again.state == "READY"
-    tally.add(scenarios=3, refused=1)
 
 
 @needs_quota
-async def test_a_quota_fails_the_stage_that_it_stops(mirror: AgentMirror, tmp_path: Path, tally: Tally) -> None:
+async def test_a_quota_fails_the_stage_that_it_stops(mirror: AgentMirror, tmp_path: Path) -> None:
     """statvfs knows nothing of it: the file system has room for all."""
     with mounted_quota(tmp_path / "disk", tmp_path / "image", "24M") as place:
         rig, files = Rig(mirror, place, {"cluster_cache_bytes": 0}), {"f": noise(6 * MIB, 1)}
         async with rig.agent() as agent:
-            await agent.heartbeats.beat()
             stage = await staged(agent, mirror, mirror.publish(files))
             held = agent.cache.index.manifests()
             with pytest.raises(BdnError, match="Disk quota exceeded; the cache may have no more than its quota"):
@@ -177,53 +153,9 @@ async def test_a_quota_fails_the_stage_that_it_stops(mirror: AgentMirror, tmp_pa
             assert tree(Path(stage.mounts[0].path)) == files
             small = await staged(agent, mirror, mirror.publish({"h": noise(MIB, 3)}), job="small")
             assert small.state == "READY"
-    tally.add(scenarios=3, faults=1, refused=1)
 
 
-# --- What is counted is what is there: after a stage that was refused, and while others delete and files become whole ---
-
-
-def counted(agent: Agent) -> tuple[int, int, list[Digest], set[Digest]]:
-    """Bytes whole and promised, manifests by their age, and which of them are whole."""
-    index = agent.cache.index
-    held = index.manifests()
-    return index.ledger.committed_bytes, index.ledger.reserved_bytes, [*held], {*filter(index.is_complete, held)}
-
-
-def refused(_: object) -> None:
-    raise DiskFailedError("files", "Read-only file system")
-
-
-@pytest.mark.parametrize("why", ["full", "disk"])
-async def test_after_a_refused_stage_what_made_room_for_it_is_whole_also_where_the_stage_shared_a_file_with_it(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
-    shared = noise(MIB, 1)
-    victim = mirror.publish({"shared": shared, "own": noise(MIB, 2)})
-    leased, first = mirror.publish({"f": noise(MIB, 3)}), mirror.publish({"f": noise(2 * MIB, 4)})
-    second, third = mirror.publish({"shared": shared}), mirror.publish({"f": noise(MIB, 5)})
-    async with Rig(mirror, tmp_path, {"cache_bytes": 4 * MIB, "cluster_cache_bytes": 0}).agent() as agent:
-        await agent.heartbeats.beat()
-        await used(agent, mirror, victim)
-        await staged(agent, mirror, leased, job="leased")
-        before = counted(agent)
-        assert before == (3 * MIB, 0, [victim.digest, leased.digest], {victim.digest, leased.digest})
-
-        # The first makes the victim go, the second brings what they share again, and the third does not fit.
-        wanted = [first, second, third] if why == "full" else [first, second]
-        with monkeypatch.context() as patched:
-            if why == "disk":
-                patched.setattr(agent.cache.files.records, "forget", refused)
-            with pytest.raises(BdnError) as caught:
-                await staged(agent, mirror, *wanted)
-
-        assert caught.value.code == ("CACHE_FULL" if why == "full" else "DISK_FAILED")
-        assert counted(agent) == before
-        await agent.housekeeping.reap()
-        mirror.forget()
-        await staged(agent, mirror, victim, job="again")
-        assert not mirror.chunk_requests
-    tally.add(scenarios=1, refused=1, faults=why == "disk")
+# --- What is counted is what is there, while others delete and files become whole ---
 
 
 def a_disk_of(size: int, cache: Path) -> Callable[[object], SimpleNamespace]:
@@ -267,7 +199,7 @@ def four_files(cache: Path) -> tuple[Places, list[Manifest]]:
 
 
 async def test_what_a_stage_is_deleting_for_itself_is_not_evicted_once_more_for_the_room_that_it_takes(
-    tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is being deleted it is held no more, and not free yet: the disk seems to be smaller than it is."""
     places, held = four_files(tmp_path / "cache")
@@ -292,11 +224,10 @@ async def test_what_a_stage_is_deleting_for_itself_is_not_evicted_once_more_for_
         await asyncio.gather(admission, trimming)
         assert cache.index.manifests() == tuple(one.digest for one in [*held[1:], new])
         assert cache.index.ledger.used_bytes == 4 * MIB
-    tally.add(scenarios=1)
 
 
 async def test_a_file_that_is_just_becoming_whole_costs_no_other(
-    tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It bears its name on disk already and is no part any more; who counts it has not heard of that."""
     places, old = cached(tmp_path / "cache", {"f": noise(3 * MIB, 1)})
@@ -319,11 +250,10 @@ async def test_a_file_that_is_just_becoming_whole_costs_no_other(
         assert rooms == [3 * MIB, 4 * MIB]
         assert set(cache.index.manifests()) == {old.digest, new.digest}
         assert cache.index.ledger.committed_bytes == 4 * MIB
-    tally.add(scenarios=1)
 
 
 async def test_what_is_over_the_budget_goes_as_far_as_it_is_over_and_no_further(
-    tmp_path: Path, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places, held = four_files(tmp_path / "cache")
     async with a_cache(tmp_path) as cache:
@@ -332,4 +262,3 @@ async def test_what_is_over_the_budget_goes_as_far_as_it_is_over_and_no_further(
             await cache.trim()
             assert cache.index.manifests() == tuple(one.digest for one in held[4 - left :])
             assert disk_bytes(places.root) == left * MIB
-    tally.add(scenarios=4)

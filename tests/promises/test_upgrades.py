@@ -3,16 +3,18 @@
 import json
 import shutil
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import create_engine
+from sqlalchemy import MetaData, Table, create_engine
+from sqlalchemy.engine import Connection
 
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.db.database import HEAD, MIGRATIONS, DatabaseNotMigratedError
+from bdn.mirror.db.database import HEAD, MIGRATIONS, Database
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig, staged
@@ -28,15 +30,12 @@ OPERATIONS = ("evictions", "verifications", "prefetches", "prefetch_nodes", "col
 FILES = {"config.json": b"{}", "model.bin": b"weights" * 1000}
 
 
-def at_migration(database: Path, revision: str) -> None:
+def upgrade(connection: Connection, revision: str) -> None:
     """The real migrations, up to this one."""
-    engine = create_engine(f"sqlite:///{database}")
-    with engine.begin() as connection:
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
-    engine.dispose()
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
 
 
 def rows(database: Path) -> dict[str, list[tuple[object, ...]]]:
@@ -48,7 +47,10 @@ def rows(database: Path) -> dict[str, list[tuple[object, ...]]]:
 
 def written_by_the_earlier_version(now: Path, then: Path) -> None:
     """A database of the earlier schema with the rows of ``now``, in the columns that both have."""
-    at_migration(then, EARLIER)
+    engine = create_engine(f"sqlite:///{then}")
+    with engine.begin() as old:
+        upgrade(old, EARLIER)
+    engine.dispose()
     with closing(sqlite3.connect(then)) as connection:
         connection.execute("ATTACH ? AS now", (str(now),))
         tables = [name for (name,) in connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")]
@@ -85,7 +87,16 @@ async def test_the_first_versions_data_is_kept_whole(upstreams: None, hub: Hub, 
     assert rows(old / "mirror.sqlite")["alembic_version"] == [(HEAD,)]
 
 
-async def test_what_was_asked_before_operations_had_one_table_is_still_told(tmp_path: Path, tally: Tally) -> None:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database."""
+    (tmp_path / "mirror").mkdir()
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/mirror/mirror.sqlite"
+    return str(request.getfixturevalue("empty_postgres_url"))
+
+
+async def test_what_was_asked_before_operations_had_one_table_is_still_told(url: str, tmp_path: Path) -> None:
     error = {"code": "CACHE_FULL", "message": "full", "retryable": True, "details": {}}
     evicted = {"tier": "node", "cluster": "c", "node": "n1", "manifest": f"b3:{'1' * 64}", "bytes": 5}
     damaged = {"tier": "mirror", "chunk": f"b3:{'2' * 64}", "outcome": "lost", "reason": "other bytes"}
@@ -96,6 +107,9 @@ async def test_what_was_asked_before_operations_had_one_table_is_still_told(tmp_
             | {"items": [evicted, evicted | {"tier": "mirror", "node": None}], "unreachable": ["c/n2"], **asked},
             {"id": f"evi_{'1' * 24}", "status": "FAILED", "request": {"all": True}, "command": {}, "pending": []}
             | {"items": [], "unreachable": [], **asked, "error": error},
+            {"id": f"evi_{'2' * 24}", "status": "RUNNING", "request": {"all": True}, "pending": ["mirror"]}
+            | {"command": {"id": f"evi_{'2' * 24}", "all": True}, "items": [], "unreachable": [], **asked}
+            | {"created_at": time.time(), "completed_at": None},
         ],
         "verifications": [
             {"id": f"ver_{'0' * 24}", "status": "DAMAGED", "request": {"all": True}, "command": {}, "pending": []}
@@ -115,23 +129,26 @@ async def test_what_was_asked_before_operations_had_one_table_is_still_told(tmp_
             | {"request": {"dry_run": False}, "kinds": [{"kind": "chunks", "count": 2, "bytes": 9}]}
         ],
     }
-    (tmp_path / "mirror").mkdir()
-    at_migration(tmp_path / "mirror/mirror.sqlite", "0009")
-    with closing(sqlite3.connect(tmp_path / "mirror/mirror.sqlite")) as connection:
+
+    def fill(connection: Connection) -> None:
+        upgrade(connection, "0009")
         for table, found in before.items():
-            for row in found:
-                values = [json.dumps(value) if isinstance(value, dict | list) else value for value in row.values()]
-                marks = ", ".join("?" * len(row))
-                connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", values)
-        connection.commit()
-    async with mirror_under_test(tmp_path / "mirror", collect_seconds=0) as mirror:
-        one, two = [(await mirror.http.get(f"/evictions/evi_{n * 24}")).json() for n in "01"]
-        verified = (await mirror.http.get(f"/verifications/ver_{'0' * 24}")).json()
-        prefetched = (await mirror.http.get(f"/prefetches/pre_{'0' * 24}")).json()
-        collected = (await mirror.http.get(f"/collections/col_{'0' * 24}")).json()
+            connection.execute(Table(table, MetaData(), autoload_with=connection).insert(), found)
+
+    database = Database(url)
+    async with database._engine.begin() as connection:
+        await connection.run_sync(fill)
+    await database.migrate()
+    await database.close()
+    async with mirror_under_test(tmp_path / "mirror", database_url=url, work=False) as mirror:
+        one, two, three = [await mirror.get(f"/evictions/evi_{n * 24}") for n in "012"]
+        verified = await mirror.get(f"/verifications/ver_{'0' * 24}")
+        prefetched = await mirror.get(f"/prefetches/pre_{'0' * 24}")
+        collected = await mirror.get(f"/collections/col_{'0' * 24}")
     assert (one["status"], one["unreachable"], one["bytes_freed"]) == ("FAILED", ["c/n2"], 10)
     assert sorted((item["tier"], item["node"]) for item in one["items"]) == [("mirror", None), ("node", "n1")]
     assert (two["status"], two["error"], two["completed_at"] is None) == ("FAILED", error, False)
+    assert (three["status"], three["error"]) == ("RUNNING", None)  # the mirror has its part to do
     assert (verified["status"], verified["items"][0]["outcome"]) == ("DAMAGED", "lost")
     assert (verified["chunks_read"], verified["bytes_read"]) == (7, 70)
     assert [(node["node"], node["state"]) for node in prefetched["nodes"]] == [
@@ -139,25 +156,9 @@ async def test_what_was_asked_before_operations_had_one_table_is_still_told(tmp_
         ("n2", "FAILED"),
         ("n3", "UNREACHABLE"),
     ]
+    assert prefetched["nodes"][0]["bytes_from"]["mirror"] == 5
     assert (prefetched["status"], prefetched["nodes"][1]["error"]) == ("FAILED", error)
     assert (collected["status"], collected["bytes_freed"], collected["kinds"][0]["count"]) == ("DONE", 9, 2)
-    tally.add(scenarios=5)
-
-
-async def test_a_database_of_a_later_version_is_refused(upstreams: None, tmp_path: Path, tally: Tally) -> None:
-    async with mirror_under_test(tmp_path):
-        pass
-    database = tmp_path / "mirror.sqlite"
-    with closing(sqlite3.connect(database)) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-        connection.execute("CREATE TABLE of_a_later_version (something TEXT)")
-        connection.commit()
-    before = rows(database)
-    with pytest.raises(DatabaseNotMigratedError, match="9999"):
-        async with mirror_under_test(tmp_path):
-            pass
-    assert rows(database) == before
-    tally.add(scenarios=1, refused=1)
 
 
 def as_the_first_version_left_it(cache: Path) -> None:
@@ -172,7 +173,7 @@ def as_the_first_version_left_it(cache: Path) -> None:
             folder.rmdir()
 
 
-async def test_a_cache_of_the_first_version_keeps_its_files_and_its_stages(tmp_path: Path, tally: Tally) -> None:
+async def test_a_cache_of_the_first_version_keeps_its_files_and_its_stages(tmp_path: Path) -> None:
     with AgentMirror(is_packed=True).running() as mirror:
         manifest, rig = mirror.publish(FILES), Rig(mirror, tmp_path)
         async with rig.agent() as agent:
@@ -187,11 +188,10 @@ async def test_a_cache_of_the_first_version_keeps_its_files_and_its_stages(tmp_p
             assert not mirror.requests
         assert (rig.cache / "format").read_bytes() == b"1\n"
         assert sorted(path.parent.parent.name for path in rig.cache.glob("files/*/*")) == ["files"] * len(FILES)
-    tally.add(scenarios=1)
 
 
 @pytest.mark.parametrize("content", [b"2\n", b"", b"\xff\x00"])
-async def test_a_cache_of_an_unknown_format_is_refused(content: bytes, tmp_path: Path, tally: Tally) -> None:
+async def test_a_cache_of_an_unknown_format_is_refused(content: bytes, tmp_path: Path) -> None:
     with AgentMirror().running() as mirror:
         manifest, rig = mirror.publish(FILES), Rig(mirror, tmp_path)
         async with rig.agent() as agent:
@@ -203,7 +203,6 @@ async def test_a_cache_of_an_unknown_format_is_refused(content: bytes, tmp_path:
             async with rig.agent():
                 pass
         assert everything(rig.cache) == before
-    tally.add(scenarios=1, refused=1)
 
 
 def everything(root: Path) -> str:

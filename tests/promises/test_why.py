@@ -5,7 +5,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,14 +18,12 @@ from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.events import Event, explanation, verdict
 from bdn.wire.operation_schema import EvictCommand, Heartbeat, HeartbeatReply, VerifyCommand
-from bdn.wire.stage_schema import StageRequest
 from node_agent.app import Agent
 from node_agent.cache.records import CacheFiles
 from node_agent.cache.space import Room, Space, TierBudgets
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.process import Program
 from tests.support.agent.rig import Rig, noise, staged, verified
-from tests.support.promises.tally import Scale, Tally
+from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("leases", "space")
@@ -37,6 +35,12 @@ SIZE, BUDGET = 300, 1000  # three of them fit
 @pytest.fixture
 def rig(mirror: AgentMirror, tmp_path: Path) -> Rig:
     return Rig(mirror, tmp_path, {"cache_bytes": BUDGET, "roles": "node"})
+
+
+@pytest.fixture
+async def agent(rig: Rig) -> AsyncIterator[Agent]:
+    async with rig.agent() as agent:
+        yield agent
 
 
 def published(mirror: AgentMirror, count: int) -> list[Manifest]:
@@ -75,145 +79,131 @@ async def used(agent: Agent, mirror: AgentMirror, manifests: Sequence[Manifest])
         await agent.stages.release(stage.id)
 
 
-async def test_who_is_refused_hears_who_is_in_the_way(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
+async def test_who_is_refused_hears_who_is_in_the_way(agent: Agent, mirror: AgentMirror) -> None:
     manifests = published(mirror, 4)
     large = mirror.publish({"f": noise(BUDGET + 1, 99)})
-    async with rig.agent() as agent:
-        stages = [await staged(agent, mirror, one, job=f"job-{n}") for n, one in enumerate(manifests[:3])]
-        for manifest in (manifests[3], large):
-            with pytest.raises(BdnError):
-                await staged(agent, mirror, manifest, job="late")
+    stages = [await staged(agent, mirror, one, job=f"job-{n}") for n, one in enumerate(manifests[:3])]
+    for manifest in (manifests[3], large):
+        with pytest.raises(BdnError):
+            await staged(agent, mirror, manifest, job="late")
 
-        refused = verdict(story(agent, manifests[3])).refused
-        assert refused is not None
-        assert refused.facts.items() >= {"needed": SIZE, "free": 100, "leased": 3 * SIZE}.items()
-        in_the_way = refused.facts["in_the_way"]
-        assert in_the_way == [f"job job-{n} (stage {one.id})" for n, one in enumerate(stages)]
-        assert "was not admitted for job late" in why(agent, manifests[3])
-        assert "1 KB can never fit a cache of 1 KB" in why(agent, large)
-        assert kinds(agent, large) == ["refused", "failed"]
-    tally.add(scenarios=2, refused=2)
+    refused = verdict(story(agent, manifests[3])).refused
+    assert refused is not None
+    assert refused.facts.items() >= {"needed": SIZE, "free": 100, "leased": 3 * SIZE}.items()
+    in_the_way = refused.facts["in_the_way"]
+    assert in_the_way == [f"job job-{n} (stage {one.id})" for n, one in enumerate(stages)]
+    assert "was not admitted for job late" in why(agent, manifests[3])
+    assert "1 KB can never fit a cache of 1 KB" in why(agent, large)
+    assert kinds(agent, large) == ["refused", "failed"]
 
 
-async def test_an_eviction_says_whom_it_spared_and_whom_it_broke(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
+async def test_an_eviction_says_whom_it_spared_and_whom_it_broke(agent: Agent, mirror: AgentMirror) -> None:
     leased, free = published(mirror, 2)
-    async with rig.agent() as agent:
-        await used(agent, mirror, [free])
-        stage = await staged(agent, mirror, leased, job="train-42")
-        given: dict[str, Any] = {"all": True, "asked_by": "an operator of acme", "organisation": "acme"}
-        await agent.evictions.evict(EvictCommand(id="evi_1", **given))
+    await used(agent, mirror, [free])
+    stage = await staged(agent, mirror, leased, job="train-42")
+    given: dict[str, Any] = {"all": True, "asked_by": "an operator of acme", "organisation": "acme"}
+    await agent.evictions.evict(EvictCommand(id="evi_1", **given))
 
-        spared = story(agent, leased)[-1]
-        assert (spared.kind, spared.facts["eviction"]) == ("eviction_refused", "evi_1")
-        assert spared.facts["holders"] == [f"job train-42 (stage {stage.id})"]
-        assert "as an operator of acme asked (evi_1)" in why(agent, free)
+    spared = story(agent, leased)[-1]
+    assert (spared.kind, spared.facts["eviction"]) == ("eviction_refused", "evi_1")
+    assert spared.facts["holders"] == [f"job train-42 (stage {stage.id})"]
+    assert "as an operator of acme asked (evi_1)" in why(agent, free)
 
-        await agent.evictions.evict(EvictCommand(id="evi_2", force=True, **given))
-        said = why(agent, leased)
-        assert (
-            f"by force as an operator of acme asked (evi_2), although it was in use by job train-42 (stage {stage.id})"
-            in said
-        )
-        assert [one.facts["ending"] for one in story(agent, leased) if one.kind == "ended"] == ["forced"]
-    tally.add(scenarios=2, refused=1)
+    await agent.evictions.evict(EvictCommand(id="evi_2", force=True, **given))
+    said = why(agent, leased)
+    assert (
+        f"by force as an operator of acme asked (evi_2), although it was in use by job train-42 (stage {stage.id})"
+        in said
+    )
+    assert [one.facts["ending"] for one in story(agent, leased) if one.kind == "ended"] == ["forced"]
 
 
-async def test_a_lease_that_ran_out_says_when(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
+async def test_a_lease_that_ran_out_says_when(agent: Agent, mirror: AgentMirror) -> None:
     (manifest,) = published(mirror, 1)
-    async with rig.agent() as agent:
-        stage = await agent.stages.start("job", mirror.grant(manifest), 3600)
-        await agent.stages.finish(stage.record.id)
-        await agent.stages.renew(stage.record.id, 7200)
-        await agent.stages.lifecycle.release(stage, ending="expired")
+    stage = await agent.stages.start("job", mirror.grant(manifest), 3600)
+    await agent.stages.finish(stage.record.id)
+    await agent.stages.renew(stage.record.id, 7200)
+    await agent.stages.lifecycle.release(stage, ending="expired")
 
-        assert kinds(agent, manifest) == ["admitted", "arrived", "renewed", "ended"]
-        assert "its time was over at 20" in story(agent, manifest)[-1].sentence
-    tally.add(scenarios=1)
+    assert kinds(agent, manifest) == ["admitted", "arrived", "renewed", "ended"]
+    assert "its time was over at 20" in story(agent, manifest)[-1].sentence
 
 
 async def test_what_a_neighbour_pushes_out_is_said_with_numbers(
-    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    agent: Agent, mirror: AgentMirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifests = published(mirror, 3)
-    async with rig.agent() as agent:
-        await used(agent, mirror, manifests)
-        shrunk(monkeypatch, 700)
-        await agent.cache.trim()
+    await used(agent, mirror, manifests)
+    shrunk(monkeypatch, 700)
+    await agent.cache.trim()
 
-        gone = verdict(story(agent, manifests[0])).because
-        assert gone is not None
-        assert gone.kind == "trimmed"
-        assert gone.facts.items() >= {"held": 900, "budget": 700, "allowed": BUDGET}.items()
-        assert "because the tier held 900 B and others fill the disk, which left it 700 B of 1 KB" in why(
-            agent, manifests[0]
-        )
-        assert "is cached" in why(agent, manifests[1])
-    tally.add(scenarios=1)
+    gone = verdict(story(agent, manifests[0])).because
+    assert gone is not None
+    assert gone.kind == "trimmed"
+    assert gone.facts.items() >= {"held": 900, "budget": 700, "allowed": BUDGET}.items()
+    assert "because the tier held 900 B and others fill the disk, which left it 700 B of 1 KB" in why(
+        agent, manifests[0]
+    )
+    assert "is cached" in why(agent, manifests[1])
 
 
 async def test_what_the_disk_did_not_let_go_is_said_to_be_there(
-    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    agent: Agent, mirror: AgentMirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifests = published(mirror, 4)
-    async with rig.agent() as agent:
-        await used(agent, mirror, manifests[:3])
+    await used(agent, mirror, manifests[:3])
 
-        def fail(*_: object) -> None:
-            raise StoreUnavailableError("the disk is broken")
+    def fail(*_: object) -> None:
+        raise StoreUnavailableError("the disk is broken")
 
-        with monkeypatch.context() as patched:
-            patched.setattr(CacheFiles, "delete", fail)
-            with pytest.raises(BdnError):
-                await agent.evictions.evict(EvictCommand(id="evi_1", all=True))
-            with pytest.raises(BdnError):
-                await staged(agent, mirror, manifests[3])
+    with monkeypatch.context() as patched:
+        patched.setattr(CacheFiles, "delete", fail)
+        with pytest.raises(BdnError):
+            await agent.evictions.evict(EvictCommand(id="evi_1", all=True))
+        with pytest.raises(BdnError):
+            await staged(agent, mirror, manifests[3])
 
-        for manifest in manifests:
-            assert verdict(story(agent, manifest)).is_here == (manifest.digest in agent.cache.index.manifests())
-        assert "is still here: it could not be evicted" in why(agent, manifests[0])
-        assert kinds(agent, manifests[3])[-1] == "failed"
-    tally.add(scenarios=2, faults=2)
+    for manifest in manifests:
+        assert verdict(story(agent, manifest)).is_here == (manifest.digest in agent.cache.index.manifests())
+    assert "is still here: it could not be evicted" in why(agent, manifests[0])
+    assert kinds(agent, manifests[3])[-1] == "failed"
 
 
 async def test_that_something_goes_is_on_record_before_it_goes(
-    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    agent: Agent, mirror: AgentMirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever is killed between the two leaves an event too many, and not a manifest too few."""
     manifests = published(mirror, 5)
     by_digest = {manifest.digest: manifest for manifest in manifests}
     real, looks = CacheFiles.delete, list[bool]()
-    async with rig.agent() as agent:
 
-        def delete(files: CacheFiles, victims: Sequence[Victim]) -> None:
-            for victim in victims:
-                looks.append(files.places.manifest(victim.manifest).exists())
-                looks.append(not verdict(story(agent, by_digest[victim.manifest])).is_here)
-            real(files, victims)
+    def delete(files: CacheFiles, victims: Sequence[Victim]) -> None:
+        for victim in victims:
+            looks.append(files.places.manifest(victim.manifest).exists())
+            looks.append(not verdict(story(agent, by_digest[victim.manifest])).is_here)
+        real(files, victims)
 
-        monkeypatch.setattr(CacheFiles, "delete", delete)
-        await used(agent, mirror, manifests)  # two make room
-        await agent.evictions.evict(EvictCommand(id="evi_1", lru_bytes=1))
-        shrunk(monkeypatch, SIZE)
-        await agent.cache.trim()
+    monkeypatch.setattr(CacheFiles, "delete", delete)
+    await used(agent, mirror, manifests)  # two make room
+    await agent.evictions.evict(EvictCommand(id="evi_1", lru_bytes=1))
+    shrunk(monkeypatch, SIZE)
+    await agent.cache.trim()
     assert looks == [True] * 2 * 4
-    tally.add(scenarios=4)
 
 
 @pytest.mark.promise("corruption")
-async def test_what_the_scrub_repairs_or_loses_is_on_record(rig: Rig, mirror: AgentMirror, tally: Tally) -> None:
+async def test_what_the_scrub_repairs_or_loses_is_on_record(agent: Agent, mirror: AgentMirror) -> None:
     (manifest,) = published(mirror, 1)
-    async with rig.agent() as agent:
-        await staged(agent, mirror, manifest)
-        path = agent.places.file(manifest.files[0].digest)
-        for repair in (False, True):
-            path.chmod(0o644)
-            path.write_bytes(bytes(SIZE))
-            await verified(agent, VerifyCommand(id=f"ver_{repair}", all=True, repair=repair))
+    await staged(agent, mirror, manifest)
+    path = agent.places.file(manifest.files[0].digest)
+    for repair in (False, True):
+        path.chmod(0o644)
+        path.write_bytes(bytes(SIZE))
+        await verified(agent, VerifyCommand(id=f"ver_{repair}", all=True, repair=repair))
 
-        damaged, repaired = (one.sentence for one in story(agent, manifest)[-2:])
-        assert damaged.startswith(f"has a damaged part: {manifest.files[0].digest} of f in the tier node (")
-        assert repaired.startswith(f"was repaired: {manifest.files[0].digest} of f in the tier node (")
-    tally.add(scenarios=2, faults=2, repaired=1)
+    damaged, repaired = (one.sentence for one in story(agent, manifest)[-2:])
+    assert damaged.startswith(f"has a damaged part: {manifest.files[0].digest} of f in the tier node (")
+    assert repaired.startswith(f"was repaired: {manifest.files[0].digest} of f in the tier node (")
 
 
 # --- any sequence: the machine knows why, and the journal says the same ---
@@ -301,9 +291,9 @@ class Machine:
 
 
 async def test_whatever_happens_the_last_event_about_a_manifest_explains_where_it_is(
-    rig: Rig, mirror: AgentMirror, scale: Scale, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, seed = scale.of(150, 800), 20261122
+    steps, seed = at_scale(150, 800), 20261122
     machine = Machine(rig, published(mirror, 6), random.Random(seed))
     await machine.run(steps, monkeypatch)
 
@@ -328,10 +318,10 @@ for number in itertools.count(int(sys.argv[2])):
 
 
 @pytest.mark.parametrize("page_size", [8 * 1024 * 1024, 20_000], ids=["one page", "many pages"])
-def test_a_journal_killed_in_a_write_loses_nothing(tmp_path: Path, scale: Scale, tally: Tally, page_size: int) -> None:
+def test_a_journal_killed_in_a_write_loses_nothing(tmp_path: Path, tally: Tally, page_size: int) -> None:
     from node_agent.journal import Journal
 
-    choose, last, kills = random.Random(7), -1, scale.of(3, 40)
+    choose, last, kills = random.Random(7), -1, at_scale(3, 40)
     for _ in range(kills):
         command = [sys.executable, "-c", _WRITER, str(tmp_path), str(last + 1), str(page_size)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
@@ -356,37 +346,8 @@ def test_a_journal_killed_in_a_write_loses_nothing(tmp_path: Path, scale: Scale,
     tally.add(scenarios=kills, kills=kills)
 
 
-async def test_a_killed_agent_still_knows_why(tmp_path: Path, tally: Tally, scale: Scale) -> None:
-    with AgentMirror().running() as mirror:
-        given = {"BDN_AGENT_CACHE_BYTES": str(BUDGET), "BDN_AGENT_ROLES": "node"}
-        program = Program(tmp_path, mirror.url, given)
-        manifests = published(mirror, 5)
-        seen: list[str] = []
-        for number in range(scale.of(1, 6)):
-            first, later = manifests[number % 5], [manifests[(number + n) % 5] for n in (1, 2, 3)]
-            async with program.daemon() as daemon:
-                for n, manifest in enumerate([first, *later]):
-                    body = StageRequest(job_id=f"job-{number}-{n}", grant=mirror.grant(manifest), wait=True)
-                    stage = await daemon.client.stage(body)
-                    assert stage.state == "READY", stage.error
-                    await daemon.client.unstage(stage.id)
-                await daemon.kill()
-            async with program.daemon() as daemon:
-                told = await daemon.client.events({"mention": str(first.digest), "limit": "10000"})
-                recorded = [one.event() for one in reversed(told.items) if one.manifest == str(first.digest)]
-                because = verdict(recorded).because
-                assert because is not None
-                assert (because.kind, because.facts["job"]) == ("made_room", f"job-{number}-3")
-                every = [one.id for one in (await daemon.client.events({"limit": "10000"})).items]
-                assert len(set(every)) == len(every)
-                assert set(seen) <= set(every)
-                seen = every
-                await daemon.stop()
-            tally.add(scenarios=1, kills=1)
-
-
 async def test_what_was_decided_while_the_mirror_was_away_is_told_when_it_is_back(
-    rig: Rig, mirror: AgentMirror, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, mirror: AgentMirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifests = published(mirror, 4)
     async with rig.agent() as agent:
@@ -407,7 +368,6 @@ async def test_what_was_decided_while_the_mirror_was_away_is_told_when_it_is_bac
         recorded = [one.id for one in agent.journal.events()][::-1]
     told = list(dict.fromkeys(_told(mirror)))
     assert told == recorded
-    tally.add(scenarios=1, faults=1)
 
 
 def _told(mirror: AgentMirror) -> Iterator[str]:

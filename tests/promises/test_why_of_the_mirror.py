@@ -30,7 +30,6 @@ from tests.support.mirror.service import (
     until,
     with_secret,
 )
-from tests.support.promises.tally import Tally
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell, wait_until
 
@@ -38,11 +37,6 @@ pytest_plugins = ("tests.support.mirror.fixtures",)
 TOKEN: Final = "operator-token"
 FILES: Final = {"weights": b"w" * 2_000_000, "a.txt": b"12345", "b.txt": b"67890"}
 MODEL: Final = source("hf://org/model")
-
-
-@pytest.fixture
-def calendar() -> Calendar:
-    return Calendar()
 
 
 @pytest.fixture
@@ -104,7 +98,7 @@ def stored(mirror: MirrorUnderTest, content: bytes) -> Path:
 
 
 @pytest.mark.promise("collection")
-async def test_what_was_collected_says_so_to_all(mirror: MirrorUnderTest, calendar: Calendar, tally: Tally) -> None:
+async def test_what_was_collected_says_so_to_all(mirror: MirrorUnderTest, calendar: Calendar) -> None:
     manifest = await mirrored(mirror, MODEL)
     assert await mirrored(mirror, MODEL, "rival") == manifest
     for organisation in ("default", "rival"):
@@ -127,11 +121,10 @@ async def test_what_was_collected_says_so_to_all(mirror: MirrorUnderTest, calend
         assert gone["sentence"] == "was collected from the mirror's store: 2 MB were its own"
         assert abs(datetime.fromisoformat(gone["at"]).timestamp() - calendar()) < DAY  # eight days after the mirror
     assert await kinds(mirror, "stranger", manifest=manifest) == []
-    tally.add(scenarios=3)
 
 
 @pytest.mark.promise("corruption")
-async def test_damage_of_the_store_and_its_repair_are_told_to_all(mirror: MirrorUnderTest, tally: Tally) -> None:
+async def test_damage_of_the_store_and_its_repair_are_told_to_all(mirror: MirrorUnderTest) -> None:
     manifest = await mirrored(mirror, MODEL)
     await mirrored(mirror, MODEL, "rival")
     chunk = str(digest_of(FILES["weights"]))
@@ -146,18 +139,18 @@ async def test_damage_of_the_store_and_its_repair_are_told_to_all(mirror: Mirror
             assert repaired["sentence"].startswith(f"was repaired: {chunk} in the tier mirror (")
             assert damaged["node"] is None
     assert await kinds(mirror, "stranger", digest=chunk) == []
-    tally.add(scenarios=1, faults=1, repaired=1)
 
 
 @pytest.mark.promise("corruption")
 async def test_what_cannot_be_repaired_is_said_once_and_that_it_came_back(
-    mirror: MirrorUnderTest, repository: HubRepository, calendar: Calendar, tally: Tally
+    mirror: MirrorUnderTest, repository: HubRepository, calendar: Calendar
 ) -> None:
     manifest = await mirrored(mirror, MODEL)
     rot(stored(mirror, FILES["weights"]), "truncated")
     repository.disabled = True
     for _ in range(2):
         assert await verified(mirror) == ["lost"]
+    assert await mirror.metric("bdn_mirror_damaged_chunks") == 1
     assert await kinds(mirror, manifest=manifest) == ["damaged", "lost"]
     (_, lost) = await told(mirror, manifest=manifest)
     assert lost["sentence"].startswith("lost a part, which neither an agent nor its upstream has now: ")
@@ -167,11 +160,10 @@ async def test_what_cannot_be_repaired_is_said_once_and_that_it_came_back(
     calendar.days += AGAIN_SECONDS / DAY
     await until(lambda: mirror.count("damaged_chunks") == 0)
     assert await kinds(mirror, manifest=manifest) == ["damaged", "lost", "repaired"]
-    tally.add(scenarios=2, faults=1, repaired=1)
 
 
 @pytest.mark.promise("corruption", "access")
-async def test_of_a_private_slab_its_owner_alone_hears(mirror: MirrorUnderTest, bucket: S3Bucket, tally: Tally) -> None:
+async def test_of_a_private_slab_its_owner_alone_hears(mirror: MirrorUnderTest, bucket: S3Bucket) -> None:
     """Both have the manifest, and each its own slab with the same small files."""
     bucket.put({"a.txt": FILES["a.txt"], "b.txt": FILES["b.txt"]})
     wanted = source(f"s3://{bucket.name}", **with_secret("s3-keys"))
@@ -189,11 +181,10 @@ async def test_of_a_private_slab_its_owner_alone_hears(mirror: MirrorUnderTest, 
     assert mirror.count("damaged_chunks") == 0
     assert await kinds(mirror, manifest=manifest) == ["damaged", "repaired"]
     assert await kinds(mirror, "rival", manifest=manifest) == []
-    tally.add(scenarios=2, faults=1, repaired=1)
 
 
 @pytest.mark.promise("corruption")
-async def test_damage_found_twice_is_written_once(mirror: MirrorUnderTest, calendar: Calendar, tally: Tally) -> None:
+async def test_damage_found_twice_is_written_once(mirror: MirrorUnderTest, calendar: Calendar) -> None:
     manifest = await mirrored(mirror, MODEL)
     rot(stored(mirror, FILES["weights"]), "zeroed")
     database, store = Database(f"sqlite+aiosqlite:///{mirror.data_dir}/mirror.sqlite"), AlsoSeen(mirror)
@@ -205,7 +196,6 @@ async def test_damage_found_twice_is_written_once(mirror: MirrorUnderTest, calen
     assert len(faults) == 4
     assert None not in faults
     assert (await kinds(mirror, manifest=manifest)).count("damaged") == 1
-    tally.add(scenarios=1, faults=1)
 
 
 # --- ``bdn-admin why``, as an operator runs it, against a mirror and an agent in processes of their own ---
@@ -227,7 +217,7 @@ def staged(node: Shell, source: str, job: str) -> tuple[str, str, str]:
 
 
 @pytest.mark.promise("leases")
-def test_an_operator_hears_why(tmp_path: Path, hub: Hub, tally: Tally) -> None:
+def test_an_operator_hears_why(tmp_path: Path, hub: Hub) -> None:
     for name in ("one", "two"):
         content = random.Random(name).randbytes(SIZE)
         hub.repo(f"org/{name}").commit({"config.json": b"{}", "deep/model.safetensors": content})
@@ -264,4 +254,3 @@ def test_an_operator_hears_why(tmp_path: Path, hub: Hub, tally: Tally) -> None:
         assert "was READY for job job-two" in shown
         for unknown in ("hf://org/three", f"{path}/nothing"):
             assert node.run("bdn-admin", "why", unknown).code == 4, unknown
-    tally.add(scenarios=5, refused=2)

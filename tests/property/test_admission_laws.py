@@ -83,6 +83,7 @@ def counted(index: CacheIndex) -> dict[str, object]:
     }
 
 
+@pytest.mark.promise("space")
 @given(
     sizes=st.tuples(*[st.integers(1, 2)] * len(CONTENTS)),
     held=st.lists(trees, min_size=1, max_size=3),

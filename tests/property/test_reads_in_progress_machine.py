@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CanceledError, StoreUnavailableError
-from node_agent.fetch.reads_in_progress import ReadsInProgress
+from node_agent.fetch.chain import ReadsInProgress
 from tests.support.content.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(3)]
@@ -22,7 +22,7 @@ ENDS = {"landed": None, "failed": DOWN, "canceled": KeyboardInterrupt(), "broken
 class ReadsInProgressMachine(RuleBasedStateMachine):
     @initialize()
     def build(self) -> None:
-        self.reads = ReadsInProgress[Digest]()
+        self.reads = ReadsInProgress()
         self.read: dict[Digest, AbstractContextManager[bool]] = {}  # by chunk that is being read, the leader's block
         self.waiting: dict[Digest, list[Future[None]]] = {chunk: [] for chunk in CHUNKS}
 

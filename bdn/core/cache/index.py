@@ -78,14 +78,10 @@ class SpaceLedger:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One stage of one job. ``expires_at`` is in seconds since the epoch; None means until it is released.
-
-    ``organisation`` is whose stage it is, where that is known.
-    """
+    """One stage of one job. ``organisation`` is whose stage it is, where that is known."""
 
     stage_id: str
     job_id: str
-    expires_at: float | None = None
     organisation: str | None = None
 
     def __str__(self) -> str:
@@ -93,7 +89,7 @@ class Holder:
 
 
 class LeaseBook:
-    """Holders by manifest. A holder counts until it is released, even past its expiry: ``expired`` says whom to release.
+    """Holders by manifest. A holder counts until it is released, however long ago its stage expired.
 
     Releasing at one place keeps the view, the mount and the lease of a stage together; a lease that vanished by itself
     would leave a mount over content that may go.
@@ -103,7 +99,7 @@ class LeaseBook:
         self._by_manifest: dict[Digest, dict[str, Holder]] = {}
 
     def take(self, manifest: Digest, holder: Holder) -> None:
-        """Lease, or renew with a new expiry."""
+        """Lease, or lease again."""
         self._by_manifest.setdefault(manifest, {})[holder.stage_id] = holder
 
     def end(self, stage_id: str) -> tuple[Digest, ...]:
@@ -130,16 +126,6 @@ class LeaseBook:
     def leased(self) -> tuple[Digest, ...]:
         """Every manifest that somebody holds."""
         return tuple(self._by_manifest)
-
-    def expired(self, now: float) -> tuple[Holder, ...]:
-        """The stages whose time is over at ``now``, each once."""
-        over = {
-            holder.stage_id: holder
-            for holders in self._by_manifest.values()
-            for holder in holders.values()
-            if holder.expires_at is not None and holder.expires_at <= now
-        }
-        return tuple(over.values())
 
 
 class RecencyOrder:
@@ -205,11 +191,6 @@ class EvictionPlan:
 
     victims: tuple[Victim, ...]
     refused: tuple[Leased, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes freed."""
-        return sum(victim.size for victim in self.victims)
 
 
 _Contents = TypeVar("_Contents", bound=Collection[Digest])

@@ -1,10 +1,10 @@
-"""What routes take: who may call them (``caller: Controller``), how long they wait, digests, and where a page begins."""
+"""What routes take: who may call them (``caller: Controller``), whom they act for, and where a page begins."""
 
 import base64
 import binascii
 from typing import Annotated
 
-from fastapi import Depends, Header, Query
+from fastapi import Depends, Header
 
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.access import Access
@@ -22,7 +22,6 @@ Organisation = Annotated[
 ]
 
 _Access = Annotated[Access, provided(Access)]
-WaitSeconds = Annotated[float, Query(ge=0, le=60, description="Answer early on a terminal state, at the latest then")]
 
 
 async def _operator(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Caller:

@@ -1,24 +1,23 @@
-"""All routes of the mirror's API but those of contents: what they take, who may call them, and which service answers."""
+"""All routes of the mirror's API: what they take, who may call them, and which service answers."""
 
+import asyncio
 import logging
-from typing import Annotated, Any, Final
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, BinaryIO, Final
 
 from fastapi import Depends, Path, Query, Request, Response
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bdn.core.chunk import digest_in
+from bdn.core.chunk import Digest, digest_in
 from bdn.core.errors import NotFoundError
-from bdn.mirror.api.contents import router as contents_router
-from bdn.mirror.api.parameters import (
-    Agent,
-    Controller,
-    Operator,
-    Organisation,
-    WaitSeconds,
-    read_cursor,
-    write_cursor,
-)
+from bdn.core.store import manifest_fault, split_digests
+from bdn.mirror.access import Access
+from bdn.mirror.api.parameters import Agent, Controller, Operator, Organisation, read_cursor, write_cursor
+from bdn.mirror.db import contents
+from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.requests import MirrorRequests
@@ -26,9 +25,11 @@ from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.requests import Collections, OperationRequests
+from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.sign_ins import Secrets
-from bdn.net.api_server import EVENTS, EventStream, new_router, provided
+from bdn.net.api_server import EVENTS, Bearer, EventStream, WaitSeconds, new_router, provided
+from bdn.net.chunk_server.served_chunks import ChunkRequest
 from bdn.wire.access_schema import (
     NAME_PATTERN,
     Caller,
@@ -42,8 +43,17 @@ from bdn.wire.access_schema import (
     TokenRequest,
 )
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
-from bdn.wire.http_fields import LONGEST_SOURCE
-from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorRequestBody, MirrorStatus, Plan
+from bdn.wire.http_fields import (
+    LONGEST_SOURCE,
+    MEDIA_CHUNK,
+    MEDIA_JSON,
+    SUSPECT_HEADER,
+    UnsatisfiableRangeError,
+    format_content_range,
+    parse_range,
+)
+from bdn.wire.layout_form import LayoutBody, write_file, write_layout
+from bdn.wire.mirror_schema import TERMINAL, HeldManifests, Mirror, MirrorRequestBody, MirrorStatus, Plan
 from bdn.wire.operation_schema import (
     AgentDocument,
     Cluster,
@@ -65,6 +75,7 @@ from bdn.wire.shapes import Items, Page, moment
 logger = logging.getLogger(__name__)
 
 _EVENT_SECONDS = 0.9  # one event at least every second
+_PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
 # An hour: a key that was added is known everywhere an hour later, at the latest, and may sign from then on.
 _CACHEABLE: Final = {"Cache-Control": "public, max-age=3600"}
 _TEXT: Final = r"^[^\x00]*$"
@@ -94,7 +105,36 @@ _Secrets = Annotated[Secrets, provided(Secrets)]
 _Tokens = Annotated[TokenTable, provided(TokenTable)]
 _Metrics = Annotated[Metrics, provided(Metrics)]
 
+
+class _ChunkAnswer(StreamingResponse):
+    """What the OpenAPI document says of a chunk's bytes."""
+
+    media_type = MEDIA_CHUNK
+
+
+_CHUNK: Final[dict[str, Any]] = {
+    "response_class": _ChunkAnswer,
+    "responses": {
+        206: {"description": "The range that was asked for", "content": {MEDIA_CHUNK: {}}},
+        416: {"description": "The range begins past the end"},
+    },
+}
+
+
+@dataclass(frozen=True)
+class ContentsService:
+    """What the routes of manifests and chunks need."""
+
+    database: Database
+    access: Access
+    shelf: StoreShelf
+    data_port: int | None
+
+
+_Contents = Annotated[ContentsService, provided(ContentsService)]
+
 mirrors_router = new_router("mirror")
+contents_router = new_router("contents")
 control_router = new_router("control")
 events_router = new_router("events")
 secrets_router = new_router("secrets")
@@ -165,6 +205,85 @@ async def events(requests: _Requests, mirror_id: MirrorId, caller: Controller) -
 @mirrors_router.post("/mirror/{mirror_id}/cancel", summary="Stop a mirror; a terminal state stays")
 async def cancel(requests: _Requests, mirror_id: MirrorId, caller: Controller) -> Mirror:
     return await requests.cancel(mirror_id, caller.organisation)
+
+
+@contents_router.get("/manifests", summary="What is held where")
+async def held(names: _Names, caller: Controller) -> HeldManifests:
+    """Every manifest of the organisation that some tier holds."""
+    found = await names.held(caller.organisation)
+    return found if caller.role is Role.OPERATOR else found.without_holders()
+
+
+@contents_router.get("/manifests/{digest}", summary="The canonical manifest")
+async def manifest(service: _Contents, digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
+    name = digest_in(digest)
+    await service.access.check_manifest(bearer, name, organisation)
+    async with service.database.write() as session:
+        row = await contents.manifest(session, name.hex)
+        await contents.touch(session, [name.hex], time.time())
+    if row is None:
+        raise NotFoundError(f"manifest {name}")
+    if fault := await asyncio.to_thread(manifest_fault, name, row.canonical):
+        with service.shelf.damages.records_noted():
+            raise contents.Record("manifest", name).damaged(fault)
+    return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
+
+
+@contents_router.get("/manifests/{digest}/layout", response_model=LayoutBody, summary="Where the manifest's bytes lie")
+async def layout(service: _Contents, digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
+    name = digest_in(digest)
+    owner = await service.access.check_manifest(bearer, name, organisation)
+    async with service.database.read() as session:
+        with service.shelf.damages.records_noted():
+            found = await contents.layouts(session, name.hex, owner)
+    if not found:
+        raise NotFoundError(f"manifest {name}")
+    # In a thread: a million files are 300 MB of JSON.
+    document = await asyncio.to_thread(layout_document, name, service.data_port, found)
+    return Response(document, media_type=MEDIA_JSON)
+
+
+@contents_router.get("/chunks/{digest}", summary="A chunk's bytes, or a range of them", **_CHUNK)
+@contents_router.head("/chunks/{digest}", summary="A chunk's size", **_CHUNK)
+async def chunk(service: _Contents, digest: str, request: Request, bearer: Bearer) -> Response:
+    name = digest_in(digest)
+    await service.access.check_chunk(bearer, name)
+    asked = ChunkRequest(name, bearer, is_suspect=SUSPECT_HEADER.lower() in request.headers)
+    opened = await service.shelf.opened(asked)
+    headers = {"ETag": f'"{name}"', "Accept-Ranges": "bytes"}
+    try:
+        part = parse_range(request.headers.get("range"), opened.size)
+    except UnsatisfiableRangeError:
+        opened.file.close()
+        return Response(status_code=416, headers={"Content-Range": f"bytes */{opened.size}"})
+    start, size = (part.start, part.size) if part else (0, opened.size)
+    headers["Content-Length"] = str(size)
+    if part is not None:
+        headers["Content-Range"] = format_content_range(part, opened.size)
+    status = 200 if part is None else 206
+    if request.method == "HEAD":
+        opened.file.close()
+        return Response(status_code=status, headers=headers, media_type=MEDIA_CHUNK)
+    return _ChunkAnswer(_pieces(opened.file, opened.offset + start, size), status, headers)
+
+
+async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]:
+    with file:
+        file.seek(start)
+        while size and (piece := await asyncio.to_thread(file.read, min(size, _PIECE))):
+            size -= len(piece)
+            yield piece
+
+
+def layout_document(manifest: Digest, data_port: int | None, files: Iterable[contents.ContentLayout]) -> str:
+    """The JSON of a ``LayoutBody``."""
+    return write_layout(manifest, data_port, map(_file, files))
+
+
+def _file(one: contents.ContentLayout) -> str:
+    if one.slab is None:
+        return write_file(one.digest, one.size, [chunk.hex() for chunk in split_digests(one.chunks)])
+    return write_file(one.digest, one.size, [one.digest], (one.slab, one.slab_size, one.offset))
 
 
 @control_router.get("/agents", summary="Agents: tiers, capacity, use, last heartbeat")

@@ -249,13 +249,6 @@ async def manifest(session: ReadSession, digest: str) -> ManifestRow | None:
     return await session.get(ManifestRow, digest)
 
 
-async def manifests(session: ReadSession) -> list[tuple[str, int, int, float]]:
-    """Digest, files, bytes and last use of every published manifest, least recently used first."""
-    query = select(ManifestRow.digest, ManifestRow.files_total, ManifestRow.bytes_total, ManifestRow.last_used)
-    rows = (await session.execute(query.order_by(ManifestRow.last_used))).all()
-    return [(row[0], row[1], row[2], row[3]) for row in rows]
-
-
 async def touch(session: WriteSession, digests: Sequence[str], now: float) -> None:
     """These manifests are used now."""
     await session.execute(update(ManifestRow).where(ManifestRow.digest.in_(digests)).values(last_used=now))

@@ -282,6 +282,15 @@ async def readable(session: ReadSession, organisation: str, manifests: Sequence[
     return {digest async for (digest,) in select_in(session, query, ManifestRow.digest, manifests)}
 
 
+async def all_readable(session: ReadSession, organisation: str) -> dict[str, tuple[int, int]]:
+    """Files and bytes of every manifest that this organisation may read, least recently used first."""
+    query = select(ManifestRow.digest, ManifestRow.files_total, ManifestRow.bytes_total).where(
+        is_mirrored_for(organisation, ManifestRow.digest), ~is_given_up(organisation, ManifestRow.digest)
+    )
+    rows = await session.execute(query.order_by(ManifestRow.last_used))
+    return {digest: (files, size) for digest, files, size in rows}
+
+
 async def oldest_at_work(session: ReadSession, now: float) -> float | None:
     """When the first of the mirrors began that are being worked on, canceled ones included whose worker is still at it."""
     busy = or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now)

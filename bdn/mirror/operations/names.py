@@ -1,4 +1,4 @@
-"""What a digest or a source stands for, to an organisation."""
+"""What is held where, and what a digest or a source stands for, to an organisation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,19 +6,46 @@ from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.mirror.db import mirrors, origins
+from bdn.mirror.db import agents, mirrors, origins
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.origins import Place
 from bdn.wire.event_schema import Named, NamedKind, NamedPlace
+from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding
 
 _SHOWN: Final = 100  # files whose paths are told
 
 
 @dataclass(frozen=True)
 class Names:
-    """The service behind ``GET /names``."""
+    """The service behind ``GET /manifests`` and ``GET /names``."""
 
     database: Database
+
+    async def held(self, organisation: str) -> HeldManifests:
+        """Every manifest of the organisation that some tier holds."""
+        async with self.database.read() as session:
+            sources = await mirrors.sources_by_manifest(session, organisation)
+            published = await mirrors.all_readable(session, organisation)
+            rows = await agents.all_agents(session)
+        nodes: dict[str, dict[str, Holding]] = {}
+        for row in rows:
+            for holding in map(Holding.model_validate, row.holdings):
+                nodes.setdefault(holding.manifest.removeprefix("b3:"), {})[f"{row.cluster}/{row.node}"] = holding
+        items = []
+        for digest, names in sources.items():
+            if digest in published or digest in nodes:
+                files, size = published.get(digest, (None, None))
+                items.append(
+                    HeldManifest(
+                        manifest=f"b3:{digest}",
+                        sources=names,
+                        files_total=files,
+                        bytes_total=size,
+                        mirror=digest in published,
+                        nodes=nodes.get(digest, {}),
+                    )
+                )
+        return HeldManifests(items=items)
 
     async def find(self, of: str, organisation: str) -> Named:
         """What the name stands for. ``NotFoundError`` when it is nothing that was ever mirrored for this organisation."""

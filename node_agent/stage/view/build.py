@@ -12,8 +12,8 @@ from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, Manifest, digest_of, file_digest
 from bdn.core.errors import CanceledError
-from bdn.disk.durable import disk_errors, opened
-from bdn.disk.syscalls import clone_file
+from bdn.disk.durable import disk_errors, opened, remove_tree
+from bdn.disk.syscalls import clone_file, exchange
 from bdn.wire.stage_schema import ViewKind
 from node_agent.disk.places import Places, name_in_files
 
@@ -170,6 +170,27 @@ def _open_below(top: int, folder: str) -> int:
         finally:
             os.close(above)
     return descriptor
+
+
+def appear(aside: Path, place: Path) -> None:
+    """Let what was built ``aside`` stand at ``place`` in one step. What stands there now is aside then, or gone."""
+    try:
+        aside.rename(place)  # where nothing stands, or an empty folder
+    except OSError:
+        if not place.is_dir():
+            raise
+    else:
+        return
+    try:
+        exchange(aside, place)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        # This file system cannot exchange: for a moment nothing stands there.
+        old = aside.with_name(f"{aside.name}.old")
+        place.rename(old)
+        aside.rename(place)
+        remove_tree(old)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from typing import Final, NoReturn
 from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
 from bdn.disk.durable import remove_tree, sync_folder, sync_folders
-from bdn.disk.syscalls import exchange
 from node_agent.disk.places import Places
-from node_agent.stage.view.build import Built, build_view, compare_view
+from node_agent.stage.view.build import Built, appear, build_view, compare_view
 
 _HINTS: Final = {
     errno.EBUSY: "it is a mount point; name a directory below it",
@@ -113,7 +112,7 @@ class Destination:
                 sync_folders(self.aside)
                 inode = self.aside.stat().st_ino
                 self.check(earlier, is_last=True)  # building took a while
-                self._appear()
+                appear(self.aside, self.path)
                 sync_folder(self.path.parent)
             finally:
                 self.clear()
@@ -123,21 +122,6 @@ class Destination:
         """Remove what a killed process was building here."""
         with _errors_at(self.path):
             remove_tree(self.aside)
-
-    def _appear(self) -> None:
-        if not self.path.exists() or not any(self.path.iterdir()):
-            self.aside.rename(self.path)
-            return
-        try:
-            exchange(self.aside, self.path)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-            # This file system cannot exchange: for a moment there is no destination.
-            old = self.aside.with_name(f"{self.aside.name}.old")
-            self.path.rename(old)
-            self.aside.rename(self.path)
-            remove_tree(old)
 
     def _refuse(self, problem: str) -> NoReturn:
         raise InvalidRequestError(f"cannot put files at {self.path}: {problem}")

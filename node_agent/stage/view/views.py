@@ -8,10 +8,9 @@ from typing import Final
 
 from bdn.core.chunk import Manifest
 from bdn.disk.durable import disk_errors, make_folder, remove_tree
-from bdn.disk.syscalls import exchange
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.disk.places import Places
-from node_agent.stage.view.build import Built, build_view, compare_view
+from node_agent.stage.view.build import Built, appear, build_view, compare_view
 from node_agent.stage.view.exposure import conceal, expose, mounts_below, unbind
 
 _BUILDING: Final = ".building"
@@ -50,7 +49,7 @@ class Views:
                     target = aside / location.lstrip("/")
                     make_folder(target.parent, 0o755)
                     built[location] = build_view(manifest, target, self.places.files, stop)
-                _appear(aside, root)
+                appear(aside, root)
             finally:
                 remove_tree(aside)
         return built
@@ -110,12 +109,3 @@ class Views:
 
     def _root(self, stage_id: str, kind: ExposureKind) -> Path:
         return (self.places.mounts if kind == "none" else self.places.views) / stage_id
-
-
-def _appear(aside: Path, root: Path) -> None:
-    try:
-        aside.rename(root)
-    except OSError:
-        if not root.is_dir():
-            raise
-        exchange(aside, root)  # the earlier view is now aside, and is removed there

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from bdn.core.chunk import Digest, FileLayout
+from bdn.core.chunk import Digest, FileLayout, Manifest
 from bdn.core.errors import UpstreamUnavailableError
 from bdn.wire.grants import Grant, GrantedMount
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.node_cache import NodeCache
-from node_agent.cache.records import Held
 from node_agent.cache.tiers import CacheTiers, open_tiers
 from node_agent.disk.cache_directory import CacheDirectory, open_cache_directory
 from node_agent.disk.places import Places
-from node_agent.fetch.fill_context import RetryBudget
-from node_agent.fill.fills import FillUnit, units_of
+from node_agent.fetch.fill_context import RetryBudget, in_order
+from node_agent.fill.fills import FillUnit
 from node_agent.fill.part import PackedParts, PartialFile
+from node_agent.fill.progress import FillProgress
 from node_agent.fill.provision import FillRequest
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
@@ -27,8 +27,8 @@ from node_agent.mirror_link.commands import EvictionCommands
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.pulls import Pulls
-from node_agent.stage.stage import StageRecords, StageRegistry
+from node_agent.stage.records import StageRecords
+from node_agent.stage.stage import StageRegistry
 from node_agent.stage.stages import StageService
 from node_agent.stage.view.exposure import choose
 from node_agent.stage.view.views import Views
@@ -47,19 +47,24 @@ class LocalProvision:
     failing: bool = False  # the next fill breaks off in its middle
     _locks: defaultdict[Digest, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
-    async def run(self, request: FillRequest) -> list[Held]:
-        held = [self.world.manifests[digest] for digest in request.manifests]
+    @property
+    def cache(self) -> NodeCache:
+        return self.tiers.node
+
+    async def run(self, request: FillRequest) -> list[Manifest]:
+        held = [self.world.manifests[digest] for digest in dict.fromkeys(request.manifests)]
+        manifests = [self.world.manifests[digest].manifest for digest in request.manifests]
         missing = await self.tiers.node.admit(held, request.holder)
-        request.begin(held, missing, RetryBudget(0, list))
+        request.begin(manifests, FillProgress(manifests, missing, RetryBudget(0, list)))
         for one in held:
             layouts = one.file_layouts(missing).values()
-            for unit in units_of(layouts, one.manifest.digest):
-                await self._fill(unit)
-        return held
+            for files in in_order(layouts):
+                await self._fill(FillUnit(tuple(files), one.manifest.digest))
+        return manifests
 
     async def _fill(self, unit: FillUnit) -> None:
         """At most one fill per file, as ``Flights`` has it."""
-        async with self._locks[unit.chunks[0] if unit.chunks else unit.digests[0]]:
+        async with self._locks[next(iter(unit.files[0].fetched), unit.digests[0])]:
             cache = self.tiers.node
             missing = [digest for digest in unit.digests if not cache.index.ledger.is_committed(digest)]
             await asyncio.sleep(0)
@@ -146,7 +151,6 @@ async def open_disk_and_tiers(
         disk,
         journal,
         on_evicted=metrics.evicted,
-        on_cluster_evicted=metrics.cluster_evicted,
         verify=OpenTrust().verify,
         on_change=lambda: None,
         clock=clock,
@@ -161,27 +165,17 @@ async def local_node(
     """Opened and resumed, in the order of ``open_agent``."""
     async with AsyncExitStack() as stack:
         registry = StageRegistry()
-        disk, journal, tiers = await open_disk_and_tiers(stack, settings, metrics, wall)
+        disk, _, tiers = await open_disk_and_tiers(stack, settings, metrics, wall)
         provision = LocalProvision(world, disk, tiers)
         background = await stack.enter_async_context(BackgroundTasks())
         views = Views(disk.places, choose(settings.exposure, disk.places))
-        lifecycle = Lifecycle(
-            background,
-            cast("Any", provision),
-            Warmer(background, registry, views, settings.warm_rate),
-            cache=tiers.node,
-            views=views,
-            records=StageRecords(disk.places),
-            pulls=Pulls(registry, tiers.manifests, disk.places),
-            clock=wall,
-            elapsed=elapsed,
-            on_ready=metrics.ready_seconds.observe,
-            on_change=lambda: None,
-            decided=journal.record,
-        )
-        housekeeping = Housekeeping(registry, lifecycle, tiers.manifests, tiers.cluster, disk.is_rebooted)
+        warmer = Warmer(background, registry, views, settings.warm_rate)
+        records, on_ready = StageRecords(disk.places), metrics.ready_seconds.observe
+        source = cast("Any", provision)
+        lifecycle = Lifecycle(registry, background, source, warmer, views, records, wall, elapsed, on_ready)
+        housekeeping = Housekeeping(registry, lifecycle, disk.is_rebooted)
         stages = StageService(registry, lifecycle, _believed, is_node=True)
-        evictions = EvictionCommands("c", "n", registry, lifecycle, tiers.node, tiers.cluster, _no_prefetch)
+        evictions = EvictionCommands("c", "n", lifecycle, _no_prefetch)
         await housekeeping.resume()
         yield LocalNode(disk, tiers, provision, stages, evictions, housekeeping)
 

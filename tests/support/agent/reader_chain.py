@@ -14,9 +14,8 @@ from bdn.wire import operation_schema
 from bdn.wire.layout_form import Layout
 from bdn.wire.operation_schema import Tier
 from node_agent.fetch.chain import ReaderChain
-from node_agent.fetch.deadlines import Waits
 from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
-from node_agent.fetch.peers import Members, Peers
+from node_agent.fetch.peers import Members, Peers, Waits
 from tests.doubles.faults import Fault
 from tests.doubles.http_origin import Answer, Origin
 from tests.support.agent.rig import IMPATIENT, Clock

@@ -15,7 +15,7 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.wire.operation_schema import Report, VerifyCommand, VerifyReport
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent, open_agent
-from node_agent.fetch.deadlines import Waits
+from node_agent.fetch.peers import Waits
 from node_agent.settings import AgentSettings, load_settings
 from tests.support.agent.mirror import AgentMirror
 

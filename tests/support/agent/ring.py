@@ -11,7 +11,7 @@ from typing import Any
 from bdn.core.chunk import Manifest
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
-from node_agent.fetch.deadlines import Waits
+from node_agent.fetch.peers import Waits
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig, staged
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 import node_agent.fill.part
-import node_agent.stage.view.views
+import node_agent.stage.view.build
 from node_agent.app import Agent
 
 # What is done to the disk.
@@ -22,7 +22,7 @@ _CALLS: Final = (
 DISK: Final[Mapping[Any, tuple[str, ...]]] = {
     os: _CALLS,
     node_agent.fill.part: ("allocate",),
-    node_agent.stage.view.views: ("exchange",),
+    node_agent.stage.view.build: ("exchange",),
 }
 
 

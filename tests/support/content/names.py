@@ -14,6 +14,6 @@ def sizes(**size_by_word: int) -> dict[Digest, int]:
     return {named(word): size for word, size in size_by_word.items()}
 
 
-def stage(name: str, *, until: float | None = None) -> Holder:
+def stage(name: str) -> Holder:
     """The holder that stages for job ``job-<name>``."""
-    return Holder(name, f"job-{name}", until)
+    return Holder(name, f"job-{name}")

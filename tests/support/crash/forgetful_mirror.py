@@ -89,6 +89,13 @@ class Central:
 
     # --- what is left ---
 
+    async def goes_on(self, process: ServingProcess, case: str) -> None:
+        """Check that what was READY is there, and that all else can be done."""
+        lost = await self.lost(process)
+        assert not lost, f"{case}: {lost}"
+        await self.live(process)
+        assert not list(self.wrong_files()), case
+
     def wrong_files(self) -> Iterator[Path]:
         """Chunks under their names that are not what these say. Absent ones are none."""
         for path in self.data_dir.glob("store/chunks/*/*/*"):

@@ -120,6 +120,16 @@ class Node:
 
     # --- what is left ---
 
+    async def goes_on(self, daemon: Daemon, case: str) -> None:
+        """Check that what was READY is there, without having been fetched again, and that all else can be done."""
+        lost = await self.lost_stages(daemon)
+        assert not lost, f"{case}: {lost}"
+        assert not self.fetched_again(), f"{case}: what was READY was fetched again"
+        await self.live(daemon)
+        assert not self.wrong_files(), case
+        difference = await self.ledger_differs(daemon)
+        assert difference is None, f"{case}: {difference}"
+
     def restart_machine(self) -> None:
         """What a power loss does besides: the kernel has another name for its time, if anything says so."""
         owner = self.cache / "owner"

@@ -17,7 +17,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import node_agent.fill.part
-import node_agent.stage.view.views
+import node_agent.stage.view.build
 from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings
 from node_agent.stage.stage import StageRegistry
@@ -64,7 +64,7 @@ class MortalDisk:
         with ExitStack() as stack:
             for name in _CALLS:
                 stack.enter_context(patch.object(os, name, self._counted(name, getattr(os, name))))
-            for module, name in ((node_agent.fill.part, "allocate"), (node_agent.stage.view.views, "exchange")):
+            for module, name in ((node_agent.fill.part, "allocate"), (node_agent.stage.view.build, "exchange")):
                 stack.enter_context(patch.object(module, name, self._counted(name, getattr(module, name))))
             yield
 

@@ -54,6 +54,7 @@ class World:
     chunks: dict[str, Digest] = field(default_factory=lambda: {"unknown": UNKNOWN})
     mirrors: dict[tuple[str, str], Json] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
+    plane: httpx2.AsyncClient = field(init=False)  # of the data plane
     data_port: int = 0
 
     async def ask(self, bearer: str, method: str, path: str, **more: Any) -> httpx2.Response:
@@ -110,7 +111,8 @@ async def access_world(folder: Path, hub: Hub, **settings: Any) -> AsyncIterator
         answer = await world.ask("controller a", "POST", "/evictions", json=gone, params={"wait": LONGEST_SECONDS})
         assert answer.json()["status"] == "DONE", answer.text
         _forge(world)
-        yield world
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{world.data_port}", trust_env=False) as world.plane:
+            yield world
 
 
 async def _make_tokens(world: World) -> None:
@@ -183,16 +185,6 @@ def shape(answer: httpx2.Response, asked: Digest) -> tuple[object, ...]:
     """The whole answer, but for the name that was asked for."""
     headers = {name: value for name, value in answer.headers.items() if name != "date"}
     return answer.status_code, headers, answer.content.replace(asked.hex.encode(), b"X" * 64)
-
-
-def tampered(token: str, step: int) -> Iterator[str]:
-    """The token with one sign changed, at every ``step``-th place of each of its three parts."""
-    parts = token.split(".")
-    for number, part in enumerate(parts):
-        # Not the last sign: some of its bits are padding, and a token that differs in those is the same.
-        for place in range(0, len(part) - 1, step):
-            changed = part[:place] + ("A" if part[place] != "A" else "z") + part[place + 1 :]
-            yield ".".join([*parts[:number], changed, *parts[number + 1 :]])
 
 
 def _signed(signer: GrantSigner, claims: Json) -> str:

@@ -2,17 +2,38 @@
 
 import socket
 from collections import deque
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
+from threading import Event, Lock
+from typing import Any, Final, Self
 
 import pytest
 
+# What name servers say of a name that does not exist, and when they cannot be asked.
+_FAILURES: Final = (
+    socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+    socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
+)
+
 
 class Names:
-    """In the place of the machine's resolver, for this process; names that nobody told it do not exist."""
+    """In the place of the machine's resolver, for this process; names that nobody told it do not exist.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    The next ``lost`` questions, of those that ``chosen`` likes, find no address; ``met`` counts them. Who asks for one of
+    ``silent`` gets no answer before ``speak``, and holds his thread until then.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, at_loopback: Iterable[str] = (), silent: Sequence[str] = ()
+    ) -> None:
         self.asked: list[str] = []
-        self._answers: dict[str, deque[list[str]]] = {}
+        self.lost = self.met = 0
+        self.chosen: Callable[[], bool] = lambda: True
+        self._answers = {name: deque([["127.0.0.1"]]) for name in at_loopback}
+        self._silent = silent
+        self._speaks = Event()
+        self._failures = cycle(_FAILURES)
+        self._lock = Lock()
         self._real = socket.getaddrinfo
         monkeypatch.setattr(socket, "getaddrinfo", self._resolve)
 
@@ -20,12 +41,23 @@ class Names:
         """The first question gets the first answer, and so on; the last one is for all that follow."""
         self._answers[name] = deque(answers)
 
+    def speak(self) -> None:
+        """Answer all who wait, and whoever asks from now on."""
+        self._speaks.set()
+
     def _resolve(self, host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:  # noqa: A002
-        name = host.decode() if isinstance(host, bytes) else str(host)
+        name = host.decode() if isinstance(host, bytes) else host
         try:  # a literal in any spelling that the system takes
-            return self._real(name, port, family, type, proto, socket.AI_NUMERICHOST)
+            return self._real(name, port, family, type, proto, flags | socket.AI_NUMERICHOST)
         except socket.gaierror:
             self.asked.append(name)
+        if name in self._silent:
+            self._speaks.wait()
+        with self._lock:
+            if self.lost and self.chosen():
+                self.lost -= 1
+                self.met += 1
+                raise next(self._failures)
         answers = self._answers.get(name)
         if answers is None:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

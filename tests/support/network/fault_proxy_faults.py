@@ -8,7 +8,6 @@ from typing import Final
 from tests.support.network.fault_proxy import Exchange, Fault, Message, parted, passes
 
 TRICKLE: Final = 1024  # bytes a second
-_PARTNER_SECONDS: Final = 5.0
 
 
 async def resets_at_once(exchange: Exchange) -> bool:
@@ -122,32 +121,6 @@ def later(seconds: float) -> Fault:
         return await passes(exchange)
 
     return is_late
-
-
-class Swap:
-    """Two exchanges get each other's answers; one without a partner within five seconds gets its own."""
-
-    def __init__(self) -> None:
-        self.swapped = 0
-        self._waiting: asyncio.Future[Message] | None = None
-        self._mine: Message | None = None
-
-    async def swaps(self, exchange: Exchange) -> bool:
-        answer = await exchange.perform()
-        if self._waiting is not None and self._mine is not None and not self._waiting.done():
-            other, waiting = self._mine, self._waiting
-            self._waiting = self._mine = None
-            waiting.set_result(answer)
-            self.swapped += 1
-            await exchange.send(other.whole)
-            return True
-        self._waiting, self._mine = asyncio.get_running_loop().create_future(), answer
-        mine = self._waiting
-        done, _ = await asyncio.wait([mine], timeout=_PARTNER_SECONDS)
-        if not done and self._waiting is mine:
-            self._waiting = self._mine = None
-        await exchange.send((mine.result() if done else answer).whole)
-        return True
 
 
 def half(answer: Message) -> bytes:

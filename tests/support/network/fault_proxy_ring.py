@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from bdn.core.pace.retry import StallPolicy
 from node_agent.app import Agent
-from node_agent.fetch.deadlines import Waits
+from node_agent.fetch.peers import Waits
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.ring import Ring
 from tests.support.network.fault_proxy import FaultProxy

@@ -1,7 +1,7 @@
 """What we promise, which tests prove it, and how much they tried: the table that ``make fault`` prints.
 
-A test of a promise is marked ``@pytest.mark.promise("space")`` and counts what it did in the fixture ``tally``. It runs small in
-``make test`` and large in ``make fault`` (``BDN_FAULT=full``): what differs, it asks the fixture ``scale``.
+A test of a promise is marked ``@pytest.mark.promise("space")``. It is one scenario, unless it counts what it did in the fixture
+``tally``. It runs small in ``make test`` and large in ``make fault`` (``BDN_FAULT=full``): what differs, it asks ``at_scale``.
 """
 
 import os
@@ -48,20 +48,9 @@ class Tally:
         self.counts.update(counts)
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How much to try."""
-
-    is_full: bool
-
-    def of(self, subset: int, full: int) -> int:
-        """``subset`` in ``make test``, ``full`` in ``make fault``."""
-        return full if self.is_full else subset
-
-
-@pytest.fixture
-def scale() -> Scale:
-    return Scale(FULL)
+def at_scale(subset: int, full: int) -> int:
+    """How much to try: ``subset`` in ``make test``, ``full`` in ``make fault``."""
+    return full if FULL else subset
 
 
 @pytest.fixture
@@ -93,7 +82,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     failed: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     counts: dict[str, Counter[str]] = {name: Counter() for name in _ROWS}
-    for report in (one for several in terminalreporter.stats.values() for one in several if hasattr(one, "when")):
+    reports = [one for several in terminalreporter.stats.values() for one in several if hasattr(one, "when")]
+    ran = {report.nodeid for report in reports if report.when == "call" and not report.skipped}
+    for report in reports:
         given = list(getattr(report, "user_properties", ()))
         names = {value for key, value in given if key == "promise"}
         names |= {_ALL} if names else set()
@@ -103,11 +94,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             failed.update(names)
         if report.skipped:
             skipped.update(names)
-        if report.when == "teardown":
+        if report.when == "teardown" and report.nodeid in ran:
             for name in names:
-                for key, value in given:
-                    if key == _PROPERTY:
-                        counts[name].update(value)
+                counts[name].update(dict(given).get(_PROPERTY, {"scenarios": 1}))
     if not tests:
         return
     terminalreporter.section("what we promise, and what was tried against it")

@@ -18,7 +18,7 @@ from typing import Final
 from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.ring.peer_health import Deadlines, Fault, HedgeBudget, PeerHealth
 from bdn.core.ring.placement import HOLDERS_ASKED, OWNERS_LOOKED_AT, Placement, ahead, lanes, own_in_flight, route
-from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourceDeadline
+from node_agent.fetch.peers import Alternative, LateError, Limits, SourceDeadline
 from tests.support.content.names import named
 from tests.support.simulation.links import MIRROR, Links, QueuedLinks
 

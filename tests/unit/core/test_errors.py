@@ -1,6 +1,5 @@
 """The tree of errors: codes, facts, messages; and of the errors of a task group, one."""
 
-import asyncio
 import json
 import re
 from dataclasses import is_dataclass
@@ -103,22 +102,6 @@ def leave(error: BaseException | None) -> None:
     with single_error():
         if error:
             raise error
-
-
-async def fail_together(*errors: BdnError) -> None:
-    async def fail(error: BdnError) -> None:
-        raise error
-
-    with single_error():
-        async with asyncio.TaskGroup() as group:
-            for error in errors:
-                group.create_task(fail(error))
-
-
-async def test_the_first_failure_of_a_task_group_leaves_it_alone() -> None:
-    with pytest.raises(NotFoundError) as caught:
-        await fail_together(CHUNK, STORE)
-    assert caught.value is CHUNK
 
 
 def test_the_cause_of_the_failure_is_kept() -> None:

@@ -318,33 +318,32 @@ async def test_what_is_missing_is_brought_and_counted(rig: Rig) -> None:
     assert (counters.transferred, counters.reused) == (LARGE.size + 10, 0)
 
 
-@pytest.mark.parametrize("wanted", [SMALL, LARGE], ids=["small", "large"])
-async def test_what_another_mirror_brought_since_the_survey_is_found(rig: Rig, wanted: UpstreamFile) -> None:
+@pytest.mark.parametrize(("wanted", "told"), [
+    (SMALL, {SMALL.identity.key}), (LARGE, {LARGE.identity.key}),
+    (LARGE, set()),  # it is looked for without being told
+], ids=["small", "large", "large, not told"])  # fmt: skip
+async def test_what_another_mirror_brought_since_the_survey_is_found(
+    rig: Rig, wanted: UpstreamFile, told: set[str]
+) -> None:
     rig.copies.put(wanted.size)
     await rig.record(wanted)
-    counters = await rig.gather(wanted, recorded={wanted.identity.key})
+    counters = await rig.gather(wanted, recorded=told)
     assert (rig.copies.asked, rig.copies.parcels) == ([], [])
     assert (counters.transferred, counters.reused) == (0, wanted.size)
 
 
-async def test_a_large_file_is_looked_for_without_being_told(rig: Rig) -> None:
-    rig.copies.put(LARGE.size)
-    await rig.record(LARGE)
-    assert (await rig.gather(LARGE)).reused == LARGE.size
-
-
-@pytest.mark.parametrize("surveyed", [0, CHUNK_SIZE], ids=["since the survey", "before the survey"])
-async def test_chunks_that_an_earlier_attempt_stored_are_not_brought_again(rig: Rig, surveyed: int) -> None:
-    rig.copies.store.put(NAMES[1], bytearray())
-    await rig.half_copied(1)
+@pytest.mark.parametrize(("stored", "surveyed"), [({1}, 0), ({1}, CHUNK_SIZE), (set(), CHUNK_SIZE)],
+                         ids=["since the survey", "before the survey", "dropped since the survey"])  # fmt: skip
+async def test_chunks_that_an_earlier_attempt_stored_are_not_brought_again(
+    rig: Rig, stored: set[int], surveyed: int
+) -> None:
+    for index in stored:
+        rig.copies.store.put(NAMES[index], bytearray())
+        await rig.half_copied(index)
     counters = await rig.gather(LARGE, stored=surveyed)
-    assert rig.copies.asked == [("large", {1})]
-    assert (counters.transferred, counters.reused) == (CHUNK_SIZE + 5, CHUNK_SIZE)
-
-
-async def test_what_a_survey_took_for_stored_and_was_dropped_meanwhile_is_counted_as_brought(rig: Rig) -> None:
-    counters = await rig.gather(LARGE, stored=CHUNK_SIZE)
-    assert (counters.transferred, counters.reused) == (LARGE.size, 0)
+    assert rig.copies.asked == [("large", stored)]
+    reused = CHUNK_SIZE * len(stored)
+    assert (counters.transferred, counters.reused) == (LARGE.size - reused, reused)
 
 
 TINY = [file(f"tiny-{number}", number + 1) for number in range(5)]

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, EMPTY, FileLayout, Slab, digest_of
-from bdn.mirror.api.contents import layout_document
+from bdn.mirror.api.routes import layout_document
 from bdn.mirror.db.contents import ContentLayout
 from bdn.wire.layout_form import Layout, LayoutBody
 

@@ -25,6 +25,7 @@ from bdn.wire.http_fields import chunk_path
 from tests.support.content.memory_store import MemoryFile
 from tests.support.content.shelves import Shelf, connect, connected, read_answer, read_to_end, reset, serving
 from tests.support.network.hypothesis import BRIEFLY
+from tests.support.services.commands import wait_until
 
 CONTENT = os.urandom(100_000)
 PATH = chunk_path(digest_of(CONTENT))
@@ -176,11 +177,7 @@ def test_clients_that_vanish_at_any_moment_leave_the_server_working_and_neither_
                 connection.sendall(begun)
                 end(connection)
         assert client.ask(PATH)[1] == CONTENT
-        for _ in range(4000):
-            if descriptors() <= before:
-                break
-            threading.Event().wait(0.005)
-        assert descriptors() <= before
+        wait_until(lambda: descriptors() <= before)
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
@@ -213,19 +210,16 @@ def test_a_client_above_the_limit_is_hung_up_on_until_another_leaves(shelf: Shel
             assert read_to_end(one).endswith(CONTENT)
             two.sendall(REQUEST)
             assert read_answer(two)[0] == 200
-        assert wait_until_served(server)
+        wait_until(lambda: is_served(server), what="to find out that clients have left")
 
 
-def wait_until_served(server: ChunkServer) -> bool:
-    """The server finds out soon that its clients have left."""
-    for _ in range(200):
-        with connect(server) as connection:
-            try:
-                connection.sendall(REQUEST)
-                return read_answer(connection)[0] == 200
-            except ConnectionError:
-                threading.Event().wait(0.01)
-    return False
+def is_served(server: ChunkServer) -> bool:
+    with connect(server) as connection:
+        try:
+            connection.sendall(REQUEST)
+            return read_answer(connection)[0] == 200
+        except ConnectionError:
+            return False
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from bdn.wire.shapes import status_of
 from tests.support.content.names import named
 from tests.support.content.shelves import Shelf, connect, connected, read_answer, read_to_end, reset, serving
 from tests.support.network.hypothesis import BRIEFLY
+from tests.support.services.commands import wait_until
 
 CONTENT = b"on its way"
 PATH = chunk_path(digest_of(CONTENT))
@@ -43,11 +44,7 @@ class WaitingShelf(Shelf):
         return self.futures.pop(0) if self.futures else super().open_chunk(request)
 
     def wait_until_asked(self, times: int) -> None:
-        for _ in range(12_000):
-            if len(self.asked) >= times:
-                return
-            threading.Event().wait(0.005)
-        raise AssertionError(len(self.asked))
+        wait_until(lambda: len(self.asked) >= times)
 
 
 @pytest.fixture

@@ -209,20 +209,19 @@ def test_an_address_that_does_not_answer_is_followed_by_the_next_one(names: Name
     assert attempts == ["127.0.0.3", "127.0.0.1"]
 
 
-def test_the_last_failure_is_told_when_no_address_answers(names: Names) -> None:
+@pytest.mark.parametrize(("name", "expected", "said"), [
+    ("hub.example", ConnectionRefusedError, "refused"),  # the last one's failure
+    ("nowhere.example", socket.gaierror, "not known"), ("empty.example", OSError, "no address"),
+])  # fmt: skip
+def test_a_name_where_no_address_answers_is_a_failure_of_the_network(
+    names: Names, name: str, expected: type[OSError], said: str
+) -> None:
     with Doorbell("127.0.0.1") as bell:
         port = bell.port
     names.say("hub.example", ["127.0.0.3", "127.0.0.1"])
-    with pytest.raises(ConnectionRefusedError):
-        dial("hub.example", port, 10, TWO)
-
-
-def test_a_name_that_does_not_resolve_is_a_failure_of_the_network(names: Names) -> None:
-    with pytest.raises(socket.gaierror):
-        dial("nowhere.example", 1, 10, PUBLIC_INTERNET)
     names.say("empty.example", [])
-    with pytest.raises(OSError, match="no address"):
-        dial("empty.example", 1, 10, PUBLIC_INTERNET)
+    with pytest.raises(expected, match=said):
+        dial(name, port, 10, TWO)
 
 
 def test_what_is_resolved_is_what_was_judged(names: Names) -> None:

@@ -11,17 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bdn.net.host_lookups import HostLookups, NameSilentError, Question, ServiceLoop, run_program
-from tests.support.mirror.scripted_names import Names
 from tests.support.mirror.service import until
+from tests.support.network.egress_streets import Names
 
 SILENT, OTHER = Question("silent", 80, kind=socket.SOCK_STREAM), Question("other", 80, kind=socket.SOCK_STREAM)
 FOUND = [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 80))]
 
 
 @pytest.fixture
-def names() -> Iterator[Names]:
-    with Names(("silent", "other"), silent=("silent",)).resolving() as names:
-        yield names
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
+    names = Names(monkeypatch, ("silent", "other"), silent=["silent"])
+    yield names
+    names.speak()
 
 
 def seeking() -> threading.Thread:
@@ -37,10 +38,10 @@ async def test_all_who_ask_one_question_wait_for_one_thread_and_get_its_answer(n
             await until(lambda: sum(map(len, lookups._waiting.values())) == 8)
             names.speak()
 
-    assert names.asked["silent"] == 1
+    assert names.asked.count("silent") == 1
     assert [answer.result() for answer in blocking] + [task.result() for task in waiting] == [FOUND] * 8
     assert lookups.find(SILENT) == FOUND
-    assert names.asked["silent"] == 2  # nothing is kept
+    assert names.asked.count("silent") == 2  # nothing is kept
 
 
 async def test_who_has_waited_long_enough_hears_which_name_it_is_and_leaves_nothing_behind(names: Names) -> None:
@@ -55,7 +56,7 @@ async def test_who_has_waited_long_enough_hears_which_name_it_is_and_leaves_noth
             await lookups.find_soon(SILENT)
 
     assert lookups._waiting == {SILENT: set()}
-    assert names.asked["silent"] == 1
+    assert names.asked.count("silent") == 1
 
 
 def test_more_names_than_the_limit_are_refused_at_once_until_one_has_answered(names: Names) -> None:
@@ -64,7 +65,7 @@ def test_more_names_than_the_limit_are_refused_at_once_until_one_has_answered(na
         lookups.find(SILENT)
     with pytest.raises(NameSilentError, match="the name other does not resolve: as many as 1 have no answer yet"):
         lookups.find(OTHER)
-    assert not names.asked["other"]
+    assert "other" not in names.asked
 
     names.speak()
     seeking().join(20)
@@ -121,4 +122,4 @@ def test_programs_connect_by_name_on_such_a_loop(names: Names) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         run_program(connect(bound.getsockname()[1]))
-    assert names.asked["other"] == 1
+    assert names.asked.count("other") == 1

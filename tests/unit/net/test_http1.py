@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
@@ -40,6 +41,20 @@ class Line:
             self.server.shutdown(socket.SHUT_WR)
         return ask(self.connection, b"GET / HTTP/1.1\r\n\r\n", 10, expected)
 
+    @contextmanager
+    def sending(self, *pieces: bytes, pause_seconds: float = 0) -> Iterator[None]:
+        """These arrive one after the other while the block reads, unless it has had enough and closes the connection."""
+
+        def send() -> None:
+            for piece in pieces:
+                self.server.sendall(piece)
+                time.sleep(pause_seconds)
+
+        with ThreadPoolExecutor(1) as threads:
+            sent = threads.submit(send)
+            yield
+            assert isinstance(sent.exception(), ConnectionError | None)
+
 
 @pytest.fixture
 def line() -> Iterator[Line]:
@@ -47,13 +62,6 @@ def line() -> Iterator[Line]:
     with made.server:
         yield made
         made.connection.close()
-
-
-def send_pieces(connection: socket.socket, pieces: list[bytes], *, then_end: bool = False) -> None:
-    for piece in pieces:
-        connection.sendall(piece)
-    if then_end:
-        connection.shutdown(socket.SHUT_WR)
 
 
 def filled(answer: Answer, size: int) -> bytes:
@@ -83,18 +91,16 @@ def test_a_body_is_read_to_its_end_and_the_connection_is_good_for_another(
 )
 def test_it_does_not_matter_in_which_pieces_an_answer_arrives(sent: bytes, cuts: list[int], reads: int) -> None:
     line, places = Line(), sorted({0, *(cut for cut in cuts if cut < len(sent)), len(sent)})
-    with line.server, ThreadPoolExecutor(1) as threads:
-        # Each piece is sent when the one before it was taken, because the other end of a pair holds almost nothing.
-        line.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        sending = threads.submit(send_pieces, line.server, [sent[a:b] for a, b in pairwise(places)])
+    # Each piece is sent when the one before it was taken, because the other end of a pair holds almost nothing.
+    line.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    with line.server, line.sending(*(sent[a:b] for a, b in pairwise(places))):
         answer, body = line.ask(), b""
         while len(body) < len(BODY):
             body += filled(answer, min(reads, len(BODY) - len(body)))
         assert body == BODY
         assert answer.has_ended()
         assert answer.keeps_alive
-        sending.result()
-        line.connection.close()
+    line.connection.close()
 
 
 @pytest.mark.parametrize("sent", [WHOLE, PIECES])
@@ -144,12 +150,10 @@ def test_pieces_that_break_off_are_not_the_end_of_the_body(line: Line, end: byte
 ])  # fmt: skip
 def test_pieces_that_are_not_as_they_must_be_are_refused(line: Line, piece: bytes) -> None:
     sent = message("200 OK", "Transfer-Encoding: chunked", body=piece)
-    with ThreadPoolExecutor(1) as threads:
-        sending = threads.submit(line.server.sendall, sent + b"2\r\nab\r\n0\r\n\r\n")
+    with line.sending(sent + b"2\r\nab\r\n0\r\n\r\n"):
         with pytest.raises(ProtocolError):
             line.ask().read(100)
         line.connection.close()
-        assert sending.exception() is None or isinstance(sending.exception(), ConnectionError)
 
 
 def test_answers_before_the_answer_are_skipped(line: Line) -> None:
@@ -171,15 +175,13 @@ def head_of(size: int) -> bytes:
 @pytest.mark.parametrize("sent", [head_of(HEAD_LIMIT), head_of(HEAD_LIMIT + 1), head_of(300_000)[:-4]])
 def test_a_head_may_be_as_long_as_the_limit_and_no_longer(line: Line, sent: bytes) -> None:
     """Also when its end and what is too much arrive together."""
-    with ThreadPoolExecutor(1) as threads:
-        sending = threads.submit(send_pieces, line.server, [sent])
+    with line.sending(sent):
         if len(sent) <= HEAD_LIMIT:
             assert line.ask(expected=64 * 1024).status == 200
         else:
             with pytest.raises(ProtocolError, match=f"longer than {HEAD_LIMIT}"):
                 line.ask(expected=64 * 1024)
         line.connection.close()
-        assert sending.exception() is None or isinstance(sending.exception(), ConnectionError)
 
 
 def test_a_server_that_says_nothing_gave_no_answer(line: Line) -> None:
@@ -298,11 +300,9 @@ def test_a_body_in_packets_comes_completely_and_the_next_answer_is_heard_at_once
     body = bytes(range(256)) * (size // 256 + 1)
     body = body[:size]
     pieces = [body[start : start + piece] for start in range(0, size, piece)]
-    with ThreadPoolExecutor(1) as pool:
-        answer = tcp.ask(message("200 OK", f"Content-Length: {size}"))
-        sending = pool.submit(send_pieces, tcp.server, pieces)
+    answer = tcp.ask(message("200 OK", f"Content-Length: {size}"))
+    with tcp.sending(*pieces):
         assert filled(answer, size) == body
-        sending.result()
     assert answer.keeps_alive
     assert tcp.ask(message("204 No Content")).status == 204
     assert (
@@ -330,10 +330,8 @@ def test_the_end_of_a_large_body_is_not_waited_for_in_vain(tcp: TcpLine, monkeyp
     watched = Watched(tcp.connection._poll)
     monkeypatch.setattr(tcp.connection, "_poll", watched)
     tcp.connection.set_timeout(1.0)
-    with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(send_pieces, tcp.server, [bytes(size - 100_000), bytes(100_000)])
+    with tcp.sending(bytes(size - 100_000), bytes(100_000)):
         assert len(filled(answer, size)) == size
-        sending.result()
     assert watched.ends
     assert all(watched.ends)
 
@@ -341,10 +339,8 @@ def test_the_end_of_a_large_body_is_not_waited_for_in_vain(tcp: TcpLine, monkeyp
 def test_nothing_sleeps_for_more_than_the_few_bytes_that_are_left(tcp: TcpLine) -> None:
     size = 1024**2 + 10  # a piece that is shown at once, and ten bytes
     answer = tcp.ask(message("200 OK", f"Content-Length: {size}"))
-    with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(send_pieces, tcp.server, [bytes(size)])
+    with tcp.sending(bytes(size)):
         answer.fill(memoryview(bytearray(size)), on_bytes=bytearray().extend)
-        sending.result()
     assert tcp.connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) <= 10
 
 
@@ -360,18 +356,11 @@ def test_who_receives_a_large_body_is_not_woken_up_for_each_packet(tcp: TcpLine)
     seen: list[int] = []
     answer = tcp.ask(message("200 OK", f"Content-Length: {size}"))
 
-    def dribble() -> None:
-        for _ in range(packets):
-            tcp.server.sendall(bytes(size // packets))
-            time.sleep(0.001)
-
     def look() -> bool:
         seen.append(answer.received)
         return True
 
-    with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(dribble)
+    with tcp.sending(*[bytes(size // packets)] * packets, pause_seconds=0.001):
         answer.fill(memoryview(bytearray(size)), is_wanted=look)
-        sending.result()
     assert answer.received == size
     assert len(seen) < packets // 4

@@ -68,17 +68,11 @@ async def test_a_call_sends_the_token_and_the_body_and_reads_the_answer(
     assert MirrorRequestBody.model_validate_json(body) == REQUEST
 
 
-async def test_without_a_token_nobody_is_named(service: Scripted) -> None:
-    async with MirrorClient(service.url) as client:
-        service.say("/clusters", {"items": []})
-        await client.clusters()
-    assert "authorization" not in service.asked[0][1]
-
-
-async def test_an_address_may_have_a_path_of_its_own(service: Scripted) -> None:
+async def test_an_address_may_have_a_path_of_its_own_and_without_a_token_nobody_is_named(service: Scripted) -> None:
     service.say("/behind/ingress/mirror/mir_1", mirror())
     async with MirrorClient(f"{service.url}/behind/ingress/") as client:
         assert (await client.mirror("mir_1")).id == "mir_1"
+    assert "authorization" not in service.asked[0][1]
 
 
 @pytest.mark.parametrize(("seconds", "sent"), [(0, "0.0"), (12.5, "12.5"), (1000, "60.0"), (-3, "0.0")])
@@ -126,14 +120,16 @@ async def test_a_success_that_is_something_else_is_an_internal_error(
         await client.agents()
 
 
-async def test_a_service_that_does_not_listen_is_unreachable() -> None:
-    listener = bind_tcp("127.0.0.1", 0)
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    listener.close()
-    async with MirrorClient(address, "token") as client:
-        with pytest.raises(
-            ServiceUnreachableError, match=f"no answer from {address} .*is the service running there"
-        ) as raised:
+@pytest.mark.parametrize(("address", "said"), [
+    ("http://127.0.0.1:{port}", "no answer from http://127.0.0.1:{port} .*is the service running there"),
+    ("mirror:8460", "unsupported protocol"),
+    ("unix:{folder}/agent.sock", "agent.sock"),
+])  # fmt: skip
+async def test_a_service_that_is_not_there_is_unreachable(tmp_path: Path, address: str, said: str) -> None:
+    with bind_tcp("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+    async with MirrorClient(address.format(port=port, folder=tmp_path)) as client:
+        with pytest.raises(ServiceUnreachableError, match=said.format(port=port)) as raised:
             await client.agents()
         assert (raised.value.code, raised.value.transient) == ("STORE_UNAVAILABLE", True)
         assert not await client.ready()
@@ -167,12 +163,6 @@ async def test_a_request_that_is_canceled_in_the_handshake_leaves_no_connection(
         assert asking.cancelled()
 
 
-async def test_an_address_without_a_scheme_is_unreachable_and_says_why() -> None:
-    async with MirrorClient("mirror:8460") as client:
-        with pytest.raises(ServiceUnreachableError, match="unsupported protocol"):
-            await client.agents()
-
-
 async def test_a_service_that_can_work_is_ready(service: Scripted, client: MirrorClient) -> None:
     service.say("/readyz", {})
     assert await client.ready()
@@ -192,13 +182,6 @@ async def test_a_stage_is_followed_over_a_unix_socket(tmp_path: Path) -> None:
     async with listening(scripted.app(), listener), AgentClient(f"unix:{path}") as client:
         assert (await client.stage(StageRequest(job_id="job", grant="g"))).state == "PENDING"
         assert [stage.state async for stage in client.follow("stg_1", 0)] == ["STAGING", "READY"]
-
-
-async def test_an_agent_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
-    async with AgentClient(f"unix:{tmp_path}/agent.sock") as client:
-        with pytest.raises(ServiceUnreachableError, match=r"agent\.sock"):
-            await client.cache()
-        assert not await client.ready()
 
 
 SILENCE = ServiceUnreachableError("http://mirror", "connection reset")

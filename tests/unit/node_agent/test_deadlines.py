@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from bdn.core.errors import StoreUnavailableError
-from node_agent.fetch.deadlines import Alternative, LateError, Limits, SourceDeadline
+from node_agent.fetch.peers import Alternative, LateError, Limits, SourceDeadline
 from tests.support.agent.rig import Clock
 
 MIB = 1024 * 1024

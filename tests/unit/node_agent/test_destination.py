@@ -10,7 +10,7 @@ import pytest
 from bdn.core.chunk import Manifest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
 from node_agent.disk.places import Places
-from node_agent.stage.view import destination as module
+from node_agent.stage.view import build as module
 from node_agent.stage.view.destination import Destination, Earlier
 from tests.support.agent.cache import cached, put
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts

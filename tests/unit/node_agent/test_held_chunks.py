@@ -1,11 +1,7 @@
 from pathlib import Path
 
-import pytest
-
 from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of
-from bdn.core.errors import NotFoundError
-from bdn.net.chunk_server.served_chunks import ChunkRequest
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
@@ -18,7 +14,7 @@ LARGE = noise(2 * CHUNK_SIZE + 5)
 
 def shelf_of(places: Places, *manifests: Manifest) -> HeldChunks:
     index = CacheIndex()
-    shelf = HeldChunks(places, index, a_tier(places.root), None)
+    shelf = HeldChunks(places, index, a_tier(places.root), lambda _: None)
     for manifest in manifests:
         present = dict.fromkeys(manifest.contents, True)
         index.restore(manifest.digest, manifest.contents, present, last_used=0)
@@ -27,7 +23,8 @@ def shelf_of(places: Places, *manifests: Manifest) -> HeldChunks:
 
 
 def read(shelf: HeldChunks, digest: Digest) -> bytes:
-    chunk = shelf.open_chunk(ChunkRequest(digest))
+    chunk = shelf.open(digest)
+    assert chunk is not None
     with chunk.file:
         chunk.file.seek(chunk.offset)
         return chunk.file.read(chunk.size)
@@ -45,8 +42,7 @@ def test_a_large_file_is_not_a_chunk(tmp_path: Path) -> None:
     places, manifest = cached(tmp_path, {"large": LARGE})
     shelf = shelf_of(places, manifest)
 
-    with pytest.raises(NotFoundError):
-        shelf.open_chunk(ChunkRequest(manifest.files[0].digest))
+    assert shelf.open(manifest.files[0].digest) is None
 
 
 def test_a_chunk_stays_as_long_as_some_manifest_has_it(tmp_path: Path) -> None:
@@ -57,13 +53,11 @@ def test_a_chunk_stays_as_long_as_some_manifest_has_it(tmp_path: Path) -> None:
     shelf.remove(one.digest)
     assert read(shelf, chunk) == LARGE[:CHUNK_SIZE]
     shelf.remove(two.digest)
-    with pytest.raises(NotFoundError):
-        shelf.open_chunk(ChunkRequest(chunk))
+    assert shelf.open(chunk) is None
 
 
 def test_what_is_not_whole_yet_is_not_served(tmp_path: Path) -> None:
     places, manifest = cached(tmp_path, {"large": LARGE})
     places.file(manifest.files[0].digest).rename(places.part(manifest.files[0].digest))
 
-    with pytest.raises(NotFoundError):
-        shelf_of(places, manifest).open_chunk(ChunkRequest(digest_of(LARGE[:CHUNK_SIZE])))
+    assert shelf_of(places, manifest).open(digest_of(LARGE[:CHUNK_SIZE])) is None

@@ -12,8 +12,7 @@ from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, Disk
 from bdn.core.ring.placement import Placement
 from bdn.transfer.chunk_readers import fetch
 from bdn.wire.http_fields import MANIFEST_HEADER
-from node_agent.fetch.deadlines import Limits
-from node_agent.fetch.peers import Peers
+from node_agent.fetch.peers import Limits, Peers
 from tests.doubles.faults import Fault, altered, answer, flip_byte, hang, right_after, stall, truncate, work
 from tests.support.agent.reader_chain import bench, join, starts
 from tests.support.agent.rig import noise

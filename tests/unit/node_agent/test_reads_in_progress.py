@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import StoreUnavailableError
-from node_agent.fetch.reads_in_progress import ReadsInProgress
+from node_agent.fetch.chain import ReadsInProgress
 from tests.support.content.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(40)]
@@ -15,7 +15,7 @@ NEVER = threading.Event()
 
 
 def test_a_thread_that_waits_goes_on_when_the_leader_is_through_or_its_stage_is_released() -> None:
-    reads, stop = ReadsInProgress[Digest](), threading.Event()
+    reads, stop = ReadsInProgress(), threading.Event()
     with ThreadPoolExecutor(2) as threads:
         with reads.lead(CHUNKS[0]) as is_leader:
             assert is_leader
@@ -28,7 +28,7 @@ def test_a_thread_that_waits_goes_on_when_the_leader_is_through_or_its_stage_is_
 
 def test_threads_that_keep_to_the_rules_read_each_chunk_once_also_when_leaders_fail() -> None:
     """Each first read of every third chunk fails; whoever waited for it takes over."""
-    reads, lock = ReadsInProgress[Digest](), threading.Lock()
+    reads, lock = ReadsInProgress(), threading.Lock()
     held: set[Digest] = set()
     count: Counter[Digest] = Counter()
 

@@ -1,6 +1,6 @@
 """A whole cluster, simulated with the real rules: what it costs the mirror, and when the last node is through.
 
-Times are those of the simulated links, in times that one node alone needs. The bounds are those of issue 4.
+Times are those of the simulated links, in times that one node alone needs.
 """
 
 from dataclasses import replace
@@ -44,16 +44,12 @@ def test_the_two_models_of_links_agree() -> None:
     assert queued.last_ratio == pytest.approx(exact.last_ratio, rel=0.15)
 
 
-@pytest.mark.parametrize("slow", [0, 3])
-def test_a_member_at_a_twentieth_holds_nobody_up(slow: int) -> None:
-    ring = through(cluster(8, 128, slow={slow: 20.0}))
+@pytest.mark.parametrize(("nodes", "slow"), [(8, 0), (8, 3), (2, 1)])
+def test_a_member_at_a_twentieth_holds_nobody_up(nodes: int, slow: int) -> None:
+    ring = through(cluster(nodes, 128, slow={slow: 20.0}))
     owned = len(ring.placement.owned[slow])
     assert ring.last_ratio <= 1.6
     assert ring.origin_bytes <= (128 + 1.5 * owned) * CHUNK_SIZE  # it reads its own, and so do those who come next
-
-
-def test_of_two_members_one_at_a_twentieth_is_left() -> None:
-    assert through(cluster(2, 128, slow={1: 20.0})).last_ratio <= 1.6
 
 
 def test_a_slow_node_blames_nobody_for_its_own_link() -> None:

@@ -13,7 +13,9 @@ from tests.support.content.trees import names
 
 
 def scan(places: Places) -> list[ScannedManifest]:
-    return Scanner(places, ManifestRecords(places), HeldChunks(places, CacheIndex(), a_tier(places.root), None)).run()
+    return Scanner(
+        places, ManifestRecords(places), HeldChunks(places, CacheIndex(), a_tier(places.root), lambda _: None)
+    ).run()
 
 
 def test_what_is_whole_is_found_least_recently_used_first(tmp_path: Path) -> None:

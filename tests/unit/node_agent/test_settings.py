@@ -77,12 +77,6 @@ def test_a_bad_value_is_refused_with_the_name_of_its_variable(
     assert reason in str(caught.value)
 
 
-def test_with_authentication_any_address_may_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BDN_AUTH", "token")
-
-    assert load_settings(host="0.0.0.0").host == "0.0.0.0"
-
-
 @pytest.mark.parametrize("content", ["[agent]\ncach_bytes = 1\n", "agent = 1\n", "not toml", None])
 def test_a_config_file_that_makes_no_sense_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None

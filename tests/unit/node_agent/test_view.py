@@ -1,8 +1,11 @@
+"""The view is the tree of its manifest, whether by links, shared blocks or copies, and what is not ours in it is found."""
+
 import errno
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from bdn.core.errors import CanceledError
 from node_agent.disk.places import Places
 from node_agent.stage.view.build import Built, Difference, build_view, compare_view
 from tests.support.agent.cache import cached
+from tests.support.agent.mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
+from tests.support.agent.rig import noise
 from tests.support.content.trees import tree
 from tests.support.crash.scripted_writes import failing
 
@@ -19,8 +24,126 @@ FILES = {
     "config.json": b"{}", "a name with spaces.bin": b"spaces", "\u00fc\u4e2d/\U0001f600.txt": b"unicode",
     "deep/er/and/deeper/file": b"deep", "deep/er/sibling": b"sibling", "deep.first": b"sorted between",
     "same/content": b"deep", "empty": b"", "also/empty": b"", "-rf": b"a name like an option",
-    "x" * 255: b"as long as a name can be",
+    "x" * 255: b"as long as a name can be", "large.bin": noise(3_000_000),
 }  # fmt: skip
+LINKED = Built("hardlink", None)
+
+
+@dataclass
+class Site:
+    """Where a cache stands, and where its view shall."""
+
+    cache: Path
+    root: Path
+    expected: Built = LINKED
+    places: Places = field(init=False)
+    manifest: Manifest = field(init=False)
+
+    def build(self, files: dict[str, bytes] = FILES, stop: threading.Event | None = None) -> Built:
+        self.places, self.manifest = cached(self.cache, files)
+        return build_view(self.manifest, self.root, self.places.files, stop or threading.Event())
+
+    def difference(self) -> Difference:
+        return compare_view(self.manifest, self.root, self.places)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "cache", tmp_path / "view")
+
+
+# --- links, shared blocks and copies ---
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Iterator[Site]:
+    reason = "no hard links: Invalid cross-device link; no reflinks: Invalid cross-device link"
+    with mounted_tmpfs(tmp_path / "other", "16m") as other:
+        yield Site(tmp_path / "cache", other / "view", Built("copy", reason))
+
+
+@pytest.fixture
+def reflinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(
+        os, "link", failing(errno.EPERM)
+    )  # xfs could link; this is another project quota's directory, say
+    with mounted_xfs(tmp_path / "xfs", tmp_path / "image") as xfs:
+        yield Site(xfs / "cache", xfs / "view", Built("reflink", "no hard links: Operation not permitted"))
+
+
+COPIES = [pytest.param("copies", marks=needs_mounts), pytest.param("reflinks", marks=needs_xfs)]
+
+
+@pytest.mark.parametrize("kind", ["site", *COPIES])
+def test_a_view_is_the_tree_of_its_manifest_read_only_and_recognised(kind: str, request: pytest.FixtureRequest) -> None:
+    site: Site = request.getfixturevalue(kind)
+
+    assert site.build() == site.expected
+    assert tree(site.root) == FILES
+    assert {path.stat().st_mode & 0o777 for path in site.root.rglob("*") if path.is_file()} == {0o444}
+    assert site.difference().is_intact
+    for entry in site.manifest.files:
+        is_the_cache_s = (site.root / entry.path).samefile(site.places.file(entry.digest))
+        assert is_the_cache_s == (kind == "site")
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_copy_that_somebody_wrote_to_is_not_ours(kind: str, request: pytest.FixtureRequest) -> None:
+    site: Site = request.getfixturevalue(kind)
+    site.build()
+    (site.root / "same/content").chmod(0o644)
+    (site.root / "same/content").write_bytes(b"DEEP")
+
+    assert site.difference().foreign == "same/content"
+
+
+@needs_xfs
+def test_blocks_are_shared(reflinks: Site) -> None:
+    places, manifest = cached(reflinks.cache, {"large": noise(40_000_000)})
+    before = os.statvfs(reflinks.cache).f_bfree
+    build_view(manifest, reflinks.root, places.files, threading.Event())
+
+    assert (before - os.statvfs(reflinks.cache).f_bfree) * 4096 < 4_000_000
+
+
+@pytest.mark.parametrize("kernel_copy", [True, False])
+def test_the_copy_is_right_with_and_without_the_kernels_help(
+    site: Site, monkeypatch: pytest.MonkeyPatch, kernel_copy: bool
+) -> None:
+    monkeypatch.setattr(os, "link", failing(errno.EXDEV))
+    if not kernel_copy:
+        monkeypatch.setattr(os, "copy_file_range", failing(errno.EXDEV))
+    built = site.build()
+
+    assert tree(site.root) == FILES
+    assert built.kind in ("copy", "reflink")
+    assert "no hard links: Invalid cross-device link" in (built.reason or "")
+
+
+def test_copying_stops_when_nobody_waits_any_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    stop.set()
+    monkeypatch.setattr(os, "link", failing(errno.EXDEV))
+    with pytest.raises(CanceledError):
+        site.build(stop=stop)
+
+
+def test_a_file_with_too_many_links_is_copied_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.link
+
+    def link(source: bytes, *names: object, **folders: int) -> None:
+        if source.decode().endswith(EMPTY.hex):
+            raise OSError(errno.EMLINK, "Too many links")
+        real(source, *names, **folders)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "link", link)
+
+    assert site.build() == Built("hardlink", "2 files were copied: too many links")
+    assert tree(site.root) == FILES
+    assert site.difference().is_intact
+
+
+# --- folders ---
 
 
 @contextmanager
@@ -32,94 +155,24 @@ def umask(mask: int) -> Iterator[None]:
         os.umask(before)
 
 
-def build(places: Places, manifest: Manifest, root: Path, stop: threading.Event | None = None) -> Built:
-    return build_view(manifest, root, places.files, stop or threading.Event())
-
-
-def test_a_view_is_the_tree_of_its_manifest_and_takes_no_space(tmp_path: Path) -> None:
-    places, manifest = cached(tmp_path / "cache", FILES)
-
-    built = build(places, manifest, tmp_path / "view")
-
-    assert tree(tmp_path / "view") == FILES
-    assert built == Built("hardlink", None)
-    for entry in manifest.files:
-        assert (tmp_path / "view" / entry.path).samefile(places.file(entry.digest))
-
-
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o000])
-def test_modes_do_not_depend_on_the_umask(tmp_path: Path, mask: int) -> None:
-    places, manifest = cached(tmp_path / "cache", FILES)
-
+def test_modes_do_not_depend_on_the_umask(site: Site, mask: int) -> None:
     with umask(mask):
-        build(places, manifest, tmp_path / "view")
+        site.build()
 
-    folders = [tmp_path / "view", *(path for path in (tmp_path / "view").rglob("*") if path.is_dir())]
+    folders = [site.root, *(path for path in site.root.rglob("*") if path.is_dir())]
     assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o755}
 
 
-def test_a_path_as_long_as_a_manifest_allows_has_its_place(tmp_path: Path) -> None:
-    path = "/".join(["d" * 200] * 15)
-    places, manifest = cached(tmp_path / "cache", {path: b"far"})
-    root = tmp_path / ("r" * 200) / ("r" * 200) / ("r" * 200) / ("r" * 200) / ("r" * 200)
-    root.parent.mkdir(parents=True)
+def test_a_path_as_long_as_a_manifest_allows_has_its_place(site: Site) -> None:
+    site.root = site.cache.with_name("r" * 200) / "/".join(["r" * 200] * 4)
+    site.root.parent.mkdir(parents=True)
+    site.build({"/".join(["d" * 200] * 15): b"far"})  # together longer than PATH_MAX
 
-    build(places, manifest, root)  # together longer than PATH_MAX
-
-    assert compare_view(manifest, root, places) == Difference(None, None)
-
-
-def test_a_file_with_too_many_links_is_copied_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places, manifest = cached(tmp_path / "cache", FILES)
-    real = os.link
-
-    def link(source: bytes, *names: object, **folders: int) -> None:
-        if source.decode().endswith(EMPTY.hex):
-            raise OSError(errno.EMLINK, "Too many links")
-        real(source, *names, **folders)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "link", link)
-    built = build(places, manifest, tmp_path / "view")
-
-    assert built == Built("hardlink", "2 files were copied: too many links")
-    assert tree(tmp_path / "view") == FILES
-    assert compare_view(manifest, tmp_path / "view", places).is_intact
-
-
-def test_copying_stops_when_nobody_waits_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places, manifest = cached(tmp_path / "cache", {"a": b"a"})
-    stop = threading.Event()
-    stop.set()
-
-    monkeypatch.setattr(os, "link", failing(errno.EXDEV))
-    with pytest.raises(CanceledError):
-        build(places, manifest, tmp_path / "view", stop)
-
-
-@pytest.mark.parametrize("kernel_copy", [True, False])
-def test_the_copy_is_right_with_and_without_the_kernels_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel_copy: bool
-) -> None:
-    places, manifest = cached(tmp_path / "cache", FILES)
-
-    monkeypatch.setattr(os, "link", failing(errno.EXDEV))
-    if not kernel_copy:
-        monkeypatch.setattr(os, "copy_file_range", failing(errno.EXDEV))
-    built = build(places, manifest, tmp_path / "view")
-
-    assert tree(tmp_path / "view") == FILES
-    assert built.kind in ("copy", "reflink")
-    assert "no hard links: Invalid cross-device link" in (built.reason or "")
+    assert site.difference() == Difference(None, None)
 
 
 # --- is it still the view that we made? ---
-
-
-@pytest.fixture
-def view(tmp_path: Path) -> tuple[Places, Manifest, Path]:
-    places, manifest = cached(tmp_path / "cache", FILES)
-    build(places, manifest, tmp_path / "view")
-    return places, manifest, tmp_path / "view"
 
 
 @pytest.mark.parametrize(("path", "content", "expected"), [
@@ -128,26 +181,27 @@ def view(tmp_path: Path) -> tuple[Places, Manifest, Path]:
     ("config.json", "[]", Difference(None, "config.json")),  # as long as ours
 ], ids=["missing", "added", "replaced"])  # fmt: skip
 def test_a_file_that_is_missing_added_or_replaced_is_named(
-    view: tuple[Places, Manifest, Path], path: str, content: str | None, expected: Difference
+    site: Site, path: str, content: str | None, expected: Difference
 ) -> None:
-    places, manifest, root = view
-    (root / path).unlink(missing_ok=True)
+    site.build()
+    (site.root / path).unlink(missing_ok=True)
     if content is not None:
-        (root / path).write_text(content)
-    assert compare_view(manifest, root, places) == expected
+        (site.root / path).write_text(content)
+
+    assert site.difference() == expected
 
 
-def test_a_link_in_the_place_of_a_file_is_not_ours(view: tuple[Places, Manifest, Path]) -> None:
-    places, manifest, root = view
-    (root / "config.json").unlink()
-    (root / "config.json").symlink_to(places.file(manifest.files[0].digest))
+def test_a_link_in_the_place_of_a_file_is_not_ours(site: Site) -> None:
+    site.build()
+    (site.root / "config.json").unlink()
+    (site.root / "config.json").symlink_to(site.places.file(site.manifest.files[0].digest))
 
-    assert compare_view(manifest, root, places).foreign == "config.json"
+    assert site.difference().foreign == "config.json"
 
 
-def test_files_are_ours_after_their_content_left_the_cache(view: tuple[Places, Manifest, Path]) -> None:
-    places, manifest, root = view
-    for entry in manifest.files:
-        places.file(entry.digest).unlink(missing_ok=True)
+def test_files_are_ours_after_their_content_left_the_cache(site: Site) -> None:
+    site.build()
+    for entry in site.manifest.files:
+        site.places.file(entry.digest).unlink(missing_ok=True)
 
-    assert compare_view(manifest, root, places).is_intact
+    assert site.difference().is_intact

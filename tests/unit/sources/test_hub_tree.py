@@ -138,15 +138,11 @@ def test_a_page_that_comes_after_itself_is_refused(pages: Pages, url: str) -> No
 
 @pytest.mark.parametrize("change", [
     {"path": 1}, {"size": -1}, {"size": 1.0}, {"size": True}, {"size": "3"}, {"oid": "x"}, {"oid": None},
-    {"lfs": {"oid": 1, "size": 3, "pointerSize": 1}},
+    {"lfs": {"oid": 1, "size": 3, "pointerSize": 1}}, {"type": "directory", "path": 5},
 ])  # fmt: skip
-def test_an_entry_that_cannot_be_a_file_is_refused(pages: Pages, url: str, change: dict[str, object]) -> None:
+def test_an_entry_that_cannot_be_a_file_or_a_folder_is_refused(
+    pages: Pages, url: str, change: dict[str, object]
+) -> None:
     pages.entries = [FILE | change]
     with pytest.raises((TypeError, ValueError)):
-        read_page(url, {})
-
-
-def test_a_folder_has_a_name_that_is_text(pages: Pages, url: str) -> None:
-    pages.entries = [{"type": "directory", "path": 5, "oid": "e" * 40}]
-    with pytest.raises(TypeError):
         read_page(url, {})

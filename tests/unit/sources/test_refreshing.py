@@ -72,18 +72,6 @@ async def test_they_are_asked_for_once_and_kept(life: float | None, passed: floa
     assert issuer.asked == 1
 
 
-async def test_many_callers_ask_once() -> None:
-    issuer = Issuer(gate=asyncio.Event())
-    keys = issuer.refreshing()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(keys.get()) for _ in range(50)]
-        await asyncio.sleep(0)
-        assert issuer.gate is not None
-        issuer.gate.set()
-    assert {task.result().number for task in tasks} == {1}
-    assert issuer.asked == 1
-
-
 async def test_while_one_renews_the_others_go_on_with_the_old_ones() -> None:
     issuer = Issuer()
     keys = await issuer.begun()
@@ -100,17 +88,17 @@ async def test_while_one_renews_the_others_go_on_with_the_old_ones() -> None:
     assert issuer.asked == 2
 
 
-async def test_while_one_renews_what_has_ended_the_others_wait() -> None:
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_while_one_asks_for_the_first_or_renews_what_has_ended_the_others_wait(has_ended: bool) -> None:
     issuer = Issuer()
-    keys = await issuer.begun()
+    keys = await issuer.begun() if has_ended else issuer.refreshing()
     issuer.now += 3600
     issuer.gate = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(keys.get()) for _ in range(10)]
+        tasks = [group.create_task(keys.get()) for _ in range(50)]
         await asyncio.sleep(0)
         issuer.gate.set()
-    assert [task.result().number for task in tasks] == [2] * 10
-    assert issuer.asked == 2
+    assert {task.result().number for task in tasks} == {issuer.asked} == {1 + has_ended}
 
 
 @pytest.mark.parametrize(
@@ -136,22 +124,19 @@ async def test_a_failure_that_may_pass_leaves_the_old_ones_in_use(
 
 
 @pytest.mark.parametrize(("passed", "failure"), [
+    (None, AWAY),  # there were none before
     (3600, AWAY),  # it may pass, but they have ended
     (3400, AuthRequiredError("s3://b", "AccessDenied")),  # they live, but will not be given any more
 ])  # fmt: skip
-async def test_a_failure_is_raised_and_the_next_caller_asks_again(passed: float, failure: BdnError) -> None:
+async def test_a_failure_is_raised_and_the_next_caller_asks_again(passed: float | None, failure: BdnError) -> None:
     issuer = Issuer()
-    keys = await issuer.begun()
-    issuer.now += passed
+    keys = issuer.refreshing() if passed is None else await issuer.begun()
+    before = issuer.asked
+    issuer.now += passed or 0
     issuer.failures = [failure]
     with pytest.raises(type(failure)):
         await keys.get()
-    assert (await keys.get()).number == 3
-
-
-async def test_a_first_failure_is_raised() -> None:
-    with pytest.raises(UpstreamUnavailableError):
-        await Issuer(failures=[AWAY]).begun()
+    assert (await keys.get()).number == before + 2
 
 
 async def test_when_the_one_who_asks_is_canceled_another_takes_over() -> None:

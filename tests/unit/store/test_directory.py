@@ -171,33 +171,22 @@ class Recorder:
         self.root = root.resolve()
         self.steps: list[str] = []
         self.before: dict[str, Callable[[], None]] = {}  # called before the step is done; may raise
-        fsync, fdatasync, rename, mkdir = os.fsync, os.fdatasync, os.rename, os.mkdir
 
-        def note(step: str) -> None:
-            self.before.get(step, lambda: None)()
-            self.steps.append(step)
+        def note(name: str, step_of: Callable[..., str]) -> None:
+            real = getattr(os, name)
 
-        def noted_fsync(descriptor: int) -> None:
-            note(f"fsync {self._opened(descriptor)}")
-            fsync(descriptor)
+            def noted(*given: Any) -> None:
+                if step := step_of(*given):
+                    self.before.get(step, lambda: None)()
+                    self.steps.append(step)
+                real(*given)
 
-        def noted_fdatasync(descriptor: int) -> None:
-            note(f"fdatasync {self._opened(descriptor)}")
-            fdatasync(descriptor)
+            monkeypatch.setattr(os, name, noted)
 
-        def noted_rename(source: Path, target: Path) -> None:
-            note(f"rename {self._name(source)} to {self._name(target)}")
-            rename(source, target)
-
-        def noted_mkdir(path: Path, mode: int = 0o777) -> None:
-            if not path.exists():
-                note(f"mkdir {self._name(path)}")
-            mkdir(path, mode)
-
-        monkeypatch.setattr(os, "fsync", noted_fsync)
-        monkeypatch.setattr(os, "fdatasync", noted_fdatasync)
-        monkeypatch.setattr(os, "rename", noted_rename)
-        monkeypatch.setattr(os, "mkdir", noted_mkdir)
+        note("fsync", lambda descriptor: f"fsync {self._opened(descriptor)}")
+        note("fdatasync", lambda descriptor: f"fdatasync {self._opened(descriptor)}")
+        note("rename", lambda source, target: f"rename {self._name(source)} to {self._name(target)}")
+        note("mkdir", lambda path, *_: "" if path.exists() else f"mkdir {self._name(path)}")
 
     def _opened(self, descriptor: int) -> str:
         return self._name(Path(f"/proc/self/fd/{descriptor}").readlink())

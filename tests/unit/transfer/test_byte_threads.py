@@ -26,18 +26,23 @@ def one() -> Iterator[ByteThreads]:
 
 
 class Work:
-    """Blocks its thread until it is released. ``ended`` tells whether the thread came to its end."""
+    """Blocks its threads until it is released. ``ended`` counts those that came to their end."""
 
     def __init__(self) -> None:
-        self.begun = threading.Event()
         self.release = threading.Event()
-        self.ended = False
+        self.ended = 0
+        self._begun = threading.Semaphore(0)
 
     def __call__(self, buffer: memoryview) -> int:
-        self.begun.set()
+        self._begun.release()
         assert self.release.wait(20)
-        self.ended = True
+        self.ended += 1
         return len(buffer)
+
+    async def begun(self, count: int = 1) -> None:
+        """So many more are at work."""
+        for _ in range(count):
+            assert await asyncio.to_thread(self._begun.acquire, timeout=20)
 
 
 @pytest.fixture
@@ -45,10 +50,6 @@ def work() -> Iterator[Work]:
     made = Work()
     yield made
     made.release.set()
-
-
-async def begun(work: Work) -> None:
-    assert await asyncio.to_thread(work.begun.wait, 20)
 
 
 async def turns(count: int = 20) -> None:
@@ -84,7 +85,7 @@ async def test_cancelling_however_often_waits_for_the_thread_and_then_all_is_fre
             raise LookupError("nobody hears this")
 
     task = asyncio.create_task(one.run(1, call))
-    await begun(work)
+    await work.begun()
     next_one = asyncio.create_task(one.run(7, len))
     for _ in range(3):
         task.cancel()
@@ -102,7 +103,7 @@ async def test_cancelling_however_often_waits_for_the_thread_and_then_all_is_fre
 async def test_closing_waits_for_the_threads(work: Work) -> None:
     threads = ByteThreads(1, "byte")
     task = asyncio.create_task(threads.run(1, work))
-    await begun(work)
+    await work.begun()
     closing_thread = threading.Thread(target=threads.close)
     closing_thread.start()
     work.release.set()
@@ -125,20 +126,13 @@ class Pipe:
 
     async def round(self) -> int:
         """How many worked at once."""
-        limit, gate = self.threads.limit, threading.Event()
-        begun = threading.Semaphore(0)
-
-        def work(_: memoryview) -> None:
-            begun.release()
-            assert gate.wait(20)
-
+        limit, work = self.threads.limit, Work()
         async with asyncio.TaskGroup() as group:
             for _ in range(limit):
                 group.create_task(self.threads.run(CHUNK_SIZE, work))
-            for _ in range(limit):
-                assert await asyncio.to_thread(begun.acquire, timeout=20)
+            await work.begun(limit)
             self.now += self.seconds(limit)
-            gate.set()
+            work.release.set()
         return limit
 
 
@@ -217,61 +211,41 @@ async def test_a_slot_that_was_handed_over_to_somebody_who_is_canceled_before_he
         assert canceled.cancelled()
 
 
-class Disk:
-    """``write`` is work that has received its bytes, twice over, and then takes until ``gate`` opens."""
-
-    def __init__(self, threads: ByteThreads) -> None:
-        self.threads = threads
-        self.gate = threading.Event()
-        self._begun = threading.Semaphore(0)
-
-    def write(self, _: memoryview) -> None:
-        self.threads.received()
-        self.threads.received()  # once is enough
-        self._begun.release()
-        assert self.gate.wait(20)
-
-    async def begun(self, count: int) -> None:
-        """So many more are writing."""
-        for _ in range(count):
-            assert await asyncio.to_thread(self._begun.acquire, timeout=20)
-
-
 async def test_who_has_received_lets_another_receive_and_keeps_its_buffer() -> None:
     """Of eight threads four may receive at first. The others write what they have."""
     with closing(ByteThreads(8, "byte", least=1)) as threads:
         for _ in range(2):  # the second time, after nobody worked
-            disk = Disk(threads)
+            disk = Work()
+
+            def write(buffer: memoryview, disk: Work = disk) -> None:
+                threads.received()
+                threads.received()  # once is enough
+                disk(buffer)
+
             async with asyncio.TaskGroup() as group:
                 for _ in range(7):
-                    group.create_task(threads.run(CHUNK_SIZE, disk.write))
+                    group.create_task(threads.run(CHUNK_SIZE, write))
                 await disk.begun(7)
                 await threads.run(1, lambda _: threads.received())
                 assert threads.buffers == 8, "while anybody works no memory is given back"
-                disk.gate.set()
+                disk.release.set()
             assert threads.buffers == threads.limit < 8
 
 
 @pytest.mark.parametrize(("count", "least"), [(1, None), (8, 1)])
-async def test_work_that_waits_for_a_thread_or_a_slot_is_canceled_at_once(count: int, least: int | None) -> None:
+async def test_work_that_waits_for_a_thread_or_a_slot_is_canceled_at_once(
+    work: Work, count: int, least: int | None
+) -> None:
     with closing(ByteThreads(count, "byte", least=least)) as threads:
-        gate, called, begun = threading.Event(), threading.Event(), threading.Semaphore(0)
-
-        def block(_: memoryview) -> bool:
-            begun.release()
-            return gate.wait(20)
-
-        busy = [asyncio.create_task(threads.run(1, block)) for _ in range(threads.limit)]
-        for _ in busy:
-            assert await asyncio.to_thread(begun.acquire, timeout=20)
-        waiting = asyncio.create_task(threads.run(1, lambda _: called.set()))
+        busy = [asyncio.create_task(threads.run(1, work)) for _ in range(threads.limit)]
+        await work.begun(len(busy))
+        waiting = asyncio.create_task(threads.run(1, work))
         await asyncio.sleep(0.01)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        gate.set()
-        assert all(await asyncio.gather(*busy))
-        assert not called.is_set()
+        work.release.set()
+        assert sum(await asyncio.gather(*busy)) == work.ended == len(busy)
 
 
 def test_nobody_has_received_outside_of_work() -> None:

@@ -15,7 +15,7 @@ from tests.doubles.http_origin import Answer
 from tests.support.content.readers import read_chunk
 from tests.support.content.shelves import Shelf, serving
 from tests.support.network.raw_server import RawServer, answering, message, partial
-from tests.support.network.upstream import CONTENT, Upstream, upstream
+from tests.support.network.upstream import CONTENT, SIZE, Upstream, upstream
 
 CHUNK = digest_of(CONTENT)
 PATH = f"/chunks/{CHUNK}"
@@ -53,20 +53,16 @@ def test_a_chunk_is_asked_for_by_its_name_with_the_grant_there_is(
 
 
 @pytest.mark.parametrize("status", [302, 307])
-def test_a_store_that_the_mirror_sends_us_to_is_read_without_the_grant(
-    pool: ConnectionPool, mirror: Upstream, status: int
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_the_grant_goes_with_a_redirect_within_the_mirror_and_not_to_a_store(
+    pool: ConnectionPool, mirror: Upstream, status: int, is_elsewhere: bool
 ) -> None:
-    signed = f"{mirror.other.url}/bucket/{CHUNK.fanout}?X-Amz-Signature=abc"
-    mirror.respond[PATH] = lambda _: Answer(status, {"Location": signed}, b"over there")
+    target = f"/bucket/{CHUNK.fanout}?X-Amz-Signature=abc"
+    location = f"{mirror.other.url}{target}" if is_elsewhere else target
+    mirror.respond[PATH] = lambda _: Answer(status, {"Location": location}, b"over there")
     assert read_chunk(reader_of(pool, mirror), CONTENT) == CONTENT
-    assert mirror.heard[-1].target == f"/bucket/{CHUNK.fanout}?X-Amz-Signature=abc"
-    assert "authorization" not in mirror.heard[-1].headers
-
-
-def test_the_grant_goes_with_a_redirect_within_the_mirror(pool: ConnectionPool, mirror: Upstream) -> None:
-    mirror.respond[PATH] = lambda _: Answer(307, {"Location": "/moved"})
-    read_chunk(reader_of(pool, mirror), CONTENT)
-    assert (mirror.heard[-1].target, mirror.heard[-1].headers["authorization"]) == ("/moved", "Bearer grant")
+    assert mirror.heard[-1].target == target
+    assert mirror.heard[-1].headers.get("authorization") == (None if is_elsewhere else "Bearer grant")
 
 
 def test_a_circle_of_redirects_ends(pool: ConnectionPool, mirror: Upstream) -> None:
@@ -111,21 +107,18 @@ def test_an_answer_without_a_word_of_ours_is_judged_by_its_status(
         read_raw(pool, message(status, "Content-Length: 6", body=b"<html>"))
 
 
-@pytest.mark.parametrize("length", [len(CONTENT) - 1, len(CONTENT) + 1, 0])
-def test_a_body_of_another_size_is_not_read(pool: ConnectionPool, length: int) -> None:
-    with pytest.raises(WrongLengthError, match=f"{length} bytes instead of {len(CONTENT)}"):
-        read_raw(pool, message("200 OK", f"Content-Length: {length}", body=CONTENT))
-
-
-def test_a_body_of_unknown_size_is_not_read(pool: ConnectionPool) -> None:
-    with pytest.raises(StoreUnavailableError, match="None bytes instead"):
-        read_raw(pool, message("200 OK", body=CONTENT))
-
-
-def test_a_body_that_ends_early_is_an_error_that_may_pass(pool: ConnectionPool, mirror: Upstream) -> None:
-    mirror.script.add(faults.truncate(100))
-    with pytest.raises(StoreUnavailableError, match=f"ended after 100 of {len(CONTENT)} bytes"):
-        read_chunk(reader_of(pool, mirror), CONTENT)
+@pytest.mark.parametrize(("headers", "body", "expected", "said"), [
+    *(([f"Content-Length: {length}"], CONTENT, WrongLengthError, f"{length} bytes instead of {SIZE}")
+      for length in (SIZE - 1, SIZE + 1, 0)),
+    ([], CONTENT, WrongLengthError, f"None bytes instead of {SIZE}"),
+    ([f"Content-Length: {SIZE}"], CONTENT[:100], StoreUnavailableError, f"ended after 100 of {SIZE} bytes"),
+])  # fmt: skip
+def test_a_body_that_is_not_as_long_as_the_chunk_is_an_error(
+    pool: ConnectionPool, headers: list[str], body: bytes, expected: type[BdnError], said: str
+) -> None:
+    with pytest.raises(expected, match=said) as raised:
+        read_raw(pool, message("200 OK", *headers, body=body))
+    assert type(raised.value) is expected
 
 
 def test_a_mirror_that_stalls_times_out_as_an_error_that_may_pass(mirror: Upstream) -> None:
@@ -136,7 +129,7 @@ def test_a_mirror_that_stalls_times_out_as_an_error_that_may_pass(mirror: Upstre
 
 
 def test_chunks_share_a_connection(pool: ConnectionPool) -> None:
-    answer = message("200 OK", f"Content-Length: {len(CONTENT)}", body=CONTENT)
+    answer = message("200 OK", f"Content-Length: {SIZE}", body=CONTENT)
     absent = message("404 Not Found", "Content-Length: 2", body=b"{}")
     with RawServer(answering(answer, answer, absent)) as server:
         reader = HttpChunkReader(pool, server.url)
@@ -151,7 +144,7 @@ def test_a_readers_text_form_does_not_show_the_grant(pool: ConnectionPool) -> No
 
 
 def rest_of(pool: ConnectionPool, answer: bytes, start: int) -> bytes:
-    chunk = PartialChunk(CHUNK, memoryview(bytearray(CONTENT[:start] + bytes(len(CONTENT) - start))))
+    chunk = PartialChunk(CHUNK, memoryview(bytearray(CONTENT[:start] + bytes(SIZE - start))))
     chunk.received(chunk.buffer[:start])
     with RawServer(answering(answer)) as server:
         HttpChunkReader(pool, server.url).read_into(chunk)
@@ -159,14 +152,14 @@ def rest_of(pool: ConnectionPool, answer: bytes, start: int) -> bytes:
 
 
 def test_the_rest_of_a_chunk_is_a_range(pool: ConnectionPool) -> None:
-    assert rest_of(pool, partial(CONTENT[7:], 7, len(CONTENT)), 7) == CONTENT
+    assert rest_of(pool, partial(CONTENT[7:], 7, SIZE), 7) == CONTENT
 
 
 @pytest.mark.parametrize(("answer", "expected", "said"), [
-    (partial(CONTENT[6:], 6, len(CONTENT)), StoreUnavailableError, "another range"),  # it begins earlier
-    (partial(CONTENT[7:], 7, len(CONTENT) + 1), StoreUnavailableError, "another range"),  # of another size
-    (partial(CONTENT[7:-1], 7, len(CONTENT)), StoreUnavailableError, "another range"),  # it ends earlier
-    (message("200 OK", f"Content-Length: {len(CONTENT)}", body=CONTENT), InternalError, "unexpected answer 200"),
+    (partial(CONTENT[6:], 6, SIZE), StoreUnavailableError, "another range"),  # it begins earlier
+    (partial(CONTENT[7:], 7, SIZE + 1), StoreUnavailableError, "another range"),  # of another size
+    (partial(CONTENT[7:-1], 7, SIZE), StoreUnavailableError, "another range"),  # it ends earlier
+    (message("200 OK", f"Content-Length: {SIZE}", body=CONTENT), InternalError, "unexpected answer 200"),
 ])  # fmt: skip
 def test_anything_else_than_the_range_that_was_asked_for_is_not_read(
     pool: ConnectionPool, answer: bytes, expected: type[BdnError], said: str

@@ -1,0 +1,86 @@
+"""How far a request's fills are: bytes by the tier that they came from, and how fast they come."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from bdn.core.chunk import Digest, Manifest
+from bdn.wire.operation_schema import Tier
+from bdn.wire.stage_schema import BytesFrom
+from node_agent.fetch.fill_context import RetryBudget
+
+_WINDOW_SECONDS: Final = 5.0
+
+
+class Rate:
+    """Bytes per second over the last seconds. Times are monotonic and given by the caller."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+        self._began: float | None = None
+        self.total = 0
+
+    def add(self, size: int, now: float) -> None:
+        """Bytes that came at ``now``."""
+        if self._began is None:
+            self._began = now
+        self.total += size
+        self._samples.append((now, size))
+        self._drop_old(now)
+
+    def per_second(self, now: float) -> float | None:
+        """The rate now; None before the first bytes."""
+        if self._began is None:
+            return None
+        self._drop_old(now)
+        span = min(_WINDOW_SECONDS, now - self._began)
+        return sum(size for _, size in self._samples) / max(span, 0.1)
+
+    def _drop_old(self, now: float) -> None:
+        while self._samples and self._samples[0][0] < now - _WINDOW_SECONDS:
+            self._samples.popleft()
+
+
+class FillProgress:
+    """Counts what arrives, and says so. Content is fetched once; under every further path and mount it comes from this node.
+
+    ``manifests`` are those of the mounts, and are not kept; ``missing`` is what was not on this node. ``budget`` is what may be
+    spent on sources that fail. ``on_bytes`` is called whenever bytes came.
+    """
+
+    def __init__(self, manifests: Sequence[Manifest], missing: Collection[Digest], budget: RetryBudget) -> None:
+        self.budget = budget
+        self.on_bytes: Callable[[], None] = lambda: None
+        self._paths = [
+            Counter(entry.digest for entry in manifest.files if entry.digest in missing) for manifest in manifests
+        ]
+        self._first = {digest: mount for mount, paths in reversed([*enumerate(self._paths)]) for digest in paths}
+        self._mounts: list[Counter[Tier]] = []
+        for manifest, paths in zip(manifests, self._paths, strict=True):
+            to_come = sum(manifest.contents[digest] * count for digest, count in paths.items())
+            self._mounts.append(Counter({"node": manifest.bytes_total - to_come}))
+        self._coming: dict[Digest, Counter[Tier]] = {}
+        self.rate = Rate()
+
+    def report(self, content: Digest, tier: Tier, size: int) -> None:
+        """Bytes of a content that is coming."""
+        self.rate.add(size, time.monotonic())
+        self._coming.setdefault(content, Counter())[tier] += size
+        self._mounts[self._first[content]][tier] += size
+        self.on_bytes()
+
+    def restart(self, content: Digest) -> None:
+        """What was reported of it is void."""
+        self._mounts[self._first[content]] -= self._coming.pop(content, Counter())
+
+    def finish(self, content: Digest, size: int) -> None:
+        """It is whole; its other paths have it, too."""
+        coming = self._coming.pop(content, None)
+        self._mounts[self._first[content]]["node"] -= sum(coming.values()) if coming else 0
+        for tiers, paths in zip(self._mounts, self._paths, strict=True):
+            tiers["node"] += size * paths[content]
+
+    def bytes_from(self) -> list[BytesFrom]:
+        """The bytes of each mount so far."""
+        return [BytesFrom(node=came["node"], cluster=came["cluster"], mirror=came["mirror"]) for came in self._mounts]
