@@ -208,17 +208,12 @@ def _write(path: Path, content: object) -> None:
 
 @contextmanager
 def _s3_server() -> Iterator[httpx2.Client]:
-    """A client of the server, until the block ends. Moto takes any signature, so none is computed."""
+    """A client of the server, until the block ends. Moto takes uploads without a signature."""
     with socket.create_server((_HOST, 0)) as listener:
         port = int(listener.getsockname()[1])
-    headers = {
-        "Authorization": f"AWS4-HMAC-SHA256 Credential={_KEY_ID}/20260101/us-east-1/s3/aws4_request, "
-        "SignedHeaders=host, Signature=0",
-        "x-amz-content-sha256": "UNSIGNED-PAYLOAD",
-    }
     command = [sys.executable, "-m", "moto.server", "-H", _HOST, "-p", str(port)]
     with (
-        httpx2.Client(base_url=f"http://{_HOST}:{port}", headers=headers, trust_env=False, timeout=120) as client,
+        httpx2.Client(base_url=f"http://{_HOST}:{port}", trust_env=False, timeout=120) as client,
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,  # noqa: S603
     ):
         try:

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, Protocol
 
-from bdn.cli.output import Output
+from bdn.cli.output import Output, log_to_stderr
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.settings import MirrorSettings
@@ -37,8 +37,10 @@ def spare_collector() -> None:
 
 
 @contextmanager
-def stop_signal() -> Iterator[asyncio.Event]:
-    """Set by the first SIGTERM or SIGINT; a second SIGINT interrupts as usual."""
+def in_the_foreground() -> Iterator[asyncio.Event]:
+    """For a service: logs go to standard error. Set by the first SIGTERM or SIGINT; a second SIGINT interrupts as usual."""
+    log_to_stderr()
+    spare_collector()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 

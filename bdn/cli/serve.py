@@ -2,8 +2,8 @@
 
 import click
 
-from bdn.cli.output import Output, command_line, log_to_stderr
-from bdn.cli.running import running_mirror, running_services, spare_collector, stop_signal
+from bdn.cli.output import Output, command_line
+from bdn.cli.running import in_the_foreground, running_mirror, running_services
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.app import open_mirror
 from bdn.mirror.db.database import HEAD, Database
@@ -21,10 +21,8 @@ async def serve(output: Output, **options: object) -> None:
     \b
     Example: BDN_DATA_DIR=/var/lib/bdn bdn serve --port 8460
     """
-    log_to_stderr()
-    spare_collector()
     given = {name: value for name, value in options.items() if value is not None}
-    with stop_signal() as stop:
+    with in_the_foreground() as stop:
         async with running_mirror(MirrorSettings(**given)) as mirror:  # type: ignore[arg-type] # checked by the settings
             output.result(
                 {"url": mirror.url, "data_port": mirror.service.data_port},
@@ -43,14 +41,12 @@ async def worker(output: Output) -> None:
     \b
     Example: BDN_DATABASE_URL=postgresql+asyncpg://bdn@db/bdn bdn worker
     """
-    log_to_stderr()
     settings = MirrorSettings()
     if settings.is_embedded:
         raise InvalidRequestError(
             "the embedded database is one process's: 'bdn serve' works already; set BDN_DATABASE_URL"
         )
-    spare_collector()
-    with stop_signal() as stop:
+    with in_the_foreground() as stop:
         async with open_mirror(settings, serve=False):
             output.say("working")
             await stop.wait()
@@ -84,9 +80,7 @@ async def up(output: Output) -> None:
     \b
     Example: bdn up &
     """
-    log_to_stderr()
-    spare_collector()
-    with stop_signal() as stop:
+    with in_the_foreground() as stop:
         async with running_services(MirrorSettings(), program="bdn up", serve=True) as (mirror, agent):
             output.result(
                 {"mirror": mirror.url, "data_port": mirror.service.data_port, "agent": agent.address},

@@ -21,7 +21,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "return sorted(one for one in every if self.after is None or one > self.after)[:-1]",
          "test_one_round_repairs_whatever_is_damaged"),
         ("a store is scrubbed once in its life", "return began is None or not began <= now < began + period_seconds",
-         "return began is None", "test_the_scrub_finds_every_damage_and_fetches_it_alone"),
+         "return began is None", "test_a_chunk_that_may_not_be_read_is_repaired_and_the_scrub_goes_on"),
     ],
     "bdn/core/store.py": [
         ("the record of a file is believed when it has as many chunks as the file",

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import pytest
 
@@ -24,6 +24,8 @@ class Bucket(Protocol):
 
 
 class BucketContract(ABC):
+    keys_of_several_pages: ClassVar[int] = 1001
+
     @pytest.fixture
     @abstractmethod
     def bucket(self) -> Bucket: ...
@@ -104,6 +106,7 @@ class BucketContract(ABC):
             assert await consumed(source.list(await source.resolve())) == len(paths)
 
     async def test_every_page_of_a_long_listing_is_read(self, bucket: Bucket) -> None:
-        bucket.fill({f"m/a b+%{number:04}.txt": b"x" for number in range(1001)} | {"m-other": b"x"})
+        names = {f"a b+%{number:04}.txt" for number in range(self.keys_of_several_pages)}
+        bucket.fill({f"m/{name}": b"x" for name in names} | {"m-other": b"x"})
         async with bucket.open("m") as source:
-            assert set(await listed(source)) == {f"a b+%{number:04}.txt" for number in range(1001)}
+            assert set(await listed(source)) == names

@@ -53,15 +53,11 @@ class TestFolderOfSwift(SourceContract):
 
 
 class TestBucketOfSwift(BucketContract):
+    keys_of_several_pages = 2 * PAGE + 1
+
     @pytest.fixture
     def bucket(self, server: S3Like) -> Bucket:
         return server.upstream()
-
-    async def test_every_page_of_a_long_listing_is_read(self, bucket: Bucket) -> None:
-        names = {f"a b+%{number:04}.txt" for number in range(2 * PAGE + 1)}
-        bucket.fill({f"m/{name}": b"x" for name in names} | {"m-other": b"x"})
-        async with bucket.open("m") as source:
-            assert set(await listed(source)) == names
 
 
 class TestAccessToSwift(AccessContract):

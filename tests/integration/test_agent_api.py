@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from bdn.wire.stage_schema import StageRequest
-from tests.support.agent.mirror import AgentMirror, flipped, held_by
+from tests.support.agent.mirror import AgentMirror, flipped, fresh_mirror, held_by
 from tests.support.agent.rig import MIB, Rig, metrics, noise
 from tests.support.agent.site import serving_agent
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+mirror = fresh_mirror
 
 FILES = {"weights": noise(MIB, 1), "config.json": b"{}"}
 

@@ -11,11 +11,12 @@ from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError, GrantExpiredError, InvalidRequestError
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
-from tests.support.agent.mirror import AgentMirror, failing, in_both_forms
+from tests.support.agent.mirror import AgentMirror, failing, fresh_mirror, in_both_forms
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+mirror = fresh_mirror
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from bdn.wire.http_fields import MANIFEST_HEADER, chunk_path
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from bdn.wire.stage_schema import TierUse
 from node_agent.app import Agent
-from tests.support.agent.mirror import AgentMirror, failing, flipped
+from tests.support.agent.mirror import AgentMirror, failing, flipped, fresh_mirror
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
 from tests.support.agent.site import ask
@@ -26,6 +26,7 @@ from tests.support.content.trees import tree
 from tests.support.crash.rot import flip
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+mirror = fresh_mirror
 LARGE = noise(17 * MIB, 1)
 PIECES = [LARGE[start : start + CHUNK_SIZE] for start in range(0, len(LARGE), CHUNK_SIZE)]
 FIRST, LAST = PIECES[0], PIECES[-1]

@@ -10,12 +10,13 @@ from bdn.core.chunk import Digest, Manifest, digest_of
 from bdn.core.errors import BdnError
 from bdn.wire.layout_form import FileLayoutBody
 from node_agent.fill import provision
-from tests.support.agent.mirror import AgentMirror, held_by, missing
+from tests.support.agent.mirror import AgentMirror, fresh_mirror, held_by, missing
 from tests.support.agent.rig import Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree
 from tests.support.mirror.service import until
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+mirror = fresh_mirror
 
 THOUSAND = {f"part-{number % 7}/{number:04}.bin": noise(300, number) for number in range(1000)}
 SMALL = dict(list(THOUSAND.items())[:100])

@@ -10,11 +10,12 @@ import pytest
 from bdn.core.chunk import Digest, Manifest
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, Report
 from node_agent.app import Agent
-from tests.support.agent.mirror import AgentMirror, held_by
+from tests.support.agent.mirror import AgentMirror, fresh_mirror, held_by
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.mirror.service import until
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+mirror = fresh_mirror
 
 FILES = {"a.bin": noise(20 * MIB, 1), "b.bin": noise(3 * MIB, 2)}
 SIZE = sum(map(len, FILES.values()))

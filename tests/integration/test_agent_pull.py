@@ -12,12 +12,13 @@ from bdn.core.errors import InvalidRequestError
 from bdn.wire.operation_schema import EvictCommand
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
-from tests.support.agent.mirror import AgentMirror, in_both_forms
+from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+mirror = fresh_mirror
 pytestmark = in_both_forms
 
 OLD, NEW = {"config.json": b"{}", "weights": noise(MIB, 1)}, {"config.json": b"{}", "weights": noise(MIB, 2)}

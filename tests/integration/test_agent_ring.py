@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent.mirror import AgentMirror, in_both_forms
+from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
 from tests.support.agent.rig import MIB, noise, staged
 from tests.support.agent.ring import Ring, came_from
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
+mirror = fresh_mirror
 
 FILES = {
     "large.safetensors": noise(25 * MIB + 5, 1),

@@ -147,25 +147,6 @@ async def store(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Stor
         yield found
 
 
-async def test_the_scrub_finds_every_damage_and_fetches_it_alone(store: Store, tally: Tally) -> None:
-    sample = Random(20261122).sample(SCENARIOS, at_scale(4, len(SCENARIOS)))
-    for repaired, (how, place) in enumerate(sample, start=1):
-        store.rot(how, place)
-        assert not store.mirror.count("damaged_chunks")
-        store.clock.now += PERIOD
-        async with asyncio.timeout(LONGEST_SECONDS):
-            while await store.mirror.metric("bdn_mirror_repaired_chunks_total") < repaired:
-                pass
-        assert store.contents_read() == len(PLACES[place]), (how, place)
-        assert store.path(place).read_bytes() == PLACES[place]
-        assert store.mirror.count("damaged_chunks") == 0
-        tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
-    evidence = len(store.evidence())
-    assert evidence == await store.mirror.metric("bdn_mirror_evidence_chunks")
-    assert await store.mirror.metric("bdn_mirror_scrubbed_bytes_total") > 0
-    await store.until_scrubbed()
-
-
 async def test_a_verification_finds_and_tells_every_damage(store: Store, tally: Tally) -> None:
     kept = 0
     for how, place in Random(20261123).sample(SCENARIOS, at_scale(4, len(SCENARIOS))):
@@ -256,6 +237,9 @@ async def test_a_chunk_that_may_not_be_read_is_repaired_and_the_scrub_goes_on(st
         await until(lambda: not store.mirror.count("damaged_chunks"))
         assert store.contents_read() == len(MIDDLE)
         assert await store.mirror.metric("bdn_mirror_repaired_chunks_total") == 1
+        assert await store.mirror.metric("bdn_mirror_evidence_chunks") == len(store.evidence())
+        assert await store.mirror.metric("bdn_mirror_scrubbed_bytes_total") > 0
+        assert store.path("middle").read_bytes() == MIDDLE
         tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
 
 

@@ -208,18 +208,3 @@ def test_what_was_written_durably_survives_every_power_loss(disk: ForgetfulDisk)
         write_at_once(path.with_name("other"), b"y" * 9999)
         disk.lose_power("any", seed)
         assert path.read_bytes() == str(seed).encode() * 5000
-
-
-def test_a_file_moved_between_folders_never_vanishes(disk: ForgetfulDisk) -> None:
-    for seed in SEEDS:
-        source, target = disk.place / f"source-{seed}", disk.place / f"target-{seed}"
-        source.mkdir()
-        target.mkdir()
-        write(source / "file", b"content", is_synced=True)
-        sync_folder(source)
-        sync_folder(disk.place)
-        (source / "file").rename(target / "file")
-        if seed % 2:
-            sync_folder(source if seed % 4 == 1 else target)
-        disk.lose_power("any", seed)
-        assert {path.read_bytes() for path in (*source.iterdir(), *target.iterdir())} == {b"content"}

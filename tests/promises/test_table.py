@@ -10,7 +10,6 @@ pytest_plugins = ("pytester",)
 
 # They prove that an instrument of the tests measures, on which `make fault` counts; there is no product behind it to be broken.
 OF_AN_INSTRUMENT = {
-    "tests/promises/test_power_loss.py::test_a_file_moved_between_folders_never_vanishes",
     "tests/promises/test_power_loss.py::test_a_program_that_does_not_sync_loses_what_it_wrote",
     "tests/promises/test_power_loss.py::test_a_rename_may_outlive_the_bytes_that_it_was_to_publish",
 }

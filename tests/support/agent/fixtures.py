@@ -19,14 +19,8 @@ def server() -> Iterator[AgentMirror]:
 
 
 @pytest.fixture
-def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
-    """As new; small files rest packed, or as ``in_both_forms`` says."""
-    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
-
-
-@pytest.fixture
 def rig(mirror: AgentMirror, tmp_path: Path) -> Iterator[Rig]:
-    """A node at the test's own directory, which leaves no mounts behind."""
+    """A node of the module's ``mirror`` at the test's own directory, which leaves no mounts behind."""
     with unmounting(tmp_path):
         yield Rig(mirror, tmp_path)
 

@@ -293,6 +293,15 @@ class AgentMirror:
         return whole(content)
 
 
+@pytest.fixture
+def fresh_mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
+    """The server as new; small files rest packed, or as ``in_both_forms`` says.
+
+    A module takes it as its ``mirror``: one of that name among the plugins' fixtures would be that of all modules.
+    """
+    return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
+
+
 def layout_body(manifest: Digest, layouts: Iterable[FileLayout]) -> LayoutBody:
     """As the API describes it, so that a test can change it into what no mirror would say."""
     return LayoutBody.model_validate_json(Layout(manifest, None, {one.digest: one for one in layouts}).encode())

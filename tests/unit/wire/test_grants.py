@@ -162,15 +162,11 @@ def test_an_expired_grant_is_refused_with_the_moment_of_its_end(late: float) -> 
     assert error.expired_at == "2026-11-18T12:06:40+00:00"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"aud": "bdn-mirror"}, {"aud": None}, {"iss": "somebody"}, {"iss": None}, {"exp": None}, {"exp": "soon"},
-        {"org": None}, {"mounts": None}, {"mounts": []}, {"mounts": ["/x"]}, {"mounts": [["/x", "b3:0"]]},
-        {"mounts": [["/x", "b3:0", "hf://o/r"]]}, {"mounts": "x"}, {"mounts": 3},
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [
+    {"aud": "bdn-mirror"}, {"aud": None}, {"iss": "somebody"}, {"iss": None}, {"exp": None}, {"exp": "soon"},
+    {"org": None}, {"mounts": None}, {"mounts": []}, {"mounts": ["/x"]}, {"mounts": [["/x", "b3:0"]]},
+    {"mounts": [["/x", "b3:0", "hf://o/r"]]}, {"mounts": "x"}, {"mounts": 3},
+], ids=str)  # fmt: skip
 def test_a_signed_token_that_is_no_grant_for_us_is_refused(changes: dict[str, Any]) -> None:
     assert type(refused(signed(**changes))) is GrantInvalidError
 
