@@ -153,8 +153,7 @@ async def metrics(agent: _Agent) -> Response:
 async def serving_api(agent: Agent) -> AsyncIterator[None]:
     """The API on its unix socket and, if a port is set, on that port of the loopback: it has no authentication of its own.
 
-    Raises:
-        InUseError, InvalidRequestError: the socket or the port is somebody else's, or cannot be had.
+    Raises ``InUseError``, ``InvalidRequestError``: the socket or the port is somebody else's, or cannot be had.
     """
     app, settings = build_app(agent), agent.settings
     async with AsyncExitStack() as stack:

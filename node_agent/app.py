@@ -39,7 +39,7 @@ from node_agent.mirror_link.commands import CommandInbox, EvictionCommands, Pref
 from node_agent.mirror_link.heartbeats import AgentHoldings, ChangeSignal, Heartbeats
 from node_agent.scrub.reading import ScrubReader
 from node_agent.scrub.repair import FileRepair, RepairGrants, RepairSource, StagedFiles
-from node_agent.scrub.scrubber import DamageReports, Rounds, Scrubber, ScrubRecord, StagesFirst
+from node_agent.scrub.scrubber import Rounds, Scrubber, ScrubRecord
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
@@ -48,7 +48,7 @@ from node_agent.stage.stage import StageRegistry
 from node_agent.stage.stages import StageService
 from node_agent.stage.view.exposure import choose
 from node_agent.stage.view.views import Views
-from node_agent.stage.warm import Warmer
+from node_agent.stage.warm import StagesFirst, Warmer
 from node_agent.trust import Trust
 
 _READ_TIMEOUT_SECONDS: Final = 20.0
@@ -180,7 +180,7 @@ async def open_agent(
         # Stage: files appear for jobs.
         views = Views(places, await in_thread(choose, settings.exposure, places))
         stage_tasks = await stack.enter_async_context(BackgroundTasks())
-        warmer = Warmer(stage_tasks, registry, views, settings.warm_rate)
+        warmer = Warmer(stage_tasks, views, StagesFirst(registry, settings.warm_rate))
         lifecycle = Lifecycle(
             registry,
             stage_tasks,
@@ -206,7 +206,9 @@ async def open_agent(
             FileRepair(places, quarantine, staged),
             RepairSource(provision, grants, lru_cache(1)(manifests.load_layout), buffers, stop_scrub),
             scrub_record,
-            DamageReports(settings.cluster, settings.node, registry, manifests),
+            registry,
+            settings.cluster,
+            settings.node,
         )
         rounds = Rounds(
             scrubber, scrub_record, StagesFirst(registry, settings.scrub_rate), settings.scrub_seconds, clock

@@ -1,17 +1,23 @@
 """Figures for Prometheus: what the cache holds, what fills bring, what goes wrong."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
 
 from bdn.wire.operation_schema import Tier
 from bdn.wire.stage_schema import StageState, TierUse
 from node_agent.stage.stage import StageRegistry
 
 _STATES: Final[tuple[StageState, ...]] = ("PENDING", "STAGING", "READY", "FAILED", "RELEASED")
+_USES: Final = {
+    "budget": "Bytes that the tier may hold",
+    "committed": "Bytes of what is whole",
+    "reserved": "Bytes promised to what is on its way",
+    "leased": "Bytes that stages need",
+    "pressed": "Bytes held that the disk does not have for us, because others fill it",
+}
 _READY_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
 
@@ -45,6 +51,9 @@ class AgentMetrics:
             ["tier", "outcome"],
         )
         self.lost_files = count("bdn_agent_lost_files", "Whole files that were wrong and could not be repaired")
+        gauge = partial(Gauge, registry=self.registry)
+        self._states = gauge("bdn_agent_stages", "Stages, by state", ["state"])
+        self._uses = {name: gauge(f"bdn_agent_cache_{name}_bytes", what, ["tier"]) for name, what in _USES.items()}
         self.ready_seconds = Histogram(
             "bdn_agent_ready_seconds",
             "Seconds from the request of a stage to READY",
@@ -71,32 +80,10 @@ class AgentMetrics:
 
     def render(self, tiers: Mapping[str, TierUse]) -> bytes:
         """The text that Prometheus reads; the figures of stages and tiers are those of now."""
-        registry = CollectorRegistry()
-        registry.register(_Now(self._stages, tiers))
-        return generate_latest(self.registry) + generate_latest(registry)
-
-
-class _Now:
-    """What is so at the moment somebody asks."""
-
-    def __init__(self, stages: StageRegistry, tiers: Mapping[str, TierUse]) -> None:
-        self._stages = stages
-        self._tiers = tiers
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        states = GaugeMetricFamily("bdn_agent_stages", "Stages, by state", labels=["state"])
         counts = self._stages.count_by_state()
         for state in _STATES:
-            states.add_metric([state], counts[state])
-        yield states
-        for name, what in (
-            ("budget", "Bytes that the tier may hold"),
-            ("committed", "Bytes of what is whole"),
-            ("reserved", "Bytes promised to what is on its way"),
-            ("leased", "Bytes that stages need"),
-            ("pressed", "Bytes held that the disk does not have for us, because others fill it"),
-        ):
-            family = GaugeMetricFamily(f"bdn_agent_cache_{name}_bytes", what, labels=["tier"])
-            for tier, use in self._tiers.items():
-                family.add_metric([tier], getattr(use, name))
-            yield family
+            self._states.labels(state).set(counts[state])
+        for name, figure in self._uses.items():
+            for tier, use in tiers.items():
+                figure.labels(tier).set(getattr(use, name))
+        return generate_latest(self.registry)

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,10 +29,8 @@ class Trust:
 
     def load(self) -> None:
         """The keys of the last run. Blocking. A damaged file is as good as none: the next heartbeat brings the keys."""
-        try:
+        with suppress(OSError, jwt.PyJWTError, ValueError, KeyError, TypeError):
             self._verifier = GrantVerifier(json.loads(self._path.read_bytes()))
-        except (OSError, jwt.PyJWTError, ValueError, KeyError, TypeError):
-            self._verifier = GrantVerifier(())
 
     def update(self, public_keys: list[dict[str, Any]]) -> None:
         """Believe these keys from now on, and only these. Blocking when they are new.
@@ -53,8 +52,7 @@ class Trust:
     def verify(self, token: str) -> Grant:
         """The grant. A token is checked once and remembered, because every chunk request of a peer brings one.
 
-        Raises:
-            GrantInvalidError, GrantExpiredError: as ``GrantVerifier.verify``.
+        Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``GrantVerifier.verify``.
         """
         now = self._clock()
         remembered = self._verified

@@ -10,7 +10,6 @@ import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from bdn.disk.durable import write_all
@@ -130,9 +129,7 @@ class UncachedFile:
             self._direct = os.open(self._path, flags | os.O_DIRECT)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for descriptor in (self._direct, self._descriptor):
             if descriptor >= 0:
                 os.close(descriptor)

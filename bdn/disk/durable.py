@@ -2,8 +2,9 @@
 
 import errno
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -33,6 +34,26 @@ def write_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
 def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace a small file, old or new for whoever kills us. A power cut may undo it or leave the file empty."""
     _replace(path, content, mode, is_synced=False)
+
+
+def kept_key(path: Path, new: Callable[[], bytes]) -> bytes:
+    """The key in this file, readable by its owner alone, which is made when there is none."""
+    if not path.exists():
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        partial.touch(mode=0o600, exist_ok=False)
+        with partial.open("wb") as file:
+            file.write(new())
+            file.flush()
+            os.fsync(file.fileno())
+        # A link never replaces: of two that start together, the first one's key stays.
+        try:
+            path.hardlink_to(partial)
+        except FileExistsError:
+            pass
+        finally:
+            partial.unlink()
+        sync_folder(path.parent)  # grants that were given out stay good, whatever becomes of the power
+    return path.read_bytes()
 
 
 def _replace(path: Path, content: bytes, mode: int, *, is_synced: bool) -> None:

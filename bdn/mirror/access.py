@@ -1,15 +1,17 @@
 """Who calls, and what they may read. A digest alone grants nothing."""
 
 import hmac
+import math
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.tokens import TokenTable, is_token
-from bdn.mirror.waiting import SingleFlight
+from bdn.mirror.waiting import SharedReads
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, Caller, Role
 from bdn.wire.grants import Grant, GrantVerifier
 
@@ -27,7 +29,7 @@ class Access:
     verifier: GrantVerifier
     _objects: dict[tuple[str, str], frozenset[bytes]] = field(default_factory=dict, repr=False)
     _standing: dict[tuple[str, str], float] = field(default_factory=dict, repr=False)
-    _reads: SingleFlight[tuple[str, str], frozenset[bytes]] = field(default_factory=SingleFlight, repr=False)
+    _reads: SharedReads[tuple[str, str], frozenset[bytes]] = field(default_factory=partial(SharedReads, math.inf))
 
     async def caller(self, bearer: str | None) -> Caller:
         """The caller behind a token; ``UnauthenticatedError`` otherwise, whatever the reason."""
@@ -120,6 +122,4 @@ class Access:
                 self._objects[key] = found
             return found
 
-        found = await self._reads.run(key, read)
-        self._reads.forget([key])
-        return found
+        return await self._reads.of(key, read).get()

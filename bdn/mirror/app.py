@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.pace.retry import StallPolicy
-from bdn.disk.durable import make_folder
+from bdn.disk.durable import kept_key, make_folder
 from bdn.mirror.access import Access
 from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.damages import Damages
@@ -28,7 +28,6 @@ from bdn.mirror.ingest.progress import CopiesInProgress
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
-from bdn.mirror.keys import load_signer
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
@@ -51,7 +50,7 @@ from bdn.sources.sign_in import SourceContext
 from bdn.store.directory import open_store
 from bdn.transfer.byte_threads import ByteThreads, Pacer, pacer
 from bdn.transfer.ranged import RangedReader
-from bdn.wire.grants import GrantVerifier
+from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
 
 _STALL: Final = StallPolicy()
 _UPSTREAM_TIMEOUT_SECONDS: Final = 60.0
@@ -103,7 +102,8 @@ async def open_mirror(
             stack.enter_context(_single_process(settings.data_dir, program))
         database = await _open_database(stack, settings)
         store = await asyncio.to_thread(open_store, settings.effective_store, exclusive=settings.is_embedded)
-        watch, metrics, signer = Watch(), Metrics(database, store), load_signer(settings.data_dir)
+        watch, metrics = Watch(), Metrics(database, store)
+        signer = GrantSigner(kept_key(settings.data_dir / "grant-key.pem", new_signing_key))
         damages = Damages(database, store, watch, clock, metrics.repaired_chunks.inc)
         metrics.damaged_records.set_function(lambda: len(damages.records))
 

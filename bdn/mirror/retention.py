@@ -63,14 +63,9 @@ class Collected:
         for chunk in taken.chunks:
             self.unnamed.setdefault(chunk, kind)
 
-
-@dataclass(frozen=True)
-class _Look:
-    """Chunks that lost a name, as they were seen first; then every name that is left, and when the oldest at work began."""
-
-    seen: list[StoredChunk]
-    named: set[bytes]
-    at_work: float | None
+    def add_unnamed(self, chunk: StoredChunk) -> None:
+        """Count the bytes of a chunk that went after its rows."""
+        self.bytes[self.unnamed[chunk.digest.to_bytes()]] += chunk.size
 
 
 @dataclass(frozen=True)
@@ -125,13 +120,21 @@ class Collector:
                 if grace_seconds is not None:
                     await self._take_old(transactions, collected, now, grace_seconds)
                 await self._forget_damage(transactions, now)
-                look = await self._look(transactions, collected, now)
+                # The chunks that lost a name are looked at before every name that is left.
+                unnamed = [Digest.from_bytes(raw) for raw in collected.unnamed]
+                seen = await asyncio.to_thread(lambda: list(self.store.stored(unnamed)))
+                async with transactions.read() as session:
+                    with self.damages.records_noted():
+                        named = await removal.named(session)
+                    at_work = await mirrors.oldest_at_work(session, now)
             remove: Remove = (lambda _: True) if dry_run else self.store.collect
-            await self._sweep(collected, look, now, remove)
+            # Those that have no other name. What named them was old enough: they need no grace of their own.
+            nameless = (chunk for chunk in seen if chunk.digest.to_bytes() not in named)
+            await _remove(nameless, collectable_before(now, 0, at_work), remove, collected.add_unnamed)
             if grace_seconds is None:
                 return collected
-            before = collectable_before(now, grace_seconds, look.at_work)
-            known = look.named.union(collected.unnamed)
+            before = collectable_before(now, grace_seconds, at_work)
+            known = named.union(collected.unnamed)
             strangers = (chunk for chunk in self.store.stored() if chunk.digest.to_bytes() not in known)
             await _remove(strangers, before, remove, lambda chunk: collected.add("chunks", 1, chunk.size))
             left = await asyncio.to_thread(partial(self.store.drop_leftovers, before, dry_run=dry_run))
@@ -164,24 +167,6 @@ class Collector:
         async with transactions.write() as session:
             before = collectable_before(now, 0, await mirrors.oldest_at_work(session, now))
             await damaged.forget_unneeded(session, before)
-
-    async def _look(self, transactions: _Transactions, collected: Collected, now: float) -> _Look:
-        """First at the chunks, then at the database."""
-        unnamed = [Digest.from_bytes(raw) for raw in collected.unnamed]
-        seen = await asyncio.to_thread(lambda: list(self.store.stored(unnamed)))
-        async with transactions.read() as session:
-            with self.damages.records_noted():
-                return _Look(seen, await removal.named(session), await mirrors.oldest_at_work(session, now))
-
-    @staticmethod
-    async def _sweep(collected: Collected, look: _Look, now: float, remove: Remove) -> None:
-        """Chunks that lost a name and have no other. What named them was old enough: they need no grace of their own."""
-        unnamed = (chunk for chunk in look.seen if chunk.digest.to_bytes() not in look.named)
-
-        def removed(chunk: StoredChunk) -> None:
-            collected.add(collected.unnamed[chunk.digest.to_bytes()], 0, chunk.size)
-
-        await _remove(unnamed, collectable_before(now, 0, look.at_work), remove, removed)
 
 
 async def _remove(

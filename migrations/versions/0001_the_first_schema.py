@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -138,16 +136,3 @@ def upgrade() -> None:
     op.create_index("ix_mirror_sources_manifest", "mirror_sources", ["manifest"])
     op.create_index("ix_mirror_sources_revision", "mirror_sources", ["resolved_revision"])
     op.create_index("ix_mirror_sources_source", "mirror_sources", ["source"])
-
-
-def downgrade() -> None:
-    op.drop_table("mirror_sources")
-    op.drop_table("manifest_contents")
-    op.drop_table("identities")
-    op.drop_table("mirrors")
-    op.drop_table("manifests")
-    op.drop_table("evictions")
-    op.drop_table("copied_chunks")
-    op.drop_table("contents")
-    op.drop_table("clusters")
-    op.drop_table("agents")

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0003"
 down_revision = "0002"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -33,9 +31,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("content", "slab"),
     )
     op.create_index("ix_slab_slices_slab", "slab_slices", ["slab"])
-
-
-def downgrade() -> None:
-    op.drop_table("slab_slices")
-    op.drop_table("slab_scopes")
-    op.drop_table("slabs")

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0004"
 down_revision = "0003"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -23,7 +21,3 @@ def upgrade() -> None:
         sa.Column("chunks", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("quarantined_files")

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0005"
 down_revision = "0004"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -41,14 +39,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("prefetch", "cluster", "node"),
     )
     op.create_index("ix_prefetch_nodes_state", "prefetch_nodes", ["state"])
-
-
-def downgrade() -> None:
-    op.drop_table("prefetch_nodes")
-    op.drop_table("prefetches")
-    op.add_column("clusters", sa.Column("members", sa.JSON(), nullable=False, server_default="[]"))
-    with op.batch_alter_table("agents", schema=None) as batch_op:
-        batch_op.drop_column("disputed_at")
-        batch_op.drop_column("replaced_at")
-        batch_op.drop_column("replaced")
-        batch_op.drop_column("joined_at")

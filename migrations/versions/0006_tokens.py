@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0006"
 down_revision = "0005"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -24,7 +22,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("ix_tokens_digest", "tokens", ["digest"], unique=True)
-
-
-def downgrade() -> None:
-    op.drop_table("tokens")

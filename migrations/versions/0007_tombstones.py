@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0007"
 down_revision = "0006"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -40,12 +38,3 @@ def upgrade() -> None:
         batch_op.drop_column("doomed")
     for table in ("contents", "copied_chunks"):
         op.add_column(table, sa.Column("recorded_at", sa.Float(precision=53), nullable=False, server_default="0"))
-
-
-def downgrade() -> None:
-    for table in ("contents", "copied_chunks"):
-        with op.batch_alter_table(table, schema=None) as batch_op:
-            batch_op.drop_column("recorded_at")
-    op.add_column("evictions", sa.Column("doomed", sa.JSON(), nullable=True))
-    op.drop_table("collections")
-    op.drop_table("tombstones")

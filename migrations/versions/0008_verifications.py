@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0008"
 down_revision = "0007"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -56,10 +54,3 @@ def upgrade() -> None:
         sa.Column("cursor", sa.String(), nullable=True),
         sa.PrimaryKeyConstraint("name"),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("scrubs")
-    op.drop_table("damaged_contents")
-    op.drop_table("damaged_chunks")
-    op.drop_table("verifications")

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0009"
 down_revision = "0008"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -26,7 +24,3 @@ def upgrade() -> None:
     op.create_index("ix_events_manifest", "events", ["manifest"])
     op.create_index("ix_events_digest", "events", ["digest"])
     op.create_index("ix_events_at", "events", ["at"])
-
-
-def downgrade() -> None:
-    op.drop_table("events")

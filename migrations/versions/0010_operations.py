@@ -9,48 +9,7 @@ from alembic import op
 
 revision = "0010"
 down_revision = "0009"
-branch_labels = None
-depends_on = None
 
-_COMMON = (
-    sa.Column("id", sa.String(length=64), nullable=False),
-    sa.Column("organisation", sa.String(length=256), nullable=False),
-    sa.Column("status", sa.String(length=16), nullable=False),
-    sa.Column("created_at", sa.Float(precision=53), nullable=False),
-    sa.Column("completed_at", sa.Float(precision=53), nullable=True),
-    sa.Column("request", sa.JSON(), nullable=False),
-)
-_ASKED = (
-    sa.Column("command", sa.JSON(), nullable=False),
-    sa.Column("items", sa.JSON(), nullable=False),
-    sa.Column("pending", sa.JSON(), nullable=False),
-    sa.Column("unreachable", sa.JSON(), nullable=False),
-    sa.Column("error", sa.JSON(), nullable=True),
-)
-_READ = (
-    sa.Column("cursor", sa.String(), nullable=True),
-    sa.Column("chunks_read", sa.BigInteger(), nullable=False),
-    sa.Column("bytes_read", sa.BigInteger(), nullable=False),
-)
-_BEFORE: dict[str, tuple[sa.Column[Any], ...]] = {
-    "evictions": (*_COMMON, *_ASKED),
-    "verifications": (*_COMMON, *_ASKED, *_READ),
-    "prefetches": (*_COMMON, sa.Column("mounts", sa.JSON(), nullable=False)),
-    "prefetch_nodes": (
-        sa.Column("prefetch", sa.String(length=64), nullable=False),
-        sa.Column("cluster", sa.String(length=256), nullable=False),
-        sa.Column("node", sa.String(length=256), nullable=False),
-        sa.Column("state", sa.String(length=16), nullable=False),
-        sa.Column("bytes_total", sa.BigInteger(), nullable=True),
-        sa.Column("bytes_from", sa.JSON(), nullable=False),
-        sa.Column("error", sa.JSON(), nullable=True),
-    ),
-    "collections": (
-        *(column for column in _COMMON if column.name != "organisation"),
-        sa.Column("kinds", sa.JSON(), nullable=False),
-        sa.Column("error", sa.JSON(), nullable=True),
-    ),
-}
 _MIRROR = ("", "mirror")
 
 
@@ -103,8 +62,7 @@ def upgrade() -> None:
 
 
 def _rows(connection: sa.Connection, table: str) -> Iterator[dict[str, Any]]:
-    columns = [sa.Column(column.name, column.type) for column in _BEFORE[table]]
-    for row in connection.execute(sa.select(sa.Table(table, sa.MetaData(), *columns))):
+    for row in connection.execute(sa.select(sa.Table(table, sa.MetaData(), autoload_with=connection))):
         yield row._asdict()
 
 
@@ -145,21 +103,3 @@ def _named(name: str) -> tuple[str, str]:
 def _part(operation: str, who: tuple[str, str], state: str, result: dict[str, Any], error: object) -> dict[str, Any]:
     place = {"operation": operation, "cluster": who[0], "node": who[1]}
     return {**place, "state": state, "result": result, "error": error}
-
-
-def downgrade() -> None:
-    """The tables as they were, and empty: operations are not kept."""
-    op.drop_table("operation_parts")
-    op.drop_table("operations")
-    for table, columns in _BEFORE.items():
-        keys = ("prefetch", "cluster", "node") if table == "prefetch_nodes" else ("id",)
-        constraints: list[sa.Constraint] = [sa.PrimaryKeyConstraint(*keys)]
-        if table == "prefetch_nodes":
-            constraints.append(sa.ForeignKeyConstraint(["prefetch"], ["prefetches.id"], ondelete="CASCADE"))
-        copies = [sa.Column(column.name, column.type, nullable=column.nullable) for column in columns]
-        op.create_table(table, *copies, *constraints)
-        for index in {"collections": ("created_at", "status"), "prefetch_nodes": ("state",), "prefetches": ()}.get(
-            table, ("status",)
-        ):
-            name = "newest" if index == "created_at" else index
-            op.create_index(f"ix_{table}_{name}", table, [index])

@@ -89,10 +89,6 @@ class NodeCache:
         """The manifest, if it is held."""
         return await in_thread(self.files.records.load, digest)
 
-    def commit(self, content: Digest) -> None:
-        """A fill finished: the file is whole and durable. Constant time: there may be a million of them."""
-        self.index.commit(content)
-
     async def leave(self, stage_id: str) -> None:
         """End a stage's leases. Its fills have ended. Space that was promised to files never begun is free again."""
         async with self._lock:

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from bdn.core.errors import DiskFailedError
@@ -42,9 +41,7 @@ class GroupSync:
             self._is_trusted = _kernel() >= _TELLS_ERRORS and file_system_magic(self._descriptor) in _TRUSTED
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
     def mark(self) -> int:

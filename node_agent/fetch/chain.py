@@ -199,7 +199,7 @@ class MirrorReader:
             replace(self.http, deadline=deadline).read_into(chunk)
         except BdnError as error:
             if error.transient:
-                self.peers.blame_mirror()
+                self.peers.failed(MIRROR)
             raise
         self.peers.read(missing, deadline.taken)
 
@@ -240,7 +240,7 @@ class PeersReader:
         for peer, is_owner in routing.sources(chunk.digest, self.peers.is_avoided):
             if self._ask(peer, chunk, is_owner=is_owner):
                 return
-        if self.peers.is_mirror_avoided() and self._ask_everybody(chunk):
+        if self.peers.is_at_fault(MIRROR) and self._ask_everybody(chunk):
             return
         try:
             self.inner.read_into(chunk)

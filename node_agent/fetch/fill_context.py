@@ -11,7 +11,6 @@ from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout
 from bdn.core.pace.retry import Allowance
-from bdn.core.ring.peer_health import HedgeBudget
 from bdn.core.ring.placement import HOLDERS_ASKED, OWNERS_LOOKED_AT, Placement, ahead, lanes, route
 from bdn.wire.layout_form import Layout
 from bdn.wire.stage_schema import Transfer
@@ -151,6 +150,7 @@ def in_order(files: Iterable[FileLayout]) -> list[list[FileLayout]]:
 
 _FREE_FAILURES: Final = 64  # a mirror that restarts fails all threads at once, several times
 _BYTES_PER_FAILURE: Final = 10 * CHUNK_SIZE
+HEDGED_SHARE: Final = 0.05  # of a stage's bytes, which may be asked for again because their source was late
 
 
 class RetryBudget:
@@ -159,7 +159,7 @@ class RetryBudget:
     def __init__(self, size: int, avoided: Callable[[], Sequence[str]]) -> None:
         """For a stage that is to fetch ``size`` bytes. ``avoided`` names the peers that are avoided now."""
         self._retries = Allowance(_FREE_FAILURES + size // _BYTES_PER_FAILURE)
-        self._hedges = HedgeBudget(size)
+        self._hedges = Allowance(int(size * HEDGED_SHARE))
         self._avoided = avoided
         self._lock = threading.Lock()
 
@@ -171,7 +171,7 @@ class RetryBudget:
     def hedge(self, size: int) -> bool:
         """Whether so many bytes may be asked for again elsewhere."""
         with self._lock:
-            return self._hedges.take(size)
+            return self._hedges.spend(size)
 
     def document(self) -> Transfer:
         """The figures, for people."""

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
@@ -59,11 +60,9 @@ class Members:
 
     def load(self) -> None:
         """The view of the last run. Blocking. A damaged file is as good as none: the next heartbeat brings the members."""
-        try:
+        with suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(self._path.read_bytes())
             self._view = View(int(content["epoch"]), tuple(RingMember(**member) for member in content["members"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            self._view = View(0, ())
 
     def ask(self) -> int:
         """To be called before the mirror is asked; ``take`` wants the result with the answer."""
@@ -282,13 +281,12 @@ MIRROR: Final = ""  # among the names of sources; no node is called so
 
 
 class Peers:
-    """Shared by all stages of the agent: what one stage learns about a peer, the others know. Safe for any thread."""
+    """Shared by all stages of the agent: what one stage learns about a peer or the mirror, the others know. Safe for any thread."""
 
     def __init__(self, members: Members, clock: Clock = time.monotonic) -> None:
         self.clock = clock
         self.members = members
         self._standing = PeerHealth()
-        self._mirror = PeerHealth()
         self._heads = Deadlines(shortest=3.0)  # in a cold cluster owners wait for the mirror
         self._bodies = Deadlines()
         self._lock = threading.Lock()
@@ -322,19 +320,9 @@ class Peers:
     def read(self, size: int, taken: Limits) -> None:
         """The mirror sent so many bytes in so long. An owner's answer begins when it has read as much."""
         with self._lock:
-            self._mirror.succeeded(MIRROR, self.clock())
+            self._standing.succeeded(MIRROR, self.clock())
             self._heads.came(0, taken.head_seconds + taken.body_seconds)
             self._bodies.came(size, taken.body_seconds)
-
-    def blame_mirror(self) -> None:
-        """It is out of reach, or out of order."""
-        with self._lock:
-            self._mirror.blame(MIRROR, Fault.FAILED, self.clock())
-
-    def is_mirror_avoided(self) -> bool:
-        """Whether whoever else may have a chunk is asked before the mirror just now."""
-        with self._lock:
-            return self._mirror.is_at_fault(MIRROR, self.clock())
 
     def failed(self, node: str, fault: Fault = Fault.FAILED) -> None:
         """It did not do its part."""
@@ -367,5 +355,5 @@ class Peers:
     def avoided(self) -> tuple[str, ...]:
         """Who is avoided now, of those who are members."""
         with self._lock:
-            self._standing.keep({member.node for member in self.members.current().members})
-            return self._standing.avoided(self.clock())
+            self._standing.keep({MIRROR, *(member.node for member in self.members.current().members)})
+            return tuple(name for name in self._standing.avoided(self.clock()) if name != MIRROR)

@@ -211,7 +211,7 @@ class _UnitFill:
                 await self._fill_in_pieces(part)
         finally:
             if part.is_committed:  # also when the cancellation came during the commit
-                self._cache.commit(layout.digest)
+                self._cache.index.commit(layout.digest)
 
     async def _fill_from_slab(self, lies: Slice) -> None:
         """One fetch, one thread, two syncs for all of them: a dataset of a million small files lives here."""
@@ -237,7 +237,7 @@ class _UnitFill:
         finally:
             if parts.is_committed:  # also when the cancellation came during the commit
                 for file in self._files:
-                    self._cache.commit(file.digest)
+                    self._cache.index.commit(file.digest)
             else:
                 await in_thread(parts.close)
 

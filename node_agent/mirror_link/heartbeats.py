@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.cache.index import SpaceLedger
-from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.disk.direct import DirectWrites
 from bdn.net.api_clients import MirrorClient
@@ -83,9 +82,7 @@ class AgentHoldings:
 
     async def all(self) -> list[Holding]:
         """The manifests that either tier holds, least recently used first. Sources are those of the stages that are known."""
-        return self._all(await in_thread(self.cache.chunks.tier.held))
-
-    def _all(self, chunks: dict[Digest, tuple[int, float]]) -> list[Holding]:
+        chunks = await in_thread(self.cache.chunks.tier.held)
         index, sources = self.cache.index, self.registry.sources()
         held = []
         for manifest in dict.fromkeys((*index.manifests(), *chunks)):
@@ -223,8 +220,7 @@ class Heartbeats:
     async def verify(self, token: str) -> Grant:
         """A grant. The mirror is asked once for a key that we do not know; if it is down, we go on not knowing it.
 
-        Raises:
-            GrantInvalidError, GrantExpiredError: as ``Trust.verify``.
+        Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``Trust.verify``.
         """
         try:
             return self._trust.verify(token)

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,20 +18,18 @@ from pydantic import BaseModel
 from bdn.core.chunk import Digest, FileLayout
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.events import Event
-from bdn.core.pace.rate_limit import TokenBucket
 from bdn.core.pace.rounds import Position, ScrubbedTier, ScrubRound
 from bdn.disk.durable import disk_errors, write_at_once
 from bdn.wire.operation_schema import DamagedItem, Outcome, Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import SuspectFiles
-from node_agent.cache.records import ManifestRecords
 from node_agent.scrub.reading import Damage, Findings, ScrubReader, ScrubTarget, single_chunk
 from node_agent.scrub.repair import FileRepair, RepairSource, check_writable, identity, rewrite, truncate
 from node_agent.stage.stage import StageRegistry
+from node_agent.stage.warm import StagesFirst
 
 logger = logging.getLogger(__name__)
-BURST: Final = 16 * 1024 * 1024
 _TICK_SECONDS: Final = 10.0
 _NOTE_SECONDS: Final = 30.0  # between two notes of the position: what a restart reads twice
 _GONE: Final = Damage("it is not on the disk any more")
@@ -87,44 +85,6 @@ class ScrubRecord:
             write_at_once(self._path, body.model_dump_json().encode())
 
 
-@dataclass(frozen=True)
-class DamageReports:
-    """Describes damage for people and the mirror: which node, for which sources, and under which path."""
-
-    cluster: str
-    node: str
-    registry: StageRegistry
-    manifests: ManifestRecords
-
-    def item(self, target: ScrubTarget, damage: Damage, outcome: Outcome) -> DamagedItem:
-        """One damaged chunk. Blocking."""
-        manifest = str(target.manifest)
-        return DamagedItem(
-            tier=target.tier,
-            cluster=self.cluster,
-            node=self.node,
-            manifest=manifest,
-            sources=self.registry.sources().get(manifest, []),
-            path=target.shown or self._path_of(target),
-            chunk=str(damage.chunk.digest if damage.chunk else target.content),
-            outcome=outcome,
-            reason=damage.reason,
-        )
-
-    def _path_of(self, target: ScrubTarget) -> str | None:
-        """Where the manifest has this content, in one place of perhaps several."""
-        held = self.manifests.load(target.manifest)
-        return next((entry.path for entry in held.files if entry.digest == target.content), None) if held else None
-
-    def jobs_with(self, manifests: frozenset[Digest]) -> list[str]:
-        """The jobs that see files of these manifests now."""
-        return [
-            stage.record.job_id
-            for stage in self.registry.all()
-            if stage.record.state == "READY" and manifests & stage.record.manifests.keys()
-        ]
-
-
 def event_about(item: DamagedItem) -> Event:
     """The item as an event. A path in a stage's view names the stage, which is nobody else's business."""
     path = "" if item.path is None or item.path.startswith("/") else item.path
@@ -144,7 +104,9 @@ class Scrubber:
     repair: FileRepair
     source: RepairSource
     record: ScrubRecord
-    reports: DamageReports
+    registry: StageRegistry
+    cluster: str
+    node: str
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     # --- what is held ---
@@ -308,7 +270,9 @@ class Scrubber:
     async def _lost(self, target: ScrubTarget, wrong: Sequence[Damage], findings: Findings) -> None:
         await self._tell(target, wrong, "lost", findings)
         self.reader.metrics.lost_files.inc()
-        jobs = self.reports.jobs_with(self.cache.index.named_by(target.content))
+        manifests = self.cache.index.named_by(target.content)
+        ready = [stage.record for stage in self.registry.all() if stage.record.state == "READY"]
+        jobs = [record.job_id for record in ready if manifests & record.manifests.keys()]
         seen = f"these jobs see it as it is: {', '.join(jobs)}" if jobs else "no job sees it"
         logger.error("file %s is not served any more, and is filled again by the next stage; %s", target.content, seen)
 
@@ -326,30 +290,30 @@ class Scrubber:
 
     async def _tell(self, target: ScrubTarget, wrong: Sequence[Damage], outcome: Outcome, findings: Findings) -> None:
         for one in wrong:
-            item = await in_thread(self.reports.item, target, one, outcome)
+            item = await in_thread(self._item, target, one, outcome)
             logger.warning("%s chunk %s of %s: %s (%s)", item.tier, item.chunk, item.path, outcome, one.reason)
             findings.items.append(item)
             await in_thread(self.cache.events.decided, [event_about(item)])
             self.reader.metrics.damaged_chunks.labels(target.tier, outcome).inc()
 
+    def _item(self, target: ScrubTarget, damage: Damage, outcome: Outcome) -> DamagedItem:
+        """One damaged chunk, for people and the mirror: which node, for which sources, and under one path of perhaps several."""
+        manifest, held = str(target.manifest), self.cache.files.records.load(target.manifest)
+        paths = (entry.path for entry in held.files if entry.digest == target.content) if held else ()
+        return DamagedItem(
+            tier=target.tier,
+            cluster=self.cluster,
+            node=self.node,
+            manifest=manifest,
+            sources=self.registry.sources().get(manifest, []),
+            path=target.shown or next(iter(paths), None),
+            chunk=str(damage.chunk.digest if damage.chunk else target.content),
+            outcome=outcome,
+            reason=damage.reason,
+        )
+
 
 # --- in rounds ---
-
-
-class StagesFirst:
-    """A pace: so many bytes per second, and none while a stage brings files."""
-
-    def __init__(
-        self, registry: StageRegistry, rate: int, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
-    ) -> None:
-        self._registry = registry
-        self._sleep = sleep
-        self._bucket = TokenBucket(rate, BURST, time.monotonic())
-
-    async def __call__(self, size: int) -> None:
-        """Return when ``size`` bytes may be read."""
-        await self._registry.until_idle()
-        await self._sleep(self._bucket.reserve(size, time.monotonic()))
 
 
 @dataclass

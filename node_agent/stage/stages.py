@@ -69,8 +69,7 @@ class StageService:
         So does one that could be released half-way only. With ``warm`` the files are read into memory once the stage is READY;
         one that is READY already begins with it.
 
-        Raises:
-            GrantInvalidError, GrantExpiredError, DiskFailedError: nothing was begun.
+        Raises ``GrantInvalidError``, ``GrantExpiredError``, ``DiskFailedError``: nothing was begun.
         """
         grant = await self._verify(token)
         record = self._record(job_id, token, grant)

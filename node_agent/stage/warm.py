@@ -13,6 +13,7 @@ from bdn.core.pace.rate_limit import TokenBucket
 from bdn.core.units import format_size
 from bdn.disk.durable import opened
 from node_agent.background_tasks import BackgroundTasks, in_thread
+from node_agent.cache.node_cache import Clock
 from node_agent.stage.stage import NodeStage, StageRegistry, Warming
 from node_agent.stage.view.views import Views
 
@@ -70,31 +71,35 @@ _BUFFER: Final = 512 * 1024  # stays in the processor's cache
 Sleep = Callable[[float], Awaitable[object]]
 
 
-class Warmer:
-    """Warms one stage after the other, all together at ``rate`` bytes per second. Only the event loop touches it.
-
-    Stages that bring files go first: while one does, nothing is read.
-    """
+class StagesFirst:
+    """A pace of what is read in the background: so many bytes per second, and none while a stage brings files."""
 
     def __init__(
-        self,
-        background: BackgroundTasks,
-        registry: StageRegistry,
-        views: Views,
-        rate: int,
-        *,
-        memory: Callable[[], int] = memory_left,
-        sleep: Sleep = asyncio.sleep,
-        clock: Callable[[], float] = time.monotonic,
+        self, registry: StageRegistry, rate: int, sleep: Sleep = asyncio.sleep, clock: Clock = time.monotonic
     ) -> None:
-        """``memory`` says how many bytes may lie in the page cache without taking memory from anybody. Blocking."""
-        self._background = background
         self._registry = registry
-        self._views = views
-        self._memory = memory
         self._sleep = sleep
         self._clock = clock
         self._bucket = TokenBucket(rate, STEP, clock())
+
+    async def __call__(self, size: int) -> None:
+        """Return when ``size`` bytes may be read, or when those have had their time that were read last."""
+        if size:
+            await self._sleep(self._bucket.reserve(size, self._clock()))
+        await self._registry.until_idle()
+
+
+class Warmer:
+    """Warms one stage after the other, all together at one ``pace``. Only the event loop touches it."""
+
+    def __init__(
+        self, background: BackgroundTasks, views: Views, pace: StagesFirst, memory: Callable[[], int] = memory_left
+    ) -> None:
+        """``memory`` says how many bytes may lie in the page cache without taking memory from anybody. Blocking."""
+        self._background = background
+        self._views = views
+        self._pace = pace
+        self._memory = memory
         self._turn = asyncio.Lock()
 
     def begin(self, stage: NodeStage) -> None:
@@ -116,19 +121,20 @@ class Warmer:
                     warming.end("STOPPED", f"{type(error).__name__}: {error}")
 
     async def _read(self, steps: Generator[int, None, None], warming: Warming) -> None:
+        count = 0
         while True:
-            await self._registry.until_idle()
+            await self._pace(count)
             left = await in_thread(self._memory)
             if left < min(warming.bytes_read + STEP, warming.bytes_total):
                 reason = f"no more than {format_size(max(0, left))} of memory may be used"
                 warming.end("STOPPED" if warming.bytes_read else "SKIPPED", reason)
                 return
-            count = await in_thread(next, steps, None)
-            if count is None:
+            read = await in_thread(next, steps, None)
+            if read is None:
                 warming.end("WARM")
                 return
+            count = read
             warming.bytes_read += count
-            await self._sleep(self._bucket.reserve(count, self._clock()))
 
 
 def _read_through(places: Iterable[Path]) -> Generator[int, None, None]:

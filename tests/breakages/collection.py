@@ -81,7 +81,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "except MemoryError as error:", "test_a_collection_with_a_bug_has_failed"),
     ],
     "bdn/mirror/retention.py": [
-        ("chunks that others name go, too", "seen if chunk.digest.to_bytes() not in look.named", "seen",
+        ("chunks that others name go, too", "seen if chunk.digest.to_bytes() not in named", "seen",
          "test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed"),
         ("a dry run deletes", "remove: Remove = (lambda _: True) if dry_run else self.store.collect",
          "remove: Remove = self.store.collect", "test_what_is_planned_in_a_dry_run_is_of_every_kind"),

@@ -1,7 +1,6 @@
 """A disk that is full, read-only or damaged fails one stage with its reason; the agent and its promises stay."""
 
 import errno
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -97,24 +96,3 @@ async def test_an_eviction_that_stops_half_way_is_finished_by_the_next_start(
     async with rig.agent() as agent:
         assert agent.cache.index.manifests() == (two.digest,)
         assert disk_bytes(rig.cache) == 100
-
-
-def fill(path: Path) -> None:
-    """To the last block."""
-    with suppress(OSError), path.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-
-
-@needs_mounts
-async def test_a_stage_on_a_full_disk_cannot_be_recorded_and_is_not_begun(mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest = mirror.publish({"small": b"small"})
-    with mounted_tmpfs(tmp_path / "disk", "4m") as disk:
-        async with Rig(mirror, disk).agent() as agent:
-            await agent.heartbeats.beat()
-            fill(disk / "foreign")
-            with pytest.raises(DiskFailedError, match="No space left on device"):
-                await agent.stages.start("job", mirror.grant(manifest))
-            assert agent.stages.registry.all() == []
-            (disk / "foreign").unlink()
-            assert (await staged(agent, mirror, manifest)).state == "READY"

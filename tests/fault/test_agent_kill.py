@@ -120,10 +120,11 @@ def test_members_that_lie_cost_nobody_else_the_stage(net: network.Network, tmp_p
     # At half the rate: on a machine that is busy with other tests, the network is to be what members wait for, not the CPU.
     with ring(net, tmp_path, content, 3, RATE // 2) as built:
         liar, leaving, other = built.members
-        for host in (built.host, liar.host):
-            host.shape(10 * RATE)
+        hosts = [built.host, *(member.host for member in built.members)]
+        for host in hosts:
+            host.shape(20 * RATE)
         content.check(liar.agent.stage(built.grant, "first"))
-        for host in (built.host, liar.host):
+        for host in hosts:
             host.shape(RATE // 2)
         _corrupt(liar)
         before, had = built.host.sent_bytes, other.host.received_bytes

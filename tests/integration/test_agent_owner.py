@@ -53,7 +53,6 @@ class AskedAgent:
     pool: ConnectionPool
 
     async def ask(self, chunk: bytes | Digest, manifest: Manifest, size: int = 0, **options: Any) -> bytes:
-        """With a grant for this manifest."""
         return await ask(self.pool, self.agent.data_port, chunk, self.mirror.grant(manifest), manifest, size, **options)
 
     async def use(self) -> TierUse:

@@ -40,7 +40,6 @@ def program(tmp_path: Path) -> Program:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that somebody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from node_agent.app import Agent
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.disk.places import Places
 from node_agent.stage.stage import NodeStage, StageRecord
-from node_agent.stage.warm import STEP, Warmer
+from node_agent.stage.warm import STEP, StagesFirst, Warmer
 from tests.support.agent.mirror import fresh_mirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.services.processes import drop_from_memory, resident_bytes
@@ -100,12 +100,15 @@ async def test_a_stage_that_is_to_be_warm_is_so_again_after_a_restart(rig: Rig) 
 
 # --- with a memory, a clock and other stages of the test's own ---
 @asynccontextmanager
-async def cold_stage(rig: Rig, rate: int = 10**12, **given: Any) -> AsyncIterator[tuple[Agent, NodeStage, Warmer]]:
+async def cold_stage(
+    rig: Rig, rate: int = 10**12, *, memory: Callable[[], int], **given: Any
+) -> AsyncIterator[tuple[Agent, NodeStage, Warmer]]:
     """A stage that is to be warm and is not, and who warms it with what the test gives."""
     async with rig.agent() as agent, BackgroundTasks() as background:
         stage = await is_cold(agent, rig)
         stage.record.warm = True
-        yield agent, stage, Warmer(background, agent.stages.registry, agent.stages.lifecycle.views, rate, **given)
+        pace = StagesFirst(agent.stages.registry, rate, **given)
+        yield agent, stage, Warmer(background, agent.stages.lifecycle.views, pace, memory)
 
 
 async def instantly(_: float) -> None:

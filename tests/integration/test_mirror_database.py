@@ -76,16 +76,11 @@ async def test_an_empty_database_migrated_to_the_head_equals_the_models(database
     await database.migrate()  # nothing to do
 
 
-async def test_alembic_s_own_command_goes_up_and_down_again(
-    url: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_alembic_s_own_command_migrates(url: str, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BDN_DATABASE_URL", url)
     project = ["--config", str(MIGRATIONS.parent / "pyproject.toml")]
     await asyncio.to_thread(alembic, [*project, "upgrade", "head"])
     assert await database.version() == HEAD
-    await asyncio.to_thread(alembic, [*project, "downgrade", "base"])
-    assert await database.version() is None
-    await database.migrate()
     assert await differences(database) == []
 
 

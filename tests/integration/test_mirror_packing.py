@@ -16,9 +16,8 @@ from bdn.core.store import SEAL_SIZE, seal_of
 from bdn.mirror.db import contents, damaged, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
-from bdn.mirror.keys import load_signer
 from bdn.mirror.retention import EvictionWeights
-from bdn.wire.grants import Grant, GrantedMount
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.layout_form import Layout
 from tests.doubles.hub import Hub
 from tests.support.content.memory_store import MemoryStore
@@ -312,7 +311,8 @@ async def mirrored(mirror: MirrorUnderTest, organisation: str, repository: str, 
 
 def bearer(mirror: MirrorUnderTest, organisation: str, manifest: Digest) -> dict[str, str]:
     mounts = (GrantedMount("/m", manifest, "hf://org/any"),)
-    token = load_signer(mirror.data_dir).sign(Grant(organisation, mounts, time.time() + 60))
+    signer = GrantSigner((mirror.data_dir / "grant-key.pem").read_bytes())
+    token = signer.sign(Grant(organisation, mounts, time.time() + 60))
     return {"Authorization": f"Bearer {token}"}
 
 

@@ -134,6 +134,8 @@ async def endure(site: Site, mirror: AgentMirror, trouble: Trouble, held: StageD
     assert figures['bdn_agent_cache_budget_bytes{tier="node"}'] == use.budget
     with pytest.raises(BdnError, match=trouble.refused):
         await staged(agent, mirror, mirror.publish({"g": b"g"}), job="other")
+    if trouble.refused == NO_SPACE:  # what cannot be recorded is not begun
+        assert not any(stage.record.job_id == "other" for stage in agent.stages.registry.all())
     with suppress(DiskFailedError):  # it is logged, and tried again
         await agent.housekeeping.reap()
     assert (agent.cache.index.manifests(), len(manifests)) == (manifests, 2)

@@ -242,7 +242,7 @@ async def test_a_file_that_is_just_becoming_whole_costs_no_other(
         def room(padding: int = 0) -> Room:
             found = look(padding)
             rooms.append(found.budgets.node)
-            cache.commit(content)
+            cache.index.commit(content)
             return found
 
         monkeypatch.setattr(cache.space, "room", room)

@@ -166,9 +166,17 @@ class CacheMachine(RuleBasedStateMachine):
         keep = kept(TierBudgets(self.index.ledger.used_bytes, 0), self.limits, self.disk, KEPT_PERCENT)
         return share(self.disk - self.foreign - HEADROOM, self.limits, keep).node
 
-    @rule(taken=st.sampled_from([0.0, 0.2, 0.5, 1.0]))
-    def a_neighbour_has_some_of_the_disk(self, taken: float) -> None:
-        self.foreign = min(int(taken * self.disk), max(0, self.disk - self.oracle.used()))
+    @rule(taken=st.sampled_from([1.0, 0.5, 0.2, 0.0]), is_trimmed=st.booleans())
+    def a_neighbour_has_some_of_the_disk(self, taken: float, is_trimmed: bool) -> None:
+        """All that is free at the most; sooner or later what is over the budget then goes."""
+        used = self.oracle.used()
+        self.foreign = min(int(taken * self.disk), max(0, self.disk - used))
+        over = used - self.budget()
+        if is_trimmed and over > 0:
+            self.carry_out(self.index.plan_lru(over), self.oracle.plan_lru(over, force=False), force=False, really=True)
+            assert used > self.tight * KEPT_PERCENT // 100, "others took what is kept"
+            leased = {manifest for manifest, _ in self.oracle.leases}
+            assert self.oracle.used() <= self.budget() or leased >= self.oracle.used_at.keys(), "still over the budget"
 
     @rule(manifest=manifests, stage_id=stages, passed=clock)
     def admit_what_the_disk_has_room_for(self, manifest: Digest, stage_id: str, passed: int) -> None:
@@ -177,15 +185,6 @@ class CacheMachine(RuleBasedStateMachine):
         before = self.oracle.used()
         self.admit(manifest, stage(stage_id), self.budget())
         assert self.oracle.used() <= max(before, self.disk - self.foreign - HEADROOM)
-
-    @rule()
-    def what_is_over_the_budget_goes(self) -> None:
-        used, over = self.oracle.used(), self.oracle.used() - self.budget()
-        if over > 0:
-            self.carry_out(self.index.plan_lru(over), self.oracle.plan_lru(over, force=False), force=False, really=True)
-            assert used > self.tight * KEPT_PERCENT // 100, "others took what is kept"
-            leased = {manifest for manifest, _ in self.oracle.leases}
-            assert self.oracle.used() <= self.budget() or leased >= self.oracle.used_at.keys(), "still over the budget"
 
     # --- kill -9 ---
 

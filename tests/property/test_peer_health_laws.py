@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from bdn.core.ring.peer_health import Deadlines, Fault, HedgeBudget, PeerHealth
+from bdn.core.ring.peer_health import Deadlines, Fault, PeerHealth
+from node_agent.fetch.fill_context import RetryBudget
 
 PEERS = ["a", "b", "c"]
 peers = st.sampled_from(PEERS)
@@ -130,10 +131,10 @@ def test_a_source_that_stays_as_it_is_rarely_meets_its_deadline(seed: int) -> No
 
 @given(stage_size=st.integers(0, 10_000), sizes=st.lists(st.integers(0, 300), max_size=60))
 def test_what_was_allowed_is_never_more_than_the_share(stage_size: int, sizes: list[int]) -> None:
-    budget = HedgeBudget(stage_size)
+    budget = RetryBudget(stage_size, list)
     allowed = 0
     for size in sizes:
         fits = (allowed + size) * 20 <= stage_size
-        assert budget.take(size) == fits
+        assert budget.hedge(size) == fits
         allowed += size if fits else 0
-        assert budget.used == allowed
+        assert budget.document().bytes_hedged == allowed

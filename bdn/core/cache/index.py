@@ -387,7 +387,10 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
                     self.commit(digest)
 
     def commit(self, content: Digest) -> None:
-        """A fill finished: the content is whole. Committing twice changes nothing; ``KeyError`` for what is not counted."""
+        """A fill finished: the content is whole and durable. Constant time: there may be a million of them.
+
+        Committing twice changes nothing; ``KeyError`` for what is not counted.
+        """
         if self.ledger.is_committed(content):
             return
         self.ledger.commit(content)

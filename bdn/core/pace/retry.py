@@ -41,7 +41,7 @@ class RetryPolicy:
 
 @dataclass(slots=True)
 class Allowance:
-    """How many failures one file or one stage is still forgiven, over all its chunks and requests.
+    """What one file or one stage may still spend, over all its chunks and requests: on failures, or in bytes asked for twice.
 
     Attempts per request alone would let a file of a thousand chunks cost thousands of requests that are thrown away.
     """
@@ -54,12 +54,12 @@ class Allowance:
         """For so many chunks: ten failures, and one more for every tenth chunk."""
         return cls(_FREE_FAILURES + chunks // _CHUNKS_PER_FAILURE)
 
-    def spend(self) -> bool:
-        """One more failure; False when it was one too many."""
-        if self.left <= 0:
+    def spend(self, cost: int = 1) -> bool:
+        """One more failure, or so many bytes; False when that is too much, and nothing is spent."""
+        if cost > self.left:
             return False
-        self.left -= 1
-        self.used += 1
+        self.left -= cost
+        self.used += cost
         return True
 
 

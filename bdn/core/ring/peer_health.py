@@ -165,19 +165,3 @@ class Deadlines:
 def _percentile(paces: Collection[float], share: float) -> float:
     """Chunks come much more often than anybody asks: sorted only then, in 10 to 20 microseconds."""
     return sorted(paces)[ceil(share * len(paces)) - 1]
-
-
-class HedgeBudget:
-    """Bytes that one stage may ask for twice, because the first source let it wait. Not safe for threads by itself."""
-
-    def __init__(self, stage_size: int, *, share: float = 0.05) -> None:
-        """``share`` of the bytes of the whole stage."""
-        self.limit = int(stage_size * share)
-        self.used = 0
-
-    def take(self, size: int) -> bool:
-        """Count ``size`` bytes that are asked for again; False when they would be too many, and nothing is counted."""
-        if self.used + size > self.limit:
-            return False
-        self.used += size
-        return True

@@ -1,21 +1,22 @@
 """All routes of the mirror's API: what they take, who may call them, and which service answers."""
 
 import asyncio
+import base64
+import binascii
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, BinaryIO, Final
 
-from fastapi import Depends, Path, Query, Request, Response
+from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from bdn.core.chunk import Digest, digest_in
-from bdn.core.errors import NotFoundError
+from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import manifest_fault, split_digests
 from bdn.mirror.access import Access
-from bdn.mirror.api.parameters import Agent, Controller, Operator, Organisation, read_cursor, write_cursor
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
@@ -32,6 +33,7 @@ from bdn.net.api_server import EVENTS, Bearer, EventStream, WaitSeconds, new_rou
 from bdn.net.chunk_server.served_chunks import ChunkRequest
 from bdn.wire.access_schema import (
     NAME_PATTERN,
+    ORGANISATION_PATTERN,
     Caller,
     NewToken,
     NotPermittedError,
@@ -47,6 +49,7 @@ from bdn.wire.http_fields import (
     LONGEST_SOURCE,
     MEDIA_CHUNK,
     MEDIA_JSON,
+    ORGANISATION_HEADER,
     SUSPECT_HEADER,
     UnsatisfiableRangeError,
     format_content_range,
@@ -95,6 +98,34 @@ SecretName = Annotated[str, Path(pattern=f"^{NAME_PATTERN}$")]
 _Name = Annotated[str | None, Query(max_length=256, pattern=_TEXT)]
 _Limit = Annotated[int, Query(ge=1, le=1000)]
 
+Organisation = Annotated[
+    str | None,
+    Header(
+        alias=ORGANISATION_HEADER,
+        pattern=f"^{ORGANISATION_PATTERN}$",
+        description="Whom an operator acts for; others: themselves",
+    ),
+]
+
+_Access = Annotated[Access, provided(Access)]
+
+
+async def _operator(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Caller:
+    return (await access.caller(bearer)).acting(Role.OPERATOR, organisation)
+
+
+async def _controller(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Caller:
+    return (await access.caller(bearer)).acting(Role.CONTROLLER, organisation)
+
+
+async def _agent(access: _Access, bearer: Bearer) -> Caller:
+    return (await access.caller(bearer)).acting(Role.AGENT, None)
+
+
+Operator = Annotated[Caller, Depends(_operator)]
+Controller = Annotated[Caller, Depends(_controller)]  # an operator is one, too, for the organisation that it names
+Agent = Annotated[Caller, Depends(_agent)]
+
 _Requests = Annotated[MirrorRequests, provided(MirrorRequests)]
 _Membership = Annotated[Membership, provided(Membership)]
 _Operations = Annotated[OperationRequests, provided(OperationRequests)]
@@ -104,6 +135,22 @@ _Names = Annotated[Names, provided(Names)]
 _Secrets = Annotated[Secrets, provided(Secrets)]
 _Tokens = Annotated[TokenTable, provided(TokenTable)]
 _Metrics = Annotated[Metrics, provided(Metrics)]
+
+
+def _write_cursor(at: float, row_id: str) -> str:
+    """Where the next page of rows begins: after the row of this time and id."""
+    return base64.urlsafe_b64encode(f"{at!r} {row_id}".encode()).decode()
+
+
+def _read_cursor(cursor: str | None) -> tuple[float, str] | None:
+    """What ``_write_cursor`` wrote. Raises ``InvalidRequestError``."""
+    if cursor is None:
+        return None
+    try:
+        at, row_id = base64.urlsafe_b64decode(cursor.encode()).decode().split(" ")
+        return float(at), row_id
+    except (ValueError, binascii.Error):
+        raise InvalidRequestError("cursor is not one of ours; leave it away for the first page") from None
 
 
 class _ChunkAnswer(StreamingResponse):
@@ -180,8 +227,8 @@ async def page(
     cursor: str | None = None,
     limit: _Limit = 100,
 ) -> Page[Mirror]:
-    items, before = await requests.page(caller.organisation, status, source, read_cursor(cursor), limit)
-    return Page[Mirror](items=items, next_cursor=before and write_cursor(*before))
+    items, before = await requests.page(caller.organisation, status, source, _read_cursor(cursor), limit)
+    return Page[Mirror](items=items, next_cursor=before and _write_cursor(*before))
 
 
 @mirrors_router.get("/mirror/{mirror_id}", summary="A mirror")
@@ -391,8 +438,8 @@ async def events_page(
     cursor: _Name = None,
     limit: _Limit = 100,
 ) -> Page[EventDocument]:
-    items, before = await events.page(caller.organisation, wanted, read_cursor(cursor), limit)
-    return Page[EventDocument](items=items, next_cursor=before and write_cursor(*before))
+    items, before = await events.page(caller.organisation, wanted, _read_cursor(cursor), limit)
+    return Page[EventDocument](items=items, next_cursor=before and _write_cursor(*before))
 
 
 @events_router.get("/names", summary="What a digest or a source stands for")

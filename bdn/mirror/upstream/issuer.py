@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.keys import kept_key
+from bdn.disk.durable import kept_key
 from bdn.mirror.settings import MirrorSettings
 from bdn.wire.access_schema import ORGANISATION_PATTERN
 

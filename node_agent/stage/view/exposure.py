@@ -118,8 +118,7 @@ def conceal(place: Path, mounts: Path) -> str | None:
 
     What stands there says how it was exposed: settings may have changed since. Returns what people should know, if anything.
 
-    Raises:
-        MountFailedError, DiskFailedError: it is still there.
+    Raises ``MountFailedError``, ``DiskFailedError``: it is still there.
     """
     with disk_errors(place):
         is_link = place.is_symlink()

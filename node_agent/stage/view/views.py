@@ -35,8 +35,7 @@ class Views:
     def publish(self, stage_id: str, manifests: Mapping[str, Manifest], stop: threading.Event) -> dict[str, Built]:
         """Build all mounts of a stage aside, and let them appear, in place of an earlier view if there is one.
 
-        Raises:
-            DiskFailedError, CanceledError: nothing of it is left.
+        Raises ``DiskFailedError``, ``CanceledError``: nothing of it is left.
         """
         root = self._root(stage_id, self.kind)
         aside = root.with_name(f"{stage_id}{_BUILDING}")
@@ -80,8 +79,7 @@ class Views:
 
         After a kill the view is whole or gone: its folder goes in one step, and is emptied aside.
 
-        Raises:
-            MountFailedError, DiskFailedError: something of it is left.
+        Raises ``MountFailedError``, ``DiskFailedError``: something of it is left.
         """
         notes = [conceal(self.place(stage_id, location), self.places.mounts) for location in mount_locations]
         for root in (self.places.views / stage_id, self.places.mounts / stage_id):

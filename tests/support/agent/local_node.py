@@ -32,7 +32,7 @@ from node_agent.stage.stage import StageRegistry
 from node_agent.stage.stages import StageService
 from node_agent.stage.view.exposure import choose
 from node_agent.stage.view.views import Views
-from node_agent.stage.warm import Warmer
+from node_agent.stage.warm import StagesFirst, Warmer
 from tests.support.agent.cache_world import World
 from tests.support.agent.rig import Clock
 
@@ -83,7 +83,7 @@ class LocalProvision:
         finally:
             parts.close()
         for file in files:
-            self.tiers.node.commit(file.digest)
+            self.tiers.node.index.commit(file.digest)
 
     async def _write(self, layout: FileLayout) -> None:
         part = PartialFile(self.disk.places, layout, self.disk.writes)
@@ -99,7 +99,7 @@ class LocalProvision:
         finally:
             part.close()
             if part.is_committed:
-                self.tiers.node.commit(layout.digest)
+                self.tiers.node.index.commit(layout.digest)
 
     def _break_off(self) -> None:
         if self.failing:
@@ -169,7 +169,7 @@ async def local_node(
         provision = LocalProvision(world, disk, tiers)
         background = await stack.enter_async_context(BackgroundTasks())
         views = Views(disk.places, choose(settings.exposure, disk.places))
-        warmer = Warmer(background, registry, views, settings.warm_rate)
+        warmer = Warmer(background, views, StagesFirst(registry, settings.warm_rate))
         records, on_ready = StageRecords(disk.places), metrics.ready_seconds.observe
         source = cast("Any", provision)
         lifecycle = Lifecycle(registry, background, source, warmer, views, records, wall, elapsed, on_ready)

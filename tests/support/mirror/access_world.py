@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from sqlalchemy import event
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.mirror.keys import load_signer
 from bdn.wire.grants import AUDIENCE, ISSUER, Grant, GrantedMount, GrantSigner, new_signing_key
 from tests.doubles.hub import Hub
 from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, with_secret
@@ -151,7 +150,8 @@ async def _name_chunks(world: World, organisation: str, name: str) -> None:
 
 def _forge(world: World) -> None:
     """Bearers that nobody should have, or that should be worth nothing; all of them would open a-private."""
-    signer, stranger = load_signer(world.mirror.data_dir), GrantSigner(new_signing_key())
+    signer = GrantSigner((world.mirror.data_dir / "grant-key.pem").read_bytes())
+    stranger = GrantSigner(new_signing_key())
     mounts = (GrantedMount("/m", world.manifests["a-private"], "hf://org/a-private"),)
     every = tuple(GrantedMount(f"/m/{name}", digest, name) for name, digest in world.manifests.items())
     good = Grant("a", mounts, _EPOCH)

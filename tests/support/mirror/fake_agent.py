@@ -8,8 +8,6 @@ USE: Final = {"budget": 1000, "committed": 300, "reserved": 20, "leased": 100, "
 
 
 class FakeAgent:
-    """Reports what it is told to report, as an agent does."""
-
     def __init__(self, mirror: MirrorUnderTest, node: str, cluster: str = "c", **state: Any) -> None:
         self._mirror = mirror
         self.state: Json = {"node": node, "cluster": cluster, "boot_id": "b", "roles": ["node"], "version": "1.2"}

@@ -51,16 +51,13 @@ class ScriptedUpstream:
     put: Callable[[Mapping[str, bytes]], object]
 
     def fail(self, fault: Fault, *, file: str = LARGE, skip: int = 0, times: int | None = 1) -> None:
-        """Let requests for the bytes of a file fail."""
         target, origin = self.bytes_of(file)
         self.script.add(fault, target, method="GET", origin=origin, skip=skip, times=times)
 
     def fail_listing(self, fault: Fault, *, times: int | None = 1) -> None:
-        """Let pages of the source's listing fail."""
         self.script.add(fault, self.listing, times=times)
 
     def reads(self, file: str = LARGE) -> list[LoggedRequest]:
-        """The requests for the bytes of a file so far."""
         target, origin = self.bytes_of(file)
         return self.log.find(target, method="GET", origin=origin)
 

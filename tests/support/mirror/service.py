@@ -104,7 +104,6 @@ class MirrorUnderTest:
         await until(lambda: not any(row[7] for row in self.rows("mirrors")["mirrors"]))
 
     async def get(self, path: str, **params: Any) -> Json:
-        """A document."""
         answer = await self.http.get(path, params=params)
         assert answer.status_code == 200, answer.text
         return dict(answer.json())

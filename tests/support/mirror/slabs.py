@@ -6,7 +6,6 @@ from bdn.core.chunk import CHUNK_SIZE, FileLayout, Slab, digest_of
 
 
 def pieces(content: bytes) -> list[bytes]:
-    """The chunks of a file."""
     return [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
 
 

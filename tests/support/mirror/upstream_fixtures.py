@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -87,22 +86,14 @@ def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bdn.mirror.ingest.copier.TURN_SECONDS", 0.2)
 
 
-@asynccontextmanager
-async def _hasty(pauses: Pauses, folder: Path) -> AsyncIterator[MirrorUnderTest]:
-    """A mirror that waits for nothing and gives up on silence soon."""
-    async with mirror_under_test(folder / "mirror", pause=pauses, stall=STALL, transfers=TRANSFERS) as mirror:
-        yield mirror
-
-
-@pytest.fixture
-async def hasty(
-    upstream: ScriptedUpstream, no_turns: None, pauses: Pauses, tmp_path: Path
-) -> AsyncIterator[MirrorUnderTest]:
-    async with _hasty(pauses, tmp_path) as mirror:
-        yield mirror
-
-
 @pytest.fixture
 async def hasty_hub(upstreams: None, no_turns: None, pauses: Pauses, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
-    async with _hasty(pauses, tmp_path) as mirror:
+    """A mirror that waits for nothing and gives up on silence soon."""
+    async with mirror_under_test(tmp_path / "mirror", pause=pauses, stall=STALL, transfers=TRANSFERS) as mirror:
         yield mirror
+
+
+@pytest.fixture
+def hasty(upstream: ScriptedUpstream, hasty_hub: MirrorUnderTest) -> MirrorUnderTest:
+    """The same, opened once ``upstream`` is there."""
+    return hasty_hub

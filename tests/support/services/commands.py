@@ -27,15 +27,12 @@ Process = subprocess.Popen[bytes] | Program
 
 @dataclass(frozen=True)
 class Finished:
-    """How a command ended."""
-
     code: int
     out: str
     err: str
 
     @property
     def document(self) -> Any:
-        """What ``--json`` printed."""
         return json.loads(self.out)
 
 

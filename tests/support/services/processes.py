@@ -13,7 +13,6 @@ def peak_megabytes(pid: int) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -36,7 +36,6 @@ class Mirror:
     ports: tuple[int, int]  # of the API and of the data plane
 
     def plan(self, source: str, **patterns: Any) -> Any:
-        """What mirroring it would take."""
         return self._ask(source, {"dry_run": "true"}, patterns)
 
     def ready(self, source: str) -> Any:
@@ -60,17 +59,14 @@ class Mirror:
 
     @property
     def data_url(self) -> str:
-        """Where its data plane is."""
         return f"http://{urlsplit(self.url).hostname}:{self.ports[1]}"
 
     @property
     def store(self) -> Path:
-        """Where its chunks rest."""
         return self.shell.data / "store"
 
     @property
     def served_bytes(self) -> int:
-        """What its data plane has sent."""
         return int(metric(self.http, "bdn_mirror_served_bytes_total"))
 
 
@@ -184,7 +180,6 @@ def _client(url: str) -> httpx2.Client:
 
 
 def answers(http: httpx2.Client) -> bool:
-    """Whether the service is ready."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # httpcore leaves a refused Unix socket to the collector
         try:

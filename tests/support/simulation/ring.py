@@ -16,8 +16,10 @@ from random import Random
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest
-from bdn.core.ring.peer_health import Deadlines, Fault, HedgeBudget, PeerHealth
+from bdn.core.pace.retry import Allowance
+from bdn.core.ring.peer_health import Deadlines, Fault, PeerHealth
 from bdn.core.ring.placement import HOLDERS_ASKED, OWNERS_LOOKED_AT, Placement, ahead, lanes, own_in_flight, route
+from node_agent.fetch.fill_context import HEDGED_SHARE
 from node_agent.fetch.peers import Alternative, LateError, Limits, SourceDeadline
 from tests.support.content.names import named
 from tests.support.simulation.links import MIRROR, Links, QueuedLinks
@@ -83,7 +85,7 @@ class Node:
         self.heads = Deadlines(shortest=3.0)  # until an answer begins
         self.bodies = Deadlines()  # and from there to its end
         self.standing = PeerHealth()
-        self.hedges = HedgeBudget(case.chunks * CHUNK_SIZE)
+        self.hedges = Allowance(int(case.chunks * CHUNK_SIZE * HEDGED_SHARE))
         self.retries = 0
         self.is_alive = True
         self.finished_at: float | None = None
@@ -283,7 +285,7 @@ class Ring:
         self._now = asked.asked
         alternative = Alternative(
             lambda: Limits(node.heads.deadline(0), node.bodies.deadline(asked.size), node.bodies.usual(asked.size)),
-            node.hedges.take,
+            node.hedges.spend,
             lambda: node.standing.is_at_fault(name, self._now),
         )
         patience = SourceDeadline.of_peer(asked.size, NEVER, alternative, lambda: self._now)

@@ -18,8 +18,9 @@ from node_agent.cache.quarantine import Evidence, Quarantine, SuspectFiles
 from node_agent.mirror_link.commands import report_of
 from node_agent.scrub.reading import Findings
 from node_agent.scrub.repair import rewrite
-from node_agent.scrub.scrubber import BURST, ScrubRecord, StagesFirst
+from node_agent.scrub.scrubber import ScrubRecord
 from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry
+from node_agent.stage.warm import STEP, StagesFirst
 from tests.support.agent.rig import noise
 from tests.support.content.names import named
 
@@ -139,7 +140,7 @@ async def test_nothing_is_read_while_a_stage_brings_files(tmp_path: Path) -> Non
         stage.notify()
     assert waits == [0]
 
-    await pace(BURST + 1000)
+    await pace(STEP + 1000)
     assert 0.9 < waits[1] <= 1.02  # a thousand bytes more than a burst, at a thousand per second
 
 
