@@ -18,7 +18,7 @@ from bdn.net.api_clients import MirrorClient
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import BufferPool, ByteThreads, pacer
-from bdn.wire.operation_schema import Heartbeat
+from bdn.wire.heartbeat_schema import Heartbeat
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine

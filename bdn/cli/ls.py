@@ -5,8 +5,8 @@ import click
 from bdn.cli.clients import reachable_mirror
 from bdn.cli.output import Output, command_line
 from bdn.core.units import format_size
+from bdn.wire.heartbeat_schema import AgentDocument
 from bdn.wire.mirror_schema import HeldManifest
-from bdn.wire.operation_schema import AgentDocument
 
 
 @click.command()

@@ -37,9 +37,10 @@ from bdn.mirror.retention import Collector, StoreEviction
 from bdn.mirror.scrub import AgentSource, Keeper, Repair, UpstreamSource
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics, UpstreamRetries
+from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics
 from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
+from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.mirror.upstream.sign_ins import Secrets, SignIns
 from bdn.mirror.waiting import Watch, in_background
 from bdn.net.api_server import new_service

@@ -7,17 +7,14 @@ from urllib.parse import quote
 from bdn.net.client import ContentClient, OutageRetry, Params, ServiceClient
 from bdn.wire.access_schema import NewToken, SecretBody, SecretEntry, SecretRotation, Token, TokenRequest
 from bdn.wire.event_schema import EventDocument, Named, NodeEvents
+from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
 from bdn.wire.mirror_schema import HeldManifests, Mirror, MirrorRequestBody, Plan
 from bdn.wire.operation_schema import (
-    AgentDocument,
-    Cluster,
     Collection,
     CollectionRequest,
     Eviction,
     EvictionRequest,
-    Heartbeat,
-    HeartbeatReply,
     PathVerification,
     PathVerificationRequest,
     Prefetch,

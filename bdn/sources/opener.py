@@ -1,6 +1,8 @@
 """From a source URI to the source itself, opened with the credentials that the request or the process gives.
 
-A new scheme is a URI in ``core/source/uri.py``, a folder here, and a row in ``_OPENERS``.
+A new scheme is a URI in ``core/source/uri.py``, a folder here, and a row in ``_OPENERS``. Its endpoints and the process's own
+credentials are settings (``settings.py``), what a secret of it holds is in ``sign_in.py``; a new way to sign in is named in
+``wire/mirror_schema.py`` and made in ``mirror/upstream/sign_ins.py``. Its SDK gets a home in the import contracts.
 """
 
 import asyncio

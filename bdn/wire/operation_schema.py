@@ -1,23 +1,18 @@
-"""Operations that the mirror records: evictions, prefetches, verifications, collections; and the heartbeats that carry them.
-
-An agent reports itself, and how far it is with commands; the answer brings further commands.
-"""
+"""Operations that the mirror records: evictions, prefetches, verifications, collections. ``heartbeat_schema`` carries them to agents."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.core.store import Kind
-from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
 from bdn.wire.http_fields import LONGEST_SOURCE
-from bdn.wire.mirror_schema import Holding
 from bdn.wire.shapes import ErrorBody, OperationModel, Quantity, SelectingModel, StrictModel, body_of
-from bdn.wire.stage_schema import BytesFrom, TierUse
+from bdn.wire.stage_schema import BytesFrom
 
 _Source = Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)]
 Tier = Literal["node", "cluster", "mirror"]
@@ -295,94 +290,3 @@ class RestoredItem(BaseModel):
 
     manifest: str
     sources: list[str] = []
-
-
-class Command(BaseModel):
-    """What the mirror asks of an agent: one of the fields beside ``id``. An agent that knows none of them answers an error."""
-
-    id: str
-    evict: EvictCommand | None = None
-    prefetch: PrefetchCommand | None = None
-    verify: VerifyCommand | None = None
-
-
-class Report(BaseModel):
-    """How far an agent is with a command. The mirror repeats what is neither reported as ``running`` nor answered."""
-
-    id: str
-    running: bool = False
-    evict: EvictReport | None = None
-    prefetch: PrefetchReport | None = None
-    verify: VerifyReport | None = None
-    error: ErrorBody | None = None
-
-
-class Heartbeat(BaseModel):
-    """An agent's state. The mirror may keep the request open for ``wait_seconds`` until it has something to say.
-
-    ``holdings`` is null when nothing changed since the last heartbeat that was answered. ``epoch`` is of the members that
-    the agent knows: they are not repeated to it, and it is told when there are others. ``leaving`` is its last word. ``events``
-    are recorded once the heartbeat is answered; the agent repeats them until then.
-    """
-
-    node: Annotated[str, Field(min_length=1, max_length=256)]
-    cluster: Annotated[str, Field(min_length=1, max_length=256)]
-    boot_id: str
-    roles: list[str]
-    advertise: str | None
-    version: str
-    tiers: dict[str, TierUse]
-    holdings: list[Holding] | None
-    reports: list[Report] = []
-    events: Annotated[list[NodeEvent], Field(max_length=EVENTS_AT_ONCE)] = []
-    epoch: int | None = None
-    leaving: bool = False
-    wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
-
-
-class MemberDocument(BaseModel):
-    """One agent of the cluster, as its peers see it."""
-
-    node: str
-    advertise: str | None
-    roles: list[str]
-
-
-class HeartbeatReply(BaseModel):
-    """Members of the cluster with their epoch, commands to carry out, and the keys that grants are verified with.
-
-    ``members`` is null when they are those of the epoch that the agent knows. ``commands`` is always empty: agents of the
-    version before read evictions there, and would take any other command for an eviction of nothing.
-    """
-
-    members: list[MemberDocument] | None
-    epoch: int
-    pending: list[Command] = []
-    commands: Annotated[list[Command], Field(max_length=0)] = []
-    public_keys: list[dict[str, Any]]
-    interval_seconds: float
-
-
-class AgentDocument(BaseModel):
-    """One agent, as the mirror last heard of it. ``disputed``: another one reports under the same name."""
-
-    node: str
-    cluster: str
-    roles: list[str]
-    version: str
-    advertise: str | None
-    tiers: dict[str, TierUse]
-    last_heartbeat: datetime
-    alive: bool
-    disputed: bool = False
-    manifests: int
-
-
-class Cluster(BaseModel):
-    """The agents of one cluster together."""
-
-    cluster: str
-    epoch: int
-    agents: int
-    agents_alive: int
-    tiers: dict[str, TierUse]

@@ -18,7 +18,7 @@ from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.core.ring.peer_health import Deadlines, Fault, PeerHealth
 from bdn.disk.durable import disk_errors, write_durably
 from bdn.net.http1.answer import TICK_SECONDS
-from bdn.wire.operation_schema import MemberDocument
+from bdn.wire.heartbeat_schema import MemberDocument
 
 Clock = Callable[[], float]
 

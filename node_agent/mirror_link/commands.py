@@ -16,8 +16,8 @@ from bdn.core.chunk import Digest, Manifest, digest_in
 from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.pace.rounds import ScrubRound
+from bdn.wire.heartbeat_schema import Command, Report
 from bdn.wire.operation_schema import (
-    Command,
     EvictCommand,
     EvictedItem,
     EvictReport,
@@ -25,7 +25,6 @@ from bdn.wire.operation_schema import (
     PathVerificationRequest,
     PrefetchCommand,
     PrefetchReport,
-    Report,
     Tier,
     VerifyCommand,
     VerifyReport,

@@ -12,8 +12,8 @@ from bdn.core.errors import BdnError, DiskFailedError
 from bdn.disk.direct import DirectWrites
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.grants import Grant, UnknownKeyError
+from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.operation_schema import Heartbeat, HeartbeatReply
 from bdn.wire.stage_schema import Cache, TierUse, Writes
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.node_cache import NodeCache

@@ -22,6 +22,8 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("the cluster tier has all of its room or none", "min(limits.cluster, max(keep.cluster, there - keep.node))",
          "limits.cluster if limits.cluster <= there - keep.node else keep.cluster",
          "test_a_tier_is_short_of_its_limit_only_when_all_that_is_there_is_given"),
+        ("what the disk has more is taken from whole files", "max(keep.node, there - cluster)",
+         "max(keep.node, limits.node - there)", "test_more_room_on_the_disk_takes_nothing_from_either"),
         ("an agent of the ring alone has room for whole files", "return TierBudgets(node=0, cluster=limit if",
          "return TierBudgets(node=limit, cluster=limit if",
          "test_a_tier_has_what_its_role_and_the_operator_allow_and_without_a_word_the_cluster_a_tenth_of_what_can_be_had"),

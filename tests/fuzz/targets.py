@@ -34,6 +34,7 @@ from bdn.sources.bucket_source import NotAListingError
 from bdn.sources.s3.answers import read_page
 from bdn.sources.sign_in import Secret, hugging_face_token, s3_credentials, service_account_key
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
+from bdn.wire.heartbeat_schema import Heartbeat
 from bdn.wire.http_fields import (
     HeadRefusedError,
     UnsatisfiableRangeError,
@@ -45,7 +46,6 @@ from bdn.wire.http_fields import (
 )
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
-from bdn.wire.operation_schema import Heartbeat
 from bdn.wire.shapes import error_from
 from node_agent.fill.part import Bitmap
 from node_agent.stage.stage import StageRecord

@@ -12,8 +12,9 @@ import pytest
 from bdn.core.errors import GrantInvalidError
 from bdn.wire.event_schema import NodeEvent
 from bdn.wire.grants import GrantSigner, new_signing_key
+from bdn.wire.heartbeat_schema import Command, Heartbeat, HeartbeatReply, Report
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.operation_schema import Command, EvictCommand, EvictedItem, Heartbeat, HeartbeatReply, Report
+from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.disk.cache_directory import boot_id
 from node_agent.journal import Journal
 from node_agent.mirror_link import heartbeats as heartbeat

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bdn.core.chunk import Digest, Manifest
-from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, Report
+from bdn.wire.heartbeat_schema import Report
+from bdn.wire.operation_schema import EvictCommand, PrefetchCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, held_by
 from tests.support.agent.rig import MIB, Rig, noise, staged

@@ -17,7 +17,7 @@ from bdn.mirror.db import events
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events
 from bdn.wire.event_schema import EventDocument, NodeEvent
-from bdn.wire.operation_schema import Heartbeat
+from bdn.wire.heartbeat_schema import Heartbeat
 from bdn.wire.shapes import Page
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock

@@ -17,7 +17,8 @@ from bdn.core.cache.index import Victim
 from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.events import Event, explanation, verdict
-from bdn.wire.operation_schema import EvictCommand, Heartbeat, HeartbeatReply, VerifyCommand
+from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply
+from bdn.wire.operation_schema import EvictCommand, VerifyCommand
 from node_agent.app import Agent
 from node_agent.cache.records import CacheFiles
 from node_agent.cache.space import Room, Space, TierBudgets

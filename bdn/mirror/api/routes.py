@@ -45,6 +45,7 @@ from bdn.wire.access_schema import (
     TokenRequest,
 )
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
+from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.http_fields import (
     LONGEST_SOURCE,
     MEDIA_CHUNK,
@@ -58,14 +59,10 @@ from bdn.wire.http_fields import (
 from bdn.wire.layout_form import LayoutBody, write_file, write_layout
 from bdn.wire.mirror_schema import TERMINAL, HeldManifests, Mirror, MirrorRequestBody, MirrorStatus, Plan
 from bdn.wire.operation_schema import (
-    AgentDocument,
-    Cluster,
     Collection,
     CollectionRequest,
     Eviction,
     EvictionRequest,
-    Heartbeat,
-    HeartbeatReply,
     Prefetch,
     PrefetchRequest,
     RestorationRequest,

@@ -15,7 +15,7 @@ from bdn.mirror.db.events import Events
 from bdn.mirror.db.tables import AgentRow, ClusterRow
 from bdn.mirror.operations.requests import OperationRequests
 from bdn.mirror.waiting import SharedRead, Watch, agent_topic
-from bdn.wire.operation_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, MemberDocument
+from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, MemberDocument
 from bdn.wire.shapes import Items, moment
 
 logger = logging.getLogger(__name__)

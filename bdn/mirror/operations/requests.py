@@ -22,11 +22,11 @@ from bdn.mirror.operations.operations import COLLECTION, EVICTION, PREFETCH, VER
 from bdn.mirror.retention import Collected, Collector, StoreEviction
 from bdn.mirror.waiting import DAMAGE, Watch
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
+from bdn.wire.heartbeat_schema import Command
 from bdn.wire.operation_schema import (
     CollectedKind,
     Collection,
     CollectionRequest,
-    Command,
     DamagedItem,
     EvictCommand,
     EvictedItem,

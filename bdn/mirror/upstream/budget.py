@@ -1,4 +1,4 @@
-"""Requests to upstreams: how many each host gets at once, and when a failed one is sent again.
+"""How many requests each host of an upstream gets at once.
 
 Listings, locations and ranges of all jobs share a host's budget. The pace (``bdn/core/pace/limit.py``) decides how many; here is
 who waits, and what a request's end tells the pace.
@@ -13,16 +13,16 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import urlsplit
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from bdn.core.errors import BdnError, UpstreamError, UpstreamRateLimitedError, UpstreamUnavailableError
+from bdn.core.errors import BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
 from bdn.core.pace.limit import Outcome, Pace, PaceRule
-from bdn.core.pace.retry import Allowance, RetryPolicy, asked_to_wait
+from bdn.core.pace.retry import asked_to_wait
 
 Pause = Callable[[float], Awaitable[None]]
 LONGEST_PAUSE_SECONDS: Final = 300.0
@@ -219,40 +219,3 @@ class UpstreamMetrics(Collector):
             ("hosts_closed", "Hosts that asked to wait", sum(host.pace.closed_until > now for host in hosts)),
         ):
             yield GaugeMetricFamily(f"bdn_upstream_{name}", what, value)
-
-
-_Answer = TypeVar("_Answer")
-
-
-@dataclass(frozen=True)
-class UpstreamRetries:
-    """An ``Asker``: one policy for listings, locations and ranges. Waits on the event loop, so no thread waits for a backoff."""
-
-    budgets: UpstreamBudgets = field(default_factory=UpstreamBudgets)
-    policy: RetryPolicy = field(default_factory=RetryPolicy)
-    longest_pause_seconds: float = LONGEST_PAUSE_SECONDS
-
-    def for_a_caller_who_waits(self) -> UpstreamRetries:
-        """The same budgets without retries: somebody holds a connection open for the answer."""
-        return replace(self, policy=RetryPolicy(attempts=1), longest_pause_seconds=0)
-
-    async def ask(self, url: str, request: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """The answer of ``request``, sent when the budget of this address's host allows, or the last failure."""
-        failures = 0
-        while True:
-            try:
-                async with self.budgets.of(url).slot(self.longest_pause_seconds) as slot:
-                    with slot.budget.request():
-                        return await request()
-            except UpstreamError as error:
-                failures += 1
-                failure = error
-            await self.wait_out(failure, failures)
-
-    async def wait_out(self, failure: UpstreamError, failures: int, allowance: Allowance | None = None) -> None:
-        """Wait as long as this failure, the n-th in a row, asks for; raise it when it is one too many."""
-        delay = self.policy.delay(failures, failure, self.budgets.draw())
-        if delay is None or (allowance is not None and not allowance.spend()):
-            raise failure
-        self.budgets.retries += 1
-        await self.budgets.pause(delay)

@@ -17,7 +17,8 @@ from bdn.core.chunk import ByteRange, chunk_count
 from bdn.core.errors import AuthRequiredError, BdnError, ChecksumMismatchError, UpstreamError
 from bdn.core.pace.retry import Allowance
 from bdn.core.source.upstream import Checksum, Location, Locator, UpstreamFile
-from bdn.mirror.upstream.budget import BudgetSlot, UpstreamRetries
+from bdn.mirror.upstream.budget import BudgetSlot
+from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 

@@ -23,17 +23,9 @@ from bdn.core.store import SMALL_FILE_SIZE, seal_of
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
+from bdn.wire.heartbeat_schema import Command, Heartbeat, HeartbeatReply, MemberDocument, Report
 from bdn.wire.layout_form import FileLayoutBody, Layout, LayoutBody
-from bdn.wire.operation_schema import (
-    Command,
-    EvictCommand,
-    Heartbeat,
-    HeartbeatReply,
-    MemberDocument,
-    PrefetchCommand,
-    Report,
-    VerifyCommand,
-)
+from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, VerifyCommand
 from bdn.wire.shapes import document_of, status_of
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.support.content.memory_store import MemoryFile, MemoryStore

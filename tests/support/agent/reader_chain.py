@@ -10,7 +10,7 @@ from typing import Any, cast
 from bdn.core.chunk import Digest, FileLayout, digest_of
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
-from bdn.wire import operation_schema
+from bdn.wire.heartbeat_schema import MemberDocument
 from bdn.wire.layout_form import Layout
 from bdn.wire.operation_schema import Tier
 from node_agent.fetch.chain import ReaderChain
@@ -128,7 +128,5 @@ def _source(name: str, content: bytes, faults: Sequence[Fault] | None) -> Iterat
 def join(members: Members, addresses: Mapping[str, str]) -> None:
     """These are the members now."""
     epoch = members.current().epoch + 1
-    told = [
-        operation_schema.MemberDocument(node=node, advertise=url, roles=["cluster"]) for node, url in addresses.items()
-    ]
+    told = [MemberDocument(node=node, advertise=url, roles=["cluster"]) for node, url in addresses.items()]
     members.take(epoch, told, members.ask())

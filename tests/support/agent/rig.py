@@ -12,7 +12,8 @@ from blake3 import blake3
 
 from bdn.core.chunk import Manifest
 from bdn.core.pace.retry import RetryPolicy
-from bdn.wire.operation_schema import Report, VerifyCommand, VerifyReport
+from bdn.wire.heartbeat_schema import Report
+from bdn.wire.operation_schema import VerifyCommand, VerifyReport
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent, open_agent
 from node_agent.fetch.peers import Waits

@@ -17,8 +17,8 @@ from bdn.cli.stage import stage_code
 from bdn.net.client import Params
 from bdn.wire.access_schema import NewToken, Token, TokenRequest
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
+from bdn.wire.heartbeat_schema import AgentDocument
 from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding
-from bdn.wire.operation_schema import AgentDocument
 from bdn.wire.shapes import ErrorBody, Items, Page
 from bdn.wire.stage_schema import StageDocument, StageState, TierUse
 from tests.support.content.names import named

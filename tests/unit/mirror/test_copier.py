@@ -24,8 +24,9 @@ from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location,
 from bdn.core.store import seal_of
 from bdn.mirror.ingest import copier as module
 from bdn.mirror.ingest.copier import Copier, WholeCheck, whole_check
-from bdn.mirror.upstream.budget import UpstreamBudgets, UpstreamRetries
+from bdn.mirror.upstream.budget import UpstreamBudgets
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
+from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest

@@ -20,8 +20,9 @@ from bdn.core.errors import (
 from bdn.core.pace.limit import Outcome
 from bdn.core.pace.retry import Allowance
 from bdn.core.source.upstream import Identity, Location, UpstreamFile
-from bdn.mirror.upstream.budget import BudgetSlot, HostBudget, UpstreamBudgets, UpstreamRetries
+from bdn.mirror.upstream.budget import BudgetSlot, HostBudget, UpstreamBudgets
 from bdn.mirror.upstream.reader import LocatedFile
+from bdn.mirror.upstream.retries import UpstreamRetries
 from tests.support.network.loops import settle
 
 HUB = "https://hub.example/api/models"

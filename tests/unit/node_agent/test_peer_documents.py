@@ -13,8 +13,8 @@ from bdn.core.chunk import FileEntry, Manifest
 from bdn.core.errors import BdnError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.api_clients import MirrorClient
+from bdn.wire.heartbeat_schema import MemberDocument
 from bdn.wire.layout_form import Layout, LayoutBody
-from bdn.wire.operation_schema import MemberDocument
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.fetch.documents import Catalogue, PeerDocuments

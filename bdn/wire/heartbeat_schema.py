@@ -1,0 +1,110 @@
+"""Heartbeats: an agent reports itself, and how far it is with commands; the answer brings further commands."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
+from bdn.wire.mirror_schema import Holding
+from bdn.wire.operation_schema import (
+    EvictCommand,
+    EvictReport,
+    PrefetchCommand,
+    PrefetchReport,
+    VerifyCommand,
+    VerifyReport,
+)
+from bdn.wire.shapes import ErrorBody
+from bdn.wire.stage_schema import TierUse
+
+
+class Command(BaseModel):
+    """What the mirror asks of an agent: one of the fields beside ``id``. An agent that knows none of them answers an error."""
+
+    id: str
+    evict: EvictCommand | None = None
+    prefetch: PrefetchCommand | None = None
+    verify: VerifyCommand | None = None
+
+
+class Report(BaseModel):
+    """How far an agent is with a command. The mirror repeats what is neither reported as ``running`` nor answered."""
+
+    id: str
+    running: bool = False
+    evict: EvictReport | None = None
+    prefetch: PrefetchReport | None = None
+    verify: VerifyReport | None = None
+    error: ErrorBody | None = None
+
+
+class Heartbeat(BaseModel):
+    """An agent's state. The mirror may keep the request open for ``wait_seconds`` until it has something to say.
+
+    ``holdings`` is null when nothing changed since the last heartbeat that was answered. ``epoch`` is of the members that
+    the agent knows: they are not repeated to it, and it is told when there are others. ``leaving`` is its last word. ``events``
+    are recorded once the heartbeat is answered; the agent repeats them until then.
+    """
+
+    node: Annotated[str, Field(min_length=1, max_length=256)]
+    cluster: Annotated[str, Field(min_length=1, max_length=256)]
+    boot_id: str
+    roles: list[str]
+    advertise: str | None
+    version: str
+    tiers: dict[str, TierUse]
+    holdings: list[Holding] | None
+    reports: list[Report] = []
+    events: Annotated[list[NodeEvent], Field(max_length=EVENTS_AT_ONCE)] = []
+    epoch: int | None = None
+    leaving: bool = False
+    wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
+
+
+class MemberDocument(BaseModel):
+    """One agent of the cluster, as its peers see it."""
+
+    node: str
+    advertise: str | None
+    roles: list[str]
+
+
+class HeartbeatReply(BaseModel):
+    """Members of the cluster with their epoch, commands to carry out, and the keys that grants are verified with.
+
+    ``members`` is null when they are those of the epoch that the agent knows. ``commands`` is always empty: agents of the
+    version before read evictions there, and would take any other command for an eviction of nothing.
+    """
+
+    members: list[MemberDocument] | None
+    epoch: int
+    pending: list[Command] = []
+    commands: Annotated[list[Command], Field(max_length=0)] = []
+    public_keys: list[dict[str, Any]]
+    interval_seconds: float
+
+
+class AgentDocument(BaseModel):
+    """One agent, as the mirror last heard of it. ``disputed``: another one reports under the same name."""
+
+    node: str
+    cluster: str
+    roles: list[str]
+    version: str
+    advertise: str | None
+    tiers: dict[str, TierUse]
+    last_heartbeat: datetime
+    alive: bool
+    disputed: bool = False
+    manifests: int
+
+
+class Cluster(BaseModel):
+    """The agents of one cluster together."""
+
+    cluster: str
+    epoch: int
+    agents: int
+    agents_alive: int
+    tiers: dict[str, TierUse]
