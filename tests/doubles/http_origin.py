@@ -141,7 +141,11 @@ class _Handler(BaseHTTPRequestHandler):
         origin.log.add(record)
         length = int(self.headers.get("Content-Length", 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Request(self.command, self.path, headers, self.rfile.read(length))
+        body = self.rfile.read(length)
+        if len(body) < length:  # a killed client has nothing to hear
+            self.close_connection = True
+            return
+        request = Request(self.command, self.path, headers, body)
         fault = origin.script.take(self.command, self.path, origin.name)
         self._is_counted = True
         origin.count(+1)

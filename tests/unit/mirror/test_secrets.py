@@ -93,36 +93,34 @@ async def test_a_value_is_in_no_repr(table: SecretTable) -> None:
 
 OLD, NEW = new_key(), new_key()
 VALUE = "hf_séame"
+KEYRING = Keyring.parse(NEW)
 
 
 def test_what_was_sealed_opens_again_and_looks_different_every_time() -> None:
-    keyring = Keyring.parse(NEW)
-    assert NEW not in repr(keyring)
-    sealed = [keyring.seal("default", "name", VALUE) for _ in range(2)]
-    assert [keyring.open("default", "name", each) for each in sealed] == [VALUE, VALUE]
+    assert NEW not in repr(KEYRING)
+    sealed = [KEYRING.seal("default", "name", VALUE) for _ in range(2)]
+    assert [KEYRING.open("default", "name", each) for each in sealed] == [VALUE, VALUE]
     assert sealed[0] != sealed[1]
     assert VALUE.encode() not in sealed[0]
 
 
 def test_a_value_opens_under_its_own_name_and_organisation_alone() -> None:
-    keyring = Keyring.parse(NEW)
-    sealed = keyring.seal("default", "name", VALUE)
+    sealed = KEYRING.seal("default", "name", VALUE)
     for organisation, name in (("default", "other"), ("other", "name"), ('default", "name', ""), ("", "defaultname")):
         with pytest.raises(SecretMalformedError, match="made for another name or organisation"):
-            keyring.open(organisation, name, sealed)
+            KEYRING.open(organisation, name, sealed)
 
 
 def test_every_changed_byte_is_noticed() -> None:
-    keyring = Keyring.parse(NEW)
-    sealed = keyring.seal("default", "name", VALUE)
+    sealed = KEYRING.seal("default", "name", VALUE)
     for position in range(len(sealed)):
         changed = bytearray(sealed)
         changed[position] ^= 1
         with pytest.raises(SecretMalformedError):
-            keyring.open("default", "name", bytes(changed))
+            KEYRING.open("default", "name", bytes(changed))
     for length in (0, 5, 9, 20, 21, len(sealed) - 1):
         with pytest.raises(SecretMalformedError):
-            keyring.open("default", "name", sealed[:length])
+            KEYRING.open("default", "name", sealed[:length])
 
 
 def test_all_keys_open_and_the_first_one_seals() -> None:
@@ -131,8 +129,8 @@ def test_all_keys_open_and_the_first_one_seals() -> None:
     assert both.open("default", "name", sealed) == VALUE
     assert both.sealed_with(sealed) == "older key"
     assert both.sealed_with(both.seal("default", "name", VALUE)) == "first key"
-    assert Keyring.parse(NEW).open("default", "name", both.seal("default", "name", VALUE)) == VALUE
-    assert Keyring.parse(NEW).sealed_with(sealed) == Keyring().sealed_with(sealed) == "unknown key"
+    assert KEYRING.open("default", "name", both.seal("default", "name", VALUE)) == VALUE
+    assert KEYRING.sealed_with(sealed) == Keyring().sealed_with(sealed) == "unknown key"
 
 
 def test_without_the_right_key_the_error_says_what_to_do() -> None:
@@ -140,7 +138,7 @@ def test_without_the_right_key_the_error_says_what_to_do() -> None:
     with pytest.raises(
         SecretMalformedError, match="not among those of the mirror's BDN_SECRETS_KEY; add that key to it, or"
     ):
-        Keyring.parse(NEW).open("default", "name", sealed)
+        KEYRING.open("default", "name", sealed)
     with pytest.raises(SecretMalformedError, match="would have to be in the mirror's BDN_SECRETS_KEY") as raised:
         Keyring.parse(None).open("default", "name", sealed)
     assert "bdn-admin secrets set name" in str(raised.value)

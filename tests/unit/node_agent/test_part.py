@@ -37,11 +37,6 @@ def opened(places: Places, content: bytes = CONTENT) -> PartialFile:
     return part
 
 
-def committed(part: PartialFile) -> None:
-    part.commit()
-    part.close()
-
-
 def left_with(places: Places, *indices: int) -> FileLayout:
     """An earlier fill wrote these chunks, and broke off."""
     part = opened(places)
@@ -124,7 +119,8 @@ def test_a_file_system_that_cannot_allocate_is_asked_for_a_length(
     monkeypatch.setattr(module, "allocate", failing(errno.EOPNOTSUPP))
     part = opened(places)
     write(part, CONTENT, 0, 1, 2)
-    committed(part)
+    part.commit()
+    part.close()
     assert places.file(part.layout.digest).read_bytes() == CONTENT
 
 
