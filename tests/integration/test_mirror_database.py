@@ -13,7 +13,7 @@ from alembic.config import Config
 from alembic.config import main as alembic
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.engine import Connection
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, digest_of
@@ -82,6 +82,27 @@ async def test_alembic_s_own_command_migrates(url: str, database: Database, monk
     await asyncio.to_thread(alembic, [*project, "upgrade", "head"])
     assert await database.version() == HEAD
     assert await differences(database) == []
+
+
+async def test_a_write_that_is_canceled_at_its_end_gives_its_connection_back_in_silence(
+    migrated: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def write() -> None:
+        async with migrated.write() as session:
+            await session.execute(text("CREATE TABLE written (something TEXT)"))
+
+    writing = asyncio.create_task(write())
+    loop = asyncio.get_running_loop()
+
+    @event.listens_for(migrated._engine.sync_engine, "reset")
+    def cancel(*_: object) -> None:
+        loop.call_soon(writing.cancel)
+
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert caplog.messages == []
+    async with migrated.read() as session:
+        assert (await session.execute(text("SELECT * FROM written"))).all() == []
 
 
 @pytest.mark.promise("upgrades")

@@ -12,7 +12,7 @@ from typing import Any, Final, NewType, TypeVar, TypeVarTuple, cast
 from sqlalchemy import CursorResult, Executable, Row, Select, Table, and_, delete, event, inspect, or_, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import InstrumentedAttribute
 
 from bdn.core.errors import StoreUnavailableError
@@ -67,8 +67,8 @@ class Database:
         with mapped_errors():
             async with (
                 self._sqlite_turn() if self._is_sqlite else nullcontext(),
-                AsyncSession(engine, expire_on_commit=False) as session,
-                session.begin(),
+                # Its exit is not canceled, unlike that of ``session.begin()``.
+                async_sessionmaker(engine, expire_on_commit=False).begin() as session,
             ):
                 if self._is_sqlite:
                     await self._take_sqlite_lock(session)
