@@ -192,7 +192,7 @@ async def open_agent(
             elapsed,
             on_ready=metrics.ready_seconds.observe,
         )
-        housekeeping = Housekeeping(registry, lifecycle, disk.is_rebooted)
+        housekeeping = Housekeeping(lifecycle, disk.is_rebooted)
 
         # Scrub: the disk is read again, and repaired.
         buffers, stop_scrub = BufferPool(_SCRUB_BUFFERS), threading.Event()

@@ -11,7 +11,7 @@ from bdn.cli.clients import agent_client, reachable_mirror
 from bdn.cli.output import DONE, FAILED, IN_USE, Output, check_usage, command_line, parsed, progress_bar, waiting_for
 from bdn.core.store import Kind
 from bdn.core.units import format_size, parse_duration, parse_size
-from bdn.net.client import LONGEST_WAIT_SECONDS
+from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
 from bdn.wire.operation_schema import (
     Collection,
     CollectionRequest,

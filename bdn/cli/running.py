@@ -38,7 +38,7 @@ def spare_collector() -> None:
 
 @contextmanager
 def in_the_foreground() -> Iterator[asyncio.Event]:
-    """For a service: logs go to standard error. Set by the first SIGTERM or SIGINT; a second SIGINT interrupts as usual."""
+    """Prepares the process of a service: logs and collector. The event is set by the first SIGTERM or SIGINT; a second SIGINT interrupts."""
     log_to_stderr()
     spare_collector()
     stop = asyncio.Event()

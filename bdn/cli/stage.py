@@ -8,7 +8,7 @@ from bdn.cli.clients import agent_client, mirror_client
 from bdn.cli.output import DONE, FAILED, Output, command_line, last_mirror, last_stage, waiting_for
 from bdn.core.errors import CanceledError, InvalidRequestError
 from bdn.core.units import format_size
-from bdn.net.client import LONGEST_WAIT_SECONDS
+from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import StageDocument, StageRequest

@@ -52,7 +52,7 @@ def kept_key(path: Path, new: Callable[[], bytes]) -> bytes:
             pass
         finally:
             partial.unlink()
-        sync_folder(path.parent)  # grants that were given out stay good, whatever becomes of the power
+        sync_folder(path.parent)  # what was signed stays good, whatever becomes of the power
     return path.read_bytes()
 
 

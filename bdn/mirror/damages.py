@@ -38,8 +38,8 @@ class ChunkDamagedError(StoreUnavailableError):
 class Damages:
     """Finds damage, registers it, and takes it back.
 
-    ``on_repaired`` counts. ``records`` are those that this process found wrong, with what is wrong: nothing registers them,
-    because whoever reads one anew finds that again.
+    ``on_repaired`` counts. ``records`` are the records of the database that this process found wrong, and why. No table lists
+    them, because whoever reads such a record finds it wrong again.
     """
 
     database: Database

@@ -73,7 +73,7 @@ class Metrics:
         self._agents.set(sum(agents.is_alive(row, time.time()) for row in rows))
         return generate_latest(self.registry)
 
-    async def check(self) -> None:
+    async def check_ready(self) -> None:
         """Raise ``StoreUnavailableError``, which says which, when the database or the store does not answer in time."""
         async with _in_time("the database"):
             await self._database.check_version()

@@ -30,6 +30,7 @@ from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import Fact, NotFoundError
+from bdn.core.events import Event
 from bdn.core.store import EVIDENCE_SECONDS, KINDS, CollectableStore, Kind, SlabNeeds, StoredChunk, collectable_before
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import agents, contents, damaged, events, mirrors, operations, removal
@@ -151,7 +152,7 @@ class Collector:
                     return collected
                 taken = await removal.take_manifest(session, manifest, now)
                 collected.add_rows("manifests", taken)
-                await events.record(session, now, "collected", {"bytes": taken.bytes}, manifest)
+                await events.record(session, now, [events.event_of("collected", {"bytes": taken.bytes}, manifest)])
 
     @staticmethod
     async def _take_old(transactions: _Transactions, collected: Collected, now: float, grace_seconds: float) -> None:
@@ -215,9 +216,7 @@ class StoreEviction:
                 victims = [item.manifest.removeprefix("b3:") for item in items if not item.refused]
                 if not command.dry_run:
                     await mirrors.give_up(session, organisation, victims, command.id, now)
-                    for item in items:
-                        name = item.manifest.removeprefix("b3:")
-                        await events.record(session, now, *_fate(item, command), name, organisation=organisation)
+                    await events.record(session, now, (_fate(item, command, organisation) for item in items))
             if not command.dry_run and victims and not self.tombstone_seconds:
                 await self.collector.collect(grace_seconds=None)
 
@@ -235,8 +234,8 @@ class StoreEviction:
             named = await mirrors.named_manifests(session, organisation, request.manifest, request.source)
             restored = sorted(await mirrors.restore(session, organisation, named))
             await contents.touch(session, restored, self.clock())
-            for digest in restored:
-                await events.record(session, self.clock(), "restored", {}, digest, organisation=organisation)
+            told = (events.event_of("restored", {}, digest, organisation=organisation) for digest in restored)
+            await events.record(session, self.clock(), told)
             sources = await mirrors.sources_by_manifest(session, organisation, restored)
         if not restored:
             raise NotFoundError(f"{request.manifest or request.source} among what was evicted and is not collected yet")
@@ -291,12 +290,14 @@ class StoreEviction:
         return [digest for digest in own if digest in named]
 
 
-def _fate(item: EvictedItem, command: EvictCommand) -> tuple[str, dict[str, Fact]]:
+def _fate(item: EvictedItem, command: EvictCommand, organisation: str) -> Event:
+    kind, facts = "tombstoned", dict[str, Fact](eviction=command.id)
     if item.refused:
-        request = {"tier": "mirror", "eviction": command.id, "asked_by": command.asked_by}
-        return "eviction_refused", {**request, "holders": item.holders}
-    until = item.restorable_until.timestamp() if item.restorable_until else None
-    return "tombstoned", {"eviction": command.id, "restorable_until": until}
+        kind = "eviction_refused"
+        facts |= {"tier": "mirror", "asked_by": command.asked_by, "holders": item.holders}
+    else:
+        facts["restorable_until"] = item.restorable_until.timestamp() if item.restorable_until else None
+    return events.event_of(kind, facts, item.manifest.removeprefix("b3:"), organisation=organisation)
 
 
 async def _holders(session: ReadSession) -> dict[str, list[str]]:

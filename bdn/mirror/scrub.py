@@ -238,8 +238,11 @@ class Repair:
         if restoring.missing:
             said = {"chunk": str(digest), "reason": restoring.reason()}
             logger.warning("a damaged chunk cannot be repaired", extra=said)
-            async with self.database.write() as session:
-                await damaged.give_up(session, digest.hex, self.clock())
+            async with self.database.read() as session:
+                is_told = await damaged.is_given_up(session, digest.hex)
+            if not is_told:
+                async with self.database.write() as session:
+                    await damaged.give_up(session, digest.hex, self.clock())
             return restoring.reason(asking)
         try:
             if digest_of(restoring.buffer) == digest:

@@ -40,6 +40,7 @@ from bdn.core.errors import (
     NotFoundError,
     single_error,
 )
+from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
 from bdn.wire.shapes import ErrorDocument, document_of, status_of
 
 _LIMITED: Final = "bytes of the request"
@@ -48,7 +49,9 @@ _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\x00")
 _Kind = TypeVar("_Kind")
 _bearer = HTTPBearer(auto_error=False)
 _IN_PART: Final = (h11.IDLE, h11.SEND_BODY)
-WaitSeconds = Annotated[float, Query(ge=0, le=60, description="Answer early on a terminal state, at the latest then")]
+WaitSeconds = Annotated[
+    float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Answer early on a terminal state, at the latest then")
+]
 _GRACE_SECONDS = 5  # for answers that are under way when the service stops
 _AGAIN_SECONDS: Final = 60.0  # between two warnings of one shortage
 SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -15,11 +15,10 @@ from pydantic import BaseModel, ValidationError
 from bdn.core.chunk import Digest, MalformedDocumentError, Manifest, digest_of
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
 from bdn.core.pace.retry import RetryPolicy
-from bdn.wire.http_fields import ORGANISATION_HEADER
+from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, ORGANISATION_HEADER
 from bdn.wire.layout_form import Layout
 from bdn.wire.shapes import ServiceUnreachableError, WrongDocumentError, error_from
 
-LONGEST_WAIT_SECONDS: Final = 60.0  # of one request
 _CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all
 # h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
 _ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)

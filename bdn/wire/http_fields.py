@@ -18,6 +18,7 @@ _NAME: Final = r"b3(?::|%3[Aa])([0-9a-f]{64})"
 _CHUNK_PATH: Final = re.compile(f"/chunks/{_NAME}")
 _DOCUMENT_PATH: Final = re.compile(f"/manifests/{_NAME}(?:/(layout)?)?")
 
+LONGEST_WAIT_SECONDS: Final = 60.0  # that one request may ask to be held for
 LONGEST_SOURCE: Final = 4096  # characters of a source to look for: SQLite takes no pattern above 50,000 bytes
 MEDIA_CHUNK: Final = "application/octet-stream"
 MEDIA_JSON: Final = "application/json"

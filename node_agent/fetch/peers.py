@@ -301,12 +301,12 @@ class Peers:
             return self._standing.is_avoided(node, self.clock())
 
     def is_at_fault(self, node: str) -> bool:
-        """Whether a request to it that is under way had better end: one was left, and its time is not over."""
+        """Whether its last fault, the mirror's or a peer's, is so new that nobody should wait for it."""
         with self._lock:
             return self._standing.is_at_fault(node, self.clock())
 
     def claim(self, node: str) -> bool:
-        """Whether it may be asked now. The end is to be reported, by ``served`` or ``blame``."""
+        """Whether it may be asked now. The end is to be reported, by ``served``, ``failed`` or ``late``."""
         with self._lock:
             return self._standing.claim(node, self.clock())
 

@@ -10,7 +10,7 @@ from typing import Final
 from bdn.core.errors import BdnError, CanceledError
 from node_agent.background_tasks import in_thread
 from node_agent.stage.lifecycle import Lifecycle
-from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry
+from node_agent.stage.stage import NodeStage, StageRecord
 
 logger = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 10.0
@@ -22,7 +22,6 @@ KEPT: Final = 10_000  # each takes 1 KiB of memory and a file; a node of short j
 class Housekeeping:
     """Restart and reaping."""
 
-    registry: StageRegistry
     lifecycle: Lifecycle
     is_rebooted: bool
 
@@ -34,12 +33,12 @@ class Housekeeping:
         staged go on by themselves, except pulls: those belong to a command, which has ended.
         """
         for record in await in_thread(lambda: list(self.lifecycle.records.load_all())):
-            stage = self.registry.enter(NodeStage(record))
+            stage = self.lifecycle.registry.enter(NodeStage(record))
             if not stage.is_terminal or record.state == "READY":
                 self.lifecycle.live_on(stage)
                 self.lifecycle.lease_again(record)
         await self._tidy()
-        for stage in self.registry.all():
+        for stage in self.lifecycle.registry.all():
             await self._resume(stage)
         try:
             await self.reap()
@@ -50,7 +49,7 @@ class Housekeeping:
     async def _tidy(self) -> None:
         standing = frozenset(
             stage.record.id
-            for stage in self.registry.all()
+            for stage in self.lifecycle.registry.all()
             if stage.record.destination is None and stage.record.state in ("PENDING", "STAGING", "READY")
         )
         for path in await in_thread(self.lifecycle.views.drop_others, standing):
@@ -105,7 +104,7 @@ class Housekeeping:
 
         READY stages that could not be mended are tried again.
         """
-        expired = list(filter(self.lifecycle.is_over, self.registry.all()))
+        expired = list(filter(self.lifecycle.is_over, self.lifecycle.registry.all()))
         await self.lifecycle.release_all(expired, ending="expired", still=self.lifecycle.is_over)
         await self.lifecycle.release_abandoned()
         await self._prune()
@@ -113,7 +112,7 @@ class Housekeeping:
         await in_thread(cache.chunks.tier.drop, cache.chunks.has_whole)
         await cache.trim()
         await in_thread(cache.chunks.tier.trim)
-        for stage in filter(self.lifecycle.is_to_mend, self.registry.all()):
+        for stage in filter(self.lifecycle.is_to_mend, self.lifecycle.registry.all()):
             self.lifecycle.mend(stage)
 
     async def run(self) -> None:
@@ -128,14 +127,14 @@ class Housekeeping:
                 logger.exception("housekeeping failed")  # a bug, and no reason to end stages that stand
 
     async def _prune(self) -> None:
-        stages = {stage.record.id: stage for stage in self.registry.all() if stage.is_terminal}
+        stages = {stage.record.id: stage for stage in self.lifecycle.registry.all() if stage.is_terminal}
         ended_at = {key: stage.record.ended_at for key, stage in stages.items() if stage.record.ended_at is not None}
         for stage_id in to_forget(ended_at, self.lifecycle.clock()):
             stage = stages[stage_id]
             async with stage.lock:  # its job may be asking for it again
                 if stage.is_terminal and stage.record.ended_at == ended_at[stage_id]:
                     await in_thread(self.lifecycle.records.forget, stage_id)
-                    self.registry.strike(stage)
+                    self.lifecycle.registry.strike(stage)
 
 
 def to_forget(ended_at: Mapping[str, float], now: float) -> list[str]:

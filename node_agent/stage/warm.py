@@ -83,7 +83,7 @@ class StagesFirst:
         self._bucket = TokenBucket(rate, STEP, clock())
 
     async def __call__(self, size: int) -> None:
-        """Return when ``size`` bytes may be read, or when those have had their time that were read last."""
+        """Wait as long as ``size`` bytes take at this rate, and then until no stage brings files. Before they are read, or after."""
         if size:
             await self._sleep(self._bucket.reserve(size, self._clock()))
         await self._registry.until_idle()

@@ -86,7 +86,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a dry run deletes", "remove: Remove = (lambda _: True) if dry_run else self.store.collect",
          "remove: Remove = self.store.collect", "test_what_is_planned_in_a_dry_run_is_of_every_kind"),
         ("what was collected is not written down",
-         'await events.record(session, now, "collected", {"bytes": taken.bytes}, manifest)', "pass",
+         'await events.record(session, now, [events.event_of("collected", {"bytes": taken.bytes}, manifest)])', "pass",
          "test_what_was_collected_says_so_to_all"),
         ("that a chunk was damaged is forgotten beside a mirror that counts on it",
          "0, await mirrors.oldest_at_work(session, now)", "0, None",

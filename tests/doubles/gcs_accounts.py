@@ -92,10 +92,6 @@ class TokenEndpoint:
         self._tokens[token] = (account.email, self._clock() + self.token_seconds)
         return token
 
-    def withdraw_all(self) -> None:
-        """No token that was given out is good any more."""
-        self._tokens.clear()
-
     def respond(self, request: Request) -> Answer:
         if (request.method, request.url.path) != ("POST", "/token"):
             return Answer(404)

@@ -382,6 +382,14 @@ async def test_a_failure_of_a_token_service_is_told_by_its_code(
         assert "eyJ" not in repr(error)
 
 
+async def test_a_failure_of_google_that_passes_is_survived(clouds: Clouds, mirror: MirrorUnderTest) -> None:
+    clouds.gcs.bucket("weights").put({"w/a.bin": b"weights"})
+    for issued, path in enumerate(("/v1/token", "generateAccessToken")):
+        clouds.google.script.add(answer(503), path, times=2)
+        await mirror.ready(gcp_oidc("gs://weights/w", clouds.gcs.account.email))
+        assert len(clouds.google.issued) == issued + 1
+
+
 async def test_token_services_do_not_multiply_attempts(clouds: Clouds, uri: str, mirror: MirrorUnderTest) -> None:
     clouds.gcs.bucket("weights")
     clouds.sts.script.add(answer(503), times=None)

@@ -34,12 +34,12 @@ def staying(node: Node) -> dict[Path, list[str]]:
     return {node.view(job): list(trees()[JOBS[job]]) for job in ("job-a", "job-c")}
 
 
-async def survive(root: Path, step: int, tally: Tally) -> None:
-    """An agent that is killed that many steps after its start."""
+async def survive(root: Path, step: int, tally: Tally) -> int:
+    """An agent that is killed that many steps after its start. Returns how many views of those that stay were seen."""
     fuse, case = Fuse.at(root / "fuse"), f"step {step}"
     with AgentMirror(is_packed=True).running() as mirror:
         node = Node(mirror, root, root / "logs", command=fuse.command("node_agent.__main__"))
-        async with reading([node.cache / "mounts"], trees().values(), staying(node)) as seen:
+        async with reading([node.cache / "mounts"], 2, trees().values(), staying(node)) as seen:
             async with node.program.daemon() as daemon:
                 fuse.light(step, after=step % 2 == 0)
                 is_done = await node.until_killed(daemon)
@@ -50,18 +50,21 @@ async def survive(root: Path, step: int, tally: Tally) -> None:
         assert not seen.wrong, f"{case}: {seen.wrong[:5]}"
         assert seen.files, case
     tally.add(scenarios=1, kills=not is_done)
+    return seen.views
 
 
 @pytest.mark.promise("whole-files", "commit-order")
 async def test_an_agent_killed_at_any_step_shows_whole_files(tmp_path: Path, tally: Tally) -> None:
     steps = even_sample(AGENT_STEPS, at_scale(3, 60))
+    stood: list[int] = []
 
     async def one(number: int) -> None:
         (tmp_path / str(number)).mkdir()
-        await survive(tmp_path / str(number), steps[number], tally)
+        stood.append(await survive(tmp_path / str(number), steps[number], tally))
 
     await two_at_a_time(one, len(steps))
     assert tally.counts["kills"] > len(steps) // 2
+    assert any(stood)
 
 
 @pytest.mark.promise("commit-order")
@@ -131,7 +134,7 @@ async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_end
     kills = Kills(at_scale(4, 60))
     cluster = Cluster(tmp_path, hub, Random(seed), kills)
     roots = [tmp_path / node / "cache/mounts" for node in NODES]
-    async with reading(roots, repositories().values()) as seen:
+    async with reading(roots, 3, repositories().values()) as seen:
         async with asyncio.TaskGroup() as group:
             group.create_task(cluster.lives_of_mirror())
             for node in NODES:

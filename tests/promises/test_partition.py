@@ -104,63 +104,66 @@ def check_away(error: Any) -> None:
 async def test_a_copy_that_the_disk_refuses_is_typed_and_goes_on_when_it_does_not(
     disk: ForgetfulDisk, mirror: MirrorUnderTest, kind: str, path: str, number: int, tally: Tally
 ) -> None:
-    disk.refuse(kind, path, number=number)
-    error = await mirror.failed(MODEL)
-    met = disk.faults_met
-    disk.mend()
-    found = await mirror.tree(await mirror.manifest(MODEL))
+    async with asyncio.timeout(LONGEST_SECONDS):
+        disk.refuse(kind, path, number=number)
+        error = await mirror.failed(MODEL)
+        met = disk.faults_met
+        disk.mend()
+        found = await mirror.tree(await mirror.manifest(MODEL))
 
-    tally.add(scenarios=1, faults=met, refused=1, wrong=found != STORED)
-    check_away(error)
-    assert os.strerror(number) in error["message"]
+        tally.add(scenarios=1, faults=met, refused=1, wrong=found != STORED)
+        check_away(error)
+        assert os.strerror(number) in error["message"]
 
 
 @needs_forgetful_disks
 async def test_a_store_that_is_away_is_named_to_everybody(
     disk: ForgetfulDisk, mirror: MirrorUnderTest, tally: Tally
 ) -> None:
-    manifest, victim = await mirror.manifest(MODEL), await mirror.manifest(OTHER)
-    layout = await mirror.get(f"/manifests/{manifest}/layout")
-    before = len(files(disk))
-    switch_off(disk)
-    answers = [
-        await mirror.http.get("/readyz"),
-        await mirror.http.get(f"/chunks/{layout['files'][0]['chunks'][0]}"),
-        await mirror.http.post("/evictions", json={"manifest": victim, "tier": "mirror"}),
-    ]
-    asked = await mirror.http.post("/collections", params={"wait": 20}, json={"grace_seconds": 0})
-    disk.lose_power("kept")
-    is_ready = (await mirror.http.get("/readyz")).is_success
-    found = await mirror.tree(manifest)
-    collected = await mirror.collect()
-    back = await mirror.tree(await mirror.manifest(OTHER))
+    async with asyncio.timeout(LONGEST_SECONDS):
+        manifest, victim = await mirror.manifest(MODEL), await mirror.manifest(OTHER)
+        layout = await mirror.get(f"/manifests/{manifest}/layout")
+        before = len(files(disk))
+        switch_off(disk)
+        answers = [
+            await mirror.http.get("/readyz"),
+            await mirror.http.get(f"/chunks/{layout['files'][0]['chunks'][0]}"),
+            await mirror.http.post("/evictions", json={"manifest": victim, "tier": "mirror"}),
+        ]
+        asked = await mirror.http.post("/collections", params={"wait": 20}, json={"grace_seconds": 0})
+        disk.lose_power("kept")
+        is_ready = (await mirror.http.get("/readyz")).is_success
+        found = await mirror.tree(manifest)
+        collected = await mirror.collect()
+        back = await mirror.tree(await mirror.manifest(OTHER))
 
-    tally.add(scenarios=5, faults=1, refused=4, wrong=(found != STORED) + (back != OTHERS), lost=not is_ready)
-    for answer in answers:
-        assert answer.status_code == 503
-        check_away(answer.json()["error"])
-    assert asked.json()["status"] == "FAILED"
-    check_away(asked.json()["error"])
-    assert collected["bytes_freed"] == len(OTHERS["o.bin"]), "it was evicted while the store was away"
-    assert len(files(disk)) == before
+        tally.add(scenarios=5, faults=1, refused=4, wrong=(found != STORED) + (back != OTHERS), lost=not is_ready)
+        for answer in answers:
+            assert answer.status_code == 503
+            check_away(answer.json()["error"])
+        assert asked.json()["status"] == "FAILED"
+        check_away(asked.json()["error"])
+        assert collected["bytes_freed"] == len(OTHERS["o.bin"]), "it was evicted while the store was away"
+        assert len(files(disk)) == before
 
 
 @needs_forgetful_disks
 async def test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_goes_on_when_it_is_back(
     disk: ForgetfulDisk, mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
-    monkeypatch.setattr(scrub, "_AWAY_SECONDS", 0.01)
-    manifest = await mirror.manifest(MODEL)
-    switch_off(disk)
-    begun = (await mirror.http.post("/verifications", params={"wait": 1}, json={"all": True})).json()
-    damaged = mirror.count("damaged_chunks")
-    disk.lose_power("kept")
-    ended = await mirror.http.get(f"/verifications/{begun['id']}", params={"wait": LONGEST_SECONDS})
-    found = await mirror.tree(manifest)
+    async with asyncio.timeout(LONGEST_SECONDS):
+        monkeypatch.setattr(scrub, "_AWAY_SECONDS", 0.01)
+        manifest = await mirror.manifest(MODEL)
+        switch_off(disk)
+        begun = (await mirror.http.post("/verifications", params={"wait": 1}, json={"all": True})).json()
+        damaged = mirror.count("damaged_chunks")
+        disk.lose_power("kept")
+        ended = await mirror.http.get(f"/verifications/{begun['id']}", params={"wait": LONGEST_SECONDS})
+        found = await mirror.tree(manifest)
 
-    tally.add(scenarios=1, faults=1, refused=1, wrong=found != STORED, lost=damaged)
-    assert begun["status"] == "RUNNING"
-    assert (ended.json()["status"], ended.json()["items"]) == ("DONE", [])
+        tally.add(scenarios=1, faults=1, refused=1, wrong=found != STORED, lost=damaged)
+        assert begun["status"] == "RUNNING"
+        assert (ended.json()["status"], ended.json()["items"]) == ("DONE", [])
 
 
 @needs_forgetful_disks
@@ -168,15 +171,16 @@ async def test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_
 async def test_an_eviction_that_the_disk_refuses_is_made_up_for_by_the_next_collection(
     disk: ForgetfulDisk, mirror: MirrorUnderTest, kind: str, path: str, number: int, tally: Tally
 ) -> None:
-    manifest = await mirror.manifest(OTHER)
-    disk.refuse(kind, path, number=number)
-    refused = await mirror.http.post("/evictions", json={"manifest": manifest, "tier": "mirror"})
-    met = disk.faults_met
-    disk.mend()
-    gone = await mirror.http.get(f"/manifests/{manifest}")
-    await mirror.collect(grace_seconds=0)
+    async with asyncio.timeout(LONGEST_SECONDS):
+        manifest = await mirror.manifest(OTHER)
+        disk.refuse(kind, path, number=number)
+        refused = await mirror.http.post("/evictions", json={"manifest": manifest, "tier": "mirror"})
+        met = disk.faults_met
+        disk.mend()
+        gone = await mirror.http.get(f"/manifests/{manifest}")
+        await mirror.collect(grace_seconds=0)
 
-    tally.add(scenarios=1, faults=met, refused=1, lost=len(files(disk)))
-    assert met
-    check_away(refused.json()["error"])
-    assert gone.status_code == 404
+        tally.add(scenarios=1, faults=met, refused=1, lost=len(files(disk)))
+        assert met
+        check_away(refused.json()["error"])
+        assert gone.status_code == 404

@@ -1,4 +1,4 @@
-"""How peers do: which are avoided for a while, when a chunk is late, and how much may be asked for twice because of it."""
+"""How peers do: which are avoided for a while, and when a chunk is late."""
 
 from collections import deque
 from collections.abc import Collection

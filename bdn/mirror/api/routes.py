@@ -546,7 +546,7 @@ async def healthz() -> dict[str, str]:
 
 @probes_router.get("/readyz", summary="Database and store are reachable")
 async def readyz(metrics: _Metrics) -> dict[str, str]:
-    await metrics.check()
+    await metrics.check_ready()
     return {"status": "ok"}
 
 

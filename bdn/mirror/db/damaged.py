@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import ColumnElement, delete, exists, func, literal, select
 
@@ -83,11 +83,15 @@ async def forgive(session: WriteSession, digest: Digest, now: float) -> bool:
     return (await session.execute(gone)).scalar() is not None
 
 
-async def give_up(session: WriteSession, digest: str, now: float) -> None:
-    """Nobody has it now. Written down once for each damage, however often somebody is asked again."""
+async def is_given_up(session: ReadSession, digest: str) -> bool:
+    """Whether it is on record that nobody has it, or nothing is registered: once for each damage, however often one asks again."""
     row = await get(session, digest)
-    if row is not None and not await events.is_recorded(session, "lost", digest, row.found_at):
-        await _tell(session, "lost", digest, now)
+    return row is None or await events.is_recorded(session, "lost", digest, row.found_at)
+
+
+async def give_up(session: WriteSession, digest: str, now: float) -> None:
+    """Nobody has it now."""
+    await _tell(session, "lost", digest, now)
 
 
 async def forget_unneeded(session: WriteSession, before: float) -> None:
@@ -146,8 +150,11 @@ async def _tell(session: WriteSession, kind: str, digest: str, now: float) -> No
     row = await get(session, digest)
     if row is not None:
         facts = {"tier": "mirror", "reason": row.reason}
-        for manifest, owner in await _concerned(session, digest):
-            await events.record(session, now, kind, facts, manifest, digest=digest, organisation=owner)
+        told = [
+            events.event_of(kind, facts, manifest, digest=digest, organisation=owner)
+            for manifest, owner in await _concerned(session, digest)
+        ]
+        await events.record(session, now, told)
 
 
 async def _concerned(session: ReadSession, digest: str) -> list[tuple[str, str | None]]:
@@ -172,10 +179,32 @@ async def _concerned(session: ReadSession, digest: str) -> list[tuple[str, str |
     return found
 
 
-async def keep_wrong_file(session: WriteSession, chunks: Iterable[Digest], **values: Any) -> str:  # noqa: ANN401
+async def keep_wrong_file(
+    session: WriteSession,
+    chunks: Iterable[Digest],
+    *,
+    mirror_id: str,
+    source: str,
+    path: str,
+    size: int,
+    expected: str,
+    actual: str,
+) -> str:
     """Remember what came in place of a file, and name it. So long as it is kept, its chunks are not collected."""
     name, raw = f"qua_{secrets.token_hex(12)}", b"".join(chunk.to_bytes() for chunk in chunks)
-    session.add(QuarantinedFileRow(id=name, created_at=time.time(), chunks=raw, **values))
+    session.add(
+        QuarantinedFileRow(
+            id=name,
+            created_at=time.time(),
+            mirror_id=mirror_id,
+            source=source,
+            path=path,
+            size=size,
+            expected=expected,
+            actual=actual,
+            chunks=raw,
+        )
+    )
     await session.flush()
     return name
 

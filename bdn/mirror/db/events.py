@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,20 +22,23 @@ _AHEAD_SECONDS: Final = 86400.0  # that an agent's clock may be ahead of ours, a
 _DELETED: Final = 5000  # rows that one transaction deletes, so that others may write in between
 
 
-async def record(
-    session: WriteSession,
-    now: float,
+def event_of(
     kind: str,
     facts: Mapping[str, Fact],
     manifest: str,
     *,
     digest: str | None = None,
     organisation: str | None = None,
-) -> None:
-    """Write down what this service decides, in the transaction that carries it out: both are there, or neither."""
+) -> Event:
+    """An event of this service. Digests are those of the database, without ``b3:``."""
     named = digest and f"b3:{digest}"
-    event = Event.of(kind, facts, manifest=f"b3:{manifest}", digest=named, organisation=organisation)
-    await insert_new(session, EventRow, [_row(event) | {"id": f"evt_{secrets.token_hex(12)}", "at": now}])
+    return Event.of(kind, facts, manifest=f"b3:{manifest}", digest=named, organisation=organisation)
+
+
+async def record(session: WriteSession, now: float, decided: Iterable[Event]) -> None:
+    """Write down what this service decides, in the transaction that carries it out: both are there, or neither."""
+    rows = [_row(event) | {"id": f"evt_{secrets.token_hex(12)}", "at": now} for event in decided]
+    await insert_new(session, EventRow, rows)
 
 
 async def is_recorded(session: ReadSession, kind: str, digest: str, since: float) -> bool:

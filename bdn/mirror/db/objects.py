@@ -108,8 +108,8 @@ async def tell_damaged(session: WriteSession, record: Record, fault: str, now: f
         query = select(ManifestContentRow.manifest).where(ManifestContentRow.content == record.digest.hex)
         manifests = list((await session.execute(query.order_by(ManifestContentRow.manifest).limit(_TOLD))).scalars())
     facts = {"tier": "mirror", "reason": fault}
-    for manifest in manifests:
-        await events.record(session, now, "damaged", facts, manifest, digest=record.digest.hex)
+    told = (events.event_of("damaged", facts, manifest, digest=record.digest.hex) for manifest in manifests)
+    await events.record(session, now, told)
 
 
 async def after(session: ReadSession, cursor: str, reach: Reach | None, wanted: int) -> list[StoredObject]:

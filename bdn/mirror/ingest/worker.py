@@ -87,7 +87,7 @@ class Worker:
         try:
             yield
         except BdnError as error:  # the database is away: the claim runs out, and the mirror goes on when it is back
-            logger.warning("worker cannot reach its database", extra={"error": str(error)})
+            logger.warning("worker cannot go on with a mirror now", extra={"error": str(error)})
         except Exception:
             logger.exception("worker failed; the mirror's claim will run out, and somebody goes on with it")
 
@@ -281,7 +281,8 @@ class Ingest:
                 warnings=found.warnings,
             )
             facts = {"mirror": row.mirror_id, "source": str(wanted.source), "revision": resolution.revision}
-            await events.record(session, time.time(), "reused", facts, found.manifest, organisation=organisation)
+            event = events.event_of("reused", facts, found.manifest, organisation=organisation)
+            await events.record(session, time.time(), [event])
         return True
 
     async def _announce(self, row: MirrorSourceRow, survey: Survey, progress: Progress) -> None:
@@ -324,8 +325,8 @@ class Ingest:
                 "transferred": counters.transferred,
                 "reused": counters.reused,
             }
-            name = manifest.digest.hex
-            await events.record(session, time.time(), "mirrored", facts, name, organisation=organisation)
+            event = events.event_of("mirrored", facts, manifest.digest.hex, organisation=organisation)
+            await events.record(session, time.time(), [event])
         logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(manifest.digest)})
         return True
 

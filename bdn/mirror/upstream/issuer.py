@@ -37,7 +37,7 @@ class TokenSubject:
     """An organisation and a job of it: the mirror's id, which we make and no caller can choose, or ``plan``."""
 
     organisation: str
-    job: str = DRY_RUN
+    job: str
 
     def __post_init__(self) -> None:
         if not _ORGANISATION.fullmatch(self.organisation) or not _JOB.fullmatch(self.job):

@@ -79,7 +79,7 @@ class SignIns:
     def check(self, auth: Auth | None, organisation: str) -> None:
         """Refuse what could never be resolved, when it is asked for and not when somebody works on it."""
         if auth is not None and auth.method is not AuthMethod.CUSTOM_SECRET:
-            self._cloud(auth, TokenSubject(organisation))
+            self._cloud(auth, TokenSubject(organisation, DRY_RUN))
 
     async def context_of(self, auth: Auth | None, organisation: str, job: str | None) -> SourceContext:
         """How to open a source now, for this job. Raises what ``resolve`` does."""

@@ -172,12 +172,15 @@ def _open_below(top: int, folder: str) -> int:
     return descriptor
 
 
-def appear(aside: Path, place: Path) -> None:
-    """Let what was built ``aside`` stand at ``place`` in one step. What stands there now is aside then, or gone."""
+def appear(aside: Path, place: Path, *, replaces: bool) -> None:
+    """Let what was built ``aside`` stand at ``place`` in one step. What stands there now is aside then, or gone.
+
+    Without ``replaces`` there may be nothing or an empty folder: ``OSError`` when somebody put a file there.
+    """
     try:
-        aside.rename(place)  # where nothing stands, or an empty folder
+        aside.rename(place)
     except OSError:
-        if not place.is_dir():
+        if not replaces or not place.is_dir():
             raise
     else:
         return

@@ -112,7 +112,7 @@ class Destination:
                 sync_folders(self.aside)
                 inode = self.aside.stat().st_ino
                 self.check(earlier, is_last=True)  # building took a while
-                appear(self.aside, self.path)
+                appear(self.aside, self.path, replaces=earlier is not None)
                 sync_folder(self.path.parent)
             finally:
                 self.clear()

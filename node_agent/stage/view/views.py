@@ -48,7 +48,7 @@ class Views:
                     target = aside / location.lstrip("/")
                     make_folder(target.parent, 0o755)
                     built[location] = build_view(manifest, target, self.places.files, stop)
-                appear(aside, root)
+                appear(aside, root, replaces=True)
             finally:
                 remove_tree(aside)
         return built

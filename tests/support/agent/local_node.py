@@ -173,7 +173,7 @@ async def local_node(
         records, on_ready = StageRecords(disk.places), metrics.ready_seconds.observe
         source = cast("Any", provision)
         lifecycle = Lifecycle(registry, background, source, warmer, views, records, wall, elapsed, on_ready)
-        housekeeping = Housekeeping(registry, lifecycle, disk.is_rebooted)
+        housekeeping = Housekeeping(lifecycle, disk.is_rebooted)
         stages = StageService(registry, lifecycle, _believed, is_node=True)
         evictions = EvictionCommands("c", "n", lifecycle, _no_prefetch)
         await housekeeping.resume()

@@ -23,10 +23,12 @@ _LONGEST_SECONDS = 240  # on a machine with a hundred other things to do
 class Watched:
     """A folder of views, which come and go, and what is in any of them: by digest, the paths of a file.
 
-    The views of ``staying``, once they were seen, have to hold these paths for ever.
+    Each is so many folders below it: its stage's, and those of its mount location. The views of ``staying``, once they were
+    seen, have to hold these paths for ever.
     """
 
     mounts: str
+    depth: int
     files: dict[str, list[str]]
     staying: dict[str, list[str]]
 
@@ -36,12 +38,16 @@ class Seen:
     """What the reader saw."""
 
     files: int = 0
+    views: int = 0  # of those that have to stay
     wrong: list[str] = field(default_factory=list)
 
 
 @asynccontextmanager
 async def reading(
-    mounts: Iterable[Path], trees: Iterable[Mapping[str, bytes]], staying: Mapping[Path, Iterable[str]] | None = None
+    mounts: Iterable[Path],
+    depth: int,
+    trees: Iterable[Mapping[str, bytes]],
+    staying: Mapping[Path, Iterable[str]] | None = None,
 ) -> AsyncIterator[Seen]:
     """A reader until the block ends; then it is known what it saw."""
     files: dict[str, list[str]] = {}
@@ -53,7 +59,9 @@ async def reading(
         sys.executable, "-m", "tests.support.crash.killing_reader", stdin=pipe, stdout=pipe
     )
     assert reader.stdin
-    reader.stdin.write(json.dumps([asdict(Watched(str(folder), files, stay)) for folder in mounts]).encode() + b"\n")
+    reader.stdin.write(
+        json.dumps([asdict(Watched(str(folder), depth, files, stay)) for folder in mounts]).encode() + b"\n"
+    )
     seen = Seen()
     try:
         yield seen
@@ -62,7 +70,7 @@ async def reading(
             reader.stdin.close()
             out, _ = await reader.communicate()
         found = json.loads(out)
-        seen.files, seen.wrong = found["files"], found["wrong"]
+        seen.files, seen.views, seen.wrong = found["files"], found["views"], found["wrong"]
 
 
 def look(watched: Watched, seen: Seen, stood: set[str]) -> None:
@@ -74,9 +82,11 @@ def look(watched: Watched, seen: Seen, stood: set[str]) -> None:
             except FileNotFoundError:
                 continue  # its stage is over, or it is missed below
             seen.files += 1
-            if not any(str(path).endswith(f"/{one}") for one in watched.files.get(blake3(content).hexdigest(), ())):
+            within = str(path.relative_to(watched.mounts)).split("/", watched.depth)[-1]
+            if within not in watched.files.get(blake3(content).hexdigest(), ()):
                 seen.wrong.append(f"{path} has {len(content)} bytes, or wrong ones")
     stood |= {view for view in watched.staying if Path(view).is_dir()}
+    seen.views = len(stood)
     for view in stood:
         seen.wrong += [f"{view}/{path} is missing" for path in watched.staying[view] if not Path(view, path).is_file()]
 

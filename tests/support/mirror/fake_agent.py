@@ -24,7 +24,7 @@ class FakeAgent:
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
-    async def carry_out(self, reply: Json, *items: Json, error: Json | None = None) -> Json:
+    async def carry_out(self, reply: Json, *items: Json) -> Json:
         (command,) = reply["pending"]
-        report = {"id": command["id"], "evict": {"items": list(items)}, "error": error}
+        report = {"id": command["id"], "evict": {"items": list(items)}}
         return await self.beat(reports=[report])

@@ -117,7 +117,6 @@ def test_a_disk_that_is_really_full_leaves_nothing_half_written_and_keeps_what_i
         store.put(named("small"), memoryview(b"there is room for this again"))
 
 
-@needs_mounts
 @pytest.mark.parametrize(
     "act",
     [
