@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from tests.support.services.commands import Shell, wait_until
 pytest_plugins = ("tests.support.mirror.fixtures",)
 MODEL = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 40_000}
 FREE_PORTS = {"BDN_PORT": "0", "BDN_DATA_PORT": "0", "BDN_AGENT_DATA_PORT": "0"}
+
+
+def given(shell: Shell, **environment: str) -> Shell:
+    """The same user with more settings."""
+    return replace(shell, extra={**shell.extra, **environment})
 
 
 def printed(log: Path) -> Any:
@@ -33,7 +39,7 @@ def printed(log: Path) -> Any:
 
 def test_up_is_a_mirror_and_an_agent_until_it_is_interrupted(shell: Shell, hub: Hub) -> None:
     hub.repo("org/model").commit(MODEL)
-    with shell.running("bdn", "up", "--json", **FREE_PORTS, BDN_AGENT_EXPOSURE="symlink") as process:
+    with given(shell, **FREE_PORTS, BDN_AGENT_EXPOSURE="symlink").running("bdn", "up", "--json") as process:
         up = printed(shell.root / "bdn-up.log")
         assert up.keys() == {"mirror", "data_port", "agent"}
 
@@ -55,16 +61,15 @@ async def test_a_worker_and_a_migration_are_programs_of_their_own_on_postgresql(
     shell: Shell, hub: Hub, upstreams: None, empty_postgres_url: str, tmp_path: Path
 ) -> None:
     hub.repo("org/model").commit(MODEL)
-    for database in ({}, {"BDN_DATABASE_URL": empty_postgres_url}):
-        refused = shell.run("bdn", "worker", **database)
-        assert (refused.code, "BDN_DATABASE_URL" in refused.err) == ((1, False) if database else (2, True)), refused.err
-    assert "run 'bdn migrate'" in refused.err  # and not a table is made before
+    embedded = shell.run("bdn", "worker")
+    assert (embedded.code, "set BDN_DATABASE_URL" in embedded.err) == (2, True), embedded.err
+    early = shell.run("bdn", "worker", BDN_DATABASE_URL=empty_postgres_url)
+    assert (early.code, "run 'bdn migrate'" in early.err) == (1, True), early.err
     for before in (None, HEAD):
         migrated = shell.run("bdn", "migrate", "--json", BDN_DATABASE_URL=empty_postgres_url)
         assert (migrated.code, migrated.document) == (0, {"before": before, "now": HEAD}), migrated.err
 
-    settings = {"database_url": empty_postgres_url, "work": False}
-    async with mirror_under_test(tmp_path / "data", **settings) as mirror:  # nobody else works on it
+    async with mirror_under_test(tmp_path / "data", database_url=empty_postgres_url, work=False) as mirror:
         begun = await mirror.begin(source("hf://org/model"))
         with shell.running("bdn", "worker", BDN_DATABASE_URL=empty_postgres_url) as process:
             done = await mirror.ended(begun["id"])
@@ -83,18 +88,18 @@ def test_a_migration_of_the_embedded_database_makes_what_the_mirror_opens(shell:
 
 def test_the_exit_code_of_a_mirror_is_1_when_it_failed(shell: Shell, hub: Hub) -> None:
     hub.repo("org/model").commit(MODEL)
-    with shell.running("bdn", "serve", **FREE_PORTS):
+    with given(shell, **FREE_PORTS).running("bdn", "serve"):
         log = shell.root / "bdn-serve.log"
         wait_until(lambda: "mirror at " in log.read_text(), seconds=120)
-        url = {"BDN_URL": log.read_text().partition("mirror at ")[2].split()[0]}
+        user = given(shell, BDN_URL=log.read_text().partition("mirror at ")[2].split()[0])
         good, bad = ("hf://org/model", "--mount", "/a"), ("hf://org/none", "--mount", "/b")
-        done = shell.run("bdn", "mirror", *good, "--wait", "--quiet", **url)
+        done = user.run("bdn", "mirror", *good, "--wait", "--quiet")
         assert (done.code, "READY" in done.out or done.out.startswith("mir_"), done.err) == (0, True, "")
         for sources in (bad, (*good, *bad)):
-            failed = shell.run("bdn", "mirror", *sources, "--wait", "--json", **url)
+            failed = user.run("bdn", "mirror", *sources, "--wait", "--json")
             assert (failed.code, failed.document["status"]) == (1, "FAILED"), failed.err
             assert failed.document["error"]["code"] in {"AUTH_REQUIRED", "SOURCE_NOT_FOUND"}
-        assert shell.run("bdn", "mirror", *bad, "--wait", "--quiet", **url).code == 1
+        assert user.run("bdn", "mirror", *bad, "--wait", "--quiet").code == 1
 
 
 def test_a_pull_waits_for_another_one_on_the_same_data(shell: Shell, hub: Hub) -> None:
