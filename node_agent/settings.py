@@ -9,10 +9,17 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.settings import FileSettings, Port, Rate, SettingsError, Size, default_data_dir
 
 Role = Literal["node", "cluster"]
-_SHARED: Final = {"data_dir": "BDN_DATA_DIR", "url": "BDN_URL", "token": "BDN_TOKEN", "auth": "BDN_AUTH"}
+_SHARED: Final = {
+    "data_dir": "BDN_DATA_DIR",
+    "url": "BDN_URL",
+    "token": "BDN_TOKEN",
+    "auth": "BDN_AUTH",
+    "outage_seconds": "BDN_OUTAGE_SECONDS",
+}
 
 
 def _roles(value: object) -> object:
@@ -36,6 +43,9 @@ class AgentSettings(FileSettings):
     url: str = Field(default="http://127.0.0.1:8460", validation_alias=_SHARED["url"])
     token: str | None = Field(default=None, repr=False, validation_alias=_SHARED["token"])
     auth: Literal["off", "token"] = Field(default="off", validation_alias=_SHARED["auth"])
+    outage_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=OUTAGE_SECONDS, validation_alias=_SHARED["outage_seconds"]
+    )
     cache_dir: Path | None = None  # None means below the data dir
     cache_bytes: Size | None = None  # None means 90 % of the disk
     headroom_bytes: Size | None = None  # None means 5 % of the disk
