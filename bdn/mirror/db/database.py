@@ -9,7 +9,21 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NewType, TypeVar, TypeVarTuple, cast
 
-from sqlalchemy import URL, CursorResult, Executable, Row, Select, Table, and_, delete, event, inspect, make_url, or_, text
+from sqlalchemy import (
+    URL,
+    CursorResult,
+    Executable,
+    Row,
+    Select,
+    Table,
+    and_,
+    delete,
+    event,
+    inspect,
+    make_url,
+    or_,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError
@@ -39,7 +53,9 @@ def database_url(address: str) -> URL:
 
     Raises ``InvalidRequestError``: it is none, or one of a database or a driver that we do not use.
     """
-    wanted = "write postgresql://USER:PASSWORD@HOST:PORT/NAME, with signs such as @ and / in the password percent-encoded"
+    wanted = (
+        "write postgresql://USER:PASSWORD@HOST:PORT/NAME, with signs such as @ and / in the password percent-encoded"
+    )
     try:
         url = make_url(address)
     except (ArgumentError, ValueError):  # neither is shown: it may hold the password
