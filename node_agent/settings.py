@@ -1,6 +1,5 @@
 """The agent's settings: environment variables, or the TOML file named by ``BDN_CONFIG`` (the agent's own in ``[agent]``)."""
 
-import ipaddress
 from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any, Final, Literal
@@ -9,10 +8,17 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from bdn.settings import FileSettings, Port, Rate, SettingsError, Size, default_data_dir
+from bdn.settings import FileSettings, LogForm, Port, Rate, SettingsError, Size, default_data_dir
+from bdn.wire.http_fields import is_loopback
 
 Role = Literal["node", "cluster"]
-_SHARED: Final = {"data_dir": "BDN_DATA_DIR", "url": "BDN_URL", "token": "BDN_TOKEN", "auth": "BDN_AUTH"}
+_SHARED: Final = {
+    "data_dir": "BDN_DATA_DIR",
+    "url": "BDN_URL",
+    "token": "BDN_TOKEN",
+    "auth": "BDN_AUTH",
+    "log": "BDN_LOG",
+}
 
 
 def _roles(value: object) -> object:
@@ -36,6 +42,7 @@ class AgentSettings(FileSettings):
     url: str = Field(default="http://127.0.0.1:8460", validation_alias=_SHARED["url"])
     token: str | None = Field(default=None, repr=False, validation_alias=_SHARED["token"])
     auth: Literal["off", "token"] = Field(default="off", validation_alias=_SHARED["auth"])
+    log: LogForm = Field(default="logfmt", validation_alias=_SHARED["log"])
     cache_dir: Path | None = None  # None means below the data dir
     cache_bytes: Size | None = None  # None means 90 % of the disk
     headroom_bytes: Size | None = None  # None means 5 % of the disk
@@ -98,6 +105,11 @@ class AgentSettings(FileSettings):
                 f"BDN_AGENT_HOST: {self.host} is not a loopback address, and without authentication the agent serves "
                 "nobody else; set BDN_AUTH=token"
             )
+        if self.auth == "off" and self.advertise and not is_loopback(urlsplit(self.advertise).hostname or ""):
+            raise SettingsError(
+                f"BDN_AGENT_ADVERTISE: {self.advertise} is not on this machine, and without authentication requests by "
+                "that name are refused; set BDN_AUTH=token"
+            )
 
 
 def load_settings(**given: Any) -> AgentSettings:  # noqa: ANN401 - values of any field
@@ -109,14 +121,6 @@ def load_settings(**given: Any) -> AgentSettings:  # noqa: ANN401 - values of an
         raise SettingsError("\n".join(dict.fromkeys(lines))) from None
     settings.check()
     return settings
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _variable(name: str) -> str:

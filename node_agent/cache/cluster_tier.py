@@ -357,7 +357,7 @@ class ClusterTier:
             raise
         finally:
             if count:
-                self.events.evicted(reason, count)
+                self.events.evicted(reason, victims[:count])
                 self.events.changed()
 
     def _count_again(self, victims: Iterable[Victim]) -> None:

@@ -235,7 +235,7 @@ class NodeCache:
         """They are gone: nobody is served from them any more."""
         await in_thread(self._remove_chunks, victims)
         if victims:
-            self.events.evicted(reason, len(victims))
+            await in_thread(self.events.evicted, reason, victims)
         self.events.changed()
 
     def _remove_chunks(self, victims: Sequence[Victim]) -> None:

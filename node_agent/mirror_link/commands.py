@@ -172,13 +172,8 @@ class EvictionCommands:
         begun = [
             Victim(manifest, (), 0, holders) for manifest, holders in broken.items() if holders and manifest not in seen
         ]
-
-        def tell() -> None:
-            for victim in done.victims:
-                logger.info("evicted manifest %s: %d bytes", victim.manifest, victim.size)
-            cache.events.decided([*account.spared(done.refused), *map(account, begun)])
-
-        await in_thread(tell)
+        also = [*account.spared(done.refused), *map(account, begun)]
+        await in_thread(cache.events.decided, also)
         return EvictionPlan((*victims, *begun), done.refused)
 
     async def _evict_cluster(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
@@ -187,14 +182,8 @@ class EvictionCommands:
         if command.dry_run:
             return await in_thread(tier.plan, lambda index: at_once(plan(index)))
         reason: EvictionReason = "forced" if command.force else "request"
-
-        def evict() -> EvictionPlan:
-            done = tier.evict(lambda index: at_once(plan(index)), reason, OnRequest(command, "cluster", {}))
-            for victim in done.victims:
-                logger.info("evicted the chunks of manifest %s: %d bytes", victim.manifest, victim.size)
-            return done
-
-        return await in_thread(evict)
+        account = OnRequest(command, "cluster", {})
+        return await in_thread(tier.evict, lambda index: at_once(plan(index)), reason, account)
 
     async def _break_leases(self, plan: EvictionPlan) -> None:
         for victim in plan.victims:

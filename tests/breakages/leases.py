@@ -71,7 +71,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "content = lines", "test_a_line_that_was_cut_takes_no_other_with_it"),
     ],
     "node_agent/mirror_link/commands.py": [
-        ("an eviction does not say whom it spared", "decided([*account.spared(done.refused), *", "decided([*",
+        ("an eviction does not say whom it spared", "also = [*account.spared(done.refused), *", "also = [*",
          "test_an_eviction_says_whom_it_spared_and_whom_it_broke"),
         ("a plan is carried out", "        if command.dry_run:\n            return await in_steps(plan(cache.index))\n", "",
          "test_an_eviction_killed_at_any_step_is_all_or_nothing_and_leases_hold"),
