@@ -3,10 +3,11 @@
 import click
 
 from bdn.cli.output import Output, command_line
-from bdn.cli.running import in_the_foreground, running_mirror, running_services
+from bdn.cli.running import in_the_foreground, running_mirror, running_services, told
 from bdn.core.errors import InvalidRequestError
+from bdn.disk.durable import disk_errors
 from bdn.mirror.app import open_mirror
-from bdn.mirror.db.database import HEAD, Database
+from bdn.mirror.db.database import HEAD, Database, database_url, place_of
 from bdn.mirror.settings import MirrorSettings
 
 
@@ -22,8 +23,9 @@ async def serve(output: Output, **options: object) -> None:
     Example: BDN_DATA_DIR=/var/lib/bdn bdn serve --port 8460
     """
     given = {name: value for name, value in options.items() if value is not None}
-    with in_the_foreground() as stop:
-        async with running_mirror(MirrorSettings(**given)) as mirror:  # type: ignore[arg-type] # checked by the settings
+    settings = MirrorSettings(**given)  # type: ignore[arg-type] # checked by the settings
+    with in_the_foreground(settings) as stop:
+        async with running_mirror(settings) as mirror:
             output.result(
                 {"url": mirror.url, "data_port": mirror.service.data_port},
                 [
@@ -39,17 +41,18 @@ async def worker(output: Output) -> None:
     """Run one more worker beside a mirror on PostgreSQL; it has no ports.
 
     \b
-    Example: BDN_DATABASE_URL=postgresql+asyncpg://bdn@db/bdn bdn worker
+    Example: BDN_DATABASE_URL=postgresql://bdn@db/bdn bdn worker
     """
     settings = MirrorSettings()
     if settings.is_embedded:
         raise InvalidRequestError(
             "the embedded database is one process's: 'bdn serve' works already; set BDN_DATABASE_URL"
         )
-    with in_the_foreground() as stop:
+    with in_the_foreground(settings) as stop:
         async with open_mirror(settings, serve=False):
             output.say("working")
-            await stop.wait()
+            with told(settings, "worker", {}):
+                await stop.wait()
 
 
 @click.command()
@@ -58,18 +61,21 @@ async def migrate(output: Output) -> None:
     """Bring the database to the schema of this version.
 
     \b
-    Example: BDN_DATABASE_URL=postgresql+asyncpg://bdn@db/bdn bdn migrate
+    Example: BDN_DATABASE_URL=postgresql://bdn@db/bdn bdn migrate
     """
     settings = MirrorSettings()
     if settings.is_embedded:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        with disk_errors(settings.data_dir):
+            settings.data_dir.mkdir(parents=True, exist_ok=True)
     database = Database(settings.effective_database_url)
+    place = place_of(database_url(settings.effective_database_url))
     try:
         before = await database.version()
         await database.migrate()
     finally:
         await database.close()
-    output.result({"before": before, "now": HEAD}, [f"database at migration {HEAD} (was {before or 'empty'})"])
+    document = {"database": place, "before": before, "now": HEAD}
+    output.result(document, [f"database {place} at migration {HEAD} (was {before or 'empty'})"])
 
 
 @click.command()
@@ -80,8 +86,9 @@ async def up(output: Output) -> None:
     \b
     Example: bdn up &
     """
-    with in_the_foreground() as stop:
-        async with running_services(MirrorSettings(), program="bdn up", serve=True) as (mirror, agent):
+    settings = MirrorSettings()
+    with in_the_foreground(settings) as stop:
+        async with running_services(settings, program="bdn up", serve=True) as (mirror, agent):
             output.result(
                 {"mirror": mirror.url, "data_port": mirror.service.data_port, "agent": agent.address},
                 [f"mirror at {mirror.url} (documentation at {mirror.url}/docs)", f"agent at {agent.address}"],

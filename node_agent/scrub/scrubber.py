@@ -121,7 +121,7 @@ class Scrubber:
         index, tier = self.cache.index, self.cache.chunks.tier
         held = {*index.manifests(), *await in_thread(tier.manifests)}
         for manifest in round_.manifests(held if only is None else held & only):
-            files = tuple(index.contents_of(manifest)) if manifest in index.manifests() else ()
+            files = tuple(index.contents_of(manifest)) if index.holds(manifest) else ()
             chunks = await in_thread(tier.chunks_of, manifest)
             for position in await in_thread(round_.positions, manifest, files, chunks):
                 place = (position.tier, position.content)
@@ -291,7 +291,10 @@ class Scrubber:
     async def _tell(self, target: ScrubTarget, wrong: Sequence[Damage], outcome: Outcome, findings: Findings) -> None:
         for one in wrong:
             item = await in_thread(self._item, target, one, outcome)
-            logger.warning("%s chunk %s of %s: %s (%s)", item.tier, item.chunk, item.path, outcome, one.reason)
+            facts = item.model_dump(
+                include={"tier", "manifest", "path", "chunk", "outcome", "reason"}, exclude_none=True
+            )
+            logger.warning("a chunk on this disk was wrong", extra=facts)
             findings.items.append(item)
             await in_thread(self.cache.events.decided, [event_about(item)])
             self.reader.metrics.damaged_chunks.labels(target.tier, outcome).inc()
