@@ -3,7 +3,7 @@
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -15,6 +15,7 @@ Size = Annotated[
 ]
 Rate = Annotated[Size, Field(gt=0)]  # bytes per second
 Port = Annotated[int, Field(ge=0, le=65535)]
+LogForm = Literal["logfmt", "json"]
 
 
 class SettingsError(ValueError):

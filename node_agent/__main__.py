@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import click
 
 from bdn import __version__
-from bdn.cli.output import DONE, INTERRUPTED, USAGE, exit_code_of, log_to_stderr
+from bdn.cli.logs import log_to_stderr
+from bdn.cli.output import DONE, INTERRUPTED, USAGE, exit_code_of
 from bdn.core.errors import BdnError
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError
@@ -72,7 +73,7 @@ def main(roles: str | None) -> None:
     except SettingsError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(USAGE)
-    log_to_stderr()
+    log_to_stderr(settings.log)
     try:
         sys.exit(run_program(serve(settings)))
     except BdnError as error:

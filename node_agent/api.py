@@ -1,5 +1,6 @@
 """The control API and its unix socket."""
 
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +12,7 @@ from fastapi import FastAPI, Query, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from bdn import __version__
 from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError
 from bdn.disk.durable import disk_errors
 from bdn.net.api_server import EVENTS, EventStream, WaitSeconds, bind_tcp, new_router, new_service, provided, serving
@@ -19,10 +21,12 @@ from bdn.wire.operation_schema import PathVerification, PathVerificationRequest
 from bdn.wire.shapes import Items
 from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageDocument, StageRequest
 from node_agent.app import Agent
+from node_agent.background_tasks import in_thread
 
 _TEXT: Final = r"^[^\x00]*$"
 _Agent = Annotated[Agent, provided(Agent)]
 
+logger = logging.getLogger(__name__)
 stages_router = new_router("stages")
 service_router = new_router("service")
 
@@ -160,7 +164,25 @@ async def serving_api(agent: Agent) -> AsyncIterator[None]:
         await stack.enter_async_context(serving(app, stack.enter_context(unix_socket(settings.effective_socket))))
         if settings.port is not None:
             await stack.enter_async_context(serving(app, bind_tcp("127.0.0.1", settings.port)))
-        yield
+        index, budgets = agent.cache.index.ledger, await in_thread(agent.cache.space.room)
+        started = {
+            "version": __version__,
+            "node": settings.node,
+            "cluster": settings.cluster,
+            "roles": ",".join(settings.roles),
+            "socket": str(settings.effective_socket),
+            "data": f"{settings.host}:{agent.data_port}",
+            "mirror": settings.url,
+            "cache": str(settings.effective_cache_dir),
+            "held_bytes": index.committed_bytes,
+            "budget_bytes": budgets.budgets.node,
+            "cluster_budget_bytes": budgets.budgets.cluster,
+        }
+        logger.info("agent started", extra=started | ({} if settings.port is None else {"port": settings.port}))
+        try:
+            yield
+        finally:
+            logger.info("agent stops", extra={"node": settings.node, "cluster": settings.cluster})
 
 
 _LONGEST_PATH: Final = 107  # bytes; unix(7)

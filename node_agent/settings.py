@@ -9,10 +9,16 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from bdn.settings import FileSettings, Port, Rate, SettingsError, Size, default_data_dir
+from bdn.settings import FileSettings, LogForm, Port, Rate, SettingsError, Size, default_data_dir
 
 Role = Literal["node", "cluster"]
-_SHARED: Final = {"data_dir": "BDN_DATA_DIR", "url": "BDN_URL", "token": "BDN_TOKEN", "auth": "BDN_AUTH"}
+_SHARED: Final = {
+    "data_dir": "BDN_DATA_DIR",
+    "url": "BDN_URL",
+    "token": "BDN_TOKEN",
+    "auth": "BDN_AUTH",
+    "log": "BDN_LOG",
+}
 
 
 def _roles(value: object) -> object:
@@ -36,6 +42,7 @@ class AgentSettings(FileSettings):
     url: str = Field(default="http://127.0.0.1:8460", validation_alias=_SHARED["url"])
     token: str | None = Field(default=None, repr=False, validation_alias=_SHARED["token"])
     auth: Literal["off", "token"] = Field(default="off", validation_alias=_SHARED["auth"])
+    log: LogForm = Field(default="logfmt", validation_alias=_SHARED["log"])
     cache_dir: Path | None = None  # None means below the data dir
     cache_bytes: Size | None = None  # None means 90 % of the disk
     headroom_bytes: Size | None = None  # None means 5 % of the disk

@@ -5,21 +5,26 @@
 
 import asyncio
 import gc
+import logging
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
-from bdn.cli.output import Output, log_to_stderr
+import bdn
+from bdn.cli.logs import log_to_stderr
+from bdn.cli.output import Output
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.settings import MirrorSettings
 from bdn.net.api_server import bind_tcp, serving
 from bdn.wire.stage_schema import StageDocument
 
+logger = logging.getLogger(__name__)
 _LOOK_AGAIN_SECONDS: Final = 0.2
 _SHORT_LIVED: Final = ("bdn pull", "bdn-admin")
 _NEW_OBJECTS: Final = 100_000  # between two runs of the garbage collector; Python's default is 700
@@ -37,9 +42,9 @@ def spare_collector() -> None:
 
 
 @contextmanager
-def in_the_foreground() -> Iterator[asyncio.Event]:
+def in_the_foreground(settings: MirrorSettings) -> Iterator[asyncio.Event]:
     """Prepares the process of a service: logs and collector. The event is set by the first SIGTERM or SIGINT; a second SIGINT interrupts."""
-    log_to_stderr()
+    log_to_stderr(settings.log)
     spare_collector()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -72,10 +77,29 @@ async def running_mirror(settings: MirrorSettings, program: str = "bdn serve") -
         listener = bind_tcp(settings.host, settings.port)
         host, port = listener.getsockname()[:2]
         async with serving(service.api, listener):
-            try:
-                yield RunningMirror(service, f"http://{f'[{host}]' if ':' in host else host}:{port}")
-            finally:
-                service.watch.stop()  # open requests are answered now, not when their time is over
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            with told(settings, "mirror", {"url": url, "data_port": service.data_port, "auth": settings.auth}):
+                try:
+                    yield RunningMirror(service, url)
+                finally:
+                    service.watch.stop()  # open requests are answered now, not when their time is over
+
+
+@contextmanager
+def told(settings: MirrorSettings, what: str, facts: Mapping[str, object]) -> Iterator[None]:
+    """Log that a service has started, with what an operator looks for first, and that it stops."""
+    database = urlsplit(settings.effective_database_url)  # user and password stay out of the log
+    places = {
+        "version": bdn.__version__,
+        "database": f"{database.scheme}://{database.hostname or ''}{database.path}",
+        "store": settings.effective_store,
+        "jobs": settings.jobs,
+    }
+    logger.info("%s started", what, extra={**facts, **places})
+    try:
+        yield
+    finally:
+        logger.info("%s stops", what, extra={**facts})
 
 
 class EmbeddedAgent(Protocol):

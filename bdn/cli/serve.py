@@ -3,7 +3,7 @@
 import click
 
 from bdn.cli.output import Output, command_line
-from bdn.cli.running import in_the_foreground, running_mirror, running_services
+from bdn.cli.running import in_the_foreground, running_mirror, running_services, told
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.app import open_mirror
 from bdn.mirror.db.database import HEAD, Database
@@ -22,8 +22,9 @@ async def serve(output: Output, **options: object) -> None:
     Example: BDN_DATA_DIR=/var/lib/bdn bdn serve --port 8460
     """
     given = {name: value for name, value in options.items() if value is not None}
-    with in_the_foreground() as stop:
-        async with running_mirror(MirrorSettings(**given)) as mirror:  # type: ignore[arg-type] # checked by the settings
+    settings = MirrorSettings(**given)  # type: ignore[arg-type] # checked by the settings
+    with in_the_foreground(settings) as stop:
+        async with running_mirror(settings) as mirror:
             output.result(
                 {"url": mirror.url, "data_port": mirror.service.data_port},
                 [
@@ -46,10 +47,11 @@ async def worker(output: Output) -> None:
         raise InvalidRequestError(
             "the embedded database is one process's: 'bdn serve' works already; set BDN_DATABASE_URL"
         )
-    with in_the_foreground() as stop:
+    with in_the_foreground(settings) as stop:
         async with open_mirror(settings, serve=False):
             output.say("working")
-            await stop.wait()
+            with told(settings, "worker", {}):
+                await stop.wait()
 
 
 @click.command()
@@ -80,8 +82,9 @@ async def up(output: Output) -> None:
     \b
     Example: bdn up &
     """
-    with in_the_foreground() as stop:
-        async with running_services(MirrorSettings(), program="bdn up", serve=True) as (mirror, agent):
+    settings = MirrorSettings()
+    with in_the_foreground(settings) as stop:
+        async with running_services(settings, program="bdn up", serve=True) as (mirror, agent):
             output.result(
                 {"mirror": mirror.url, "data_port": mirror.service.data_port, "agent": agent.address},
                 [f"mirror at {mirror.url} (documentation at {mirror.url}/docs)", f"agent at {agent.address}"],

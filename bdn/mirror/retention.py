@@ -19,6 +19,7 @@ no row names, and the next collection takes it. Who may lose what, and why nobod
 """
 
 import asyncio
+import logging
 import time
 from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -39,6 +40,7 @@ from bdn.mirror.db.removal import Taken
 from bdn.wire.operation_schema import EvictCommand, EvictedItem, RestorationRequest, RestoredItem
 from bdn.wire.shapes import Items, moment
 
+logger = logging.getLogger(__name__)
 _AT_ONCE: Final = 1024  # chunks that one trip to a thread looks at
 
 Remove = Callable[[StoredChunk], bool]
@@ -217,6 +219,10 @@ class StoreEviction:
                 if not command.dry_run:
                     await mirrors.give_up(session, organisation, victims, command.id, now)
                     await events.record(session, now, (_fate(item, command, organisation) for item in items))
+            if not command.dry_run and victims:
+                facts = {"tier": "mirror", "eviction": command.id, "organisation": organisation}
+                size = sum(item.bytes for item in items if not item.refused)
+                logger.info("evicted", extra={**facts, "manifests": len(victims), "bytes": size})
             if not command.dry_run and victims and not self.tombstone_seconds:
                 await self.collector.collect(grace_seconds=None)
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from bdn.core.egress import EgressPolicy
 from bdn.core.store import GRACE_SECONDS, TOMBSTONE_SECONDS
-from bdn.settings import FileSettings, Port, Rate, Size, default_data_dir
+from bdn.settings import FileSettings, LogForm, Port, Rate, Size, default_data_dir
 from bdn.sources.settings import CLOUDFLARE_R2, check_r2_template
 
 
@@ -36,6 +36,7 @@ class MirrorSettings(FileSettings):
     data_port: Port = 8461
     auth: Literal["off", "token"] = "off"
     token: str | None = Field(default=None, repr=False)
+    log: LogForm = "logfmt"
     secrets_dir: Path | None = None
     secrets_key: str | None = Field(default=None, repr=False)  # base64, with commas: the first encrypts, all decrypt
     r2_endpoint_url: Annotated[str, AfterValidator(check_r2_template)] = CLOUDFLARE_R2

@@ -17,13 +17,13 @@ Account = Callable[[Victim, float], Event]  # why this victim goes, given its la
 
 @dataclass(frozen=True)
 class CacheEvents:
-    """Who is told: ``changed`` when manifests come, go, become whole or lose a lease, ``evicted`` how many and why.
+    """Who is told: ``changed`` when manifests come, go, become whole or lose a lease, ``evicted`` what went and why.
 
     ``decided`` writes events down, before what they say is done. It blocks, is called in threads, and raises nothing.
     """
 
     changed: Callable[[], object]
-    evicted: Callable[[EvictionReason, int], None]
+    evicted: Callable[[EvictionReason, Sequence[Victim]], None]
     decided: Decided = lambda _: None
 
 

@@ -367,7 +367,7 @@ class ClusterTier:
             raise
         finally:
             if count:
-                self.events.evicted(reason, count)
+                self.events.evicted(reason, victims[:count])
                 self.events.changed()
 
     def _count_again(self, manifests: Iterable[Digest], last_used: Mapping[Digest, float]) -> None:

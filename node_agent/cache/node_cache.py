@@ -231,7 +231,7 @@ class NodeCache:
         for victim in victims:
             self.chunks.remove(victim.manifest)
         if victims:
-            self.events.evicted(reason, len(victims))
+            self.events.evicted(reason, victims)
         self.events.changed()
 
 

@@ -6,12 +6,12 @@ What is on disk decides what the cache holds. Interrupted evictions are finished
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bdn.core.cache.index import CacheIndex, ChunkIndex, EvictionReason
+from bdn.core.cache.index import CacheIndex, ChunkIndex, EvictionReason, Victim
 from bdn.core.chunk import Digest, MalformedDocumentError, Manifest
 from bdn.core.events import Event
 from bdn.disk.durable import disk_errors
@@ -62,14 +62,21 @@ async def open_tiers(
     uses, suspects = UseClock(clock), SuspectFiles()
     index, chunk_index, manifests = CacheIndex(), ChunkIndex(), ManifestRecords(places)
     space = Space(settings, disk, node=index.ledger, cluster=chunk_index.ledger)
+
+    def evicted(tier: Tier, reason: EvictionReason, victims: Sequence[Victim]) -> None:
+        on_evicted(tier, reason, len(victims))
+        for victim in victims:
+            facts = {"tier": tier, "manifest": str(victim.manifest), "bytes": victim.size, "reason": reason}
+            logger.info("evicted", extra=facts)
+
     # Chunks come and go in byte threads; the event loop is told.
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, on_change)
-    cluster_events = CacheEvents(tell, partial(on_evicted, "cluster"), journal.record)
+    cluster_events = CacheEvents(tell, partial(evicted, "cluster"), journal.record)
     chunk_files = ChunkFiles(places.root / "cluster", writes)
     cluster = ClusterTier(chunk_files, chunk_index, lambda: space.room().budgets.cluster, uses, cluster_events)
     chunks = HeldChunks(places, index, cluster, suspects.add)
     access = PeerAccess(places, chunks, None if settings.auth == "off" else verify)
-    events = CacheEvents(on_change, partial(on_evicted, "node"), journal.record)
+    events = CacheEvents(on_change, partial(evicted, "node"), journal.record)
     node = NodeCache(index, CacheFiles(places, manifests), chunks, space, uses, events)
 
     await in_thread(cluster.load)

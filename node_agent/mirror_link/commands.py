@@ -166,8 +166,6 @@ class EvictionCommands:
             plan = self._plan(command.model_copy(update={"force": False}))
         account = OnRequest(command, "node", broken)
         done = await cache.evict(plan, "forced" if command.force else "request", account)
-        for victim in done.victims:
-            logger.info("evicted manifest %s: %d bytes", victim.manifest, victim.size)
         victims = [replace(victim, holders=broken.get(victim.manifest, ())) for victim in done.victims]
         seen = {one.manifest for one in done.victims} | {one.manifest for one in done.refused}
         # What was only begun went with its last holder, who is to be named all the same.
@@ -184,10 +182,7 @@ class EvictionCommands:
         if command.dry_run:
             return await in_thread(tier.plan, plan)
         reason: EvictionReason = "forced" if command.force else "request"
-        done = await in_thread(tier.evict, plan, reason, OnRequest(command, "cluster", {}))
-        for victim in done.victims:
-            logger.info("evicted the chunks of manifest %s: %d bytes", victim.manifest, victim.size)
-        return done
+        return await in_thread(tier.evict, plan, reason, OnRequest(command, "cluster", {}))
 
     async def _break_leases(self, plan: EvictionPlan) -> None:
         for victim in plan.victims:

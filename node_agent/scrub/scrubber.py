@@ -291,7 +291,10 @@ class Scrubber:
     async def _tell(self, target: ScrubTarget, wrong: Sequence[Damage], outcome: Outcome, findings: Findings) -> None:
         for one in wrong:
             item = await in_thread(self._item, target, one, outcome)
-            logger.warning("%s chunk %s of %s: %s (%s)", item.tier, item.chunk, item.path, outcome, one.reason)
+            facts = item.model_dump(
+                include={"tier", "manifest", "path", "chunk", "outcome", "reason"}, exclude_none=True
+            )
+            logger.warning("a chunk on this disk was wrong", extra=facts)
             findings.items.append(item)
             await in_thread(self.cache.events.decided, [event_about(item)])
             self.reader.metrics.damaged_chunks.labels(target.tier, outcome).inc()

@@ -28,6 +28,7 @@ from node_agent.stage.warm import Warmer
 logger = logging.getLogger(__name__)
 _DRIFT_SECONDS: Final = 1.0  # between two clocks, without either having been set
 _MEND_AGAIN_SECONDS: Final = 300.0
+_Figures = Mapping[str, object]  # of one line of the log
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,13 @@ class Lifecycle:
             record.error = None
             await self._settle(stage, "READY", "arrived")
         except BdnError as error:
-            await give_up(stage, error)
+            await give_up(stage, error, _figures(stage, began))
             return
         except Exception as error:
-            logger.exception("stage %s failed", record.id)
-            await give_up(stage, InternalError(f"{type(error).__name__}: {error}"))
+            logger.exception("a stage met a bug", extra={"stage": record.id})
+            await give_up(stage, InternalError(f"{type(error).__name__}: {error}"), _figures(stage, began))
             return
+        logger.info("stage ready", extra=_figures(stage, began))
         self.on_ready(time.monotonic() - began)
         if record.destination is not None:
             others = [stage for stage in self._pulled() if stage.record.id != record.id]
@@ -164,10 +166,10 @@ class Lifecycle:
         await in_thread(self.views.expose, record.id, manifests)
         return built
 
-    async def _fail(self, stage: NodeStage, error: BdnError) -> None:
+    async def _fail(self, stage: NodeStage, error: BdnError, figures: _Figures) -> None:
         record = stage.record
         stage.is_ending = True
-        logger.warning("stage %s of job %s failed: %s", record.id, record.job_id, error)
+        logger.warning("stage failed", extra={**figures, "code": error.code, "error": str(error)})
         record.error = body_of(error)
         with suppress(BdnError):  # the stage's own error says more than the trouble of clearing up after it
             await in_thread(self._take_down, record)
@@ -179,14 +181,14 @@ class Lifecycle:
             record.state = "FAILED"
             stage.notify()
 
-    async def _keep(self, stage: NodeStage, error: BdnError) -> None:
+    async def _keep(self, stage: NodeStage, error: BdnError, figures: _Figures) -> None:
         """What a READY stage shows is not taken down because it cannot be brought again now: a job may be reading it."""
         record = stage.record
         if not await in_thread(self._is_shown, record):
             stage.is_mending = False
-            await self._fail(stage, error)
+            await self._fail(stage, error, figures)
             return
-        logger.warning("stage %s of job %s stays as it is, and lacks files: %s", record.id, record.job_id, error)
+        logger.warning("stage lacks files", extra={**figures, "code": error.code, "error": str(error)})
         record.error = body_of(error)
         stage.mend_at = self.elapsed() + _MEND_AGAIN_SECONDS
         await self._give_back(record, self.cache.rest(record.id))
@@ -237,6 +239,7 @@ class Lifecycle:
         if error:
             record.error = body_of(error)
         await self._settle(stage, "RELEASED", "ended", ending)
+        logger.info("stage released", extra={"stage": record.id, "job": record.job_id, "reason": ending})
 
     async def release_abandoned(self) -> None:
         """Release the pulled stages whose directories are gone."""
@@ -381,3 +384,15 @@ class Lifecycle:
         """The pulls that are READY."""
         stages = (stage for stage in self.registry.all() if stage.record.destination is not None)
         return [stage for stage in stages if stage.record.state == "READY" and not stage.is_working]
+
+
+def _figures(stage: NodeStage, began: float) -> _Figures:
+    """What came for a stage, from which tier, and in how many seconds."""
+    came = stage.bytes_from()
+    return {
+        "stage": stage.record.id,
+        "job": stage.record.job_id,
+        "bytes": sum(one.total for one in came),
+        "seconds": round(time.monotonic() - began, 3),
+        **{f"from_{tier}": sum(getattr(one, tier) for one in came) for tier in ("node", "cluster", "mirror")},
+    }

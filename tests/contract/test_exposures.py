@@ -3,9 +3,10 @@
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -14,8 +15,9 @@ from bdn.disk import syscalls
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.disk.places import Places
 from node_agent.stage.view import exposure as module
-from node_agent.stage.view.exposure import choose, conceal, expose, is_mount_point, mounts_below
-from tests.support.agent.mounts import needs_mounts
+from node_agent.stage.view.exposure import choose, conceal, expose, mounts_below
+from node_agent.stage.view.views import Views
+from tests.support.agent.mounts import mounted, needs_mounts
 from tests.support.content.trees import tree
 
 FILES = {"config.json": b"{}", "a b/\u00fc.txt": b"unicode"}
@@ -158,22 +160,86 @@ def test_a_mount_in_use_is_detached_and_that_is_said(places: Places, place: Path
         assert job.read() == b"{}"
 
 
+@contextmanager
+def other_namespace(propagation: str) -> Iterator[int]:
+    """A process with mounts of its own, which get ours in this way: ``shared``, ``slave``, ``private``."""
+    command = ["unshare", "--mount", "--propagation", propagation, "sh", "-c", "echo; exec cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.stdin.close()
+
+
 @needs_mounts
-def test_where_the_remount_is_refused_nothing_stays_mounted(
+@pytest.mark.parametrize("is_old", [False, True], ids=["one-step", "older-kernel"])
+@pytest.mark.parametrize("propagation", ["shared", "slave", "private"])
+def test_who_gets_a_mount_by_propagation_gets_it_read_only_and_loses_it_with_ours(
+    places: Places, place: Path, view: Path, monkeypatch: pytest.MonkeyPatch, propagation: str, is_old: bool
+) -> None:
+    if is_old:
+        monkeypatch.setattr(module, "attach_read_only", refusing(errno.ENOSYS))
+    with mounted(places.root, "--bind", str(places.root)):
+        subprocess.run(["mount", "--make-shared", places.root], check=True)
+        with other_namespace(propagation) as pid, bound(places, place, view):
+            seen = Path(f"/proc/{pid}/root{place}")
+            if propagation == "private":
+                assert list(seen.iterdir()) == []
+            else:
+                with pytest.raises(OSError, match="Read-only file system"):
+                    (seen / "config.json").write_bytes(b"mine")
+                flags = os.statvfs(seen).f_flag
+                assert flags & os.ST_NOSUID
+                assert flags & os.ST_NODEV
+            assert tree(view) == FILES
+            conceal(place, places.mounts)
+            assert str(places.mounts).encode() not in Path(f"/proc/{pid}/mountinfo").read_bytes()
+            assert list(places.mounts.iterdir()) == []
+            assert mounts_below(places.root) == []
+
+
+def refusing(number: int) -> Callable[..., NoReturn]:
+    """A call that the kernel refuses."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+@needs_mounts
+def test_on_an_older_kernel_nothing_stays_mounted_where_the_remount_is_refused(
     place: Path, view: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = syscalls.mount
 
     def refuse_remount(source: Path | None, target: Path, flags: int) -> None:
-        if source is None:
-            raise PermissionError(errno.EPERM, "Operation not permitted")
+        if flags & syscalls.MS_REMOUNT:
+            refusing(errno.EPERM)()
         real(source, target, flags)
 
+    monkeypatch.setattr(module, "attach_read_only", refusing(errno.ENOSYS))
     monkeypatch.setattr(module, "mount", refuse_remount)
     with pytest.raises(MountFailedError, match="Operation not permitted"):
         expose("bind", view, place)
 
-    assert not is_mount_point(place)
+    assert mounts_below(place.parent) == []
+    assert list(place.parent.iterdir()) == [place]
+
+
+@needs_mounts
+def test_what_a_killed_bind_left_mounted_goes_with_its_stage(places: Places, place: Path, view: Path) -> None:
+    aside = place.with_name(".binding-1")
+    aside.mkdir(parents=True)
+    subprocess.run(["mount", "--bind", aside, aside], check=True)
+
+    assert Views(places, "bind").drop("stg_1", ["/app/model"]) is None
+
+    assert mounts_below(places.root) == []
+    assert list(places.mounts.iterdir()) == []
 
 
 def test_auto_is_bind_where_the_kernel_permits_it_and_symlink_elsewhere(
@@ -188,10 +254,8 @@ def test_auto_is_bind_where_the_kernel_permits_it_and_symlink_elsewhere(
 def test_whether_binding_is_permitted_is_tried_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(module, "mount", refuse)
+    for call in ("attach_read_only", "mount"):
+        monkeypatch.setattr(module, call, refusing(errno.EPERM))
 
     assert not module.can_bind(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -14,6 +14,7 @@ from tests.support.crash.rot import flip
 from tests.support.promises.tally import Tally
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell
+from tests.support.services.logs import fields_of
 
 MODEL = {
     "config.json": b"{}",
@@ -237,3 +238,17 @@ def test_the_exit_code_of_a_prefetch_tells_why_it_failed(node: Shell, services: 
     )
     assert [node.run("bdn-admin", "prefetch", *arguments).code for arguments in unknown] == [4] * 4
     assert node.run("bdn-admin", "prefetch", "hf://org/model").code == 2  # where to?
+
+
+def test_the_mirror_s_log_tells_of_its_start_and_of_what_it_did_in_one_form(
+    node: Shell, services: tuple[Cluster, Shell]
+) -> None:
+    mirror_id = mirrored(node)
+    log = (services[0].root / "mirror/bdn-serve.log").read_text().splitlines()
+    said = [fields_of(line) for line in log if not line.startswith("mirror at ")]  # its standard output
+
+    assert (said[0]["msg"], said[0]["url"], said[0]["auth"]) == ("mirror started", services[0].url, "off")
+    assert said[0]["database"].startswith("sqlite+aiosqlite:///")
+    (ready,) = [one for one in said if one["msg"] == "mirror ready" and one["mirror"] == mirror_id]
+    assert int(ready["bytes"]) == SIZE
+    assert "evicted" in {one["msg"] for one in said if one.get("tier") == "mirror"}

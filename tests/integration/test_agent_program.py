@@ -29,6 +29,7 @@ from tests.support.content.trees import tree
 from tests.support.mirror.service import mirror_under_test, source
 from tests.support.network.authority import Authority, new_authority
 from tests.support.network.fault_proxy import ByteProxy
+from tests.support.services.logs import lines_of
 
 pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
 
@@ -222,3 +223,44 @@ async def test_an_agent_charges_what_it_sends_to_peers(tmp_path: Path, charged: 
             await staged(agent, mirror, manifest)
             assert await fetch(agent.data_port) == CHUNK
     assert sum(charged) == CHUNK_SIZE
+
+
+async def test_a_daemon_tells_of_its_life_one_line_for_each_thing(tmp_path: Path) -> None:
+    with AgentMirror().running() as mirror:
+        first, second = (mirror.publish({"weights": noise(2 * MIB, number)}) for number in (1, 2))
+        too_large = mirror.publish({"weights": noise(5 * MIB, 3)})
+        program = Program(tmp_path, mirror.url, {"BDN_AGENT_CACHE_BYTES": "3MiB", "BDN_AGENT_CLUSTER_CACHE_BYTES": "0"})
+        async with program.daemon() as daemon:
+            stages = [await daemon.staged("one", mirror.grant(first))]
+            await daemon.client.unstage(stages[0].id)
+            stages.append(await daemon.staged("two", mirror.grant(second)))
+            refused = await daemon.client.stage(StageRequest(job_id="three", grant=mirror.grant(too_large)))
+            stages.append(await daemon.ended(refused))
+            assert await daemon.stop() == 0
+        mirror_url = mirror.url
+
+    lines = lines_of(tmp_path / "daemon.log")
+    told = {one["msg"]: one for one in lines}
+    started = told["agent started"]
+    assert (started["mirror"], started["cache"]) == (mirror_url, str(tmp_path / "cache"))
+    assert (started["socket"], started["budget_bytes"]) == (str(tmp_path / "agent.sock"), str(3 * MIB))
+    ready = [one for one in lines if one["msg"] == "stage ready"]
+    assert [(one["stage"], one["job"]) for one in ready] == [(stages[0].id, "one"), (stages[1].id, "two")]
+    assert {(one["bytes"], one["from_mirror"]) for one in ready} == {(str(2 * MIB), str(2 * MIB))}
+    assert all(float(one["seconds"]) >= 0 for one in ready)
+    assert told["stage released"]["stage"] == stages[0].id
+    gone = {name: told["evicted"][name] for name in ("tier", "manifest", "bytes", "reason")}
+    assert gone == {"tier": "node", "manifest": str(first.digest), "bytes": str(2 * MIB), "reason": "lru"}
+    failed = told["stage failed"]
+    assert (failed["level"], failed["stage"], failed["code"]) == ("warning", stages[2].id, "CACHE_TOO_SMALL")
+    assert failed["error"].startswith("5.24 MB can never fit this cache")
+    assert lines[-1]["msg"] == "agent stops"
+
+
+async def test_the_log_is_json_for_machines(program: Program) -> None:
+    async with program.daemon(BDN_LOG="json") as daemon:
+        assert await daemon.stop() == 0
+    lines = [json.loads(line) for line in (program.root / "daemon.log").read_text().splitlines()]
+    assert [lines[0]["msg"], lines[-1]["msg"]] == ["agent started", "agent stops"]
+
+    assert "BDN_LOG: Input should be 'logfmt' or 'json'" in program.run(BDN_LOG="xml").stderr

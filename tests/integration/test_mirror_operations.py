@@ -28,6 +28,7 @@ from tests.support.mirror.service import (
     mirror_under_test,
     refusal,
     source,
+    statements_of,
     until,
 )
 from tests.support.services.cluster import Cluster
@@ -135,6 +136,20 @@ async def test_a_named_dead_node_is_unreachable(either: MirrorUnderTest, monkeyp
     assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
 
 
+async def test_a_prefetch_to_a_cluster_goes_to_those_of_its_nodes_that_live(either: MirrorUnderTest) -> None:
+    gone = FakeAgent(either, "gone")
+    living = [FakeAgent(either, "n1"), FakeAgent(either, "n2"), FakeAgent(either, "store", roles=["cluster"])]
+    for agent in (gone, *living, FakeAgent(either, "elsewhere", cluster="d")):
+        await agent.beat()
+    await gone.beat(leaving=True)
+    assert [node["node"] for node in (await begun(either, cluster="c"))["nodes"]] == ["n1", "n2"]
+
+    for agent in living:
+        await agent.beat(leaving=True)
+    answer = await either.http.post("/prefetches", json={"source": "hf://org/model", "cluster": "c"})
+    assert (refusal(answer), "living" in answer.text) == ((404, "NOT_FOUND"), True)
+
+
 async def test_a_source_without_a_revision_means_its_default_or_the_newest(either: MirrorUnderTest, hub: Hub) -> None:
     await FakeAgent(either, "n1").beat()
     for repo in ("org/model", "org/pinned"):
@@ -231,6 +246,32 @@ async def test_an_agent_that_falls_silent_is_unreachable_and_the_others_count(up
         assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n2"])
         late = await mirror.ask("verifications", LONGEST_SECONDS, all=True, tier="node")
         assert (late["status"], late["unreachable"]) == ("FAILED", ["c/n1", "c/n2"])
+
+
+async def test_an_answer_is_written_without_reading_what_others_answered(either: MirrorUnderTest) -> None:
+    """The last answer reads all of them, once, for the verdict; and so does whoever asks how it went."""
+    agents = [FakeAgent(either, f"n{number}") for number in range(4)]
+    for agent in agents:
+        await agent.beat()
+    eviction = await either.ask("evictions", all=True, tier="node")
+    gone = [{"tier": "node", "cluster": "c", "manifest": f"b3:{number:064x}", "bytes": 1} for number in range(3)]
+    costs = []
+    for agent in agents:
+        told = {"id": eviction["id"], "evict": {"items": [item | {"node": agent.state["node"]} for item in gone]}}
+        with statements_of(either) as seen:
+            await agent.beat(reports=[told])
+        assert (await agent.beat())["pending"] == []
+        costs.append(sum(map(reads_results, seen)))
+        assert len([statement for statement in seen if statement.startswith("UPDATE operation_parts")]) == 1
+    assert costs == [0, 0, 0, 1]
+    with statements_of(either) as seen:
+        done = await either.get(f"/evictions/{eviction['id']}", wait=LONGEST_SECONDS)
+    assert (done["status"], done["bytes_freed"]) == ("DONE", len(agents) * len(gone))
+    assert sum(map(reads_results, seen)) == 1
+
+
+def reads_results(statement: str) -> bool:
+    return statement.startswith("SELECT") and "operation_parts.result" in statement
 
 
 def test_the_command_tells_damage_that_is_left_from_damage_that_is_repaired(tmp_path: Path, hub: Hub) -> None:

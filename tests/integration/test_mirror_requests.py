@@ -256,3 +256,20 @@ async def test_bytes_are_not_read_from_a_refused_address_that_a_listed_host_name
     assert (error["code"], error["details"]["host"]) == ("EGRESS_REFUSED", "127.0.0.1")
     assert hub.log.count("tree", origin="hub") == 1
     assert hub.log.count(origin="cdn") == 0
+
+
+async def test_the_log_tells_how_each_mirror_ended(
+    mirror: MirrorUnderTest, hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "bdn")
+    ready = await mirror.ready(hub_model(hub))
+    failed = await mirror.mirror(source("hf://org/absent"))
+
+    told = {record.getMessage(): vars(record) for record in caplog.records}
+    assert told["mirror ready"].items() >= {
+        "mirror": ready["id"], "bytes": ready["bytes_total"], "transferred": ready["bytes_total"], "levelname": "INFO",
+    }.items()  # fmt: skip
+    assert told["mirror failed"].items() >= {
+        "mirror": failed["id"], "bytes": 0, "levelname": "WARNING", "code": "SOURCE_NOT_FOUND", "error": failed["error"]["message"],
+    }.items()  # fmt: skip
+    assert all(told[end]["seconds"] >= 0 for end in ("mirror ready", "mirror failed"))

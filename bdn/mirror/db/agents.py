@@ -74,6 +74,12 @@ async def all_agents(session: ReadSession) -> list[AgentRow]:
     return list((await session.execute(select(AgentRow).order_by(AgentRow.cluster, AgentRow.node))).scalars())
 
 
+async def heard_at(session: ReadSession) -> dict[tuple[str, str], float]:
+    """When each agent was last heard of, by cluster and node."""
+    query = select(AgentRow.cluster, AgentRow.node, AgentRow.last_heartbeat)
+    return {(cluster, node): at for cluster, node, at in await session.execute(query)}
+
+
 async def epoch_of(session: ReadSession, cluster: str) -> int:
     """The cluster's epoch; 0 when nobody ever joined it."""
     return (await session.execute(select(ClusterRow.epoch).where(ClusterRow.cluster == cluster))).scalar() or 0

@@ -4,13 +4,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import func, select, update
+from sqlalchemy import exists, func, select, update
 
-from bdn.mirror.db.database import ReadSession, WriteSession, changed
+from bdn.mirror.db.database import ReadSession, WriteSession, batches, changed
 from bdn.mirror.db.tables import OperationPartRow, OperationRow
 
 MIRROR: Final = "mirror"  # the node of the mirror's own part, whose cluster is ""
 OPEN: Final = ("PENDING", "RUNNING")
+Who = tuple[str, str]  # the cluster and the node of a part
 
 
 async def insert(session: WriteSession, row: OperationRow, parts: Sequence[OperationPartRow]) -> None:
@@ -33,14 +34,27 @@ async def parts_of(session: ReadSession, operation_id: str) -> list[OperationPar
     return list((await session.execute(query, execution_options={"populate_existing": True})).scalars())
 
 
-async def open_of_agents(session: ReadSession) -> dict[tuple[str, str], list[OperationRow]]:
+async def is_open(session: ReadSession, operation_id: str) -> bool:
+    """Whether somebody has to answer. One look into an index."""
+    is_waited_for = exists().where(OperationPartRow.operation == operation_id, OperationPartRow.state.in_(OPEN))
+    return bool((await session.execute(select(is_waited_for))).scalar())
+
+
+async def waited_for(session: ReadSession, operation_id: str) -> list[Who]:
+    """Who has to answer, without what they have answered so far."""
+    query = select(OperationPartRow.cluster, OperationPartRow.node)
+    query = query.where(OperationPartRow.operation == operation_id, OperationPartRow.state.in_(OPEN))
+    return [(cluster, node) for cluster, node in await session.execute(query)]
+
+
+async def open_of_agents(session: ReadSession) -> dict[Who, list[OperationRow]]:
     """By cluster and node what agents have not answered, oldest first."""
     query = select(OperationPartRow.cluster, OperationPartRow.node, OperationPartRow.operation)
     query = query.where(OperationPartRow.state.in_(OPEN), OperationPartRow.cluster != "")
-    agents: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    agents: defaultdict[str, list[Who]] = defaultdict(list)
     for cluster, node, operation_id in (await session.execute(query)).all():
         agents[operation_id].append((cluster, node))
-    found: defaultdict[tuple[str, str], list[OperationRow]] = defaultdict(list)
+    found: defaultdict[Who, list[OperationRow]] = defaultdict(list)
     rows = select(OperationRow).where(OperationRow.id.in_(agents)).order_by(OperationRow.created_at)
     for row in (await session.execute(rows)).scalars() if agents else ():
         for agent in agents[row.id]:
@@ -71,6 +85,23 @@ async def set_part(
     )
     statement = statement.execution_options(synchronize_session=False)
     return await changed(session, statement.values(**values)) > 0
+
+
+async def give_up(session: WriteSession, operation_id: str, who: Sequence[Who]) -> None:
+    """Those of these parts that are open are UNREACHABLE; a statement for many."""
+    nodes: defaultdict[str, list[str]] = defaultdict(list)
+    for cluster, node in who:
+        nodes[cluster].append(node)
+    for cluster in sorted(nodes):
+        for batch in batches(sorted(nodes[cluster])):
+            statement = update(OperationPartRow).where(
+                OperationPartRow.operation == operation_id,
+                OperationPartRow.cluster == cluster,
+                OperationPartRow.node.in_(batch),
+                OperationPartRow.state.in_(OPEN),
+            )
+            statement = statement.execution_options(synchronize_session=False)
+            await session.execute(statement.values(state="UNREACHABLE"))
 
 
 async def lock_mirrors_part(session: WriteSession, operation_id: str) -> OperationPartRow | None:

@@ -155,12 +155,22 @@ class Worker:
         await progress.flush()
         if _is_stopping():
             raise asyncio.CancelledError
-        if failure:
-            logger.info("mirror failed", extra={"mirror": row.id, "code": failure.code})
+        now, counters = time.time(), progress.counters.values()
         async with progress.writing() as session:
             error_body = body_of(failure).model_dump() if failure else None
             status = "FAILED" if failure else "READY"
-            await mirrors.finish(session, row.id, status, now=time.time(), error=error_body)
+            await mirrors.finish(session, row.id, status, now=now, error=error_body)
+        figures: dict[str, object] = {
+            "mirror": row.id,
+            "organisation": row.organisation,
+            "bytes": sum(one.transferred + one.reused for one in counters),
+            "transferred": sum(one.transferred for one in counters),
+            "seconds": round(now - (row.started_at or row.created_at), 3),
+        }
+        if failure:
+            logger.warning("mirror failed", extra={**figures, "code": failure.code, "error": str(failure)})
+        else:
+            logger.info("mirror ready", extra=figures)
 
     async def _keep_claim(self, mirror_id: str, claimant: str) -> None:
         while True:

@@ -6,6 +6,7 @@ recorded, RUNNING: a part for each who is asked, PENDING for agents that live, U
 """
 
 import secrets
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +16,9 @@ from pydantic import BaseModel
 
 from bdn.core.errors import NotFoundError
 from bdn.mirror.db import operations
-from bdn.mirror.db.agents import ALIVE_SECONDS, all_agents, is_alive
+from bdn.mirror.db.agents import ALIVE_SECONDS, heard_at, is_alive
 from bdn.mirror.db.database import Database
-from bdn.mirror.db.operations import MIRROR, OPEN
+from bdn.mirror.db.operations import MIRROR, Who
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
 from bdn.mirror.waiting import SharedRead, Watch, agent_topic
 from bdn.wire.shapes import ErrorBody, moment
@@ -31,11 +32,6 @@ class OperationState:
 
     row: OperationRow
     parts: list[OperationPartRow]
-
-    @property
-    def open(self) -> list[OperationPartRow]:
-        """Parts that are not over."""
-        return [part for part in self.parts if part.state in OPEN]
 
     def all(self, key: str) -> list[Any]:
         """What is listed under this key in the results of all parts, the mirror's first."""
@@ -107,6 +103,7 @@ class Operations:
         self._clock = clock
         self._began_at = clock()
         self._open = SharedRead(self._look_for_open, _LOOK_AGAIN_SECONDS)  # every open heartbeat asks for them
+        self._answered: defaultdict[str, set[Who]] = defaultdict(set)  # here since ``_open`` was read, or before
 
     async def begin(
         self,
@@ -146,9 +143,14 @@ class Operations:
 
     async def asked_of(self, cluster: str, node: str, running: Collection[str]) -> list[OperationRow]:
         """What an agent has not answered and still may, but for those that it says to be at work on, oldest first."""
-        rows = (await self._open.get()).get((cluster, node), ())
-        now = self._clock()
-        return [row for row in rows if row.id not in running and not _KINDS[row.kind].is_late(row, now)]
+        who, now = (cluster, node), self._clock()
+        return [
+            row
+            for row in (await self._open.get()).get(who, ())
+            if row.id not in running
+            and who not in self._answered.get(row.id, ())
+            and not _KINDS[row.kind].is_late(row, now)
+        ]
 
     async def answer(
         self,
@@ -160,7 +162,10 @@ class Operations:
         node: str = MIRROR,
         is_running: bool = False,
     ) -> None:
-        """What an agent, or the mirror, has done so far; None adds nothing. An answer that nobody waits for is passed over."""
+        """What an agent, or the mirror, has done so far; None adds nothing. An answer that nobody waits for is passed over.
+
+        It costs one row, whatever others have answered; the last one costs a look at all of them.
+        """
         values: dict[str, Any] = {"state": "RUNNING" if is_running else "FAILED" if error else "DONE"}
         if result is not None:
             values["result"] = result
@@ -169,8 +174,12 @@ class Operations:
         async with self._database.write() as session:
             is_taken = await operations.set_part(session, operation_id, cluster, node, **values)
         if is_taken and not is_running:
-            self._open.forget()
-            await self._settle(operation_id)
+            self._answered[operation_id].add((cluster, node))
+            # After the commit: of two that are the last at the same time, neither sees the other's answer before.
+            async with self._database.read() as session:
+                is_open = await operations.is_open(session, operation_id)
+            if not is_open:
+                await self._settle(operation_id)
 
     async def get(
         self, kind: OperationKind, operation_id: str, organisation: str | None = None, wait_seconds: float = 0
@@ -180,64 +189,62 @@ class Operations:
             row = await operations.get(session, operation_id)
         if row is None or (row.kind, row.organisation) != (kind.name, organisation):
             raise NotFoundError(f"{kind.name} {operation_id}")
-        return await self._watch.look_until(
+        await self._watch.look_until(
             operation_id,
             partial(self._settle, operation_id),
-            lambda operation: operation.row.status != "RUNNING",
+            lambda is_over: is_over,
             wait_seconds,
             _LOOK_AGAIN_SECONDS,
         )
-
-    async def _settle(self, operation_id: str) -> OperationState:
-        """As it is now: over when everybody has answered who still may."""
-        operation = await self._read(operation_id)
-        if operation.row.status != "RUNNING":
-            return operation
-        given_up = await self._given_up(operation)
-        if operation.open and not given_up:
-            return operation
-        async with self._database.write() as session:
-            for part in given_up:
-                await operations.set_part(session, operation_id, part.cluster, part.node, state="UNREACHABLE")
-            parts = await operations.parts_of(session, operation_id)
-            status = _status(OperationState(operation.row, parts))
-            if status is not None:
-                await operations.finish(session, operation_id, status, self._clock())
-        self._open.forget()
-        self._watch.notify(operation_id)
-        return await self._read(operation_id)
-
-    async def _given_up(self, operation: OperationState) -> list[OperationPartRow]:
-        """Open parts that nobody will answer any more."""
-        kind, now = _KINDS[operation.row.kind], self._clock()
-        if kind.is_late(operation.row, now):
-            return operation.open
-        silence = kind.silent_seconds
-        if silence is None or now - self._began_at < silence:
-            return []
-        async with self._database.read() as session:
-            heard = {(row.cluster, row.node): row.last_heartbeat for row in await all_agents(session)}
-        return [
-            part
-            for part in operation.open
-            if part.cluster and now - heard.get((part.cluster, part.node), 0.0) >= silence
-        ]
-
-    async def _read(self, operation_id: str) -> OperationState:
         async with self._database.read() as session:
             row = await operations.get(session, operation_id)
             assert row is not None  # noqa: S101 - nothing deletes them
             return OperationState(row, await operations.parts_of(session, operation_id))
 
-    async def _look_for_open(self) -> dict[tuple[str, str], list[OperationRow]]:
+    async def _settle(self, operation_id: str) -> bool:
+        """Whether it is over: everybody has answered who still may."""
         async with self._database.read() as session:
-            return await operations.open_of_agents(session)
+            row = await operations.get(session, operation_id)
+            is_open = await operations.is_open(session, operation_id)
+        if row is None or row.status != "RUNNING":
+            return True
+        given_up = await self._given_up(row) if is_open else []
+        if is_open and not given_up:
+            return False
+        async with self._database.write() as session:
+            await operations.give_up(session, operation_id, given_up)
+            if is_over := not await operations.is_open(session, operation_id):
+                status = _status(OperationState(row, await operations.parts_of(session, operation_id)))
+                await operations.finish(session, operation_id, status, self._clock())
+        self._open.forget()
+        self._watch.notify(operation_id)
+        return is_over
+
+    async def _given_up(self, row: OperationRow) -> list[Who]:
+        """Who will not answer any more."""
+        kind, now = _KINDS[row.kind], self._clock()
+        silence = kind.silent_seconds
+        is_late = kind.is_late(row, now)
+        if not is_late and (silence is None or now - self._began_at < silence):
+            return []
+        async with self._database.read() as session:
+            waited_for = await operations.waited_for(session, row.id)
+            heard = {} if is_late else await heard_at(session)
+        if is_late:
+            return waited_for
+        return [who for who in waited_for if who[0] and now - heard.get(who, 0.0) >= (silence or 0.0)]
+
+    async def _look_for_open(self) -> dict[Who, list[OperationRow]]:
+        async with self._database.read() as session:
+            found = await operations.open_of_agents(session)
+        still = {row.id for rows in found.values() for row in rows}
+        for operation_id in self._answered.keys() - still:
+            del self._answered[operation_id]
+        return found
 
 
-def _status(operation: OperationState) -> str | None:
-    """None while somebody has to answer."""
-    if operation.open:
-        return None
+def _status(operation: OperationState) -> str:
+    """How it ended."""
     if any(part.error is not None or part.state != "DONE" for part in operation.parts):
         return "FAILED"
     return _KINDS[operation.row.kind].verdict(operation)

@@ -100,7 +100,7 @@ class OperationRequests:
         items = [EvictedItem.model_validate(item) for item in operation.all("items")]
         manifests = [item.manifest.removeprefix("b3:") for item in items]
         async with self.database.read() as session:
-            sources = await mirrors.sources_by_manifest(session, organisation, manifests) if items else {}
+            sources = await mirrors.sources_by_manifest(session, organisation, list(set(manifests))) if items else {}
         for item, manifest in zip(items, manifests, strict=True):
             item.sources = sources.get(manifest, [])
         freed = sum(item.bytes for item in items if not item.refused)

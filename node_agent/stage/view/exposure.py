@@ -4,35 +4,63 @@ import errno
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 from bdn.core.errors import MountFailedError
 from bdn.disk.durable import disk_errors, make_folder, remove_empty
-from bdn.disk.syscalls import MNT_DETACH, MS_BIND, MS_NODEV, MS_NOSUID, MS_RDONLY, MS_REMOUNT, mount, unmount
+from bdn.disk.syscalls import (
+    MNT_DETACH,
+    MS_BIND,
+    MS_MOVE,
+    MS_NODEV,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REMOUNT,
+    attach_read_only,
+    mount,
+    unmount,
+)
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.disk.places import Places
 
 _READ_ONLY = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV
+_WANTED = os.ST_RDONLY | os.ST_NOSUID | os.ST_NODEV
 
 
 def bind_read_only(view: Path, place: Path) -> None:
     """Let ``place`` show ``view``, read-only. Whatever an earlier mount left there is taken away first.
 
-    Two calls are needed (mount(2): flags other than MS_REC are ignored on MS_BIND), so for a moment the mount is writable;
-    nobody was told of the path by then.
+    Mount namespaces of jobs get what is mounted here by propagation, with the flags that it has when it is attached. So it
+    is read-only before that.
     """
-    if view.samefile(place) and os.statvfs(place).f_flag & os.ST_RDONLY:
+    if view.samefile(place) and os.statvfs(place).f_flag & _WANTED == _WANTED:
         return
     unbind(place)
-    mount(view, place, MS_BIND)
     try:
-        mount(None, place, _READ_ONLY)
-    except OSError:
-        with suppress(OSError):
-            unmount(place, MNT_DETACH)
-        raise
+        attach_read_only(view, place)
+    except OSError as error:
+        # Before Linux 5.12 there are no such calls; filters that do not know them say ENOSYS or EPERM.
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+        _bind_aside(view, place)
+
+
+def _bind_aside(view: Path, place: Path) -> None:
+    """Bind, remount, move. A bind is writable until it is remounted: meanwhile it stands in a private mount, of which nobody gets a copy."""
+    with tempfile.TemporaryDirectory(prefix=".binding-", dir=place.parent) as aside, ExitStack() as stack:
+        private, bound = Path(aside), Path(aside, "view")
+        bound.mkdir()
+        mount(private, private, MS_BIND)
+        stack.callback(unbind, private)
+        mount(None, private, MS_PRIVATE)
+        mount(view, bound, MS_BIND)
+        stack.callback(unbind, bound)
+        mount(None, bound, MS_PRIVATE)
+        mount(None, bound, _READ_ONLY)
+        mount(bound, place, MS_MOVE)
 
 
 def unbind(place: Path) -> str | None:
@@ -94,8 +122,9 @@ def can_bind(folder: Path) -> bool:
 def expose(kind: ExposureKind, view: Path, place: Path) -> None:
     """Make the view visible at ``place``. Blocking; can be repeated, also after a crash in the middle.
 
-    ``bind`` is a read-only mount: not even root can write through it. ``symlink`` needs no rights, and protects nothing but
-    what the files' modes protect. With ``none`` the view itself stands there, which is checked.
+    ``bind`` is a read-only mount, here and in every mount namespace that gets it by propagation: not even root can write
+    through it, unless it may mount (``CAP_SYS_ADMIN``). ``symlink`` needs no rights, and protects nothing but what the files'
+    modes protect: root, and the user of the agent, can edit a file of the cache there. With ``none`` the view itself stands there, which is checked.
 
     Raises ``MountFailedError``: nothing is exposed.
     """

@@ -85,6 +85,8 @@ class Views:
         for root in (self.places.views / stage_id, self.places.mounts / stage_id):
             aside = root.with_name(f"{stage_id}{_DROPPING}")
             with disk_errors(root):
+                for mounted in mounts_below(root):
+                    unbind(mounted)  # of a bind that was killed half-way
                 remove_tree(aside)
                 if root.is_dir():
                     root.rename(aside)

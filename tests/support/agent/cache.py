@@ -57,7 +57,7 @@ def hold_sparse(cache: Path, sizes: dict[str, int]) -> Manifest:
     return manifest
 
 
-NOBODY = CacheEvents(lambda: None, lambda _reason, _count: None)
+NOBODY = CacheEvents(lambda: None, lambda _reason, _victims: None)
 
 
 def a_tier(

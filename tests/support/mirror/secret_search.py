@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2
 
-from bdn.cli.output import log_to_stderr
+from bdn.cli.logs import log_to_stderr
 
 OURS = ("bdn", "node_agent")
 KEY_FILES = {"grant-key.pem", "identity-key.pem"}  # these hold keys, and are for that
@@ -89,12 +89,13 @@ def logging_like_a_program(seen: Seen) -> Iterator[None]:
     handlers, root.handlers = root.handlers, []  # the configuration would close those of pytest
     try:
         with redirect_stderr(seen.log):
-            log_to_stderr(logging.DEBUG)
+            log_to_stderr("logfmt", logging.DEBUG)
         root.addHandler(_Records(seen))
         for logger in (root, *loggers):
             logger.setLevel(logging.DEBUG)
         yield
     finally:
+        logging.captureWarnings(capture=False)
         root.handlers = handlers
         for logger, level in levels:
             logger.setLevel(level)

@@ -3,8 +3,8 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
+from sqlalchemy import event
 
 from bdn.core.chunk import Digest, FileLayout, digest_of
 from bdn.core.pace.retry import StallPolicy
@@ -195,6 +196,22 @@ def rows_of(database: Path, *tables: str) -> dict[str, list[tuple[Any, ...]]]:
     with closing(sqlite3.connect(database)) as connection:
         names = tables or [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")]
         return {name: sorted(connection.execute(f"SELECT * FROM {name}"), key=repr) for name in names}
+
+
+@contextmanager
+def statements_of(mirror: MirrorUnderTest) -> Iterator[list[str]]:
+    """What is sent to the database meanwhile, by whomever."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: object) -> None:
+        seen.append(statement)
+
+    engine = mirror.service.requests.database._engine.sync_engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
 
 
 @asynccontextmanager

@@ -4,11 +4,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from bdn.core.cache.index import EvictionReason, Victim
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import CacheFullError, DiskFailedError
 from bdn.core.events import Event
@@ -83,8 +85,8 @@ def test_without_room_a_chunk_is_not_read_at_all(tmp_path: Path) -> None:
 
 def test_what_the_disk_does_not_delete_is_said_to_be_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Event] = []
-    events = CacheEvents(lambda: None, lambda *counted: gone.append(counted), told.extend)
-    gone: list[tuple[object, ...]] = []
+    events = CacheEvents(lambda: None, lambda *evicted: gone.append(evicted), told.extend)
+    gone: list[tuple[EvictionReason, Sequence[Victim]]] = []
     tier = a_tier(tmp_path, 1000, events=events)
     for manifest in (M, N):
         assert tier.keep(manifest, digest_of(manifest.hex.encode()), memoryview(manifest.hex.encode()))
@@ -100,7 +102,7 @@ def test_what_the_disk_does_not_delete_is_said_to_be_here(tmp_path: Path, monkey
         tier.evict(lambda index: index.plan([M, N]), "request", over_budget("cluster", 0, 0, 0))
     assert tier.manifests() == (N,)
     assert [(one.kind, one.manifest) for one in told] == [("trimmed", str(M)), ("trimmed", str(N)), ("kept", str(N))]
-    assert gone == [("request", 1)]
+    assert [(reason, [one.manifest for one in victims]) for reason, victims in gone] == [("request", [M])]
 
 
 def test_a_chunk_that_cannot_be_removed_for_a_whole_file_s_sake_stays_held(

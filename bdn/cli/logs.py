@@ -1,0 +1,68 @@
+"""Logs of services: one event per line on standard error, a fixed phrase and fields, in the form that ``BDN_LOG`` names.
+
+``logfmt``: ``time=2026-11-20T18:00:00.123Z level=info logger=bdn.mirror.ingest.worker msg="mirror ready" mirror=mir_… bytes=5``.
+``json``: the same names and values as one object.
+"""
+
+import json
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+from typing import Final
+
+from bdn.settings import LogForm
+
+_OURS: Final = ("bdn", "node_agent")
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+_BARE: Final = re.compile(r'[^\s"=\\]+')
+
+
+class LineFormatter(logging.Formatter):
+    """Every record is one line, whoever logged it: a traceback is the field ``trace``, and what cannot be printed is escaped."""
+
+    def __init__(self, form: LogForm) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        said: dict[str, object] = {
+            "time": f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+            **{name: value for name, value in vars(record).items() if name not in _STANDARD},
+        }
+        if record.exc_info:
+            said["trace"] = self.formatException(record.exc_info)
+        if self._form == "json":
+            return json.dumps(said, default=str)
+        return " ".join(f"{name}={_written(value)}" for name, value in said.items())
+
+
+def _written(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    if _BARE.fullmatch(text) and text.isprintable():
+        return text
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in quoted)
+
+
+def _is_ours_or_a_warning(record: logging.LogRecord) -> bool:
+    """Below WARNING, libraries say what they send and receive: keys, tokens, signed addresses (botocore, urllib3, httpx2).
+
+    Held at the handler, where no level that somebody sets on a library's logger leads around it.
+    """
+    return record.levelno >= logging.WARNING or record.name.partition(".")[0] in _OURS
+
+
+def log_to_stderr(form: LogForm, level: int = logging.INFO) -> None:
+    """For services in the foreground. Libraries, and Python's own warnings, speak up from WARNING on and in the same form."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_is_ours_or_a_warning)
+    handler.setFormatter(LineFormatter(form))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.captureWarnings(capture=True)
+    for name in _OURS:
+        logging.getLogger(name).setLevel(level)
