@@ -174,6 +174,7 @@ async def open_agent(
             on_sent=metrics.served_bytes.inc,
             pace=pacer(settings.upload_rate),
             documents=tiers.access,
+            is_local=settings.auth == "off",
         )
         stack.push_async_callback(in_thread, server.close)
 

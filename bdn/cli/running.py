@@ -76,7 +76,7 @@ async def running_mirror(settings: MirrorSettings, program: str = "bdn serve") -
     async with open_mirror(settings, program=program) as service:
         listener = bind_tcp(settings.host, settings.port)
         host, port = listener.getsockname()[:2]
-        async with serving(service.api, listener):
+        async with serving(service.api, listener, is_local=settings.auth == "off"):
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             with told(settings, "mirror", {"url": url, "data_port": service.data_port, "auth": settings.auth}):
                 try:

@@ -52,6 +52,7 @@ from bdn.store.directory import open_store
 from bdn.transfer.byte_threads import ByteThreads, Pacer, pacer
 from bdn.transfer.ranged import RangedReader
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
+from bdn.wire.http_fields import is_loopback
 
 _STALL: Final = StallPolicy()
 _UPSTREAM_TIMEOUT_SECONDS: Final = 60.0
@@ -179,7 +180,14 @@ async def open_mirror(
         data_port: int | None = None
         if serve:
             pace = pacer(settings.upload_rate)
-            server = ChunkServer(chunks, settings.host, settings.data_port, on_sent=metrics.served_bytes.inc, pace=pace)
+            server = ChunkServer(
+                chunks,
+                settings.host,
+                settings.data_port,
+                on_sent=metrics.served_bytes.inc,
+                pace=pace,
+                is_local=settings.auth == "off",
+            )
             # In a thread: a worker of the server may be waiting for what it asked of the loop.
             stack.push_async_callback(asyncio.to_thread, server.close)
             server.start()
@@ -216,7 +224,7 @@ def check_binding(settings: MirrorSettings) -> None:
     """Without authentication a service is for this machine alone."""
     if settings.auth == "token" and not settings.token:
         raise InvalidRequestError("BDN_AUTH=token needs BDN_TOKEN, the token that callers must send")
-    if settings.auth == "off" and settings.host not in ("127.0.0.1", "::1", "localhost"):
+    if settings.auth == "off" and not is_loopback(settings.host):
         raise InvalidRequestError(f"BDN_HOST={settings.host} is not loopback; set BDN_AUTH=token and BDN_TOKEN first")
 
 
