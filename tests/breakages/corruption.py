@@ -237,7 +237,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "for manifest in index.named_by(content) if index.is_complete_but_for(manifest, content)]",
          "for manifest in index.named_by(content)]", "test_who_replaces_a_file_brings_nothing_else"),
         ("a manifest may be evicted between being chosen and being filled, and all of it comes again",
-         "index.leases.take(manifest, _HOLDER)", "pass", "test_a_manifest_stays_while_one_file_of_it_is_replaced"),
+         "if not await self.provision.cache.lease(manifest, _HOLDER):", "if False:", "test_a_manifest_stays_while_one_file_of_it_is_replaced"),
         ("whoever asks about a folder is answered about one file of it", ".is_relative_to(below)", " == below",
          "test_a_linked_file_that_somebody_edited_is_itself_again"),
         ("what was written is not read back", "if not is_right:", "if not is_right and not content:",
