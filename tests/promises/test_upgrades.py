@@ -23,7 +23,7 @@ from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("upgrades")
-VERSIONS = ("0005", "0010")  # of the first landed version, and of the one before holdings had a table
+VERSIONS = ("0005", "0010")  # of the first landed version, and of a later one
 FILES = {"config.json": b"{}", "model.bin": b"weights" * 1000}
 
 

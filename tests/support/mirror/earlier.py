@@ -1,6 +1,6 @@
 """What a mirror of an earlier version left: its rows and its store, dumped by that version, and put back into any database.
 
-``python -m tests.support.mirror.earlier`` prints the dump of this version; ``earlier/<migration>.json`` holds those of versions that
+``python -m tests.support.mirror.earlier`` prints the dump of this version; ``dumps/<migration>.json`` holds those of versions that
 landed, and stays as it is.
 """
 
@@ -24,7 +24,7 @@ from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import mirror_under_test, source, until
 from tests.support.network.egress import ALLOW_LOOPBACK
 
-DUMPS: Final = Path(__file__).with_name("earlier")
+DUMPS: Final = Path(__file__).with_name("dumps")
 _LONG_AGO: Final = 1e9  # what is later is a time
 KEY: Final = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 MODEL: Final = {  # with a file of two chunks, one of one, and two of a slab
