@@ -202,6 +202,15 @@ async def update_source(session: WriteSession, mirror_id: str, position: int, **
 
 async def ready_at(session: ReadSession, organisation: str, revision: str) -> list[MirrorSourceRow]:
     """The sources that are READY at this revision and whose manifests may still be read, newest first."""
+    return await _ready(session, organisation, MirrorSourceRow.resolved_revision == revision)
+
+
+async def ready_from(session: ReadSession, organisation: str, source: str) -> list[MirrorSourceRow]:
+    """Those that were asked for by this name."""
+    return await _ready(session, organisation, MirrorSourceRow.source == source)
+
+
+async def _ready(session: ReadSession, organisation: str, wanted: ColumnElement[bool]) -> list[MirrorSourceRow]:
     query = (
         select(MirrorSourceRow)
         .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
@@ -209,7 +218,7 @@ async def ready_at(session: ReadSession, organisation: str, revision: str) -> li
         .where(
             ~is_given_up(organisation, ManifestRow.digest),
             MirrorRow.organisation == organisation,
-            MirrorSourceRow.resolved_revision == revision,
+            wanted,
             MirrorSourceRow.status == "READY",
         )
         .order_by(MirrorRow.created_at.desc())
