@@ -13,7 +13,7 @@ from typing import Final
 from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
-from bdn.core.pace.retry import StallPolicy
+from bdn.core.pace.retry import RetryPolicy, StallPolicy
 from bdn.disk.durable import disk_errors, kept_key, make_folder
 from bdn.mirror.access import Access
 from bdn.mirror.api.routes import ROUTERS, ContentsService
@@ -115,7 +115,7 @@ async def open_mirror(
         issuer = await asyncio.to_thread(load_issuer, settings, clock)
         budgets = UpstreamBudgets(settings.transfers, pause=pause)
         metrics.registry.register(UpstreamMetrics(budgets))
-        retries = UpstreamRetries(budgets)
+        retries = UpstreamRetries(budgets, RetryPolicy(settings.outage_seconds))
         context = SourceContext(
             "",
             UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url),

@@ -235,7 +235,9 @@ class StoreEviction:
             return await self._plan(session, command, organisation, now)
         savepoint = await session.begin_nested()
         evicted = await mirrors.restorable(session, organisation)
-        named = evicted if command.all else evicted.keys() & {one.removeprefix("b3:") for one in command.manifests or ()}
+        named = (
+            evicted if command.all else evicted.keys() & {one.removeprefix("b3:") for one in command.manifests or ()}
+        )
         await mirrors.restore(session, organisation, sorted(named))
         items = await self._plan(session, command, organisation, now)
         await (savepoint.rollback() if command.dry_run else savepoint.commit())
