@@ -101,8 +101,8 @@ class Names:
         for place in places:
             wanted.setdefault(place.manifest, set()).add(place.content)
         paths: dict[tuple[str, str], str] = {}
-        for digest, contents in wanted.items():
-            found = await origins.paths(session, digest, contents)
+        for digest, named in wanted.items():
+            found = await origins.paths(session, digest, named)
             paths |= {(digest, content): path for content, path in found.items()}
         return [
             NamedPlace(
