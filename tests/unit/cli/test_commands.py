@@ -62,13 +62,17 @@ class Client:
         )
         return HeldManifests(items=[one])
 
-    async def agents(self) -> Items[AgentDocument]:
+    async def agents(self) -> Page[AgentDocument]:
         use = TierUse(budget=10, committed=10, reserved=0, leased=0, problem="Input/output error")
         one = AgentDocument(
             node="n", cluster="c", roles=["node"], version="1", advertise=None, tiers={"node": use},
             last_heartbeat=MADE, alive=True, manifests=1,
         )  # fmt: skip
-        return Items[AgentDocument](items=[one])
+        return Page[AgentDocument](items=[one])
+
+    async def remove_agent(self, node: str, cluster: str | None) -> AgentDocument:
+        (agent,) = (await self.agents()).items
+        return agent.model_copy(update={"node": node, "cluster": cluster or agent.cluster})
 
     async def named(self, of: str) -> Named:
         return Named(of=of, kind="source", manifests={one: [of] for one in MANIFESTS})
@@ -139,6 +143,9 @@ def test_lists_say_what_an_agent_holds_for_its_cluster_and_why_it_takes_nothing_
         "c/n  alive since 2026-01-02 03:04:05Z  1 manifests",
         "  node: 10 B held, 0 B being filled, 0 B in use, of 10 B; takes nothing new: Input/output error",
     ]
+    assert run("agents", "ls").output == run("agents").output
+    assert run("agents", "--json").output == run("agents", "ls", "--json").output
+    assert run("agents", "rm", "n2", "--cluster", "d").output == "d/n2 is forgotten\n"
 
 
 def test_a_new_token_stands_alone_on_standard_output_for_a_shell_to_take_and_is_never_listed(client: Client) -> None:
