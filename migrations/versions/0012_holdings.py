@@ -6,8 +6,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0011"
-down_revision = "0010"
+revision = "0012"
+down_revision = "0011"
 
 _AT_ONCE = 1000
 
