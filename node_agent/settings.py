@@ -1,6 +1,5 @@
 """The agent's settings: environment variables, or the TOML file named by ``BDN_CONFIG`` (the agent's own in ``[agent]``)."""
 
-import ipaddress
 from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any, Final, Literal
@@ -9,7 +8,9 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.settings import FileSettings, LogForm, Port, Rate, SettingsError, Size, default_data_dir
+from bdn.wire.http_fields import is_loopback
 
 Role = Literal["node", "cluster"]
 _SHARED: Final = {
@@ -17,6 +18,7 @@ _SHARED: Final = {
     "url": "BDN_URL",
     "token": "BDN_TOKEN",
     "auth": "BDN_AUTH",
+    "outage_seconds": "BDN_OUTAGE_SECONDS",
     "log": "BDN_LOG",
 }
 
@@ -42,6 +44,9 @@ class AgentSettings(FileSettings):
     url: str = Field(default="http://127.0.0.1:8460", validation_alias=_SHARED["url"])
     token: str | None = Field(default=None, repr=False, validation_alias=_SHARED["token"])
     auth: Literal["off", "token"] = Field(default="off", validation_alias=_SHARED["auth"])
+    outage_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=OUTAGE_SECONDS, validation_alias=_SHARED["outage_seconds"]
+    )
     log: LogForm = Field(default="logfmt", validation_alias=_SHARED["log"])
     cache_dir: Path | None = None  # None means below the data dir
     cache_bytes: Size | None = None  # None means 90 % of the disk
@@ -105,6 +110,11 @@ class AgentSettings(FileSettings):
                 f"BDN_AGENT_HOST: {self.host} is not a loopback address, and without authentication the agent serves "
                 "nobody else; set BDN_AUTH=token"
             )
+        if self.auth == "off" and self.advertise and not is_loopback(urlsplit(self.advertise).hostname or ""):
+            raise SettingsError(
+                f"BDN_AGENT_ADVERTISE: {self.advertise} is not on this machine, and without authentication requests by "
+                "that name are refused; set BDN_AUTH=token"
+            )
 
 
 def load_settings(**given: Any) -> AgentSettings:  # noqa: ANN401 - values of any field
@@ -116,14 +126,6 @@ def load_settings(**given: Any) -> AgentSettings:  # noqa: ANN401 - values of an
         raise SettingsError("\n".join(dict.fromkeys(lines))) from None
     settings.check()
     return settings
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _variable(name: str) -> str:

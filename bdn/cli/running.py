@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, Protocol
-from urllib.parse import urlsplit
 
 import bdn
 from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.mirror.app import MirrorService, open_mirror
+from bdn.mirror.db.database import database_url, place_of
 from bdn.mirror.settings import MirrorSettings
 from bdn.net.api_server import bind_tcp, serving
 from bdn.wire.stage_schema import StageDocument
@@ -76,7 +76,7 @@ async def running_mirror(settings: MirrorSettings, program: str = "bdn serve") -
     async with open_mirror(settings, program=program) as service:
         listener = bind_tcp(settings.host, settings.port)
         host, port = listener.getsockname()[:2]
-        async with serving(service.api, listener):
+        async with serving(service.api, listener, is_local=settings.auth == "off"):
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             with told(settings, "mirror", {"url": url, "data_port": service.data_port, "auth": settings.auth}):
                 try:
@@ -88,10 +88,9 @@ async def running_mirror(settings: MirrorSettings, program: str = "bdn serve") -
 @contextmanager
 def told(settings: MirrorSettings, what: str, facts: Mapping[str, object]) -> Iterator[None]:
     """Log that a service has started, with what an operator looks for first, and that it stops."""
-    database = urlsplit(settings.effective_database_url)  # user and password stay out of the log
     places = {
         "version": bdn.__version__,
-        "database": f"{database.scheme}://{database.hostname or ''}{database.path}",
+        "database": place_of(database_url(settings.effective_database_url)),
         "store": settings.effective_store,
         "jobs": settings.jobs,
     }

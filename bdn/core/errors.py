@@ -142,6 +142,17 @@ class UnauthenticatedError(CallerError):
     problem: str = "this call needs a token: send Authorization: Bearer TOKEN (commands: set BDN_TOKEN)"
 
 
+class ForeignRequestError(CallerError):
+    code = "FOREIGN_REQUEST"
+    message = (
+        "{header} {value!r} is refused: without tokens this service answers programs and its own pages on this machine alone. "
+        "Ask http://localhost, http://127.0.0.1 or http://[::1], and an agent by its unix socket; for other names and pages "
+        "set BDN_AUTH=token and BDN_TOKEN"
+    )
+    header: str
+    value: str
+
+
 class GrantInvalidError(CallerError):
     code = "GRANT_INVALID"
     message = "the grant is not valid: {problem}"

@@ -13,8 +13,8 @@ from typing import Final
 from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
-from bdn.core.pace.retry import StallPolicy
-from bdn.disk.durable import kept_key, make_folder
+from bdn.core.pace.retry import RetryPolicy, StallPolicy
+from bdn.disk.durable import disk_errors, kept_key, make_folder
 from bdn.mirror.access import Access
 from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.damages import Damages
@@ -52,6 +52,7 @@ from bdn.store.directory import open_store
 from bdn.transfer.byte_threads import ByteThreads, Pacer, pacer
 from bdn.transfer.ranged import RangedReader
 from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
+from bdn.wire.http_fields import is_loopback
 
 _STALL: Final = StallPolicy()
 _UPSTREAM_TIMEOUT_SECONDS: Final = 60.0
@@ -98,7 +99,8 @@ async def open_mirror(
     async with AsyncExitStack() as stack:
         # Database and store, and what is known to be wrong in them.
         keyring = Keyring.parse(settings.secrets_key)
-        make_folder(settings.data_dir, is_durable=True)
+        with disk_errors(settings.data_dir):
+            make_folder(settings.data_dir, is_durable=True)
         if settings.is_embedded:
             stack.enter_context(_single_process(settings.data_dir, program))
         database = await _open_database(stack, settings)
@@ -113,7 +115,7 @@ async def open_mirror(
         issuer = await asyncio.to_thread(load_issuer, settings, clock)
         budgets = UpstreamBudgets(settings.transfers, pause=pause)
         metrics.registry.register(UpstreamMetrics(budgets))
-        retries = UpstreamRetries(budgets)
+        retries = UpstreamRetries(budgets, RetryPolicy(settings.outage_seconds))
         context = SourceContext(
             "",
             UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url),
@@ -179,7 +181,14 @@ async def open_mirror(
         data_port: int | None = None
         if serve:
             pace = pacer(settings.upload_rate)
-            server = ChunkServer(chunks, settings.host, settings.data_port, on_sent=metrics.served_bytes.inc, pace=pace)
+            server = ChunkServer(
+                chunks,
+                settings.host,
+                settings.data_port,
+                on_sent=metrics.served_bytes.inc,
+                pace=pace,
+                is_local=settings.auth == "off",
+            )
             # In a thread: a worker of the server may be waiting for what it asked of the loop.
             stack.push_async_callback(asyncio.to_thread, server.close)
             server.start()
@@ -216,7 +225,7 @@ def check_binding(settings: MirrorSettings) -> None:
     """Without authentication a service is for this machine alone."""
     if settings.auth == "token" and not settings.token:
         raise InvalidRequestError("BDN_AUTH=token needs BDN_TOKEN, the token that callers must send")
-    if settings.auth == "off" and settings.host not in ("127.0.0.1", "::1", "localhost"):
+    if settings.auth == "off" and not is_loopback(settings.host):
         raise InvalidRequestError(f"BDN_HOST={settings.host} is not loopback; set BDN_AUTH=token and BDN_TOKEN first")
 
 
@@ -236,7 +245,9 @@ async def _open_database(stack: AsyncExitStack, settings: MirrorSettings) -> Dat
 @contextmanager
 def _single_process(data_dir: Path, program: str) -> Iterator[None]:
     """One process has an embedded database; the kernel drops the lock with the process. Raises ``InUseError``."""
-    with (data_dir / "mirror.lock").open("a+") as lock:
+    with disk_errors(data_dir):
+        lock = (data_dir / "mirror.lock").open("a+")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

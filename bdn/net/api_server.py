@@ -33,6 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 import bdn
 from bdn.core.errors import (
     BdnError,
+    ForeignRequestError,
     InternalError,
     InUseError,
     InvalidRequestError,
@@ -40,7 +41,7 @@ from bdn.core.errors import (
     NotFoundError,
     single_error,
 )
-from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
+from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, check_local
 from bdn.wire.shapes import ErrorDocument, document_of, status_of
 
 _LIMITED: Final = "bytes of the request"
@@ -196,6 +197,22 @@ class _LimitedRequests:
         await self._app(scope, receive_limited, send)
 
 
+class _LocalRequests:
+    """Refuses what a browser sends on behalf of foreign pages, where no token is asked for."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        try:
+            check_local(*(", ".join(headers.getlist(name)) if name in headers else None for name in ("host", "origin")))
+        except ForeignRequestError as error:
+            await _answer(error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
 def _answer(error: BdnError, status: int | None = None, headers: Mapping[str, str] | None = None) -> JSONResponse:
     challenge = {"WWW-Authenticate": "Bearer"} if status_of(error) == 401 else {}
     return JSONResponse(document_of(error), status or status_of(error), headers={**(headers or {}), **challenge})
@@ -348,10 +365,13 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
-    """Answer requests on ``listener``, which this closes, until the block ends."""
+async def serving(app: ASGIApp, listener: socket.socket, *, is_local: bool = False) -> AsyncIterator[None]:
+    """Answer requests on ``listener``, which this closes, until the block ends.
+
+    ``is_local``: whoever reaches the listener may do everything, so what foreign web pages ask for is refused.
+    """
     config = uvicorn.Config(
-        _released(app),
+        _released(_LocalRequests(app) if is_local else app),
         http=TimedProtocol,
         ws="none",
         lifespan="off",

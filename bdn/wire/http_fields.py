@@ -1,12 +1,14 @@
 """Paths, headers, byte ranges and retry times as they stand in HTTP."""
 
 import email.utils
+import ipaddress
 import re
 import time
 from datetime import UTC
 from typing import Final, Literal
 
 from bdn.core.chunk import ByteRange, Digest
+from bdn.core.errors import ForeignRequestError
 from bdn.core.source.upstream import Headers
 
 SUSPECT_HEADER: Final = "BDN-Suspect"  # of a chunk request: it came with wrong content, so check before you send
@@ -14,6 +16,7 @@ _ONE_RANGE = re.compile(r"bytes=\s*([0-9]{0,30})-([0-9]{0,30})\s*", re.IGNORECAS
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,30})-([0-9]{1,30})/([0-9]{1,30})")
 TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _HEADER_LINES: Final = re.compile(rb"(?:%s:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+" % TOKEN)
+_AUTHORITY: Final = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::[0-9]*)?")
 _NAME: Final = r"b3(?::|%3[Aa])([0-9a-f]{64})"
 _CHUNK_PATH: Final = re.compile(f"/chunks/{_NAME}")
 _DOCUMENT_PATH: Final = re.compile(f"/manifests/{_NAME}(?:/(layout)?)?")
@@ -73,6 +76,31 @@ def parse_headers(content: bytes, start: int, limit: int, whose: str) -> dict[st
         name, value = name.lower(), value.strip(" \t")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host: ``localhost``, or an address of the loopback."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower().removesuffix(".") == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def check_local(host: str | None, origin: str | None) -> None:
+    """Raise ``ForeignRequestError`` for what a browser sends on behalf of a page that is not this service's own.
+
+    A page whose name leads to 127.0.0.1 since a moment ago (DNS rebinding) is known by its name in ``Host``, any other by its
+    ``Origin``. A page of another port of this machine is foreign as well: it may be a notebook that shows what somebody sent.
+    No browser leaves ``Host`` away, as HTTP/1.0 allows, and few programs send ``Origin``.
+    """
+    if host is not None:
+        named = _AUTHORITY.fullmatch(host)
+        if named is None or not is_loopback(named[1].strip("[]")):
+            raise ForeignRequestError("Host", host[:200])
+    if origin is not None and origin.lower() not in (f"{scheme}://{host}".lower() for scheme in ("http", "https")):
+        raise ForeignRequestError("Origin", origin[:200])
 
 
 def keeps_alive(headers: dict[str, str], *, is_http_1_0: bool) -> bool:

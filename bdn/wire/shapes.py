@@ -115,6 +115,7 @@ STATUS: Final[dict[type[BdnError], int]] = {
     errors.AuthRequiredError: 422,
     errors.NotFoundError: 404,
     errors.UnauthenticatedError: 401,
+    errors.ForeignRequestError: 403,
     errors.GrantInvalidError: 403,
     errors.GrantExpiredError: 403,
     errors.InUseError: 409,

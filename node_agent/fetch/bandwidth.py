@@ -2,7 +2,6 @@
 
 import asyncio
 import heapq
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -18,7 +17,7 @@ Position = tuple[int, ...]
 class Bandwidth:
     """Turns to read a chunk over the network. Waited for on the loop: a byte thread that waited would keep others from it.
 
-    Rates are in bytes per second; None is no limit. Retries of a chunk are not counted again.
+    Rates are in bytes per second; None is no limit. Retries of a chunk are not counted again. Made and used on one loop.
     """
 
     def __init__(self, download_rate: int | None, prefetch_rate: int | None) -> None:
@@ -72,19 +71,23 @@ class _Limit:
     """A rate limit on the loop. Everybody who waits wakes up for the next turn, and grants it to whomever it belongs."""
 
     def __init__(self, rate: int | None) -> None:
-        self._limit = rate and RateLimit(rate, max(CHUNK_SIZE, int(rate * _BURST_SECONDS)), time.monotonic())
+        self._limit = rate and RateLimit(rate, max(CHUNK_SIZE, int(rate * _BURST_SECONDS)), _now())
 
     async def wait(self, traffic: TrafficClass, size: int) -> None:
         if not self._limit:
             return
         turn = self._limit.ask(traffic, size)
         try:
-            self._limit.grant(time.monotonic())
+            self._limit.grant(_now())
             while not turn.is_granted:
-                await asyncio.sleep(self._limit.seconds_until_next(time.monotonic()) or 0.0)
-                self._limit.grant(time.monotonic())
+                await asyncio.sleep(self._limit.seconds_until_next(_now()) or 0.0)
+                self._limit.grant(_now())
         finally:
             self._limit.withdraw(turn)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class OrderedLimit:

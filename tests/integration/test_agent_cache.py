@@ -97,6 +97,8 @@ async def test_evictions_select_by_manifest_by_job_by_age_and_everything(rig: Ri
         assert held(agent) == every
 
         assert gone(await evict(agent, manifests=[str(two.digest)])) == {str(two.digest): MIB}
+        for other in ("", str(three.digest)[:-1], f"{three.digest}0", "*"):  # a job is named whole
+            assert await evict(agent, job=other) == []
         assert gone(await evict(agent, job=str(three.digest))) == {str(three.digest): MIB}  # its released stage knows
         assert gone(await evict(agent, lru_bytes=1)) == {str(one.digest): MIB}
         items = await evict(agent, all=True)

@@ -236,7 +236,7 @@ async def test_a_suspected_wrong_chunk_is_fetched_again(
 async def test_a_peer_that_has_begun_to_read_a_chunk_gets_the_rest_of_it(
     owning: Owning, mirror: AgentMirror, manifest: Manifest
 ) -> None:
-    head = f"Host: peer\r\nAuthorization: Bearer {mirror.grant(manifest)}\r\n{MANIFEST_HEADER}: {manifest.digest}"
+    head = f"Host: localhost\r\nAuthorization: Bearer {mirror.grant(manifest)}\r\n{MANIFEST_HEADER}: {manifest.digest}"
     async with owning() as owner:
         reader, writer = await asyncio.open_connection("127.0.0.1", owner.agent.data_port)
         writer.write(f"GET {chunk_path(digest_of(FIRST))} HTTP/1.1\r\n{head}\r\n\r\n".encode())

@@ -116,3 +116,25 @@ async def test_only_force_evicts_a_running_prefetch(mirror: AgentMirror, tmp_pat
         assert report.error is not None
         assert report.error.code == "CANCELED"
         assert agent.cache.index.manifests() == ()
+
+
+async def test_a_prefetch_keeps_to_its_rate_and_a_stage_does_not_wait_for_it(
+    mirror: AgentMirror, tmp_path: Path
+) -> None:
+    slow, wanted = mirror.publish({"f": FILES["a.bin"]}), mirror.publish({"f": FILES["b.bin"]})
+    requested = mirror.asked({*mirror.chunks(slow, "f")}.__contains__)
+    async with Rig(mirror, tmp_path).agent(prefetch_rate=1) as agent:  # one chunk, and the next one in months
+        mirror.ask(PrefetchCommand(id="pre_1", grant=mirror.grant(slow)))
+        await agent.heartbeats.beat()
+        async with asyncio.timeout(30):
+            await requested.wait()
+        await staged(agent, mirror, wanted)
+        assert sum(mirror.chunk_requests[chunk] for chunk in mirror.chunks(slow, "f")) == 1
+
+
+async def test_an_agent_reads_no_faster_than_its_download_rate(mirror: AgentMirror, tmp_path: Path) -> None:
+    manifest, loop = mirror.publish({"f": FILES["a.bin"]}), asyncio.get_running_loop()
+    async with Rig(mirror, tmp_path).agent(download_rate=32 * MIB) as agent:
+        began = loop.time()
+        await staged(agent, mirror, manifest)
+        assert loop.time() - began >= (20 - 8) / 32  # the first chunk is the burst

@@ -261,6 +261,8 @@ async def test_the_log_is_json_for_machines(program: Program) -> None:
     async with program.daemon(BDN_LOG="json") as daemon:
         assert await daemon.stop() == 0
     lines = [json.loads(line) for line in (program.root / "daemon.log").read_text().splitlines()]
-    assert [lines[0]["msg"], lines[-1]["msg"]] == ["agent started", "agent stops"]
+    assert {"agent started", "agent stops"} <= {
+        line["msg"] for line in lines
+    }  # a mirror that is missed may be said first
 
     assert "BDN_LOG: Input should be 'logfmt' or 'json'" in program.run(BDN_LOG="xml").stderr

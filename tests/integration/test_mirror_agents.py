@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,23 @@ async def test_the_epoch_grows_when_members_change_and_only_then(idle: MirrorUnd
     assert (await one.beat(boot_id="after a restart"))["epoch"] == moved["epoch"]
 
 
+async def test_a_database_that_is_new_or_was_set_back_repeats_no_epoch(timed: MirrorUnderTest, clock: Clock) -> None:
+    agents = [FakeAgent(timed, f"n{number}") for number in range(3)]
+    told = [(await agent.beat())["epoch"] for agent in agents]
+    for lost in (
+        "DELETE FROM clusters",
+        "DELETE FROM agents",
+        f"UPDATE clusters SET epoch = {told[0]}",
+        "DELETE FROM agents WHERE node = 'n2'",
+    ):
+        with closing(sqlite3.connect(timed.data_dir / "mirror.sqlite", timeout=30)) as database, database:
+            database.execute(lost)
+        clock.now += 10
+        for agent in agents:  # some are members still; a move makes all of them change
+            told.append((await agent.beat(advertise=f"http://{agent.state['node']}:{len(told)}"))["epoch"])
+    assert told == sorted(set(told))
+
+
 async def test_an_agent_that_is_silent_is_no_member(timed: MirrorUnderTest, clock: Clock) -> None:
     one, two = FakeAgent(timed, "n1"), FakeAgent(timed, "n2")
     await one.beat()
@@ -118,8 +137,11 @@ async def test_agents_and_clusters_tell_capacity_and_use(idle: MirrorUnderTest) 
         ("n1", 1, USE | {"problem": None}),
         ("n2", 0, USE | {"problem": None}),
     ]
+    silent = FakeAgent(idle, "n3")
+    await silent.beat()
+    await silent.beat(leaving=True)
     (cluster,) = (await idle.get("/clusters"))["items"]
-    assert (cluster["agents"], cluster["agents_alive"]) == (2, 2)
+    assert (cluster["agents"], cluster["agents_alive"]) == (3, 2)
     assert cluster["epoch"] > 0
     assert cluster["tiers"]["node"] == {name: 2 * size for name, size in USE.items()} | {"problem": None}
 

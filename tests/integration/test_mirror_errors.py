@@ -102,8 +102,10 @@ async def test_a_source_that_cannot_be_had_fails_the_mirror_with_its_own_error(
 
 
 async def test_the_first_error_is_the_mirrors_and_the_rest_is_done(mirror: MirrorUnderTest, model: None) -> None:
-    document = await mirror.mirror(source("hf://org/none"), source("hf://org/model", "/two"))
-    assert [part["status"] for part in document["sources"]] == ["FAILED", "READY"]
+    wanted = (source("hf://org/none"), source("hf://org/model", "/two"), source("hf://org/model@nope", "/three"))
+    document = await mirror.mirror(*wanted)
+    assert [part["status"] for part in document["sources"]] == ["FAILED", "READY", "FAILED"]
+    assert document["sources"][2]["error"]["code"] == "REVISION_NOT_FOUND"
     assert document["error"] == document["sources"][0]["error"]
     assert (document["error"]["code"], document["grant"]) == ("AUTH_REQUIRED", None)
 

@@ -136,6 +136,20 @@ async def test_a_named_dead_node_is_unreachable(either: MirrorUnderTest, monkeyp
     assert (done["status"], done["unreachable"]) == ("FAILED", ["c/n1"])
 
 
+async def test_a_prefetch_to_a_cluster_goes_to_those_of_its_nodes_that_live(either: MirrorUnderTest) -> None:
+    gone = FakeAgent(either, "gone")
+    living = [FakeAgent(either, "n1"), FakeAgent(either, "n2"), FakeAgent(either, "store", roles=["cluster"])]
+    for agent in (gone, *living, FakeAgent(either, "elsewhere", cluster="d")):
+        await agent.beat()
+    await gone.beat(leaving=True)
+    assert [node["node"] for node in (await begun(either, cluster="c"))["nodes"]] == ["n1", "n2"]
+
+    for agent in living:
+        await agent.beat(leaving=True)
+    answer = await either.http.post("/prefetches", json={"source": "hf://org/model", "cluster": "c"})
+    assert (refusal(answer), "living" in answer.text) == ((404, "NOT_FOUND"), True)
+
+
 async def test_a_source_without_a_revision_means_its_default_or_the_newest(either: MirrorUnderTest, hub: Hub) -> None:
     await FakeAgent(either, "n1").beat()
     for repo in ("org/model", "org/pinned"):

@@ -50,7 +50,7 @@ DESCRIPTORS = 96  # where they are short
 
 
 def asked(line: str, *headers: bytes, body: bytes = b"") -> bytes:
-    return b"\r\n".join((f"{line} HTTP/1.1".encode("latin-1"), b"Host: a", *headers, b"", body))
+    return b"\r\n".join((f"{line} HTTP/1.1".encode("latin-1"), b"Host: localhost", *headers, b"", body))
 
 
 def json_of(body: bytes, *headers: bytes) -> bytes:
@@ -96,7 +96,7 @@ UNFINISHED = {
     "a piece of a terabyte": asked("POST /mirror", b"Transfer-Encoding: chunked", body=b"ffffffffff\r\nabc"),
     "less than was announced": asked("POST /stages", b"Content-Length: 100", body=b"{"),
 }
-SILENT = [b"GET /hea", b"GET /healthz HTTP/1.1\r\nHost: a\r\nX: "]  # and then nothing
+SILENT = [b"GET /hea", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "]  # and then nothing
 
 
 def rss_mib(pid: int) -> int:
@@ -181,7 +181,7 @@ async def test_a_hundred_clients_that_never_end_their_heads_delay_nobody_and_are
                 writer.write(begun)
                 readers.append(reader)
         for port in running.ports:
-            answer = await talk(port, b"GET /nothing-here HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            answer = await talk(port, b"GET /nothing-here HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert answer.startswith(b"HTTP/1.1 404 "), answer[:200]
         if FULL:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -206,7 +206,9 @@ async def test_more_clients_than_descriptors_wait_and_the_log_stays_small(
             answer = b""
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not answer:  # who comes before it has noticed that the others left may be hung up on
-                    answer = await talk(port, b"GET /nothing-here HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                    answer = await talk(
+                        port, b"GET /nothing-here HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+                    )
             assert answer.startswith(b"HTTP/1.1 404 "), answer[:200]
             tally.add(scenarios=1, faults=1)
     log = running.log.read_text()

@@ -174,7 +174,7 @@ async def test_what_agents_held_before_holdings_had_a_table_is_still_known(url: 
     ]
 
     def fill(connection: Connection) -> None:
-        upgrade(connection, "0010")
+        upgrade(connection, "0011")
         connection.execute(Table("agents", MetaData(), autoload_with=connection).insert(), rows)
 
     database = Database(url)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreUnavailableError
+from bdn.core.errors import BdnError, ForeignRequestError, InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.messages import (
     RequestHead,
@@ -36,6 +36,7 @@ from bdn.wire.http_fields import (
     MANIFEST_HEADER,
     SUSPECT_HEADER,
     HeadRefusedError,
+    check_local,
     parse_chunk_path,
     parse_document_path,
 )
@@ -125,6 +126,7 @@ class Service:
     timeouts: Timeouts
     pace: Pace | None
     documents: ServedDocuments | None = None
+    is_local: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -194,10 +196,12 @@ class ChunkConnection:
             if isinstance(head, Wait):
                 return head
             self._head = head
+            if self._service.is_local:
+                check_local(head.headers.get("host"), head.headers.get("origin"))
             request = _parse_request(head)
         except HeadRefusedError as error:
             self._send(answer_error(None, InvalidRequestError(str(error)), error.status))
-        except NotFoundError as error:
+        except (ForeignRequestError, NotFoundError) as error:
             self._send(answer_error(self._head, error))
         else:
             if isinstance(request, DocumentRequest):

@@ -240,9 +240,9 @@ class ChunkServer:
     """Listens from construction on and serves from ``start`` until ``close``.
 
     ``on_sent`` is told the bytes of each body, by any thread. ``pace``, called by any thread, is given the size of a piece and
-    returns the seconds to wait before it goes out. ``documents`` has manifests, if any are served here. Clients above
-    ``connections``, or above what the process's limit of descriptors allows, are hung up on at once, so that they go to
-    another source.
+    returns the seconds to wait before it goes out. ``documents`` has manifests, if any are served here. ``is_local``: no grants are
+    asked for, so what foreign web pages ask for is refused. Clients above ``connections``, or above what the process's limit of
+    descriptors allows, are hung up on at once, so that they go to another source.
     """
 
     def __init__(
@@ -255,9 +255,10 @@ class ChunkServer:
         timeouts: Timeouts | None = None,
         pace: Pace | None = None,
         documents: ServedDocuments | None = None,
+        is_local: bool = False,
         connections: int = 4096,
     ) -> None:
-        self._service = Service(chunks, on_sent or (lambda _: None), timeouts or Timeouts(), pace, documents)
+        self._service = Service(chunks, on_sent or (lambda _: None), timeouts or Timeouts(), pace, documents, is_local)
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:  # each connection that is served has a socket and a file open
             connections = min(connections, max(16, (soft - _SPARE_DESCRIPTORS) // 2))

@@ -166,6 +166,7 @@ def _run(
     _, way, what, *arguments = command
     sys.argv = [way, *arguments]
     if way == "-m":
+        sys.modules.pop(f"{what}.__main__", None)  # or Python warns that it was imported before
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:
         exec(what, {"__name__": "__main__"})

@@ -156,6 +156,8 @@ def test_a_new_token_stands_alone_on_standard_output_for_a_shell_to_take_and_is_
     assert "tok_1  acme  controller  ci  made 2026-01-02 03:04:05Z; it is not shown again" in done.stderr
     assert client.asked[0].expires_seconds == 90 * 24 * 3600
     assert json.loads(run(*arguments, "--json").stdout)["token"] == "bdn_sesame"
+    quiet = run(*arguments, "--quiet")
+    assert (quiet.exit_code, quiet.stdout, quiet.stderr) == (0, "bdn_sesame\n", "")
     for options in ([], ["--json"]):
         listed = run("tokens", "ls", *options)
         assert (listed.exit_code, "tok_1" in listed.stdout, "sesame" in listed.stdout) == (0, True, False)

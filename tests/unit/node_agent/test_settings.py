@@ -64,6 +64,7 @@ def test_a_file_sets_what_the_environment_does_not(monkeypatch: pytest.MonkeyPat
     ("BDN_AGENT_EXPOSURE", "fuse", "'auto', 'bind', 'symlink' or 'none'"),
     ("BDN_AUTH", "maybe", "'off' or 'token'"),
     ("BDN_AGENT_HOST", "0.0.0.0", "set BDN_AUTH=token"),
+    ("BDN_AGENT_ADVERTISE", "http://10.0.0.5:8471", "set BDN_AUTH=token"),
 ])  # fmt: skip
 def test_a_bad_value_is_refused_with_the_name_of_its_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, reason: str
@@ -93,7 +94,7 @@ def test_a_config_file_that_makes_no_sense_is_refused(
 @pytest.mark.parametrize(("given", "address"), [
     ({}, "http://127.0.0.1:8471"),  # everything on one machine
     ({"url": "http://mirror.example:8460"}, None),
-    ({"url": "http://mirror.example:8460", "advertise": "http://10.0.0.5:1"}, "http://10.0.0.5:1"),
+    ({"url": "http://mirror.example:8460", "advertise": "http://10.0.0.5:1", "auth": "token"}, "http://10.0.0.5:1"),
     ({"url": "http://mirror.example:8460", "host": "10.0.0.5", "auth": "token"}, "http://10.0.0.5:8471"),
     ({"host": "fd00::5", "auth": "token"}, "http://[fd00::5]:8471"),
 ])  # fmt: skip

@@ -9,9 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bdn.core.chunk import ByteRange
+from bdn.core.errors import ForeignRequestError
 from bdn.wire import http_fields
 from bdn.wire.http_fields import (
     UnsatisfiableRangeError,
+    check_local,
     format_content_range,
     format_range,
     parse_content_range,
@@ -107,3 +109,42 @@ def test_retry_after_is_a_number_or_a_date_or_says_nothing(value: str, seconds: 
 def test_the_hub_names_the_seconds_until_its_window_opens_again(value: str, seconds: float | None) -> None:
     assert parse_retry_after({"ratelimit": value}) == seconds
     assert parse_retry_after({"retry-after": "7", "ratelimit": value}) == 7.0
+
+
+LOCAL = (
+    "localhost", "localhost:8460", "LocalHost:8460", "localhost.", "localhost.:8460", "localhost:", "127.0.0.1", "127.0.0.1:80",
+    "127.255.0.9:8460", "[::1]", "[::1]:8460", "[0:0:0:0:0:0:0:1]:1", "[::ffff:127.0.0.1]:8460",
+)  # fmt: skip
+FOREIGN = (
+    "", ":8460", "page.example", "page.example:8460", "localhost.page.example", "127.0.0.1.page.example", "page.localhost",
+    "localhost..", "10.0.0.5", "0.0.0.0:8460", "[::]:8460", "[::ffff:10.0.0.5]", "::1", "localhost:8460, page.example",
+    "page.example@localhost", "localhost:page.example", "localhost@page.example", "[::1", "[localhost", "127.0.0.1 ",
+)  # fmt: skip
+
+
+def test_a_host_is_local_in_all_of_its_forms_and_none_beside_them_is() -> None:
+    check_local(None, None)
+    for host in LOCAL:
+        check_local(host, None)
+    for host in FOREIGN:
+        with pytest.raises(ForeignRequestError, match="BDN_AUTH=token"):
+            check_local(host, None)
+
+
+def test_a_page_is_foreign_unless_it_was_read_from_the_very_address_that_it_asks() -> None:
+    for host in LOCAL:
+        for origin in (f"http://{host}", f"https://{host}", f"HTTP://{host.upper()}"):
+            check_local(host, origin)
+    for origin in (
+        "",
+        "null",
+        "http://localhost",
+        "http://localhost:8461",
+        "http://127.0.0.1:8460",
+        "file://",
+        "localhost:8460",
+    ):
+        with pytest.raises(ForeignRequestError, match="Origin"):
+            check_local("localhost:8460", origin)
+        with pytest.raises(ForeignRequestError, match="Origin"):
+            check_local(None, origin)
