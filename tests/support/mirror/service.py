@@ -229,6 +229,7 @@ async def mirror_under_test(
     """A mirror that does not wait between attempts, with a data plane on a free port only where one is asked for."""
     if "database_url" not in settings:
         await asyncio.to_thread(prepare_database, data_dir)
+    settings.setdefault("outage_seconds", 0)  # six attempts
     async with open_mirror(
         MirrorSettings(data_dir=data_dir, port=0, data_port=0, **settings),
         serve=serve,
