@@ -20,7 +20,7 @@ from bdn.core.cache.digest_table import DigestTable, NameTable
 from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 
-LOOKS_AT_ONCE: Final = 5_000  # contents between two steps: some milliseconds
+LOOKS_AT_ONCE: Final = 2_000  # contents between two steps: some milliseconds
 
 _Result = TypeVar("_Result")
 Steps: TypeAlias = Generator[None, None, _Result]
