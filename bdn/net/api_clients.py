@@ -60,7 +60,8 @@ class MirrorClient(ContentClient):
         found = await self._call(HeldManifests, "GET", "/manifests")
         while found.next_cursor is not None:
             more = await self._call(HeldManifests, "GET", "/manifests", params={"cursor": found.next_cursor})
-            found = HeldManifests(items=[*found.items, *more.items], next_cursor=more.next_cursor)
+            items = [*found.items, *more.items]
+            found = HeldManifests(items=items, next_cursor=more.next_cursor, store=found.store)
         return found
 
     async def evict(self, request: EvictionRequest, wait_seconds: float = 0) -> Eviction:

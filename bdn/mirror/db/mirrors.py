@@ -210,6 +210,15 @@ async def update_source(session: WriteSession, mirror_id: str, position: int, **
 
 async def ready_at(session: ReadSession, organisation: str, revision: str) -> list[MirrorSourceRow]:
     """The sources that are READY at this revision and whose manifests may still be read, newest first."""
+    return await _ready(session, organisation, MirrorSourceRow.resolved_revision == revision)
+
+
+async def ready_from(session: ReadSession, organisation: str, source: str) -> list[MirrorSourceRow]:
+    """Those that were asked for by this name."""
+    return await _ready(session, organisation, MirrorSourceRow.source == source)
+
+
+async def _ready(session: ReadSession, organisation: str, wanted: ColumnElement[bool]) -> list[MirrorSourceRow]:
     query = (
         select(MirrorSourceRow)
         .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
@@ -217,7 +226,7 @@ async def ready_at(session: ReadSession, organisation: str, revision: str) -> li
         .where(
             ~is_given_up(organisation, ManifestRow.digest),
             MirrorRow.organisation == organisation,
-            MirrorSourceRow.resolved_revision == revision,
+            wanted,
             MirrorSourceRow.status == "READY",
         )
         .order_by(MirrorRow.created_at.desc())
@@ -386,6 +395,14 @@ async def restore(session: WriteSession, organisation: str, manifests: Sequence[
     return restored
 
 
+async def restorable(session: ReadSession, organisation: str) -> dict[str, float]:
+    """The manifests that the organisation gave up and can restore, and since when each of them is given up."""
+    query = select(TombstoneRow.manifest, TombstoneRow.created_at).where(
+        TombstoneRow.organisation == organisation, TombstoneRow.collected_at.is_(None)
+    )
+    return {manifest: at for manifest, at in (await session.execute(query)).all()}  # noqa: C416 - rows are not pairs
+
+
 async def lift_tombstone(session: WriteSession, organisation: str, manifest: str) -> None:
     """The organisation has mirrored the manifest again."""
     statement = delete(TombstoneRow).where(TombstoneRow.organisation == organisation, TombstoneRow.manifest == manifest)
@@ -422,8 +439,9 @@ async def others_read(session: ReadSession, organisation: str, manifests: Sequen
 
 async def an_expired_manifest(session: ReadSession, before: float) -> str | None:
     """A published manifest that is dead since then or longer. One that no mirror names any more is as old as it is."""
+    given_up = exists().where(TombstoneRow.manifest == ManifestRow.digest, TombstoneRow.created_at <= before)
     query = select(ManifestRow.digest).where(
-        ManifestRow.created_at <= before,
+        or_(ManifestRow.created_at <= before, given_up),
         ~exists(_living_sources(ManifestRow.digest, before)),
         ~exists().where(DraftRow.manifest == ManifestRow.digest),
     )

@@ -1,16 +1,20 @@
 """What is held where, and what a digest or a source stands for, to an organisation."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.mirror.db import agents, mirrors, origins
+from bdn.core.store import MirrorStore
+from bdn.mirror.db import agents, contents, mirrors, origins
 from bdn.mirror.db.database import Database, ReadSession, batches
 from bdn.mirror.db.origins import Place
 from bdn.wire.event_schema import Named, NamedKind, NamedPlace
-from bdn.wire.mirror_schema import HeldManifest, HeldManifests
+from bdn.wire.mirror_schema import HeldManifest, HeldManifests, StoreUse
+from bdn.wire.shapes import moment
 
 _SHOWN: Final = 100  # files whose paths are told
 _HOLDINGS: Final = 2000  # of one page: a thousand agents may hold each manifest
@@ -22,6 +26,8 @@ class Names:
     """The service behind ``GET /manifests`` and ``GET /names``."""
 
     database: Database
+    store: MirrorStore
+    tombstone_seconds: float
 
     async def held(self, organisation: str, after: str, limit: int) -> HeldManifests:
         """The manifests of the organisation that some tier holds, from the first one after this; as many as fit into a page."""
@@ -30,10 +36,11 @@ class Names:
             shown = await self._page(session, digests[:limit])
             sources = await mirrors.sources_by_manifest(session, organisation, shown)
             published = await mirrors.readable(session, organisation, shown)
+            evicted = await mirrors.restorable(session, organisation)
             nodes = await agents.holdings_of(session, shown)
         items = []
         for digest in shown:
-            if digest in published or digest in nodes:
+            if digest in published or digest in nodes or digest in evicted:
                 files, size = published.get(digest, (None, None))
                 holdings = {f"{cluster}/{node}": one for (cluster, node), one in nodes.get(digest, {}).items()}
                 items.append(
@@ -43,10 +50,18 @@ class Names:
                         files_total=files,
                         bytes_total=size,
                         mirror=digest in published,
+                        restorable_until=self._until(evicted.get(digest)),
                         nodes=holdings,
                     )
                 )
-        return HeldManifests(items=items, next_cursor=f"b3:{shown[-1]}" if len(shown) < len(digests) else None)
+        cursor = f"b3:{shown[-1]}" if len(shown) < len(digests) else None
+        return HeldManifests(items=items, next_cursor=cursor, store=None if after else await self._store_use())
+
+    async def _store_use(self) -> StoreUse:
+        async with self.database.read() as session:
+            _, stored = await contents.totals(session)
+        free, total = await asyncio.to_thread(self.store.disk)
+        return StoreUse(bytes_stored=stored, disk_free=free, disk_total=total)
 
     @staticmethod
     async def _page(session: ReadSession, digests: Sequence[str]) -> list[str]:
@@ -61,6 +76,9 @@ class Names:
                     return shown
                 shown.append(digest)
         return shown
+
+    def _until(self, given_up_at: float | None) -> datetime | None:
+        return None if given_up_at is None else moment(given_up_at + self.tombstone_seconds)
 
     async def find(self, of: str, organisation: str) -> Named:
         """What the name stands for. ``NotFoundError`` when it is nothing that was ever mirrored for this organisation."""
@@ -103,8 +121,8 @@ class Names:
         for place in places:
             wanted.setdefault(place.manifest, set()).add(place.content)
         paths: dict[tuple[str, str], str] = {}
-        for digest, contents in wanted.items():
-            found = await origins.paths(session, digest, contents)
+        for digest, named in wanted.items():
+            found = await origins.paths(session, digest, named)
             paths |= {(digest, content): path for content, path in found.items()}
         return [
             NamedPlace(
