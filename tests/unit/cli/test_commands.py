@@ -141,11 +141,11 @@ def test_a_setting_that_cannot_be_is_named_by_its_variable(monkeypatch: pytest.M
 
 def test_lists_say_what_an_agent_holds_for_its_cluster_and_why_it_takes_nothing_new(client: Client) -> None:
     assert run("ls").output.splitlines() == [
+        f"hf://o/gone  {MANIFESTS[0]}, evicted from the mirror, whose disk keeps it until 2126-01-02 03:04Z",
+        f"hf://o/gone  {MANIFESTS[0]}, evicted from the mirror, whose disk keeps it until the next collection",
         f"hf://o/m  {MANIFESTS[0]}",
         "  c/node: whole, 17 MB, in use by job",
         "  c/cache: incomplete, 0 B, 5 MB for its cluster",
-        f"hf://o/gone  {MANIFESTS[0]}, evicted from the mirror, whose disk keeps it until 2126-01-02 03:04Z",
-        f"hf://o/gone  {MANIFESTS[0]}, evicted from the mirror, whose disk keeps it until the next collection",
         "the mirror's store holds 5 MB of files; its disk has 1 GB free of 2 GB",
     ]
     assert run("agents").output.splitlines() == [
