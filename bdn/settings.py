@@ -73,6 +73,7 @@ NAMES: Final = frozenset(
         "limit_request_bytes",
         "log",
         "organisation",
+        "outage_seconds",
         "port",
         "r2_endpoint_url",
         "scrub_rate",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import ClassVar, dataclass_transform
 
-from bdn.core.units import counted, format_size
+from bdn.core.units import format_size
 
 Fact = str | int | float | bool | None | list[str]
 
@@ -283,7 +283,7 @@ class CacheFullError(ServiceError):
     def __str__(self) -> str:
         if self.needed_files is not None:
             return (
-                f"{counted(self.needed_files, 'more file')} would not fit now: the file system has inodes for {self.free_files}, and what "
+                f"{self.needed_files} more files do not fit now: the file system has inodes for {self.free_files}, and what "
                 "may be evicted does not free enough; unstage a job, or make the file system anew with more inodes"
             )
         return (

@@ -15,11 +15,12 @@ GROUPS = {"CallerError", "UpstreamError", "ServiceError"}  # between the root an
 EXAMPLES: list[tuple[BdnError, list[str]]] = [
     (errors.InvalidRequestError("weights is empty"), ["weights is empty"]),
     (errors.InvalidSourceError("s3://", "needs a bucket"), ["s3://", "needs a bucket"]),
+    (errors.ForeignRequestError("Host", "evil.example"), ["Host", "evil.example", "BDN_AUTH=token"]),
     (errors.InvalidMountError("m", "must be absolute"), ["'m'", "must be absolute"]),
     (errors.AuthRequiredError("hf://o/r", "401"), ["hf://o/r", "401", "CUSTOM_SECRET", "--secret"]),
     (errors.SecretNotFoundError("hf_token"), ["'hf_token'", "BDN_SECRET_hf_token", "BDN_SECRETS_DIR"]),
     (errors.SecretMalformedError("aws", "lacks aws_access_key_id"), ["'aws'", "lacks aws_access_key_id"]),
-    (errors.NoFilesMatchedError("hf://o/r", 3, ("*.x",), ("y",), "try **/*.x"), ["3 files", "*.x", "['y']", "try **/*.x"]),
+    (errors.NoFilesMatchedError("hf://o/r", 3, ("*.x",), ("y",), "try **/*.x"), ["3 files", "*.x", "ignore_patterns 'y'", "try **/*.x"]),
     (errors.LimitExceededError("files in a manifest", 11, 10), ["files in a manifest", "11", "10"]),
     (errors.EgressRefusedError("169.254.169.254", "it is link-local"), ["169.254.169.254", "BDN_EGRESS_ALLOW"]),
     (errors.NotFoundError("mirror mir_1"), ["mirror mir_1"]),
