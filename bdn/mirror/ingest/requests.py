@@ -169,7 +169,9 @@ class MirrorRequests:
     async def _documents(self, found: Sequence[MirrorState], organisation: str) -> list[Mirror]:
         ready = [source for state in found if state.row.status == "READY" for source in state.sources]
         async with self.database.read() as session:
-            held = await mirrors.readable(session, organisation, sorted({str(source.manifest) for source in ready}))
+            held = (
+                await mirrors.readable(session, organisation, sorted({str(source.manifest) for source in ready}))
+            ).keys()
         return [self._document(state, held) for state in found]
 
     def _document(self, state: MirrorState, held: AbstractSet[str]) -> Mirror:
