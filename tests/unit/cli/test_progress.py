@@ -5,7 +5,6 @@ import io
 import pytest
 from rich.console import Console
 
-from bdn.cli import output
 from bdn.cli.output import Output, _figures, bar_on, progress_bar
 
 GB = 10**9
@@ -37,8 +36,7 @@ def test_only_bytes_that_moved_have_a_rate(done: int, total: int | None, moved: 
     assert ", ".join(_figures(done, total, moved, 4.0)) == told
 
 
-def test_a_line_tells_the_end_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(output.sys.stderr, "isatty", lambda: False, raising=False)
+def test_a_line_tells_the_end_once(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(Output(as_json=False, quiet=False), "staging") as show:
         for _ in range(3):
             show(5, 5, 0)
