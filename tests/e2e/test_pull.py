@@ -167,6 +167,26 @@ def test_what_is_held_is_pulled_while_the_hub_is_away(shell: Shell, hub: Hub, tm
     assert hub.log.count() == 0
 
 
+def test_a_pull_of_something_else_lets_no_file_go_unless_it_may(shell: Shell, hub: Hub, tmp_path: Path) -> None:
+    repository, whole = hub.repo("org/model"), {f"{number}.bin": bytes([number]) for number in range(8)}
+    repository.commit({"config.json": b"{}", **whole})
+    hub.repo("org/other").commit({"config.json": b"{ }", **whole})
+    shell.run("bdn", "pull", "hf://org/model", "out")
+    before = tree(tmp_path / "out")
+
+    narrower = shell.run("bdn", "pull", "hf://org/model", "out", "--allow", "*.json")
+    other = shell.run("bdn", "pull", "hf://org/other", "out", "--json")
+    assert (narrower.code, other.code, other.document["error"]["code"]) == (2, 2, "INVALID_REQUEST")
+    assert "would remove or replace 0.bin, 1.bin, 2.bin, 3.bin, 4.bin and 3 more; add --replace" in narrower.err
+    assert "would remove or replace config.json; add --replace" in other.out
+    assert tree(tmp_path / "out") == before
+
+    assert shell.run("bdn", "pull", "hf://org/model", "out", "--allow", "*.json", "--replace").code == 0
+    assert tree(tmp_path / "out") == {"config.json": b"{}"}
+    wider = shell.run("bdn", "pull", "hf://org/model", "out")  # nothing goes
+    assert (wider.code, tree(tmp_path / "out")) == (0, before), wider.err
+
+
 def test_a_pulled_directory_protects_its_content_until_it_is_removed(shell: Shell, hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit(model())
     shell.run("bdn", "pull", "hf://org/model", "out")
