@@ -81,7 +81,7 @@ class Membership:
             members=None if are_known else members,
             epoch=epoch,
             pending=commands,
-            public_keys=[self.requests.signer.public_key],
+            public_keys=self.requests.signer.public_keys,
             interval_seconds=INTERVAL_SECONDS,
         )
         are_others = heartbeat.epoch is not None and not are_known

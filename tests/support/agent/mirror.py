@@ -218,7 +218,7 @@ class AgentMirror:
             commands = list(self.commands)
             epoch, members = self._join(heartbeat)
         return HeartbeatReply(
-            members=members, epoch=epoch, pending=commands, public_keys=[self.signer.public_key], interval_seconds=0.2
+            members=members, epoch=epoch, pending=commands, public_keys=self.signer.public_keys, interval_seconds=0.2
         )
 
     def _join(self, heartbeat: Heartbeat) -> tuple[int, list[MemberDocument]]:
@@ -277,7 +277,7 @@ class AgentMirror:
         return fault(chunk) if fault else chunk
 
     def _verify(self, bearer: str) -> Grant:
-        return GrantVerifier([self.signer.public_key]).verify(bearer, now=time.time())
+        return GrantVerifier(self.signer.public_keys).verify(bearer, now=time.time())
 
     def _store(self, content: bytes) -> FileLayout:
         for piece in pieces(content):
