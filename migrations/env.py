@@ -6,6 +6,7 @@ from alembic import context
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from bdn.mirror.db.database import database_url
 from bdn.mirror.db.tables import Base
 from bdn.mirror.settings import MirrorSettings
 
@@ -17,7 +18,7 @@ def run(connection: Connection) -> None:
 
 
 async def run_by_url() -> None:
-    engine = create_async_engine(MirrorSettings().effective_database_url)
+    engine = create_async_engine(database_url(MirrorSettings().effective_database_url))
     async with engine.begin() as connection:
         await connection.run_sync(run)
     await engine.dispose()

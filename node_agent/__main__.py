@@ -10,12 +10,11 @@ import click
 
 from bdn import __version__
 from bdn.cli.logs import log_to_stderr
+from bdn.cli.main import missing_extra
 from bdn.cli.output import DONE, INTERRUPTED, USAGE, exit_code_of
 from bdn.core.errors import BdnError
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError
-from node_agent.api import serving_api
-from node_agent.app import open_agent
 from node_agent.settings import AgentSettings, load_settings
 
 
@@ -27,6 +26,9 @@ async def serve(settings: AgentSettings) -> int:
 
     Raises ``BdnError``: the agent cannot start: its directory, its socket or a port is somebody else's.
     """
+    from node_agent.api import serving_api  # noqa: PLC0415 - of the extra bdn[agent], which may be absent
+    from node_agent.app import open_agent  # noqa: PLC0415
+
     with _signals() as stop:
         async with open_agent(settings) as agent, serving_api(agent):
             return await stop
@@ -79,6 +81,8 @@ def main(roles: str | None) -> None:
     except BdnError as error:
         click.echo(f"error: {error} [{error.code}]", err=True)
         sys.exit(exit_code_of(error))
+    except ModuleNotFoundError as error:
+        raise click.ClickException(missing_extra(error)) from error
 
 
 if __name__ == "__main__":

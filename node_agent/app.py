@@ -108,7 +108,7 @@ async def open_agent(
         DiskFailedError: the cache directory cannot be used.
     """
     settings.check()
-    policy, waits = policy or RetryPolicy(), waits or Waits()
+    policy, waits = policy or RetryPolicy(settings.outage_seconds), waits or Waits()
     async with AsyncExitStack() as stack:
         registry, news = StageRegistry(), ChangeSignal()
         metrics = AgentMetrics(registry)

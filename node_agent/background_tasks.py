@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
+from bdn.core.cache.index import Steps
 from bdn.core.errors import single_error
 from bdn.transfer.byte_threads import ended
 
@@ -57,3 +58,14 @@ async def to_the_end(work: Coroutine[object, object, _Result]) -> _Result:
 async def in_thread(call: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
     """A blocking call to the disk in a thread, awaited to its end: nobody writes behind the back of a canceled caller."""
     return await to_the_end(asyncio.to_thread(call, *args, **kwargs))
+
+
+async def in_steps(steps: Steps[_Result]) -> _Result:
+    """Work of the event loop in steps, between which it does what else is to be done."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: _Result = ended.value
+            return result
+        await asyncio.sleep(0)

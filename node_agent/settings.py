@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.settings import FileSettings, LogForm, Port, Rate, SettingsError, Size, default_data_dir
 from bdn.wire.http_fields import is_loopback
 
@@ -17,6 +18,7 @@ _SHARED: Final = {
     "url": "BDN_URL",
     "token": "BDN_TOKEN",
     "auth": "BDN_AUTH",
+    "outage_seconds": "BDN_OUTAGE_SECONDS",
     "log": "BDN_LOG",
 }
 
@@ -42,6 +44,9 @@ class AgentSettings(FileSettings):
     url: str = Field(default="http://127.0.0.1:8460", validation_alias=_SHARED["url"])
     token: str | None = Field(default=None, repr=False, validation_alias=_SHARED["token"])
     auth: Literal["off", "token"] = Field(default="off", validation_alias=_SHARED["auth"])
+    outage_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=OUTAGE_SECONDS, validation_alias=_SHARED["outage_seconds"]
+    )
     log: LogForm = Field(default="logfmt", validation_alias=_SHARED["log"])
     cache_dir: Path | None = None  # None means below the data dir
     cache_bytes: Size | None = None  # None means 90 % of the disk

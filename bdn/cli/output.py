@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 import click
 from pydantic import BaseModel, ValidationError
 
+from bdn.cli.main import missing_extra
 from bdn.core.errors import BdnError, InvalidRequestError
 from bdn.core.units import format_size
 from bdn.net.client import OUTAGE_SECONDS, OutageRetry
@@ -139,6 +140,9 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
             problem = _describe(error) if isinstance(error, ValidationError) else error
             click.echo(f"error: {problem}", err=True)
             code = USAGE
+        except ModuleNotFoundError as error:
+            click.echo(f"error: {missing_extra(error)}", err=True)
+            code = FAILED
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             code = INTERRUPTED

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, Protocol
-from urllib.parse import urlsplit
 
 import bdn
 from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.mirror.app import MirrorService, open_mirror
+from bdn.mirror.db.database import database_url, place_of
 from bdn.mirror.settings import MirrorSettings
 from bdn.net.api_server import bind_tcp, serving
 from bdn.wire.stage_schema import StageDocument
@@ -88,10 +88,9 @@ async def running_mirror(settings: MirrorSettings, program: str = "bdn serve") -
 @contextmanager
 def told(settings: MirrorSettings, what: str, facts: Mapping[str, object]) -> Iterator[None]:
     """Log that a service has started, with what an operator looks for first, and that it stops."""
-    database = urlsplit(settings.effective_database_url)  # user and password stay out of the log
     places = {
         "version": bdn.__version__,
-        "database": f"{database.scheme}://{database.hostname or ''}{database.path}",
+        "database": place_of(database_url(settings.effective_database_url)),
         "store": settings.effective_store,
         "jobs": settings.jobs,
     }

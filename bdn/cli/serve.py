@@ -5,8 +5,9 @@ import click
 from bdn.cli.output import Output, command_line
 from bdn.cli.running import in_the_foreground, running_mirror, running_services, told
 from bdn.core.errors import InvalidRequestError
+from bdn.disk.durable import disk_errors
 from bdn.mirror.app import open_mirror
-from bdn.mirror.db.database import HEAD, Database
+from bdn.mirror.db.database import HEAD, Database, database_url, place_of
 from bdn.mirror.settings import MirrorSettings
 
 
@@ -40,7 +41,7 @@ async def worker(output: Output) -> None:
     """Run one more worker beside a mirror on PostgreSQL; it has no ports.
 
     \b
-    Example: BDN_DATABASE_URL=postgresql+asyncpg://bdn@db/bdn bdn worker
+    Example: BDN_DATABASE_URL=postgresql://bdn@db/bdn bdn worker
     """
     settings = MirrorSettings()
     if settings.is_embedded:
@@ -60,18 +61,21 @@ async def migrate(output: Output) -> None:
     """Bring the database to the schema of this version.
 
     \b
-    Example: BDN_DATABASE_URL=postgresql+asyncpg://bdn@db/bdn bdn migrate
+    Example: BDN_DATABASE_URL=postgresql://bdn@db/bdn bdn migrate
     """
     settings = MirrorSettings()
     if settings.is_embedded:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        with disk_errors(settings.data_dir):
+            settings.data_dir.mkdir(parents=True, exist_ok=True)
     database = Database(settings.effective_database_url)
+    place = place_of(database_url(settings.effective_database_url))
     try:
         before = await database.version()
         await database.migrate()
     finally:
         await database.close()
-    output.result({"before": before, "now": HEAD}, [f"database at migration {HEAD} (was {before or 'empty'})"])
+    document = {"database": place, "before": before, "now": HEAD}
+    output.result(document, [f"database {place} at migration {HEAD} (was {before or 'empty'})"])
 
 
 @click.command()

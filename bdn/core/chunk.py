@@ -8,8 +8,8 @@ file digest that the manifest names, and the bytes of a slice are checked agains
 
 import json
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from typing import Final, Self
@@ -311,8 +311,7 @@ class Manifest:
         """JSON with sorted keys and no white space, in UTF-8."""
         # In pieces, because the dictionaries of a million files are half a gigabyte.
         starts = range(0, len(self.files), _ENCODED_AT_ONCE)
-        files = b",".join(_canonical_files(self.files[start : start + _ENCODED_AT_ONCE]) for start in starts)
-        return b'{"files":[%b],"schema":"%b"}' % (files, SCHEMA.encode())
+        return _canonical(_canonical_files(self.files[start : start + _ENCODED_AT_ONCE]) for start in starts)
 
     @cached_property
     def digest(self) -> Digest:
@@ -342,6 +341,51 @@ class Manifest:
         if manifest.canonical != canonical:
             raise MalformedDocumentError("not a manifest in canonical form")
         return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestDocument:
+    """A manifest as it is published: of a million files 160 MB, where a ``Manifest`` is 600.
+
+    ``contents`` are the raw digests of its distinct contents, in order.
+    """
+
+    digest: Digest
+    canonical: bytes = field(repr=False)
+    files_total: int
+    bytes_total: int
+    contents: bytes = field(repr=False)
+
+
+class ManifestWriter:
+    """Makes a ``ManifestDocument`` of files that come some at a time, in the order of their paths, of a tree that was checked."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._contents: set[bytes] = set()
+        self._last = ""
+        self._files = self._bytes = 0
+
+    def add(self, entries: Sequence[FileEntry]) -> None:
+        """The next files; ``ValueError`` where they are out of order."""
+        for entry in entries:
+            if entry.path <= self._last:
+                raise ValueError("a manifest's files are sorted by path")
+            self._last = entry.path
+            self._bytes += entry.size
+            self._contents.add(entry.digest.to_bytes())
+        self._files += len(entries)
+        self._pieces.append(_canonical_files(entries))
+
+    def finish(self) -> ManifestDocument:
+        """All files are in. Takes a second for a million of them."""
+        canonical = _canonical(self._pieces)
+        contents = b"".join(sorted(self._contents))
+        return ManifestDocument(digest_of(canonical), canonical, self._files, self._bytes, contents)
+
+
+def _canonical(pieces: Iterable[bytes]) -> bytes:
+    return b'{"files":[%b],"schema":"%b"}' % (b",".join(pieces), SCHEMA.encode())
 
 
 def _canonical_files(entries: Iterable[FileEntry]) -> bytes:

@@ -11,7 +11,11 @@ from typing import BinaryIO, Final
 
 from bdn.core.errors import DiskFailedError
 
-_REMEDIES: Final = {errno.EDQUOT: "; the cache may have no more than its quota: set BDN_AGENT_CACHE_BYTES below it"}
+_OTHER: Final = "; BDN_DATA_DIR and BDN_AGENT_CACHE_DIR name directories that this user may write to"
+_REMEDIES: Final = {
+    errno.EDQUOT: "; the cache may have no more than its quota: set BDN_AGENT_CACHE_BYTES below it",
+    **dict.fromkeys((errno.EACCES, errno.EEXIST, errno.ENOTDIR, errno.EPERM), _OTHER),
+}
 
 
 @contextmanager
@@ -37,23 +41,28 @@ def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def kept_key(path: Path, new: Callable[[], bytes]) -> bytes:
-    """The key in this file, readable by its owner alone, which is made when there is none."""
-    if not path.exists():
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        partial.touch(mode=0o600, exist_ok=False)
-        with partial.open("wb") as file:
-            file.write(new())
-            file.flush()
-            os.fsync(file.fileno())
-        # A link never replaces: of two that start together, the first one's key stays.
-        try:
-            path.hardlink_to(partial)
-        except FileExistsError:
-            pass
-        finally:
-            partial.unlink()
-        sync_folder(path.parent)  # what was signed stays good, whatever becomes of the power
-    return path.read_bytes()
+    """The key in this file, readable by its owner alone, which is made when there is none. Raises ``DiskFailedError``."""
+    with disk_errors(path):
+        if not path.exists():
+            _make_key(path, new())
+        return path.read_bytes()
+
+
+def _make_key(path: Path, key: bytes) -> None:
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    partial.touch(mode=0o600, exist_ok=False)
+    with partial.open("wb") as file:
+        file.write(key)
+        file.flush()
+        os.fsync(file.fileno())
+    # A link never replaces: of two that start together, the first one's key stays.
+    try:
+        path.hardlink_to(partial)
+    except FileExistsError:
+        pass
+    finally:
+        partial.unlink()
+    sync_folder(path.parent)  # what was signed stays good, whatever becomes of the power
 
 
 def _replace(path: Path, content: bytes, mode: int, *, is_synced: bool) -> None:

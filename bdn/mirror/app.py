@@ -13,8 +13,8 @@ from typing import Final
 from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
-from bdn.core.pace.retry import StallPolicy
-from bdn.disk.durable import make_folder
+from bdn.core.pace.retry import RetryPolicy, StallPolicy
+from bdn.disk.durable import disk_errors, make_folder
 from bdn.mirror.access import Access
 from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.damages import Damages
@@ -100,7 +100,8 @@ async def open_mirror(
     async with AsyncExitStack() as stack:
         # Database and store, and what is known to be wrong in them.
         keyring = Keyring.parse(settings.secrets_key)
-        make_folder(settings.data_dir, is_durable=True)
+        with disk_errors(settings.data_dir):
+            make_folder(settings.data_dir, is_durable=True)
         if settings.is_embedded:
             stack.enter_context(_single_process(settings.data_dir, program))
         database = await _open_database(stack, settings)
@@ -115,7 +116,7 @@ async def open_mirror(
         issuer = await asyncio.to_thread(load_issuer, settings, clock)
         budgets = UpstreamBudgets(settings.transfers, pause=pause)
         metrics.registry.register(UpstreamMetrics(budgets))
-        retries = UpstreamRetries(budgets)
+        retries = UpstreamRetries(budgets, RetryPolicy(settings.outage_seconds))
         context = SourceContext(
             "",
             UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url),
@@ -245,7 +246,9 @@ async def _open_database(stack: AsyncExitStack, settings: MirrorSettings) -> Dat
 @contextmanager
 def _single_process(data_dir: Path, program: str) -> Iterator[None]:
     """One process has an embedded database; the kernel drops the lock with the process. Raises ``InUseError``."""
-    with (data_dir / "mirror.lock").open("a+") as lock:
+    with disk_errors(data_dir):
+        lock = (data_dir / "mirror.lock").open("a+")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

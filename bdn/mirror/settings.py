@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from bdn.core.egress import EgressPolicy
+from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.core.store import GRACE_SECONDS, TOMBSTONE_SECONDS
 from bdn.settings import FileSettings, LogForm, Port, Rate, Size, default_data_dir
 from bdn.sources.settings import CLOUDFLARE_R2, check_r2_template
@@ -48,6 +49,7 @@ class MirrorSettings(FileSettings):
     grant_seconds: Annotated[int, Field(gt=0)] = 24 * 3600
     jobs: Annotated[int, Field(gt=0)] = 4
     transfers: Annotated[int, Field(gt=0, le=256)] = 16
+    outage_seconds: Annotated[float, Field(ge=0)] = OUTAGE_SECONDS  # for which a request that fails is repeated
     scrub_seconds: Annotated[float, Field(ge=0)] = 7 * 86400.0  # within which all of the store is read again; 0 is off
     scrub_rate: Rate = 200 * 1000**2
     upload_rate: Rate | None = None  # of the data plane; None means no limit

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import ssl
-import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from bdn.core.chunk import Digest, MalformedDocumentError, Manifest, digest_of
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
-from bdn.core.pace.retry import RetryPolicy
+from bdn.core.pace.retry import Outage, RetryPolicy
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, ORGANISATION_HEADER
 from bdn.wire.layout_form import Layout
 from bdn.wire.shapes import ServiceUnreachableError, WrongDocumentError, error_from
@@ -23,7 +23,7 @@ _CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all
 # h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
 _ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)
 OUTAGE_SECONDS: Final = 600.0  # a mirror that is restarted, or moved to another machine, is back by then
-_OUTAGE_POLICY: Final = RetryPolicy(attempts=sys.maxsize, first_seconds=0.5, longest_seconds=10.0)
+_OUTAGE_POLICY: Final = RetryPolicy(OUTAGE_SECONDS, attempts=1, first_seconds=0.5)
 _Body = TypeVar("_Body", bound=BaseModel)
 _Answer = TypeVar("_Answer")
 Params = Mapping[str, str | list[str]]
@@ -213,34 +213,30 @@ def _host_of(address: str) -> str | None:
 
 @dataclass(frozen=True)
 class OutageRetry:
-    """Asks a service again while it does not answer: for ``seconds`` after the first failure in a row.
+    """Asks a service again while it does not answer, as the policy says.
 
-    ``told`` is called with that failure, and with None once there is an answer again.
+    ``told`` is called with the first failure in a row, and with None once there is an answer again.
     """
 
-    seconds: float = OUTAGE_SECONDS
     told: Callable[[BdnError | None], None] = lambda _: None
     policy: RetryPolicy = _OUTAGE_POLICY
 
     async def ask(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """The answer to ``question``, which changes nothing. Transient errors are raised when the time is over."""
-        now = asyncio.get_running_loop().time
-        failures, until = 0, 0.0
+        outage = Outage(self.policy)
         while True:
+            sent = time.monotonic()
             try:
                 answer = await question()
             except BdnError as error:
-                if not failures:
-                    until = now() + self.seconds
-                failures += 1
-                delay = self.policy.delay(failures, error, random.random())  # noqa: S311 - not a secret
-                if delay is None or now() + delay > until:
+                delay = outage.delay(error, time.monotonic() - sent, random.random())  # noqa: S311 - not a secret
+                if delay is None:
                     raise
-                if failures == 1:
+                if outage.failures == 1:
                     self.told(error)
                 await asyncio.sleep(delay)
                 continue
-            if failures:
+            if outage.failures:
                 self.told(None)
             return answer
 

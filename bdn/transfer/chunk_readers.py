@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from blake3 import blake3
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, StoreUnavailableError
-from bdn.core.pace.retry import RetryPolicy
+from bdn.core.pace.retry import Outage, RetryPolicy
 from bdn.wire.operation_schema import Tier
 
 BytesByTier = Mapping[Tier, int]  # bytes of one chunk by the tier that they came from
@@ -145,26 +146,29 @@ class RetryingReader:
     """Reads again after failures that may pass, with full jitter, until ``stop`` is set; goes on from what came.
 
     A byte thread sleeps on ``stop``, so that cancelling a fill does not wait for a backoff to end. ``may_retry`` is asked
-    before each further attempt.
+    before each further attempt, and ``on_arrival`` told of success, with the time at which the attempt was begun.
     """
 
     inner: ChunkReader
     policy: RetryPolicy
     stop: threading.Event
-    may_retry: Callable[[], bool] = lambda: True
+    may_retry: Callable[[float], bool] = lambda _: True
+    on_arrival: Callable[[float], None] = lambda _: None
     draw: Callable[[], float] = random.random
 
     def read_into(self, chunk: PartialChunk) -> None:
         """Bring the chunk, or raise the last error."""
-        failures = 0
+        outage = Outage(self.policy)
         while True:
             if self.stop.is_set():
                 raise CanceledError("the transfer")
+            sent = time.monotonic()
             try:
-                return self.inner.read_into(chunk)
+                self.inner.read_into(chunk)
             except BdnError as error:
-                failures += 1
-                delay = self.policy.delay(failures, error, self.draw())
-                if delay is None or not self.may_retry():
+                delay = outage.delay(error, time.monotonic() - sent, self.draw())
+                if delay is None or not self.may_retry(sent):
                     raise
+            else:
+                return self.on_arrival(sent)
             self.stop.wait(delay)

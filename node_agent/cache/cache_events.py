@@ -12,7 +12,7 @@ from node_agent.cache.records import Held
 
 Decisions = Sequence[Event]
 Decided = Callable[[Decisions], None]
-Account = Callable[[Victim, float], Event]  # why this victim goes, given its last use
+Account = Callable[[Victim], Event]  # why this victim goes
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def for_room(holder: Holder, newcomers: Sequence[Held]) -> Account:
     """Victims that go from the node tier as the least recently used, for a stage."""
     brought = ", ".join(str(one.manifest.digest) for one in newcomers)
 
-    def account(victim: Victim, last_used: float) -> Event:
-        gone: dict[str, Fact] = {"tier": "node", "bytes": victim.size, "last_used": last_used}
+    def account(victim: Victim) -> Event:
+        gone: dict[str, Fact] = {"tier": "node", "bytes": victim.size, "last_used": victim.last_used}
         return about_holder("made_room", victim.manifest, holder, gone | {"newcomer": brought})
 
     return account
@@ -98,8 +98,8 @@ def for_room(holder: Holder, newcomers: Sequence[Held]) -> Account:
 def over_budget(tier: Tier, held: int, budget: int, allowed: int) -> Account:
     """Victims that go because the tier holds more than it may."""
 
-    def account(victim: Victim, last_used: float) -> Event:
-        gone: dict[str, Fact] = {"tier": tier, "bytes": victim.size, "last_used": last_used}
+    def account(victim: Victim) -> Event:
+        gone: dict[str, Fact] = {"tier": tier, "bytes": victim.size, "last_used": victim.last_used}
         return Event.of(
             "trimmed", gone | {"held": held, "budget": budget, "allowed": allowed}, manifest=victim.manifest
         )
@@ -115,9 +115,9 @@ class OnRequest:
     tier: Tier
     broken: dict[Digest, tuple[Holder, ...]]
 
-    def __call__(self, victim: Victim, last_used: float) -> Event:
+    def __call__(self, victim: Victim) -> Event:
         """Why this victim goes."""
-        facts: dict[str, Fact] = {"bytes": victim.size, "last_used": last_used, "forced": self.command.force}
+        facts: dict[str, Fact] = {"bytes": victim.size, "last_used": victim.last_used, "forced": self.command.force}
         return self._event("evicted", victim.manifest, self.broken.get(victim.manifest, ()), facts)
 
     def spared(self, leased: Iterable[Leased]) -> list[Event]:

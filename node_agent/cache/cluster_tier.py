@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,14 +216,14 @@ class ClusterTier:
         """
         with self._lock:
             self._hear_of_uses()
-            is_new, last_used, budget = not self.index.holds(manifest), self._last_used(), self.budget()
+            is_new, budget = not self.index.holds(manifest), self.budget()
             admission = self.index.admit(manifest, chunk, len(buffer), now=self.clock(), budget=budget)
             if not admission.missing:
                 self._link(chunk, manifest)
                 return False
             decisions = [_made_room(victim, manifest) for victim in admission.victims]
             try:
-                self._delete(admission.victims, "lru", decisions, last_used)
+                self._delete(admission.victims, "lru", decisions)
             except BaseException:
                 self.index.lose(chunk)
                 raise
@@ -276,10 +276,9 @@ class ClusterTier:
         """
         with self._lock:
             self._hear_of_uses()
-            decided, last_used = plan(self.index), self._last_used()
-            decisions = [account(victim, last_used[victim.manifest]) for victim in decided.victims]
+            decided = plan(self.index)
             self.index.evict(decided)
-            self._delete(decided.victims, reason, decisions, last_used)
+            self._delete(decided.victims, reason, list(map(account, decided.victims)))
         return decided
 
     def plan(self, plan: Callable[[ChunkIndex], EvictionPlan]) -> EvictionPlan:
@@ -342,17 +341,8 @@ class ClusterTier:
                 logger.warning("chunk %s is not on disk any more", chunk)
                 self.index.lose(chunk)
 
-    def _last_used(self) -> dict[Digest, float]:
-        return {manifest: self.index.recency.last_used(manifest) for manifest in self.index.manifests()}
-
-    def _delete(
-        self,
-        victims: Sequence[Victim],
-        reason: EvictionReason,
-        decisions: Sequence[Event],
-        last_used: Mapping[Digest, float],
-    ) -> None:
-        """The index has forgotten them; ``last_used`` is what it knew before."""
+    def _delete(self, victims: Sequence[Victim], reason: EvictionReason, decisions: Sequence[Event]) -> None:
+        """The index has forgotten them."""
         self.events.decided(decisions)
         count = 0
         try:
@@ -361,8 +351,8 @@ class ClusterTier:
                 self._noted.pop(victim.manifest, None)
                 count += 1
         except BdnError as error:
-            left = [victim.manifest for victim in victims[count:]]
-            self._count_again(left, last_used)
+            self._count_again(victims[count:])
+            left = (victim.manifest for victim in victims[count:])
             self.events.decided(kept(filter(self.index.holds, left), error))
             raise
         finally:
@@ -370,13 +360,13 @@ class ClusterTier:
                 self.events.evicted(reason, victims[:count])
                 self.events.changed()
 
-    def _count_again(self, manifests: Iterable[Digest], last_used: Mapping[Digest, float]) -> None:
+    def _count_again(self, victims: Iterable[Victim]) -> None:
         """What their folders still hold. Not by the folders' times: a deletion that began has set them."""
-        for manifest in manifests:
+        for victim in victims:
             with suppress(BdnError):  # what cannot even be looked at cannot be served either; the next start counts it
-                found = self.files.look_at(manifest)
+                found = self.files.look_at(victim.manifest)
                 if found is not None:
-                    self.index.restore(manifest, found.chunks, last_used=last_used[manifest])
+                    self.index.restore(victim.manifest, found.chunks, last_used=victim.last_used)
 
 
 def _made_room(victim: Victim, newcomer: Digest) -> Event:

@@ -5,12 +5,14 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
-from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason, Holder, Victim
+from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason, Holder, Steps, Victim
 from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError, CacheTooSmallError
-from node_agent.background_tasks import in_thread, to_the_end
+from bdn.core.events import Event
+from node_agent.background_tasks import in_steps, in_thread, to_the_end
 from node_agent.cache.cache_events import (
     Account,
     CacheEvents,
@@ -89,6 +91,13 @@ class NodeCache:
         """The manifest, if it is held."""
         return await in_thread(self.files.records.load, digest)
 
+    async def lease(self, manifest: Digest, holder: Holder) -> bool:
+        """Keep a manifest from being evicted; False when it is not held."""
+        async with self._lock:
+            if is_held := self.index.holds(manifest):
+                self.index.leases.take(manifest, holder)
+            return is_held
+
     async def leave(self, stage_id: str) -> None:
         """End a stage's leases. Its fills have ended. Space that was promised to files never begun is free again."""
         async with self._lock:
@@ -143,7 +152,7 @@ class NodeCache:
         return bool(holders - {stage_id} - self._idle)
 
     async def evict(
-        self, plan: Callable[[CacheIndex], EvictionPlan], reason: EvictionReason, account: Account
+        self, plan: Callable[[CacheIndex], Steps[EvictionPlan]], reason: EvictionReason, account: Account
     ) -> EvictionPlan:
         """Carry out what ``plan`` decides about the index as it is once nobody else changes it; ``account`` says why."""
         async with self._lock:
@@ -166,7 +175,7 @@ class NodeCache:
         budget, held = room.budgets.node, self.index.ledger.used_bytes
         if held > budget:
             account = over_budget("node", held, budget, room.limits.node)
-            await self._evict(lambda index: index.plan_lru(held - budget), "trim", account)
+            await self._evict(lambda index: index.planning(size=held - budget), "trim", account)
 
     async def withdraw(self, content: Digest, take: Callable[[], bool]) -> None:
         """Hold a whole file no more: it is wrong, or gone. Its manifests stay, and the next stage fills it again.
@@ -192,15 +201,13 @@ class NodeCache:
     # --- with the lock held ---
 
     async def _evict(
-        self, plan: Callable[[CacheIndex], EvictionPlan], reason: EvictionReason, account: Account
+        self, plan: Callable[[CacheIndex], Steps[EvictionPlan]], reason: EvictionReason, account: Account
     ) -> EvictionPlan:
         """What a failing disk keeps is counted again, and recorded as kept."""
-        decided = plan(self.index)
-        last_used = self.index.recency.last_used
-        decisions = [account(victim, last_used(victim.manifest)) for victim in decided.victims]
-        self.index.evict(decided)
+        decided = await in_steps(plan(self.index))
+        await in_steps(self.index.evicting(decided.victims))
         try:
-            await in_thread(self.delete, decided.victims, decisions)
+            await in_thread(self.delete, decided.victims, map(account, decided.victims))
         except BdnError as error:
             left = await in_thread(self.files.left_of, decided.victims)
             for found in left:
@@ -208,31 +215,32 @@ class NodeCache:
             await in_thread(self.events.decided, kept((found.manifest for found in left), error))
             raise
         finally:
-            held = frozenset(self.index.manifests())
-            self.announce([victim for victim in decided.victims if victim.manifest not in held], reason)
+            await self.announce([one for one in decided.victims if not self.index.holds(one.manifest)], reason)
         return decided
 
     async def forget(self, manifests: Iterable[Digest], why: Decisions) -> None:
         """Drop manifests of which nothing is left to keep."""
-        plan = self.index.plan(manifests)
-        self.index.evict(plan)
-        for victim in plan.victims:
-            self.chunks.remove(victim.manifest)
+        plan = await in_steps(self.index.planning(manifests))
+        await in_steps(self.index.evicting(plan.victims))
+        await in_thread(self._remove_chunks, plan.victims)
         with suppress(BdnError):  # a record without content is rubbish, which the next start finds
             await in_thread(self.delete, plan.victims, why)
 
-    def delete(self, victims: Sequence[Victim], decisions: Decisions) -> None:
+    def delete(self, victims: Sequence[Victim], decisions: Iterable[Event]) -> None:
         """Record the decisions, then delete: after a kill in between, people can still be told why. Blocking."""
-        self.events.decided(decisions)
+        self.events.decided(list(decisions))
         self.files.delete(victims)
 
-    def announce(self, victims: Sequence[Victim], reason: EvictionReason) -> None:
+    async def announce(self, victims: Sequence[Victim], reason: EvictionReason) -> None:
         """They are gone: nobody is served from them any more."""
+        await in_thread(self._remove_chunks, victims)
+        if victims:
+            await in_thread(self.events.evicted, reason, victims)
+        self.events.changed()
+
+    def _remove_chunks(self, victims: Sequence[Victim]) -> None:
         for victim in victims:
             self.chunks.remove(victim.manifest)
-        if victims:
-            self.events.evicted(reason, victims)
-        self.events.changed()
 
 
 class _Admission:
@@ -245,9 +253,8 @@ class _Admission:
     def __init__(self, cache: NodeCache, held: Sequence[Held], holder: Holder) -> None:
         self.cache, self.index = cache, cache.index
         self.held, self.holder = held, holder
-        self._last_used = {one: self.index.recency.last_used(one) for one in self.index.manifests()}
         self._leased = self.index.leases.of(holder.stage_id)
-        self._new = [one.manifest.digest for one in held if one.manifest.digest not in self._last_used]
+        self._new = [one.manifest.digest for one in held if not self.index.holds(one.manifest.digest)]
         self._contents = {digest: size for one in held for digest, size in one.manifest.contents.items()}
         self._absent = [content for content in self._contents if self.index.ledger.size_of(content) is None]
         self._victims: list[Victim] = []
@@ -258,13 +265,12 @@ class _Admission:
         free_files = await in_thread(self.cache.space.free_files)
         now = self.cache.clock()
         for one in self.held:  # all leases first: making room for one manifest must not evict another of the same stage
-            if one.manifest.digest in self._last_used:
+            if self.index.holds(one.manifest.digest):
                 self.index.leases.take(one.manifest.digest, self.holder)
         try:
-            missing = self._count_in(budget, free_files, now)
-            account = for_room(self.holder, self.held)
-            decisions = [account(victim, self._last_used[victim.manifest]) for victim in self._victims]
-            decisions += admitted(self.index, self.held, self.holder, budget)
+            missing = await self._count_in(budget, free_files, now)
+            newcomers = admitted(self.index, self.held, self.holder, budget)
+            decisions = chain(map(for_room(self.holder, self.held), self._victims), newcomers)
             await in_thread(self.cache.delete, self._victims, decisions)
             for one in self.held:
                 await in_thread(self.cache.files.records.save, one, now)
@@ -272,7 +278,7 @@ class _Admission:
         except BdnError as error:
             await self._undo(error)
             raise
-        self.cache.announce(self._victims, "lru")
+        await self.cache.announce(self._victims, "lru")
         return missing
 
     def _budget(self) -> int:
@@ -280,7 +286,7 @@ class _Admission:
         padding = self.cache.space.padding([self._contents[content] for content in self._absent])
         return self.cache.space.room(padding).budgets.node
 
-    def _count_in(self, budget: int, free_files: int | None, now: float) -> frozenset[Digest]:
+    async def _count_in(self, budget: int, free_files: int | None, now: float) -> frozenset[Digest]:
         """Each manifest alone is checked by the index; together they must fit, too. ``free_files`` None: nothing counts them."""
         total = sum(self._contents.values())
         if self._absent and total > budget:
@@ -289,13 +295,15 @@ class _Admission:
         most_files = None if free_files is None else free_files + ledger.count
         missing: set[Digest] = set()
         for one in self.held:
-            admission = self.index.admit(
-                one.manifest.digest,
-                one.manifest.contents,
-                self.holder,
-                now=now,
-                budget=budget,
-                free_files=None if most_files is None else most_files - ledger.count,
+            admission = await in_steps(
+                self.index.admitting(
+                    one.manifest.digest,
+                    one.manifest.contents,
+                    self.holder,
+                    now=now,
+                    budget=budget,
+                    free_files=None if most_files is None else most_files - ledger.count,
+                )
             )
             self._victims.extend(admission.victims)
             missing.update(admission.missing)

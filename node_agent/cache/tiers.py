@@ -83,6 +83,7 @@ async def open_tiers(
     scanner = Scanner(places, manifests, chunks)
     for found in await in_thread(scanner.run):
         found.restore(index)
+        await asyncio.sleep(0)
     for order in (index.recency, chunk_index.recency):
         for manifest in order.oldest_first():
             uses.seen(order.last_used(manifest))

@@ -32,6 +32,7 @@ from node_agent.fetch.fill_context import FillContext
 from node_agent.fetch.peers import MIRROR, Alternative, LateError, Peers, SourceDeadline, Waits
 
 _LOOK_SECONDS: Final = 0.1  # how long a waiting thread may overlook that it shall stop
+_OWNER_OUTAGE_SECONDS: Final = 5.0  # peers that wait for their owner have other sources, and ask again
 _WAIT_SECONDS: Final = 60.0  # for another reader on this node, before looking again
 
 
@@ -129,11 +130,12 @@ class ReaderChain:
         mirror = self._mirror(context.routing.layout.data_port, context.bearer, stop)
         shared = SingleFlightReader(mirror, self.held, self.reads, stop)
         ring = PeersReader(shared, self.to_peers, self.peers, context, stop, self.waits, self._mismatched)
-        return RetryingReader(ring, self.policy, stop, context.budget.retry)
+        return RetryingReader(ring, self.policy, stop, context.budget.retry, context.budget.arrived)
 
     def of_owner(self, data_port: int | None, bearer: str, stop: threading.Event) -> ChunkReader:
         """For what this node obtains for its peers. ``bearer`` is the grant of the one that asks."""
-        return RetryingReader(self._mirror(data_port, bearer, stop), self.policy, stop)
+        policy = replace(self.policy, outage_seconds=min(self.policy.outage_seconds, _OWNER_OUTAGE_SECONDS))
+        return RetryingReader(self._mirror(data_port, bearer, stop), policy, stop)
 
     def _mirror(self, data_port: int | None, bearer: str, stop: threading.Event) -> ChunkReader:
         http = HttpChunkReader(self.to_mirror, _at_port(self.mirror_url, data_port), bearer)
@@ -263,14 +265,14 @@ class PeersReader:
         address = self.peers.address(peer)
         if address is None or not self.peers.claim(peer):
             return False
-        missing, manifest = chunk.missing, self.context.manifest if is_owner else None
+        sent, missing, manifest = time.monotonic(), chunk.missing, self.context.manifest if is_owner else None
         deadline = self._deadline(peer, missing)
         chunk.begin_source("cluster", peer)
         try:
             HttpChunkReader(self.connections, address, self.context.bearer, manifest, deadline).read_into(chunk)
             chunk.check()
         except LateError as late:
-            self._leave(peer, late, deadline)
+            self._leave(peer, late, deadline, sent)
         except ChecksumMismatchError:
             if chunk.senders == [peer]:
                 self._make_look(peer, address, chunk)
@@ -281,7 +283,7 @@ class PeersReader:
         except BdnError as error:
             if is_owner or not isinstance(error, NotFoundError):  # else it does not hold what it need not
                 self.peers.failed(peer)
-                if not self.context.budget.retry():
+                if not self.context.budget.retry(sent):
                     raise
         else:
             self.peers.served(peer, missing, deadline.taken)
@@ -298,10 +300,10 @@ class PeersReader:
         with suppress(BdnError, LateError):
             reader.read_into(probe)
 
-    def _leave(self, peer: str, late: LateError, deadline: SourceDeadline) -> None:
+    def _leave(self, peer: str, late: LateError, deadline: SourceDeadline, sent: float) -> None:
         if late.is_fault:
             self.peers.late(peer, has_begun=deadline.has_begun)
-        if late.failure and not self.context.budget.retry():
+        if late.failure and not self.context.budget.retry(sent):
             raise StoreUnavailableError(late.failure) from None
 
     def _deadline(self, peer: str, size: int) -> SourceDeadline:

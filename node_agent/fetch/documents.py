@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError
-from bdn.core.pace.retry import RetryPolicy
+from bdn.core.pace.retry import Outage, RetryPolicy
 from bdn.net.client import ContentClient
 from bdn.wire.layout_form import Layout
 from node_agent.background_tasks import in_thread
@@ -143,15 +144,16 @@ class Catalogue:
         A mirror that says nothing at all costs a stage little where others know the answer, and has its full time for a long
         answer where nobody does.
         """
-        failures = 0
+        outage = Outage(self.policy)
         while True:
+            sent = time.monotonic()
             try:
-                return await self.client.within(self.answer_seconds[failures > 0], ask())
+                return await self.client.within(self.answer_seconds[outage.failures > 0], ask())
             except BdnError as error:
-                failures += 1
+                taken = time.monotonic() - sent
                 if error.transient and (found := await instead()) is not None:
                     return found
-                delay = self.policy.delay(failures, error, random.random())  # noqa: S311 - jitter, not a secret
+                delay = outage.delay(error, taken, random.random())  # noqa: S311 - jitter, not a secret
                 if delay is None:
                     raise
             await asyncio.sleep(delay)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout
-from bdn.core.pace.retry import Allowance
+from bdn.core.pace.retry import Allowance, FailureRounds
 from bdn.core.ring.placement import HOLDERS_ASKED, OWNERS_LOOKED_AT, Placement, ahead, lanes, route
 from bdn.wire.layout_form import Layout
 from bdn.wire.stage_schema import Transfer
@@ -148,8 +149,8 @@ def in_order(files: Iterable[FileLayout]) -> list[list[FileLayout]]:
     return [found[key] for key in sorted(found)]
 
 
-_FREE_FAILURES: Final = 64  # a mirror that restarts fails all threads at once, several times
-_BYTES_PER_FAILURE: Final = 10 * CHUNK_SIZE
+_FREE_ROUNDS: Final = 64  # of failures
+_BYTES_PER_ROUND: Final = 10 * CHUNK_SIZE
 HEDGED_SHARE: Final = 0.05  # of a stage's bytes, which may be asked for again because their source was late
 
 
@@ -158,15 +159,21 @@ class RetryBudget:
 
     def __init__(self, size: int, avoided: Callable[[], Sequence[str]]) -> None:
         """For a stage that is to fetch ``size`` bytes. ``avoided`` names the peers that are avoided now."""
-        self._retries = Allowance(_FREE_FAILURES + size // _BYTES_PER_FAILURE)
+        self._retries = Allowance(_FREE_ROUNDS + size // _BYTES_PER_ROUND)
+        self._rounds = FailureRounds(self._retries)
         self._hedges = Allowance(int(size * HEDGED_SHARE))
         self._avoided = avoided
         self._lock = threading.Lock()
 
-    def retry(self) -> bool:
-        """One more failure; False when there were too many, and the stage shall fail with the last one."""
+    def retry(self, sent: float) -> bool:
+        """A request of then has failed; False when that was a round too many, and the stage shall fail with the last one."""
         with self._lock:
-            return self._retries.spend()
+            return self._rounds.failed(sent, time.monotonic())
+
+    def arrived(self, sent: float) -> None:
+        """A request of then has succeeded."""
+        with self._lock:
+            self._rounds.arrived(sent)
 
     def hedge(self, size: int) -> bool:
         """Whether so many bytes may be asked for again elsewhere."""

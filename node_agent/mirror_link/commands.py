@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bdn.core.cache.index import EvictionPlan, EvictionReason, Holder, Leased, TierIndex, Victim
+from bdn.core.cache.index import EvictionPlan, EvictionReason, Holder, Leased, Steps, TierIndex, Victim, at_once
 from bdn.core.chunk import Digest, Manifest, digest_in
 from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
 from bdn.core.pace.rate_limit import TrafficClass
@@ -32,7 +32,7 @@ from bdn.wire.operation_schema import (
 )
 from bdn.wire.shapes import ErrorBody, body_of
 from bdn.wire.stage_schema import BytesFrom
-from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
+from node_agent.background_tasks import BackgroundTasks, in_steps, in_thread, to_the_end
 from node_agent.cache.cache_events import OnRequest, about_holder
 from node_agent.cache.node_cache import NodeCache
 from node_agent.fill.progress import FillProgress
@@ -119,7 +119,7 @@ class CommandInbox:
 # --- Evictions: by manifest, by job, by age or everything ---
 
 
-Plan = Callable[[TierIndex[Any]], EvictionPlan]  # of either tier
+Plan = Callable[[TierIndex[Any]], Steps[EvictionPlan]]  # of either tier
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,19 @@ class EvictionCommands:
         plan = self._plan(command)
         items: list[EvictedItem] = []
         if command.tier in (None, "node"):
-            items += self._items("node", await self._evict_node(command, plan))
+            items += await self._items("node", await self._evict_node(command, plan))
         if command.tier in (None, "cluster"):
-            items += self._items("cluster", await self._evict_cluster(command, plan))
+            items += await self._items("cluster", await self._evict_cluster(command, plan))
         return items
 
     async def _evict_node(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
         cache = self.lifecycle.cache
         if command.dry_run:
-            return plan(cache.index)
+            return await in_steps(plan(cache.index))
         await self.lifecycle.release_abandoned()
         broken: dict[Digest, tuple[Holder, ...]] = {}
         if command.force:
-            forced = plan(cache.index)
+            forced = await in_steps(plan(cache.index))
             broken = {victim.manifest: victim.holders for victim in forced.victims}
             await self._break_leases(forced)
             # Between breaking the leases and here somebody may have taken a new one: that one is respected.
@@ -172,7 +172,7 @@ class EvictionCommands:
         begun = [
             Victim(manifest, (), 0, holders) for manifest, holders in broken.items() if holders and manifest not in seen
         ]
-        also = [*account.spared(done.refused), *(account(victim, 0.0) for victim in begun)]
+        also = [*account.spared(done.refused), *map(account, begun)]
         await in_thread(cache.events.decided, also)
         return EvictionPlan((*victims, *begun), done.refused)
 
@@ -180,9 +180,10 @@ class EvictionCommands:
         """Nothing here is leased: a peer that reads a chunk goes on reading it, or reads it elsewhere."""
         tier = self.lifecycle.cache.chunks.tier
         if command.dry_run:
-            return await in_thread(tier.plan, plan)
+            return await in_thread(tier.plan, lambda index: at_once(plan(index)))
         reason: EvictionReason = "forced" if command.force else "request"
-        return await in_thread(tier.evict, plan, reason, OnRequest(command, "cluster", {}))
+        account = OnRequest(command, "cluster", {})
+        return await in_thread(tier.evict, lambda index: at_once(plan(index)), reason, account)
 
     async def _break_leases(self, plan: EvictionPlan) -> None:
         for victim in plan.victims:
@@ -202,10 +203,10 @@ class EvictionCommands:
         if [size is not None, manifests is not None, command.all].count(True) != 1:
             raise InvalidRequestError("select by exactly one of manifests, job, lru_bytes and all")
         if size is not None:
-            return lambda index: index.plan_lru(size, force=force)
+            return lambda index: index.planning(size=size, force=force)
         if manifests is not None:
-            return lambda index: index.plan(manifests, force=force)
-        return lambda index: index.plan(index.manifests(), force=force)
+            return lambda index: index.planning(manifests, force=force)
+        return lambda index: index.planning(force=force)
 
     def _manifests(self, command: EvictCommand) -> list[Digest] | None:
         if command.manifests is not None:
@@ -215,22 +216,22 @@ class EvictionCommands:
         stages = [stage for stage in self.lifecycle.registry.all() if stage.record.job_id == command.job]
         return list(dict.fromkeys(manifest for stage in stages for manifest in stage.record.manifests))
 
-    def _items(self, tier: Tier, plan: EvictionPlan) -> list[EvictedItem]:
+    async def _items(self, tier: Tier, plan: EvictionPlan) -> list[EvictedItem]:
         sources = self.lifecycle.registry.sources()
         found: tuple[Victim | Leased, ...] = (*plan.victims, *plan.refused)
-        return [
-            EvictedItem(
-                tier=tier,
-                cluster=self.cluster,
-                node=self.node,
-                manifest=str(one.manifest),
-                sources=sources.get(str(one.manifest), []),
-                bytes=one.size if isinstance(one, Victim) else 0,
-                refused=isinstance(one, Leased),
-                holders=[str(holder) for holder in one.holders],
-            )
-            for one in found
-        ]
+        return await in_thread(lambda: [self._item(tier, one, sources.get(str(one.manifest), [])) for one in found])
+
+    def _item(self, tier: Tier, one: Victim | Leased, sources: list[str]) -> EvictedItem:
+        return EvictedItem(
+            tier=tier,
+            cluster=self.cluster,
+            node=self.node,
+            manifest=str(one.manifest),
+            sources=sources,
+            bytes=one.size if isinstance(one, Victim) else 0,
+            refused=isinstance(one, Leased),
+            holders=[str(holder) for holder in one.holders],
+        )
 
 
 # --- Prefetches: manifests come onto this node before a job asks for them, and stay as ordinary content ---

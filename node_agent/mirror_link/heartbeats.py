@@ -15,7 +15,7 @@ from bdn.wire.grants import Grant, UnknownKeyError
 from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.stage_schema import Cache, TierUse, Writes
-from node_agent.background_tasks import BackgroundTasks, in_thread
+from node_agent.background_tasks import BackgroundTasks, in_steps, in_thread
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import Room, check_fitness
 from node_agent.fetch.peers import Members
@@ -25,6 +25,7 @@ from node_agent.stage.stage import StageRegistry
 from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
+_HOLDINGS_AT_ONCE: Final = 500  # between two of these the event loop does other work
 
 
 class ChangeSignal:
@@ -64,7 +65,8 @@ class AgentHoldings:
         space, uses = self.cache.space, {}
         if "node" in self.roles:
             budgets = None if room is None else (room.budgets.node, room.pressed.node)
-            uses["node"] = _use(space.node, self.cache.index.leased_bytes(), budgets, problem)
+            leased = await in_steps(self.cache.index.counting_leased())
+            uses["node"] = _use(space.node, leased, budgets, problem)
         if "cluster" in self.roles:  # what peers want just now counts as leased by nobody
             budgets = None if room is None else (room.budgets.cluster, room.pressed.cluster)
             uses["cluster"] = _use(space.cluster, 0, budgets, problem)
@@ -85,8 +87,12 @@ class AgentHoldings:
         chunks = await in_thread(self.cache.chunks.tier.held)
         index, sources = self.cache.index, self.registry.sources()
         held = []
-        for manifest in dict.fromkeys((*index.manifests(), *chunks)):
+        for number, manifest in enumerate(dict.fromkeys((*index.manifests(), *chunks)), 1):
+            if number % _HOLDINGS_AT_ONCE == 0:
+                await asyncio.sleep(0)
             is_staged = index.holds(manifest)
+            if not is_staged and manifest not in chunks:
+                continue  # it was evicted since
             size, last_used = chunks.get(manifest, (0, 0.0))
             held.append(
                 Holding(

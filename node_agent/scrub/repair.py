@@ -140,7 +140,9 @@ class RepairSource:
         if not named:
             raise NotFoundError(f"a manifest here that lacks {content} and nothing else")
         manifest, grant = self.grants.find(named)
-        index.leases.take(manifest, _HOLDER)  # at once: evicted before it is admitted, all of it would be filled again
+        # At once: evicted before it is admitted, all of it would be filled again.
+        if not await self.provision.cache.lease(manifest, _HOLDER):
+            raise NotFoundError(f"manifest {manifest} on this node")
         try:
             await self.provision.run(FillRequest([manifest], grant, _HOLDER, TrafficClass.SCRUB, lambda *_: None))
         finally:

@@ -121,7 +121,7 @@ class Scrubber:
         index, tier = self.cache.index, self.cache.chunks.tier
         held = {*index.manifests(), *await in_thread(tier.manifests)}
         for manifest in round_.manifests(held if only is None else held & only):
-            files = tuple(index.contents_of(manifest)) if manifest in index.manifests() else ()
+            files = tuple(index.contents_of(manifest)) if index.holds(manifest) else ()
             chunks = await in_thread(tier.chunks_of, manifest)
             for position in await in_thread(round_.positions, manifest, files, chunks):
                 place = (position.tier, position.content)

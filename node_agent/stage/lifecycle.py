@@ -309,7 +309,7 @@ class Lifecycle:
     def lease_again(self, record: StageRecord) -> None:
         """Make the leases say what the record says."""
         index = self.cache.index
-        for manifest in record.manifests.keys() & set(index.manifests()):
+        for manifest in filter(index.holds, record.manifests):
             index.leases.take(manifest, record.holder)
 
     async def _settle(self, stage: NodeStage, state: StageState, kind: Decision, ending: Ending | None = None) -> None:

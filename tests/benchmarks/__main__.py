@@ -17,6 +17,7 @@ from tests.benchmarks import (
     pull_again,
     report,
     ring,
+    scale,
     simulation,
     small,
     throughput,
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[], Sequence[Row]]] = {
     "memory": memory.measure,
     "throughput": throughput.measure,
     "listings": listings.measure,
+    "scale": scale.measure,
 }
 
 

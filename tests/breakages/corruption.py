@@ -96,8 +96,8 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_a_bit_flipped_on_the_wire_costs_the_file_once_more_and_only_its_wrong_chunk_is_kept[s3-model.safetensors]"),
     ],
     "bdn/mirror/ingest/survey.py": [
-        ("a survey counts on damaged contents", "without_lost(session, files, await contents.known(session, keys))",
-         "known(session, keys)", "test_what_was_only_looked_for_is_fetched_by_the_next_mirror"),
+        ("a survey counts on damaged contents", "known = await contents.held(session, page)",
+         "known = await contents.known(session, [file.identity.key for file in page])", "test_what_was_only_looked_for_is_fetched_by_the_next_mirror"),
     ],
     "bdn/mirror/ingest/worker.py": [
         ("a damaged manifest is recalled",
@@ -237,7 +237,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "for manifest in index.named_by(content) if index.is_complete_but_for(manifest, content)]",
          "for manifest in index.named_by(content)]", "test_who_replaces_a_file_brings_nothing_else"),
         ("a manifest may be evicted between being chosen and being filled, and all of it comes again",
-         "index.leases.take(manifest, _HOLDER)", "pass", "test_a_manifest_stays_while_one_file_of_it_is_replaced"),
+         "if not await self.provision.cache.lease(manifest, _HOLDER):", "if False:", "test_a_manifest_stays_while_one_file_of_it_is_replaced"),
         ("whoever asks about a folder is answered about one file of it", ".is_relative_to(below)", " == below",
          "test_a_linked_file_that_somebody_edited_is_itself_again"),
         ("what was written is not read back", "if not is_right:", "if not is_right and not content:",

@@ -3,7 +3,7 @@
 # fmt: off
 BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "bdn/disk/durable.py": [
-        ("the key that signs grants is not synced", "            os.fsync(file.fileno())\n", "",
+        ("the key that signs grants is not synced", "        file.flush()\n        os.fsync(file.fileno())\n", "",
          "test_a_mirror_that_lost_power_at_any_step_keeps_every_mirror_that_was_ready"),
         ("records are renamed before they are durable", "                os.fsync(descriptor)", "                pass",
          "test_an_agent_that_lost_power_has_all_that_was_ready", "test_what_was_written_durably_survives_every_power_loss"),

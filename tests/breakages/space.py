@@ -67,7 +67,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "room = max(room, await in_thread(self.space.room), key=lambda one: one.budgets.node)", "pass",
          "test_a_file_that_is_just_becoming_whole_costs_no_other"),
         ("what is over the budget stays",
-         'await self._evict(lambda index: index.plan_lru(held - budget), "trim", account)', "pass",
+         'await self._evict(lambda index: index.planning(size=held - budget), "trim", account)', "pass",
          "test_what_is_over_the_budget_goes_as_far_as_it_is_over_and_no_further"),
     ],
     "node_agent/cache/records.py": [
@@ -85,10 +85,10 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a chunk for which nothing could be deleted is on its way for ever",
          "self.index.lose(chunk)\n                raise", "raise",
          "test_a_cluster_tier_whose_disk_turns_read_only_holds_what_it_held_and_takes_in_more_once_it_may_write"),
-        ("chunks that the disk did not delete are forgotten", "            self._count_again(left, last_used)\n", "",
+        ("chunks that the disk did not delete are forgotten", "            self._count_again(victims[count:])\n", "",
          "test_a_cluster_tier_whose_disk_turns_read_only_holds_what_it_held_and_takes_in_more_once_it_may_write",
          "TestClusterTierMachine::runTest"),
-        ("what the disk did not delete is younger than it was", "last_used=last_used[manifest])",
+        ("what the disk did not delete is younger than it was", "last_used=victim.last_used)",
          "last_used=found.last_used)", "TestClusterTierMachine::runTest"),
     ],
     "node_agent/cache/tiers.py": [

@@ -1,6 +1,7 @@
 """``bdn pull`` as users call it, against the doubles, beside the clients that users would otherwise use."""
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from tests.doubles.faults import answer
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
 from tests.support.content.trees import tree
@@ -118,6 +120,18 @@ def test_a_second_pull_moves_no_bytes_and_one_of_a_changed_source_only_those(
     assert again.document["bytes_transferred"] == len(b"# changed\n")
     expected = {path: content for path, content in model().items() if path != "config.json"}
     assert tree(tmp_path / "out") == {**expected, "README.md": b"# changed\n"}
+
+
+def test_an_outage_of_the_hub_is_waited_out(shell: Shell, hub: Hub, tmp_path: Path) -> None:
+    """Each part of the file fails four times: a second or two. For more of them there is ``tests/unit/core/test_retry.py``."""
+    content = {"weights.bin": os.urandom(17 * 1024 * 1024)}
+    hub.repo("org/model").commit(content)
+    hub.fail(answer(503), origin="cdn", times=12)
+
+    pulled = shell.run("bdn", "pull", "hf://org/model", "out", BDN_OUTAGE_SECONDS="60")
+
+    assert pulled.code == 0, pulled.err
+    assert tree(tmp_path / "out") == content
 
 
 def test_a_pulled_directory_protects_its_content_until_it_is_removed(shell: Shell, hub: Hub, tmp_path: Path) -> None:

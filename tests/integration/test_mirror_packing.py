@@ -22,7 +22,7 @@ from bdn.wire.layout_form import Layout
 from tests.doubles.hub import Hub
 from tests.support.content.memory_store import MemoryStore
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
-from tests.support.mirror.slabs import pack
+from tests.support.mirror.slabs import pack, publish
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 A, B, C, D = b"content a", b"content bb", b"content ccc", b"content dddd"
@@ -58,7 +58,7 @@ class Holdings:
 
     async def lost(self, organisation: str, *files: bytes) -> list[Digest]:
         async with self.database.write() as session:
-            return await contents.publish(session, manifest_of(files), 1.0, organisation)
+            return await publish(session, manifest_of(files), 1.0, organisation)
 
     async def damage(self, digest: Digest) -> None:
         """The disk has others under this name."""

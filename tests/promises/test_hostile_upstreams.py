@@ -20,7 +20,7 @@ from huggingface_hub import close_session
 
 from bdn.core.chunk import normalise_path
 from bdn.core.errors import BdnError
-from bdn.core.source.upstream import UpstreamFile
+from bdn.core.source.upstream import Listing
 from bdn.core.source.uri import WeightsSource, parse_source
 from bdn.mirror.ingest.survey import Selector
 from bdn.sources.opener import open_source
@@ -149,7 +149,7 @@ class HostileUpstream:
             headers["Link"] = f'<{link}>; rel="next"'
         return Answer(200, headers, json.dumps(document).encode())
 
-    async def listed(self, uri: str, limit: int = 1000) -> tuple[UpstreamFile, ...]:
+    async def listed(self, uri: str, limit: int = 1000) -> Listing:
         settings = UpstreamSettings(
             hf_endpoint=self.url, s3_endpoint_url=self.url, gcs_endpoint_url=self.url, egress=LOOPBACK
         )

@@ -2,18 +2,37 @@
 
 Content is counted once, however many manifests name it. Manifests are evicted whole. Methods change the state and return the
 I/O that the caller must now do; a caller that fails half-way can be killed, because the index is rebuilt from disk.
+
+What looks at many manifests is a generator of ``Steps``, so that an event loop can do other work between two of them. Meanwhile
+contents may become whole and leases may end; manifests come, go and are leased only by the caller of the steps.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Final, Generic, Literal, TypeVar
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
+
+LOOKS_AT_ONCE: Final = 5_000  # contents between two steps: some milliseconds
+
+_Result = TypeVar("_Result")
+Steps: TypeAlias = Generator[None, None, _Result]
+
+
+def at_once(steps: Steps[_Result]) -> _Result:
+    """All steps one after the other; returns their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: _Result = ended.value
+            return result
 
 
 class SpaceLedger:
@@ -97,14 +116,16 @@ class LeaseBook:
 
     def __init__(self) -> None:
         self._by_manifest: dict[Digest, dict[str, Holder]] = {}
+        self._by_stage: dict[str, dict[Digest, None]] = {}
 
     def take(self, manifest: Digest, holder: Holder) -> None:
         """Lease, or lease again."""
         self._by_manifest.setdefault(manifest, {})[holder.stage_id] = holder
+        self._by_stage.setdefault(holder.stage_id, {})[manifest] = None
 
     def end(self, stage_id: str) -> tuple[Digest, ...]:
         """End all leases of a stage; returns the manifests that it held."""
-        held = self.of(stage_id)
+        held = tuple(self._by_stage.pop(stage_id, ()))
         for manifest in held:
             del self._by_manifest[manifest][stage_id]
             if not self._by_manifest[manifest]:
@@ -113,7 +134,7 @@ class LeaseBook:
 
     def of(self, stage_id: str) -> tuple[Digest, ...]:
         """What a stage holds."""
-        return tuple(manifest for manifest, holders in self._by_manifest.items() if stage_id in holders)
+        return tuple(self._by_stage.get(stage_id, ()))
 
     def holders(self, manifest: Digest) -> tuple[Holder, ...]:
         """Who holds this manifest, oldest lease first."""
@@ -151,8 +172,9 @@ class RecencyOrder:
         return self._last_used[manifest]
 
     def oldest_first(self) -> Iterator[Digest]:
-        """All of them, least recently used first; equal times in the order of their touches."""
-        return iter(sorted(self._last_used, key=self._last_used.__getitem__))
+        """All of them, least recently used first; equal times in the order of their touches. Sorted when the first is taken."""
+        for manifest, _ in sorted(self._last_used.items(), key=itemgetter(1)):
+            yield manifest
 
 
 EvictionReason = Literal["lru", "request", "forced", "trim"]
@@ -167,6 +189,7 @@ class Victim:
     contents: tuple[Digest, ...]
     size: int  # bytes freed
     holders: tuple[Holder, ...] = ()  # whose leases are broken; only a forced eviction has any
+    last_used: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +219,17 @@ class EvictionPlan:
 _Contents = TypeVar("_Contents", bound=Collection[Digest])
 
 
+@dataclass(slots=True)
+class _Chosen:
+    """The victims of a plan so far."""
+
+    victims: list[Victim] = field(default_factory=list)
+    size: int = 0  # bytes that they free
+    files: int = 0  # contents that they free
+    names_left: dict[Digest, int] = field(default_factory=dict)  # of shared contents: manifests that are not chosen
+    looks: int = 0  # at contents
+
+
 class TierIndex(ABC, Generic[_Contents]):
     """The state of one tier: contents by manifest. Times are seconds since the epoch; sizes and budgets are bytes.
 
@@ -212,17 +246,48 @@ class TierIndex(ABC, Generic[_Contents]):
     # --- evicting ---
 
     def plan(self, manifests: Iterable[Digest], *, force: bool = False) -> EvictionPlan:
-        """What evicting these manifests would take. Unknown ones are passed over. Changes nothing."""
-        return self._plan((one for one in dict.fromkeys(manifests) if one in self._contents), None, force=force)
+        """As ``planning`` of these manifests."""
+        return at_once(self.planning(manifests, force=force))
 
     def plan_lru(self, size: int, *, force: bool = False) -> EvictionPlan:
-        """Least recently used manifests until ``size`` bytes are freed, or all that may go. Changes nothing."""
-        return self._plan(self.recency.oldest_first(), size, force=force)
+        """As ``planning`` of so many bytes."""
+        return at_once(self.planning(size=size, force=force))
+
+    def planning(
+        self, manifests: Iterable[Digest] | None = None, *, size: int | None = None, force: bool = False
+    ) -> Steps[EvictionPlan]:
+        """What evicting these manifests would take; None: all, least recently used first. Changes nothing.
+
+        Ends when ``size`` bytes are freed, if that is given. Unknown manifests are passed over.
+        """
+        chosen = _Chosen()
+        refused: list[Leased] = []
+        candidates = self.recency.oldest_first() if manifests is None else dict.fromkeys(manifests)
+        for manifest in candidates:
+            if size is not None and chosen.size >= size:
+                break
+            if manifest not in self._contents:
+                continue
+            holders = self.leases.holders(manifest)
+            if holders and not force:
+                refused.append(Leased(manifest, holders))
+            else:
+                yield from self._choose(manifest, chosen, holders)
+        return EvictionPlan(tuple(chosen.victims), tuple(refused))
 
     def evict(self, plan: EvictionPlan) -> None:
-        """Carry a plan out on the state. The caller releases broken leases' stages first, and deletes afterwards."""
-        for victim in plan.victims:
+        """As ``evicting``, at once."""
+        at_once(self.evicting(plan.victims))
+
+    def evicting(self, victims: Iterable[Victim]) -> Steps[None]:
+        """Forget victims, each at once. The caller releases broken leases' stages first, and deletes afterwards."""
+        looks = 0
+        for victim in victims:
+            looks += len(self._contents[victim.manifest])
             self._forget(victim.manifest)
+            if looks >= LOOKS_AT_ONCE:
+                looks = 0
+                yield
 
     # --- reading ---
 
@@ -241,70 +306,64 @@ class TierIndex(ABC, Generic[_Contents]):
     # --- inside ---
 
     @abstractmethod
-    def _is_freed(self, content: Digest) -> bool:
-        """Whether evicting the last manifest that names this content frees its space at once."""
+    def _freed(self, content: Digest) -> int | None:
+        """The bytes that are free at once when the last manifest that names this content goes; None: it is not here yet."""
 
-    def _plan(self, manifests: Iterable[Digest], size: int | None, *, force: bool) -> EvictionPlan:
-        gone: set[Digest] = set()
-        victims: list[Victim] = []
-        refused: list[Leased] = []
-        freed = 0
-        for manifest in manifests:
-            if size is not None and freed >= size:
-                break
-            holders = self.leases.holders(manifest)
-            if holders and not force:
-                refused.append(Leased(manifest, holders))
-                continue
-            victims.append(self._victim(manifest, gone, holders))
-            freed += victims[-1].size
-        return EvictionPlan(tuple(victims), tuple(refused))
-
-    def _make_room(
+    def _making_room(
         self,
         absent: Mapping[Digest, int],
-        candidates: Iterable[Digest],
-        protected_bytes: Callable[[], int],
+        stays: Callable[[Digest], bool],
+        protected_bytes: Callable[[], Steps[int]],
         *,
         budget: int,
         free_files: int | None = None,
         spare: Collection[Digest] = (),
-    ) -> tuple[Victim, ...]:
-        """Candidates in their order until the absent contents fit; contents to ``spare`` stay. Changes nothing.
+    ) -> Steps[tuple[Victim, ...]]:
+        """Least recently used manifests that do not stay until the absent contents fit; contents to ``spare`` stay. Changes nothing.
 
         Content that needs no bytes lacks none, even in a cache that is over its budget. A later victim may free what an
         earlier one shares with it, so that the earlier one was not needed; it is older, though, and LRU order is the promise.
 
-        Raises ``CacheFullError``: all candidates together are not enough.
+        Raises ``CacheFullError``: all of them together are not enough.
         """
         needed, used = sum(absent.values()), self.ledger.used_bytes
         bytes_over = used + needed - budget if needed else 0
         files_over = 0 if free_files is None else len(absent) - free_files
-        gone: set[Digest] = set()
-        victims: list[Victim] = []
-        waiting = iter(candidates)
-        while bytes_over > 0 or files_over > 0:
-            manifest = next(waiting, None)
+        chosen = _Chosen()
+        candidates = (one for one in self.recency.oldest_first() if not stays(one))
+        while chosen.size < bytes_over or chosen.files < files_over:
+            manifest = next(candidates, None)
             if manifest is None:
                 files: tuple[int | None, int | None]
-                files = (None, None) if bytes_over > 0 else (len(absent), free_files)
-                raise CacheFullError(needed, max(0, budget - used), protected_bytes(), budget, *files)
-            victims.append(self._victim(manifest, gone, spare=spare))
-            bytes_over -= victims[-1].size
-            files_over -= len(victims[-1].contents)
-        return tuple(victims)
+                files = (None, None) if chosen.size < bytes_over else (len(absent), free_files)
+                protected = yield from protected_bytes()
+                raise CacheFullError(needed, max(0, budget - used), protected, budget, *files)
+            yield from self._choose(manifest, chosen, spare=spare)
+        return tuple(chosen.victims)
 
-    def _victim(
-        self, manifest: Digest, gone: set[Digest], holders: tuple[Holder, ...] = (), spare: Collection[Digest] = ()
-    ) -> Victim:
-        """The next victim after those ``gone``, to which it is added."""
-        gone.add(manifest)
-        contents = tuple(
-            content
-            for content in self._contents[manifest]
-            if self._named_by[content] <= gone and self._is_freed(content) and content not in spare
+    def _choose(
+        self, manifest: Digest, chosen: _Chosen, holders: tuple[Holder, ...] = (), spare: Collection[Digest] = ()
+    ) -> Steps[None]:
+        """The next victim. Looks once at each of its contents."""
+        contents: list[Digest] = []
+        freed = 0
+        for content in self._contents[manifest]:
+            chosen.looks += 1
+            if chosen.looks % LOOKS_AT_ONCE == 0:
+                yield
+            names = len(self._named_by.get(content, ()))
+            if names > 1:
+                names = chosen.names_left.get(content, names)
+                chosen.names_left[content] = names - 1
+            if names > 1 or (size := self._freed(content)) is None or content in spare:
+                continue
+            contents.append(content)
+            freed += size
+        chosen.size += freed
+        chosen.files += len(contents)
+        chosen.victims.append(
+            Victim(manifest, tuple(contents), freed, holders, last_used=self.recency.last_used(manifest))
         )
-        return Victim(manifest, contents, sum(self.ledger.size_of(content) or 0 for content in contents), holders)
 
     def _forget(self, manifest: Digest) -> None:
         for content in self._contents.pop(manifest):
@@ -312,7 +371,7 @@ class TierIndex(ABC, Generic[_Contents]):
             names.discard(manifest)
             if not names:
                 del self._named_by[content]
-                if self._is_freed(content):
+                if self._freed(content) is not None:
                     self.ledger.release(content)
         self.recency.forget(manifest)
         for holder in self.leases.holders(manifest):
@@ -347,6 +406,19 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
         budget: int,
         free_files: int | None = None,
     ) -> Admission:
+        """As ``admitting``, at once."""
+        return at_once(self.admitting(manifest, contents, holder, now=now, budget=budget, free_files=free_files))
+
+    def admitting(
+        self,
+        manifest: Digest,
+        contents: Mapping[Digest, int],
+        holder: Holder,
+        *,
+        now: float,
+        budget: int,
+        free_files: int | None = None,
+    ) -> Steps[Admission]:
         """Lease a manifest for ``holder`` and reserve what it lacks, evicting least recently used manifests for room.
 
         ``free_files`` is how many files more there may be; None for any number.
@@ -359,17 +431,16 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
         if total > budget and not all(map(self.ledger.is_committed, contents)):
             raise CacheTooSmallError(total, budget)
         absent = {digest: size for digest, size in contents.items() if self.ledger.size_of(digest) is None}
-        victims = self._make_room(
+        victims = yield from self._making_room(
             absent,
-            (one for one in self.recency.oldest_first() if one != manifest and not self.leases.is_leased(one)),
-            self.leased_bytes,
+            lambda one: one == manifest or self.leases.is_leased(one),
+            self.counting_leased,
             budget=budget,
             free_files=free_files,
             spare=contents,
         )
         self._remember(manifest, contents, now)  # first, so that forgetting a victim spares what the two share
-        for victim in victims:
-            self._forget(victim.manifest)
+        yield from self.evicting(victims)
         for digest, size in absent.items():
             self._reserve(digest, size)
         self.leases.take(manifest, holder)
@@ -428,17 +499,24 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
         return is_lacking and self._totals[manifest].whole + 1 == len(contents)
 
     def leased_bytes(self) -> int:
-        """Bytes counted for contents that some lease protects, each once. Costs a look at what several manifests share."""
+        """As ``counting_leased``, at once."""
+        return at_once(self.counting_leased())
+
+    def counting_leased(self) -> Steps[int]:
+        """Bytes counted for contents that some lease protects, each once. Looks at what several manifests share."""
         leased = self._contents.keys() & self.leases.leased()
         total = sum(self._totals[manifest].counted for manifest in leased)
         if len(leased) > 1:
-            total -= sum(self._counted_again(content, leased) for content in self._shared)
+            for number, content in enumerate(tuple(self._shared)):
+                if number % LOOKS_AT_ONCE == LOOKS_AT_ONCE - 1:
+                    yield
+                total -= self._counted_again(content, leased)
         return total
 
     # --- inside ---
 
-    def _is_freed(self, content: Digest) -> bool:
-        return self.ledger.size_of(content) is not None
+    def _freed(self, content: Digest) -> int | None:
+        return self.ledger.size_of(content)
 
     def _reserve(self, content: Digest, size: int) -> None:
         self.ledger.reserve(content, size)
@@ -446,7 +524,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
             self._totals[manifest].counted += size
 
     def _counted_again(self, content: Digest, among: AbstractSet[Digest]) -> int:
-        names = len(self._named_by[content] & among)
+        names = len(self._named_by.get(content, set()) & among)
         return max(0, names - 1) * (self.ledger.size_of(content) or 0)
 
     def _remember(self, manifest: Digest, contents: Mapping[Digest, int], now: float) -> None:
@@ -494,14 +572,12 @@ class ChunkIndex(TierIndex[set[Digest]]):
         def stays(one: Digest) -> bool:
             return one == manifest or now - self.recency.last_used(one) < IN_USE_SECONDS
 
-        victims = self._make_room(
-            {chunk: size},
-            (one for one in self.recency.oldest_first() if not stays(one)),
-            lambda: sum(self.size_of(one) for one in self._contents if stays(one)),
-            budget=budget,
-        )
-        for victim in victims:
-            self._forget(victim.manifest)
+        def bytes_in_use() -> Steps[int]:
+            yield
+            return sum(self.size_of(one) for one in self._contents if stays(one))
+
+        victims = at_once(self._making_room({chunk: size}, stays, bytes_in_use, budget=budget))
+        at_once(self.evicting(victims))
         self.ledger.reserve(chunk, size)
         self._name(manifest, chunk, now)
         return Admission(victims, (chunk,))
@@ -550,8 +626,8 @@ class ChunkIndex(TierIndex[set[Digest]]):
 
     # --- inside ---
 
-    def _is_freed(self, content: Digest) -> bool:
-        return self.ledger.is_committed(content)
+    def _freed(self, content: Digest) -> int | None:
+        return self.ledger.size_of(content) if self.ledger.is_committed(content) else None
 
     def _name(self, manifest: Digest, chunk: Digest, now: float) -> None:
         self._contents.setdefault(manifest, set()).add(chunk)

@@ -1,12 +1,17 @@
-"""When to try again, and after how long: a request that failed, and a body that came too slowly or broke off."""
+"""When to try again, and after how long: a request that failed, and a body that came too slowly or broke off.
+
+Time and rounds are counted, not requests. Sixteen requests in flight to a host that is away fail at once, and again at each
+attempt: counted one by one, three seconds of 503 would use up all that a file is forgiven.
+"""
 
 from dataclasses import dataclass, field
 from typing import Final, Self
 
 from bdn.core.errors import BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
 
-_FREE_FAILURES: Final = 10
-_CHUNKS_PER_FAILURE: Final = 10
+OUTAGE_SECONDS: Final = 120.0
+_FREE_ROUNDS: Final = 10
+_CHUNKS_PER_ROUND: Final = 10
 
 
 def asked_to_wait(error: BdnError) -> float | None:
@@ -21,46 +26,89 @@ class RetryPolicy:
     """Full jitter: after the n-th failure, a random time up to ``first_seconds`` x 2^(n-1), at most ``longest_seconds``.
 
     Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog. ``Retry-After`` is honoured as a lower bound.
+    A request is given up when it has failed for ``outage_seconds``, but not before its ``attempts`` are used up.
     """
 
+    outage_seconds: float = OUTAGE_SECONDS
     attempts: int = 6
     first_seconds: float = 0.25
-    longest_seconds: float = 15.0
+    longest_seconds: float = 10.0
     longest_retry_after_seconds: float = 300.0
 
-    def delay(self, failures: int, error: BdnError, random: float) -> float | None:
-        """Seconds to wait after the ``failures``-th failure in a row, or None to give up. ``random`` is uniform in [0, 1)."""
-        if not error.transient or failures >= self.attempts:
+
+@dataclass(slots=True)
+class Outage:
+    """The failures of one request in a row: ``failures``, and the ``seconds`` of it, to which pauses that were asked for do not count."""
+
+    policy: RetryPolicy
+    failures: int = 0
+    seconds: float = 0.0
+
+    def delay(self, error: BdnError, taken: float, random: float) -> float | None:
+        """Seconds to wait after one more failure, or None to give up.
+
+        ``taken`` is how long it took to fail, ``random`` is uniform in [0, 1). The last attempt is made when the time is over: a
+        shorter outage is always survived.
+        """
+        if self.failures:
+            self.seconds += taken
+        self.failures += 1
+        asked = asked_to_wait(error) or 0.0
+        left = self.policy.outage_seconds - self.seconds
+        is_over = left <= 0 and self.failures >= self.policy.attempts
+        if not error.transient or is_over or asked > self.policy.longest_retry_after_seconds:
             return None
-        jitter = random * min(self.longest_seconds, self.first_seconds * 2.0 ** min(failures - 1, 64))
-        asked = asked_to_wait(error)
-        if asked is None:
-            return jitter
-        return asked + jitter if asked <= self.longest_retry_after_seconds else None
+        longest = min(self.policy.longest_seconds, self.policy.first_seconds * 2.0 ** min(self.failures - 1, 64))
+        jitter = min(random * longest, left if left > 0 else longest)
+        self.seconds += jitter
+        return asked + jitter
 
 
 @dataclass(slots=True)
 class Allowance:
-    """What one file or one stage may still spend, over all its chunks and requests: on failures, or in bytes asked for twice.
-
-    Attempts per request alone would let a file of a thousand chunks cost thousands of requests that are thrown away.
-    """
+    """What one file or one stage may still spend, over all its chunks and requests: rounds of failures, or bytes asked for twice."""
 
     left: int
     used: int = 0
 
-    @classmethod
-    def of(cls, chunks: int) -> Self:
-        """For so many chunks: ten failures, and one more for every tenth chunk."""
-        return cls(_FREE_FAILURES + chunks // _CHUNKS_PER_FAILURE)
-
     def spend(self, cost: int = 1) -> bool:
-        """One more failure, or so many bytes; False when that is too much, and nothing is spent."""
+        """So much more; False when that is too much, and nothing is spent."""
         if cost > self.left:
             return False
         self.left -= cost
         self.used += cost
         return True
+
+
+@dataclass(slots=True)
+class FailureRounds:
+    """The failures of all requests of one file or one stage, in rounds. Times are seconds of any clock that does not go back.
+
+    A round begins with a failure, and ends when a request that was sent after that arrives. So an outage is one round, however
+    long it is and however many requests it fails. Without a bound on rounds an upstream that fails every second request could
+    make a file of a thousand chunks cost thousands of requests.
+    """
+
+    allowance: Allowance
+    _began: float = field(default=float("-inf"), init=False)  # of the last round
+    _is_under_way: bool = field(default=False, init=False)
+
+    @classmethod
+    def of(cls, chunks: int) -> Self:
+        """For so many chunks: ten rounds, and one more for every tenth chunk."""
+        return cls(Allowance(_FREE_ROUNDS + chunks // _CHUNKS_PER_ROUND))
+
+    def failed(self, sent: float, now: float) -> bool:
+        """A request that was sent then has failed. False when that is a round too many."""
+        if self._is_under_way or sent <= self._began:
+            return True
+        self._is_under_way, self._began = True, now
+        return self.allowance.spend()
+
+    def arrived(self, sent: float) -> None:
+        """A request that was sent then has succeeded."""
+        if sent > self._began:
+            self._is_under_way = False
 
 
 @dataclass(frozen=True, slots=True)

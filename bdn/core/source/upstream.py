@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+import marshal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Final, Protocol, TypeVar
 
 from blake3 import blake3
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, UnsafePathError, normalise_path
+from bdn.core.chunk import CHUNK_SIZE, UnsafePathError, normalise_path
 from bdn.core.errors import InvalidSourceError
 
 _Answer = TypeVar("_Answer")
@@ -86,25 +88,62 @@ def listed_path(source: object, name: str) -> str:
         raise InvalidSourceError(str(source), f"{source} cannot become a tree of files: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Diff:
-    """Which listed files are held already, by path, and which have to be copied, each distinct identity once."""
+class Listing:
+    """Listed files in their order. Kept packed: as objects, a million of them are 600 MB that each garbage collection walks through."""
 
-    held: dict[str, Digest]
-    missing: tuple[UpstreamFile, ...]
+    def __init__(self, files: Iterable[UpstreamFile] = ()) -> None:
+        self._packed: list[bytes] = []
+        self._last: list[UpstreamFile] = []
+        self._length = 0
+        self._last_path = ""
+        self.bytes_total = 0
+        self.is_sorted = True  # by path, and no path twice
+        for file in files:
+            self.append(file)
+
+    def append(self, file: UpstreamFile) -> None:
+        """Add a file at the end."""
+        self._last.append(file)
+        self._length += 1
+        self.bytes_total += file.size
+        self.is_sorted &= self._last_path < file.path
+        self._last_path = file.path
+        if len(self._last) == _PAGE:
+            self._packed.append(marshal.dumps([_packed(file) for file in self._last]))
+            self._last = []
+
+    def __len__(self) -> int:
+        """How many files."""
+        return self._length
+
+    def pages(self) -> Iterator[Sequence[UpstreamFile]]:
+        """Some hundred files at a time."""
+        for packed in self._packed:
+            yield [_unpacked(values) for values in marshal.loads(packed)]  # noqa: S302 - we wrote it
+        if self._last:
+            yield self._last
+
+    def __iter__(self) -> Iterator[UpstreamFile]:
+        """Each file."""
+        return chain.from_iterable(self.pages())
 
 
-def diff(files: Iterable[UpstreamFile], known: Mapping[str, Digest]) -> Diff:
-    """Compare selected files with what the store holds completely: file digest by identity key."""
-    held: dict[str, Digest] = {}
-    missing: dict[str, UpstreamFile] = {}
-    for file in files:
-        digest = known.get(file.identity.key)
-        if digest is not None:
-            held[file.path] = digest
-        else:
-            missing.setdefault(file.identity.key, file)
-    return Diff(held, tuple(missing.values()))
+_PAGE: Final = 500  # files
+
+
+_Packed = tuple[str, int, str, str, str, str, tuple[str, str] | None]
+
+
+def _packed(file: UpstreamFile) -> _Packed:
+    identity, checksum = file.identity, file.checksum
+    stated = (checksum.kind.value, checksum.hex) if checksum else None
+    return file.path, file.size, identity.scope, identity.key, file.handle, file.version, stated
+
+
+def _unpacked(values: _Packed) -> UpstreamFile:
+    path, size, scope, key, handle, version, stated = values
+    checksum = Checksum(ChecksumKind(stated[0]), stated[1]) if stated else None
+    return UpstreamFile(path, size, Identity(scope, key), handle, version, checksum)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,21 +18,22 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Final, Literal, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Row, and_, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, and_, delete, exists, func, or_, select, update
 
-from bdn.core.chunk import Digest, FileLayout, Manifest, Slab, Slice
+from bdn.core.chunk import Digest, FileLayout, ManifestDocument, Slab, Slice
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.store import PUBLIC, content_fault, scope_of, split_digests
 from bdn.mirror.db import mirrors
-from bdn.mirror.db.database import ReadSession, WriteSession, delete_in, insert, insert_new, select_in
+from bdn.mirror.db.database import ReadSession, WriteSession, changed, delete_in, insert, insert_new, select_in
 from bdn.mirror.db.tables import (
     ContentRow,
     CopiedChunkRow,
     DamagedChunkRow,
     DamagedContentRow,
+    DraftRow,
     IdentityRow,
     ManifestContentRow,
     ManifestRow,
@@ -175,8 +176,8 @@ async def drop_slabs(session: WriteSession, slabs: Sequence[str]) -> None:
 async def record_contents(session: WriteSession, contents: Mapping[str, FileLayout], now: float) -> None:
     """Complete files by identity key: the store holds every chunk, or the slab, durably.
 
-    A content that is known already gets what is new about it: its chunks, or a further slice. So whatever scope an
-    identity is of, its content is whole by itself or has a slice in a slab of that scope.
+    A content that is known already gets what is new about it: its chunks, or a further slice; an identity that led elsewhere
+    leads to what came last. So whatever scope an identity is of, its content is whole by itself or has a slice in a slab of that scope.
     """
     whole = [layout for layout in contents.values() if not layout.slice]
     packed = [layout for layout in contents.values() if layout.slice]
@@ -198,7 +199,13 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
     await insert_new(session, ContentRow, list(rows.values()), with_chunks)
     await record_slices(session, packed)
     identities = [{"key": key, "content": layout.digest.hex} for key, layout in contents.items()]
-    await insert_new(session, IdentityRow, identities)
+    newer = insert(session, IdentityRow)
+    newer = newer.on_conflict_do_update(
+        index_elements=[IdentityRow.key],
+        set_={"content": newer.excluded.content},
+        where=IdentityRow.content != newer.excluded.content,
+    )
+    await insert_new(session, IdentityRow, identities, newer)
     await forget_chunks(session, [key for key, layout in contents.items() if not layout.slice])
     await _note_damage(session, whole)
 
@@ -213,35 +220,87 @@ async def record_slices(session: WriteSession, layouts: Iterable[FileLayout]) ->
     await insert_new(session, SlabSliceRow, slices)
 
 
-async def publish(session: WriteSession, manifest: Manifest, now: float, organisation: str) -> list[Digest]:
-    """Make a manifest readable for an organisation, also when it gave it up earlier.
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A manifest on its way to be published, in transactions of ``NAMES_AT_ONCE`` rows: as one, those of a million files take a minute.
 
-    Returns contents that it names and that the store no longer holds, or holds in nobody's slab that this organisation
-    may read; then nothing was done.
+    Until ``publish`` nobody can read it. Several may write one draft at once, and it is the same. What is left of one is gone
+    on with, or collected: not beside a mirror at work that began earlier. ``created_at`` tells whether it was collected meanwhile.
     """
-    wanted = [digest.hex for digest in manifest.contents]
-    # What a published manifest names is never removed without it; but it may have been published for somebody else.
-    is_known = await session.get(ManifestRow, manifest.digest.hex) is not None
-    names = manifest.digest.hex if is_known else wanted
-    if lost := await unreadable(session, names, scope_of(organisation)):
-        return [Digest(digest) for digest in lost]
-    await mirrors.lift_tombstone(session, organisation, manifest.digest.hex)
-    if is_known:
-        await touch(session, [manifest.digest.hex], now)
-        return []
+
+    manifest: str
+    created_at: float
+    is_published: (
+        bool  # already, maybe for others: then all that is left is to see whether this organisation can read it
+    )
+
+
+NAMES_AT_ONCE: Final = 2000
+
+
+async def draft(session: WriteSession, document: ManifestDocument, now: float) -> Draft:
+    """Begin to write a manifest, or go on with it."""
+    name = document.digest.hex
+    created_at = (await session.execute(select(ManifestRow.created_at).where(ManifestRow.digest == name))).scalar()
+    if created_at is not None:
+        renewed = update(DraftRow).where(DraftRow.manifest == name).values(renewed_at=now)
+        return Draft(name, created_at, is_published=await changed(session, renewed) == 0)
     row = {
-        "digest": manifest.digest.hex,
-        "canonical": manifest.canonical,
-        "files_total": len(manifest.files),
-        "bytes_total": manifest.bytes_total,
+        "digest": name,
+        "canonical": document.canonical,
+        "files_total": document.files_total,
+        "bytes_total": document.bytes_total,
         "created_at": now,
         "last_used": now,
     }
     await insert_new(session, ManifestRow, [row])
-    await insert_new(
-        session, ManifestContentRow, [{"manifest": manifest.digest.hex, "content": digest} for digest in wanted]
+    await insert_new(session, DraftRow, [{"manifest": name, "renewed_at": now}])
+    return Draft(name, now, is_published=False)
+
+
+async def add_names(session: WriteSession, draft: Draft, names: Sequence[str], organisation: str) -> list[Digest]:
+    """Write which contents a draft names. What is named is not collected from then on.
+
+    Returns those that the store no longer holds, or holds in nobody's slab that this organisation may read; then nothing was
+    done.
+    """
+    lost = await unreadable(session, names, scope_of(organisation))
+    if not lost and not draft.is_published:
+        await insert_new(session, ManifestContentRow, [{"manifest": draft.manifest, "content": name} for name in names])
+    return [Digest(name) for name in lost]
+
+
+async def publish(session: WriteSession, draft: Draft, now: float, organisation: str) -> bool:
+    """Make a manifest, of which all names were added, readable for an organisation, also when it gave it up earlier.
+
+    False when it was collected meanwhile, or some of it was found damaged; then nothing was done.
+    """
+    query = select(ManifestRow.created_at).where(ManifestRow.digest == draft.manifest)
+    if (await session.execute(query)).scalar() != draft.created_at:
+        return False
+    if await unreadable(session, await _damaged(session, draft.manifest), scope_of(organisation)):
+        return False
+    await session.execute(delete(DraftRow).where(DraftRow.manifest == draft.manifest))
+    await mirrors.lift_tombstone(session, organisation, draft.manifest)
+    if draft.is_published:
+        await touch(session, [draft.manifest], now)
+    return True
+
+
+async def _damaged(session: ReadSession, manifest: str) -> list[str]:
+    """Contents of the manifest that a damaged object holds."""
+    if not await is_any_damaged(session):
+        return []
+    chunks = select(ManifestContentRow.content).join(
+        DamagedContentRow, DamagedContentRow.content == ManifestContentRow.content
     )
-    return []
+    slabs = (
+        select(ManifestContentRow.content)
+        .join(SlabSliceRow, SlabSliceRow.content == ManifestContentRow.content)
+        .join(DamagedChunkRow, DamagedChunkRow.digest == SlabSliceRow.slab)
+    )
+    found = [await session.execute(query.where(ManifestContentRow.manifest == manifest)) for query in (chunks, slabs)]
+    return sorted({name for rows in found for name in rows.scalars()})
 
 
 async def manifest(session: ReadSession, digest: str) -> ManifestRow | None:
@@ -401,18 +460,16 @@ async def is_any_damaged(session: ReadSession) -> bool:
     return (await session.execute(select(DamagedChunkRow.digest).limit(1))).first() is not None
 
 
-async def without_lost(
-    session: ReadSession, files: Sequence[UpstreamFile], known: Mapping[str, Digest]
-) -> dict[str, Digest]:
-    """Of contents by identity key those that the store still holds whole where the identity's scope may read."""
-    if not known or not await is_any_damaged(session):
-        return dict(known)
+async def held(session: ReadSession, files: Sequence[UpstreamFile]) -> dict[str, Digest]:
+    """Content by identity key, for those of these files that the store holds whole where the identity's scope may read."""
+    held = await known(session, [file.identity.key for file in files])
+    if not held or not await is_any_damaged(session):
+        return held
     by_scope: defaultdict[str, set[str]] = defaultdict(set)
     for file in files:
         by_scope[file.identity.scope].add(file.identity.key)
-    held = dict(known)
     for scope, keys in by_scope.items():
-        names = {known[key].hex for key in keys if key in known}
+        names = {held[key].hex for key in keys if key in held}
         lost = set(await unreadable(session, sorted(names), scope))
         held = {key: digest for key, digest in held.items() if key not in keys or digest.hex not in lost}
     return held

@@ -9,17 +9,32 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NewType, TypeVar, TypeVarTuple, cast
 
-from sqlalchemy import CursorResult, Executable, Row, Select, Table, and_, delete, event, inspect, or_, text
+from sqlalchemy import (
+    URL,
+    CursorResult,
+    Executable,
+    Row,
+    Select,
+    Table,
+    and_,
+    delete,
+    event,
+    inspect,
+    make_url,
+    or_,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import InstrumentedAttribute
 
-from bdn.core.errors import StoreUnavailableError
+from bdn.core.errors import InvalidRequestError, StoreUnavailableError
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
 from bdn.mirror.db.tables import Base
 
-HEAD: Final = "0010"  # the newest migration; a test compares it with the folder
+HEAD: Final = "0011"  # the newest migration; a test compares it with the folder
 MIGRATIONS: Final = Path(__file__).parents[3] / "migrations"
 
 # How long a write waits for others of this process, and as long again for another process that holds SQLite's one lock:
@@ -30,6 +45,34 @@ ReadSession = NewType("ReadSession", AsyncSession)
 WriteSession = NewType("WriteSession", ReadSession)
 
 
+_DRIVERS: Final = {"postgresql": "asyncpg", "sqlite": "aiosqlite"}
+
+
+def database_url(address: str) -> URL:
+    """The URL of ``BDN_DATABASE_URL``: a driver that is not named is ours, and libpq's ``sslmode`` is the driver's ``ssl``.
+
+    Raises ``InvalidRequestError``: it is none, or one of a database or a driver that we do not use.
+    """
+    wanted = (
+        "write postgresql://USER:PASSWORD@HOST:PORT/NAME, with signs such as @ and / in the password percent-encoded"
+    )
+    try:
+        url = make_url(address)
+    except (ArgumentError, ValueError):  # neither is shown: it may hold the password
+        raise InvalidRequestError(f"BDN_DATABASE_URL is no address of a database; {wanted}") from None
+    backend, _, driver = url.drivername.partition("+")
+    backend = "postgresql" if backend == "postgres" else backend
+    if _DRIVERS.get(backend, "") != (driver or _DRIVERS.get(backend)):
+        raise InvalidRequestError(f"BDN_DATABASE_URL: {url.drivername} is not a database of ours; {wanted}")
+    query = {"ssl" if name == "sslmode" and backend == "postgresql" else name: url.query[name] for name in url.query}
+    return url.set(drivername=f"{backend}+{_DRIVERS[backend]}", query=query)
+
+
+def place_of(url: URL) -> str:
+    """Which database it is, without user, password and options."""
+    return URL.create(url.drivername, host=url.host, port=url.port, database=url.database).render_as_string()
+
+
 class DatabaseNotMigratedError(StoreUnavailableError):
     """The schema is not the one that this version needs."""
 
@@ -37,8 +80,9 @@ class DatabaseNotMigratedError(StoreUnavailableError):
 class Database:
     """One engine. Sessions are short: opened for one unit of work, committed or rolled back at the end of the block."""
 
-    def __init__(self, url: str) -> None:
-        self._is_sqlite = url.startswith("sqlite")
+    def __init__(self, address: str) -> None:
+        url = database_url(address)
+        self._is_sqlite = url.get_backend_name() == "sqlite"
         if self._is_sqlite:
             self._engine = self._patient = create_async_engine(url, pool_size=10, max_overflow=20)
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)

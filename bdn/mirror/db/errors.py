@@ -32,7 +32,8 @@ def mapped_errors() -> Iterator[None]:
     except (SQLAlchemyError, OSError) as error:
         if problem := _REFUSED.get(_state_of(error)):
             raise InvalidRequestError(problem) from error
-        reason = f"database: {type(error).__name__}: {error.args[0] if error.args else 'no answer in time'}"
+        said = getattr(error, "strerror", None) or (error.args[0] if error.args else "no answer in time")
+        reason = f"database: {type(error).__name__}: {said}"
         raise (DatabaseUnavailableError if _is_away(error) else StoreUnavailableError)(reason) from error
 
 

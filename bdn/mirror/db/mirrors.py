@@ -14,7 +14,15 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased
 from bdn.core.chunk import digest_in
 from bdn.core.errors import NotFoundError
 from bdn.mirror.db.database import Cursor, ReadSession, WriteSession, batches, changed, insert_new, newest, select_in
-from bdn.mirror.db.tables import Json, ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow, TombstoneRow
+from bdn.mirror.db.tables import (
+    DraftRow,
+    Json,
+    ManifestContentRow,
+    ManifestRow,
+    MirrorRow,
+    MirrorSourceRow,
+    TombstoneRow,
+)
 
 RUNNING = ("PENDING", "SYNCING")
 _Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None]  # a column
@@ -401,7 +409,9 @@ async def others_read(session: ReadSession, organisation: str, manifests: Sequen
 async def an_expired_manifest(session: ReadSession, before: float) -> str | None:
     """A published manifest that is dead since then or longer. One that no mirror names any more is as old as it is."""
     query = select(ManifestRow.digest).where(
-        ManifestRow.created_at <= before, ~exists(_living_sources(ManifestRow.digest, before))
+        ManifestRow.created_at <= before,
+        ~exists(_living_sources(ManifestRow.digest, before)),
+        ~exists().where(DraftRow.manifest == ManifestRow.digest),
     )
     return (await session.execute(query.order_by(ManifestRow.digest).limit(1))).scalar()
 

@@ -14,20 +14,22 @@ from here: what is done under a lock has to be right beside another who does it,
 """
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import asyncpg
-from sqlalchemy import event, func, select, true
+from sqlalchemy import URL, event, func, select, true
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import InvalidatePoolError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from bdn.core.errors import single_error
+from bdn.core.errors import InvalidRequestError, single_error
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
 
 CONNECT_SECONDS: Final = 10.0
+_OPTIONS: Final = {"prepared_statement_cache_size"}  # of SQLAlchemy's own, for a pooler in between
 PING_SECONDS: Final = 3.0
 # A statement. As with SQLite's turns, together with what else a request needs: less than clients wait for an answer.
 STATEMENT_SECONDS: Final = 20.0
@@ -41,8 +43,10 @@ _PREPARE: Final = (
 )
 
 
-def open_postgres(url: str, *, statement_seconds: float) -> AsyncEngine:
-    """An engine for ``postgresql+asyncpg``; nothing is connected yet."""
+def open_postgres(url: URL, *, statement_seconds: float) -> AsyncEngine:
+    """An engine for ``postgresql+asyncpg``; nothing is connected yet. ``InvalidRequestError`` names options that it has not."""
+    if unknown := url.query.keys() - inspect.signature(asyncpg.connect).parameters.keys() - _OPTIONS:
+        raise InvalidRequestError(f"BDN_DATABASE_URL has unknown options: {', '.join(sorted(unknown))}")
     limits = {"timeout": CONNECT_SECONDS, "command_timeout": statement_seconds}
     engine = create_async_engine(url, pool_size=10, max_overflow=20, connect_args=limits)
     event.listen(engine.sync_engine, "connect", _prepare)

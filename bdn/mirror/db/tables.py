@@ -77,6 +77,15 @@ class ManifestRow(Base):
     last_used: Mapped[float]
 
 
+class DraftRow(Base):
+    """A manifest that nobody can read: it is being written, was left half-written, or is being collected (``renewed_at`` 0)."""
+
+    __tablename__ = "manifest_drafts"
+
+    manifest: Mapped[str] = mapped_column(ForeignKey("manifests.digest", ondelete="CASCADE"), primary_key=True)
+    renewed_at: Mapped[float] = mapped_column(index=True)
+
+
 class ContentRow(Base):
     """A file, complete in the store. ``chunks`` are its raw chunk digests; none: it rests in slabs, see ``SlabSliceRow``."""
 

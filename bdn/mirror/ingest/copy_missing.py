@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, Slab
@@ -45,18 +45,15 @@ class CopyMissing:
     position: int
     survey: Survey
     recorded: set[str]
-    _digests: dict[str, Digest] = field(default_factory=dict)
 
-    async def run(self) -> dict[str, Digest]:
-        """Digest by identity key of everything that was missing."""
-        missing = self.survey.diff.missing
-        large = [file for file in missing if not is_small(file.size)]
-        small = parcels(file for file in missing if is_small(file.size))
+    async def run(self) -> None:
+        """Copy everything that was missing, and tell ``progress`` of it."""
+        large = (file for file in self.survey.missing() if not is_small(file.size))
+        small = parcels(file for file in self.survey.missing() if is_small(file.size))
         with single_error():
             async with asyncio.TaskGroup() as group:
-                _share(group, iter(large), self._copy_file, min(_FILES_AT_ONCE, len(large)))
-                _share(group, small, self._copy_parcel, min(_PARCELS_AT_ONCE, len(missing) - len(large)))
-        return self._digests
+                _share(group, large, self._copy_file, _FILES_AT_ONCE)
+                _share(group, small, self._copy_parcel, _PARCELS_AT_ONCE)
 
     async def _copy_file(self, file: UpstreamFile) -> None:
         key = file.identity.key
@@ -186,7 +183,6 @@ class CopyMissing:
         return LocatedFile(self.name, self.source, file)
 
     def _complete(self, key: str, layout: FileLayout) -> None:
-        self._digests[key] = layout.digest
         self.progress.file_complete(key, layout)
 
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 from bdn.core.chunk import Digest, FileLayout, Slab
 from bdn.core.source.upstream import Identity, UpstreamFile
@@ -17,6 +19,9 @@ from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.waiting import SingleFlight
 
 logger = logging.getLogger(__name__)
+
+
+_TOLD_AT_ONCE: Final = 2000  # files, and as many chunks
 
 
 class CopiesInProgress(SingleFlight[str, FileLayout]):
@@ -162,37 +167,43 @@ class Progress:
             yield session
 
     async def flush(self) -> None:
-        """Tell the database, in one transaction. What could not be told is kept for the next time."""
+        """Tell the database, in short transactions. What could not be told is kept for the next time."""
         async with self._flushing:
-            chunks, self._chunks = self._chunks, []
-            complete, self._complete = self._complete, {}
-            slabs, self._slabs = self._slabs, {}
-            changed = {position: counters for position, counters in self.counters.items() if counters.changed}
-            if not (chunks or complete or changed):
-                return
-            try:
-                async with self.writing(canceled_too=True) as session:
-                    now = time.time()
-                    await contents.record_chunks(session, [chunk for chunk in chunks if chunk[0] not in complete], now)
-                    await contents.record_slabs(session, slabs.values())
-                    await contents.record_contents(session, complete, now)
-                    for position, counters in changed.items():
-                        counters.changed = False
-                        await mirrors.update_source(
-                            session,
-                            self.mirror_id,
-                            position,
-                            bytes_transferred=counters.transferred,
-                            bytes_reused=counters.reused,
-                        )
-            except BaseException:
-                self._chunks = chunks + self._chunks
-                self._complete = complete | self._complete
-                self._slabs = slabs | self._slabs
-                for counters in changed.values():
-                    counters.changed = True
-                raise
-            self.on_flushed(list(complete))
+            for _ in range(1 + max(len(self._chunks), len(self._complete)) // _TOLD_AT_ONCE):
+                await self._flush_some()
+
+    async def _flush_some(self) -> None:
+        chunks, self._chunks = self._chunks[:_TOLD_AT_ONCE], self._chunks[_TOLD_AT_ONCE:]
+        complete = dict(islice(self._complete.items(), _TOLD_AT_ONCE))
+        for key in complete:
+            del self._complete[key]
+        slabs, self._slabs = self._slabs, {}
+        changed = {position: counters for position, counters in self.counters.items() if counters.changed}
+        if not (chunks or complete or changed):
+            return
+        try:
+            async with self.writing(canceled_too=True) as session:
+                now = time.time()
+                await contents.record_chunks(session, [chunk for chunk in chunks if chunk[0] not in complete], now)
+                await contents.record_slabs(session, slabs.values())
+                await contents.record_contents(session, complete, now)
+                for position, counters in changed.items():
+                    counters.changed = False
+                    await mirrors.update_source(
+                        session,
+                        self.mirror_id,
+                        position,
+                        bytes_transferred=counters.transferred,
+                        bytes_reused=counters.reused,
+                    )
+        except BaseException:
+            self._chunks = chunks + self._chunks
+            self._complete = complete | self._complete
+            self._slabs = slabs | self._slabs
+            for counters in changed.values():
+                counters.changed = True
+            raise
+        self.on_flushed(list(complete))
 
     async def drop(self, identity_key: str) -> None:
         """What was recorded of a file is wrong: nothing of it may be taken for a part of the right one."""

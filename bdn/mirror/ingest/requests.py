@@ -70,7 +70,10 @@ class MirrorRequests:
         counted: set[str] = set()
         for wanted in sources:
             async with self.surveyor.open(wanted, organisation) as source:
-                planned.append(_planned(wanted, await self.surveyor.survey(wanted, source), counted))
+                survey = await self.surveyor.survey(wanted, source)
+            planned.append(_planned(wanted, survey, counted))
+            if len(planned) < len(sources):  # the last one's, which may be a million, nobody asks for
+                counted.update(file.identity.key for file in survey.missing())
         return Plan(
             sources=planned,
             files=sum(source.files for source in planned),
@@ -183,8 +186,8 @@ class MirrorRequests:
 
 def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
     """One source's part of the plan. What an earlier source of the same request will bring is not brought twice."""
-    missing = sum(survey.bytes_missing_of(file) for file in survey.diff.missing if file.identity.key not in counted)
-    counted.update(file.identity.key for file in survey.diff.missing)
+    again = (file for file in survey.missing() if file.identity.key in counted) if counted else ()
+    missing = survey.bytes_missing - sum(map(survey.bytes_missing_of, again))
     return PlannedSource(
         source=str(wanted.source),
         mount_location=wanted.mount_location,

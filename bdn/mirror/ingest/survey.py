@@ -4,40 +4,46 @@ What the patterns cannot select from is not listed.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import compress
+from operator import attrgetter
 from typing import Final
 
-from bdn.core.chunk import Digest, FileEntry, Manifest, UnsafePathError, check_tree, chunk_range
+from bdn.core.chunk import FileEntry, ManifestDocument, ManifestWriter, UnsafePathError, check_tree, chunk_range
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
-from bdn.core.source.upstream import Diff, Resolution, Source, UpstreamFile, diff
+from bdn.core.source.upstream import Listing, Resolution, Source, UpstreamFile
 from bdn.core.source.uri import HuggingFaceUri, WeightsSource, hint_for, literal_prefixes, select
+from bdn.core.store import is_small
 from bdn.mirror.db import contents
-from bdn.mirror.db.database import Database
+from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.sources.opener import open_source
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a source holds now, what of it is wanted, and what the store lacks."""
+    """What a source holds now, what of it is wanted, and what the store lacks.
+
+    ``lacking`` is 1 for each of the files that has to be copied: of those with one identity, the first.
+    """
 
     resolution: Resolution
-    files: tuple[UpstreamFile, ...]
-    diff: Diff
+    files: Listing
+    lacking: bytes
     stored: dict[str, int]  # bytes of half-copied files by identity key
     warnings: tuple[str, ...]
+    bytes_missing: int  # what has to be read from the upstream
 
     @property
     def bytes_total(self) -> int:
         """The size of the tree."""
-        return sum(file.size for file in self.files)
+        return self.files.bytes_total
 
-    @property
-    def bytes_missing(self) -> int:
-        """What has to be read from the upstream; equal identities are read once."""
-        return sum(map(self.bytes_missing_of, self.diff.missing))
+    def missing(self) -> Iterator[UpstreamFile]:
+        """The files that have to be copied."""
+        return compress(self.files, self.lacking) if any(self.lacking) else iter(())
 
     def bytes_missing_of(self, file: UpstreamFile) -> int:
         """What of a missing file has to be read, when an earlier attempt stored a part of it."""
@@ -73,28 +79,45 @@ class Surveyor:
         resolution = resolution or await source.resolve()
         selected = await Selector(self.limit_files, self.limit_bytes).select(wanted, source, resolution)
         files = selected.files
-        # In threads, because a million files take seconds.
-        keys = await asyncio.to_thread(lambda: list({file.identity.key for file in files}))
+        lacking, seen, bytes_missing = bytearray(), set[str](), 0
+        stored: dict[str, int] = {}
         async with self.database.read() as session:
-            known = await contents.without_lost(session, files, await contents.known(session, keys))
-        found = await asyncio.to_thread(diff, files, known)
-        return Survey(resolution, files, found, await self._stored(found.missing), selected.warnings)
+            for page in files.pages():
+                known = await contents.held(session, page)
+                missing = [file for file in page if file.identity.key not in known]
+                stored |= await _stored(session, missing)
+                for file in page:
+                    key = file.identity.key
+                    is_lacking = key not in known and key not in seen
+                    lacking.append(is_lacking)
+                    if is_lacking:
+                        seen.add(key)
+                        bytes_missing += file.size - stored.get(key, 0)
+        return Survey(resolution, files, bytes(lacking), stored, selected.warnings, bytes_missing)
 
-    async def _stored(self, missing: tuple[UpstreamFile, ...]) -> dict[str, int]:
-        sizes = {file.identity.key: file.size for file in missing}
-        async with self.database.read() as session:
-            half = await contents.half_copied(session, list(sizes))
-        return {key: sum(chunk_range(sizes[key], index).size for index in indexes) for key, indexes in half.items()}
+
+async def _stored(session: ReadSession, missing: Sequence[UpstreamFile]) -> dict[str, int]:
+    """Bytes of half-copied files by identity key. A small one is never half there."""
+    sizes = {file.identity.key: file.size for file in missing if not is_small(file.size)}
+    half = await contents.half_copied(session, list(sizes)) if sizes else {}
+    return {key: sum(chunk_range(sizes[key], index).size for index in indexes) for key, indexes in half.items()}
 
 
-def manifest_of(survey: Survey, digests: Mapping[str, Digest]) -> Manifest:
-    """The manifest with its name; in a thread, because a million files take seconds."""
-    manifest = Manifest.of(
-        FileEntry(file.path, file.size, survey.diff.held.get(file.path) or digests[file.identity.key])
-        for file in survey.files
-    )
-    _ = manifest.digest, manifest.contents, manifest.bytes_total
-    return manifest
+async def manifest_of(session: ReadSession, files: Listing) -> ManifestDocument | None:
+    """The manifest of these files, as far as the database knows all their contents; None otherwise."""
+    writer = ManifestWriter()
+    for page in (await asyncio.to_thread(_by_path, files)).pages():
+        known = await contents.known(session, [file.identity.key for file in page])
+        try:
+            writer.add([FileEntry(file.path, file.size, known[file.identity.key]) for file in page])
+        except KeyError:
+            return None
+    return await asyncio.to_thread(writer.finish)
+
+
+def _by_path(files: Listing) -> Listing:
+    """Most upstreams list in the order of paths; otherwise this takes 600 MB for a million files."""
+    return files if files.is_sorted else Listing(sorted(files, key=attrgetter("path")))
 
 
 _EVERYTHING: Final = ("",)
@@ -104,7 +127,7 @@ _EVERYTHING: Final = ("",)
 class Selected:
     """The wanted files, in the order of the listing, and a warning for each pattern that matched nothing."""
 
-    files: tuple[UpstreamFile, ...]
+    files: Listing
     warnings: tuple[str, ...]
 
 
@@ -122,7 +145,7 @@ class Selector:
             NoFilesMatchedError, InvalidSourceError, LimitExceededError, or whatever the upstream's failure is.
         """
         within = literal_prefixes(wanted.patterns)
-        selected = Selected((), ())
+        selected = Selected(Listing(), ())
         if within != _EVERYTHING:
             selected = await asyncio.to_thread(_select, wanted, await self._list(wanted, source, resolution, within))
         # A pattern that matched nothing there may match elsewhere (ignored there), or nearly (the hint). Then everything is
@@ -143,30 +166,32 @@ class Selector:
 
     async def _list(
         self, wanted: WeightsSource, source: Source, resolution: Resolution, within: Sequence[str]
-    ) -> list[UpstreamFile]:
-        listed: list[UpstreamFile] = []
+    ) -> Listing:
+        listed = Listing()
         async for file in source.list(resolution, within):
             listed.append(file)
             if len(listed) > self.limit_files:
                 raise LimitExceededError(f"files of {wanted.source}", len(listed), self.limit_files)
         return listed
 
-    def _check(self, wanted: WeightsSource, files: Sequence[UpstreamFile]) -> None:
+    def _check(self, wanted: WeightsSource, files: Listing) -> None:
         try:
             check_tree(file.path for file in files)
         except UnsafePathError as error:
             raise InvalidSourceError(str(wanted.source), str(error)) from error
-        if (total := sum(file.size for file in files)) > self.limit_bytes:
+        if (total := files.bytes_total) > self.limit_bytes:
             raise LimitExceededError(f"bytes of {wanted.source}", total, self.limit_bytes)
 
 
-def _select(wanted: WeightsSource, listed: Sequence[UpstreamFile]) -> Selected:
+def _select(wanted: WeightsSource, listed: Listing) -> Selected:
     """In a thread, because a million files take seconds."""
+    if not (wanted.patterns.allow or wanted.patterns.ignore):
+        return Selected(listed, ())
     selection = select([file.path for file in listed], wanted.patterns)
     if len(selection.paths) == len(listed):
-        return Selected(tuple(listed), selection.warnings)
+        return Selected(listed, selection.warnings)
     chosen = set(selection.paths)
-    return Selected(tuple(file for file in listed if file.path in chosen), selection.warnings)
+    return Selected(Listing(file for file in listed if file.path in chosen), selection.warnings)
 
 
 def _nothing_matched(wanted: WeightsSource, paths: Sequence[str]) -> NoFilesMatchedError:

@@ -13,13 +13,13 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, Fact, InternalError, single_error
 from bdn.core.source.upstream import Resolution
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
+from bdn.core.store import split_digests
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, events, mirrors
-from bdn.mirror.db.database import Database, ReadSession
+from bdn.mirror.db.database import Database, ReadSession, batches
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.mirrors import MirrorState
 from bdn.mirror.db.tables import MirrorSourceRow
@@ -257,8 +257,8 @@ class Ingest:
                         survey,
                         recorded,
                     )
-                    digests = await copying.run()
-                if await self._publish(organisation, row, survey, digests, progress):
+                    await copying.run()
+                if await self._publish(organisation, row, survey, progress):
                     return
         raise InternalError(f"contents of {wanted.source} were collected as fast as they were copied")
 
@@ -313,15 +313,22 @@ class Ingest:
                 warnings=list(survey.warnings),
             )
 
-    async def _publish(
-        self, organisation: str, row: MirrorSourceRow, survey: Survey, digests: dict[str, Digest], progress: Progress
-    ) -> bool:
+    async def _publish(self, organisation: str, row: MirrorSourceRow, survey: Survey, progress: Progress) -> bool:
         """False when contents that the diff had counted on were collected or found damaged: look again."""
-        manifest = await asyncio.to_thread(manifest_of, survey, digests)
         await progress.flush()
         await self.damages.heal()  # what was damaged and came again counts from now on
+        async with self.database.read() as session:
+            manifest = await manifest_of(session, survey.files)
+        if manifest is None:
+            return False
         async with progress.writing() as session:
-            if await contents.publish(session, manifest, time.time(), organisation):
+            draft = await contents.draft(session, manifest, time.time())
+        for names in batches(split_digests(manifest.contents), contents.NAMES_AT_ONCE):
+            async with progress.writing() as session:
+                if await contents.add_names(session, draft, [name.hex() for name in names], organisation):
+                    return False
+        async with progress.writing() as session:
+            if not await contents.publish(session, draft, time.time(), organisation):
                 return False
             await mirrors.update_source(
                 session, row.mirror_id, row.position, status="READY", manifest=manifest.digest.hex
@@ -331,7 +338,7 @@ class Ingest:
                 "mirror": row.mirror_id,
                 "source": row.source,
                 "revision": survey.resolution.revision,
-                "files": len(manifest.files),
+                "files": manifest.files_total,
                 "transferred": counters.transferred,
                 "reused": counters.reused,
             }

@@ -182,6 +182,7 @@ class UpstreamBudgets:
     retries: int = 0
     pauses: int = 0
     pause_seconds: float = 0.0
+    silent_until: float = float("-inf")  # a warning about an outage was given
     hosts: dict[str, HostBudget] = field(default_factory=dict)
 
     def of(self, url: str) -> HostBudget:

@@ -1,6 +1,6 @@
 """Read ranges of upstream files. Copying, packing and repair all read here, so each failure has one rule.
 
-- A failure that may pass is retried, as the retry policy and the file's allowance permit.
+- A failure that may pass is retried, as the retry policy and the file's rounds of failures permit.
 - A location that is refused is asked for anew, once: signed URLs expire in the middle of a long file.
 - Wrong content is read once more: a bit may flip on the wire. If it is wrong again, the upstream has it wrong.
 """
@@ -15,7 +15,7 @@ from typing import Final
 
 from bdn.core.chunk import ByteRange, chunk_count
 from bdn.core.errors import AuthRequiredError, BdnError, ChecksumMismatchError, UpstreamError
-from bdn.core.pace.retry import Allowance
+from bdn.core.pace.retry import FailureRounds, Outage
 from bdn.core.source.upstream import Checksum, Location, Locator, UpstreamFile
 from bdn.mirror.upstream.budget import BudgetSlot
 from bdn.mirror.upstream.retries import UpstreamRetries
@@ -33,12 +33,12 @@ class LocatedFile:
     source: Locator
     file: UpstreamFile
     clock: Callable[[], float] = time.time
-    allowance: Allowance = field(init=False)  # failures that are forgiven, over all its requests
+    rounds: FailureRounds = field(init=False)  # that are forgiven, over all its requests
     _location: Location | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        self.allowance = Allowance.of(chunk_count(self.file.size))
+        self.rounds = FailureRounds.of(chunk_count(self.file.size))
 
     @property
     def subject(self) -> str:
@@ -75,9 +75,13 @@ OnWrong = Callable[[LocatedFile, bytes, ChecksumMismatchError], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What one visit to a byte thread brought: so many of the wanted ranges, and the failure that ended it."""
+    """What one visit to a byte thread brought: so many of the wanted ranges, and the failure that ended it.
+
+    ``sent`` is when the last request was sent, by the clock of the budgets.
+    """
 
     arrived: int
+    sent: float
     failure: BdnError | None = None
     location: Location | None = None  # of the range that failed
     content: bytes = b""  # of that range, where it is wrong
@@ -117,12 +121,14 @@ class UpstreamReader:
             BdnError: from ``accept`` or ``on_batch``.
         """
         left = list(wanted)
-        failures = 0  # in a row
+        outage = Outage(self.retries.policy)
         refused = wrong = None  # the range whose location was asked for anew, or that is being read once more
         while left:
             batch = await self._visit(left, on_batch, spare, on_cancel)
+            for item in left[: batch.arrived]:
+                item.located.rounds.arrived(batch.sent)
+                outage = Outage(self.retries.policy)
             del left[: batch.arrived]
-            failures = 0 if batch.arrived else failures
             failure = batch.failure
             if isinstance(failure, LocationRefusedError):
                 if left[0] is refused:
@@ -135,8 +141,7 @@ class UpstreamReader:
                     raise failure
                 wrong = left[0]
             elif isinstance(failure, UpstreamError):
-                failures += 1
-                await self.retries.wait_out(failure, failures, left[0].located.allowance)
+                await self.retries.wait_out(failure, outage, batch.sent, left[0].located.rounds)
             elif failure is not None:
                 raise failure
 
@@ -174,20 +179,22 @@ class UpstreamReader:
         stop: threading.Event,
     ) -> _Batch:
         offset = arrived = 0
+        clock = self.retries.budgets.clock
+        sent = clock()
         for item, location in zip(wanted, locations, strict=True):
             if stop.is_set() or not slot.is_open:  # nobody waits for the rest, or the host asked for a pause
                 break
-            content = buffer[offset : offset + item.range.size]
+            content, sent = buffer[offset : offset + item.range.size], clock()
             try:
                 checksum = self._request(item, location, content, slot, stop)
                 item.accept(content, checksum)
             except ChecksumMismatchError as error:
-                return _Batch(arrived, error, location, bytes(content))
+                return _Batch(arrived, sent, error, location, bytes(content))
             except BdnError as error:
-                return _Batch(arrived, error, location)
+                return _Batch(arrived, sent, error, location)
             offset += len(content)
             arrived += 1
-        return _Batch(arrived)
+        return _Batch(arrived, sent)
 
     def _request(
         self, item: FileRange, location: Location, content: memoryview, slot: BudgetSlot, stop: threading.Event

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from bdn.core.errors import UpstreamError
-from bdn.core.pace.retry import Allowance, RetryPolicy
+from bdn.core.pace.retry import FailureRounds, Outage, RetryPolicy
 from bdn.mirror.upstream.budget import LONGEST_PAUSE_SECONDS, UpstreamBudgets
 
+logger = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
+_WORTH_A_WORD: Final = 4  # failures in a row, after a second or so
+_SILENCE_SECONDS: Final = 60.0  # between two warnings
 
 
 @dataclass(frozen=True)
@@ -23,25 +27,34 @@ class UpstreamRetries:
 
     def for_a_caller_who_waits(self) -> UpstreamRetries:
         """The same budgets without retries: somebody holds a connection open for the answer."""
-        return replace(self, policy=RetryPolicy(attempts=1), longest_pause_seconds=0)
+        return replace(self, policy=RetryPolicy(outage_seconds=0, attempts=1), longest_pause_seconds=0)
 
     async def ask(self, url: str, request: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """The answer of ``request``, sent when the budget of this address's host allows, or the last failure."""
-        failures = 0
+        outage = Outage(self.policy)
         while True:
+            sent = self.budgets.clock()
             try:
                 async with self.budgets.of(url).slot(self.longest_pause_seconds) as slot:
+                    sent = self.budgets.clock()
                     with slot.budget.request():
                         return await request()
             except UpstreamError as error:
-                failures += 1
                 failure = error
-            await self.wait_out(failure, failures)
+            await self.wait_out(failure, outage, sent)
 
-    async def wait_out(self, failure: UpstreamError, failures: int, allowance: Allowance | None = None) -> None:
-        """Wait as long as this failure, the n-th in a row, asks for; raise it when it is one too many."""
-        delay = self.policy.delay(failures, failure, self.budgets.draw())
-        if delay is None or (allowance is not None and not allowance.spend()):
+    async def wait_out(
+        self, failure: UpstreamError, outage: Outage, sent: float, rounds: FailureRounds | None = None
+    ) -> None:
+        """Wait as long as this failure of a request that was sent then asks for; raise it when it is one too many."""
+        now = self.budgets.clock()
+        delay = outage.delay(failure, now - sent, self.budgets.draw())
+        if delay is None or (rounds is not None and not rounds.failed(sent, now)):
             raise failure
+        if outage.failures >= _WORTH_A_WORD and now >= self.budgets.silent_until:
+            self.budgets.silent_until = now + _SILENCE_SECONDS
+            logger.warning(
+                "%s; it is asked again for %.0f s", failure, max(0.0, self.policy.outage_seconds - outage.seconds)
+            )
         self.budgets.retries += 1
         await self.budgets.pause(delay)

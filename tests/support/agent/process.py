@@ -63,6 +63,7 @@ class Program:
         own = {
             "BDN_DATA_DIR": str(self.root),
             "BDN_URL": self.url,
+            "BDN_OUTAGE_SECONDS": "0",
             "BDN_AGENT_DATA_PORT": "0",
             "BDN_AGENT_EXPOSURE": "none",
             "BDN_AGENT_HEADROOM_BYTES": "0",

@@ -21,7 +21,7 @@ from node_agent.settings import AgentSettings, load_settings
 from tests.support.agent.mirror import AgentMirror
 
 MIB = 1024 * 1024
-IMPATIENT = RetryPolicy(attempts=3, first_seconds=0.001, longest_seconds=0.002)
+IMPATIENT = RetryPolicy(outage_seconds=0, attempts=3, first_seconds=0.001, longest_seconds=0.002)
 
 
 @dataclass

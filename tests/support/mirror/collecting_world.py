@@ -27,7 +27,7 @@ from bdn.mirror.retention import Collected, Collector, StoreEviction
 from bdn.mirror.waiting import Watch
 from bdn.store.directory import DirectoryStore
 from bdn.wire.operation_schema import EvictCommand, RestorationRequest
-from tests.support.mirror.slabs import pack
+from tests.support.mirror.slabs import pack, publish
 
 TOMBSTONE_SECONDS = 100.0
 GRACE_SECONDS = 30.0
@@ -333,7 +333,7 @@ class Copy:
         manifest = manifest_of(self.tree)
         await self.world._notice([manifest.digest.hex] if self.world.is_expired(manifest.digest.hex) else [])
         async with self.world.database.write() as session:
-            if await contents.publish(session, manifest, self.world.now, self.organisation):
+            if await publish(session, manifest, self.world.now, self.organisation):
                 return False
             await mirrors.update_source(session, self._id, 0, status="READY", manifest=manifest.digest.hex)
             await mirrors.finish(session, self._id, "READY", now=self.world.now)

@@ -232,6 +232,7 @@ async def mirror_under_test(
         await asyncio.to_thread(prepare_database, data_dir)
     else:
         settings.setdefault("grant_key_file", _grant_keys())
+    settings.setdefault("outage_seconds", 0)  # six attempts
     async with open_mirror(
         MirrorSettings(data_dir=data_dir, port=0, data_port=0, **settings),
         serve=serve,

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
-from bdn.core.chunk import CHUNK_SIZE, FileLayout, Slab, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, Manifest, ManifestDocument, ManifestWriter, Slab, digest_of
+from bdn.core.store import split_digests
+from bdn.mirror.db import contents
+from bdn.mirror.db.database import WriteSession
 
 
 def pieces(content: bytes) -> list[bytes]:
@@ -35,3 +38,20 @@ def pack(
             together = []
         if content is not None:
             together.append(content)
+
+
+def document(manifest: Manifest) -> ManifestDocument:
+    writer = ManifestWriter()
+    writer.add(manifest.files)
+    return writer.finish()
+
+
+async def publish(session: WriteSession, manifest: Manifest, now: float, organisation: str) -> list[Digest]:
+    """All steps of publishing in one transaction. Returns what the organisation cannot read; then nothing is published."""
+    whole = document(manifest)
+    draft = await contents.draft(session, whole, now)
+    names = [name.hex() for name in split_digests(whole.contents)]
+    lost = await contents.add_names(session, draft, names, organisation)
+    if not lost:
+        assert await contents.publish(session, draft, now, organisation)
+    return lost

@@ -58,6 +58,7 @@ class Shell:
             "PYTHONPATH": str(ROOT),  # this checkout's code, wherever the scripts were installed from
             "BDN_DATA_DIR": str(self.data),
             "BDN_EGRESS_ALLOW": ALLOW_LOOPBACK,
+            "BDN_OUTAGE_SECONDS": "0",  # an upstream that is away is so after six attempts
             **{name: os.environ[name] for name in TRUSTED if name in os.environ},
             **self.extra,
         }

@@ -1,5 +1,7 @@
 """When to try again, and after how long; how slow a body may come."""
 
+import heapq
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,8 @@ from bdn.core.errors import (
 )
 from bdn.core.pace.retry import (
     Allowance,
+    FailureRounds,
+    Outage,
     Persistence,
     ResumePolicy,
     RetryPolicy,
@@ -22,8 +26,8 @@ from bdn.core.pace.retry import (
 )
 from tests.support.network.hypothesis import BRIEFLY
 
-POLICY = RetryPolicy(attempts=8, first_seconds=0.5, longest_seconds=10.0, longest_retry_after_seconds=60.0)
-PATIENT = RetryPolicy(attempts=10**9, longest_seconds=30.0)
+POLICY = RetryPolicy(0, attempts=8, first_seconds=0.5, longest_seconds=10.0, longest_retry_after_seconds=60.0)
+PATIENT = RetryPolicy(10.0**9, longest_seconds=30.0)
 AWAY = StoreUnavailableError("connection refused")
 
 
@@ -31,15 +35,20 @@ def limited(seconds: float | None) -> UpstreamRateLimitedError:
     return UpstreamRateLimitedError("hf://o/r", seconds)
 
 
+def delay(policy: RetryPolicy, failures: int, error: BdnError, random: float) -> float | None:
+    """After the n-th failure in a row."""
+    return Outage(policy, failures - 1).delay(error, 0.0, random)
+
+
 def test_the_longest_wait_doubles_with_every_failure_up_to_its_limit() -> None:
-    assert [POLICY.delay(failures, AWAY, 1.0) for failures in range(1, 8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert [delay(POLICY, failures, AWAY, 1.0) for failures in range(1, 8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
 
 
 @pytest.mark.parametrize(("policy", "failures", "error", "random", "seconds"), [
     (POLICY, 3, AWAY, 0.0, 0.0),  # any part of the longest wait
     (POLICY, 3, AWAY, 0.25, 0.5), (POLICY, 7, AWAY, 0.5, 5.0),
     (POLICY, 8, AWAY, 0.5, None),  # attempts count the first one
-    (POLICY, 9, AWAY, 0.5, None), (RetryPolicy(attempts=1), 1, AWAY, 0.5, None), (PATIENT, 10**8, AWAY, 1.0, 30.0),
+    (POLICY, 9, AWAY, 0.5, None), (RetryPolicy(0, attempts=1), 1, AWAY, 0.5, None), (PATIENT, 10**8, AWAY, 1.0, 30.0),
     (POLICY, 1, NotFoundError("chunk"), 0.5, None),
     (POLICY, 1, limited(30.0), 0.0, 30.0),  # a lower bound, with jitter on top
     (POLICY, 2, limited(30.0), 0.5, 30.5), (POLICY, 1, limited(0.0), 0.5, 0.25),
@@ -49,7 +58,7 @@ def test_the_longest_wait_doubles_with_every_failure_up_to_its_limit() -> None:
 def test_a_failure_is_waited_out_or_given_up(
     policy: RetryPolicy, failures: int, error: BdnError, random: float, seconds: float | None
 ) -> None:
-    assert policy.delay(failures, error, random) == seconds
+    assert delay(policy, failures, error, random) == seconds
 
 
 @pytest.mark.parametrize(("error", "seconds"), [
@@ -58,13 +67,76 @@ def test_a_failure_is_waited_out_or_given_up(
 ])  # fmt: skip
 def test_a_busy_upstream_is_believed_like_one_that_limits_requests(error: BdnError, seconds: float | None) -> None:
     assert asked_to_wait(error) == seconds
-    assert POLICY.delay(1, error, 0.0) == (seconds or 0.0)
+    assert delay(POLICY, 1, error, 0.0) == (seconds or 0.0)
 
 
-@pytest.mark.parametrize(("chunks", "failures"), [(0, 10), (1, 10), (9, 10), (10, 11), (1000, 110)])
-def test_a_file_is_forgiven_ten_failures_and_one_more_for_every_tenth_chunk(chunks: int, failures: int) -> None:
-    allowance = Allowance.of(chunks)
-    assert [allowance.spend() for _ in range(failures + 2)] == [True] * failures + [False] * 2
+@pytest.mark.parametrize(("error", "taken", "waits"), [
+    (AWAY, 0.0, [1.0, 2.0, 4.0, 3.0]),  # the last attempt is made when the time is over
+    (AWAY, 4.0, [1.0, 2.0]),  # requests that fail late are part of the outage, but for the first
+    (limited(50.0), 0.0, [51.0, 52.0, 54.0, 53.0]),  # pauses that were asked for are not
+])  # fmt: skip
+def test_an_outage_is_given_up_when_its_time_is_over(error: BdnError, taken: float, waits: list[float]) -> None:
+    outage = Outage(RetryPolicy(10.0, attempts=2, first_seconds=1.0))
+    assert [outage.delay(error, taken, 1.0) for _ in range(len(waits) + 1)] == [*waits, None]
+
+
+@pytest.mark.parametrize(("chunks", "rounds"), [(0, 10), (1, 10), (9, 10), (10, 11), (1000, 110)])
+def test_a_file_is_forgiven_ten_rounds_of_failures_and_one_more_for_every_tenth_chunk(chunks: int, rounds: int) -> None:
+    file, forgiven = FailureRounds.of(chunks), []
+    for now in range(rounds + 2):
+        forgiven.append(file.failed(now, now + 0.1))
+        file.arrived(now + 0.5)
+    assert forgiven == [True] * rounds + [False] * 2
+
+
+@pytest.mark.parametrize(("happenings", "used"), [
+    ("fail 0 1, fail 0 2, fail 0 3", 1),  # all that were in flight
+    ("fail 0 1, fail 1.5 2, fail 2.5 3", 1),  # and again, and again
+    ("fail 0 1, arrive 0, fail 2 3", 1),  # one that was sent before does not end it
+    ("fail 0 1, arrive 1.5, fail 0 2", 1),  # nor does one begin another
+    ("fail 0 1, arrive 1.5, fail 2 3", 2),
+])  # fmt: skip
+def test_a_round_ends_when_a_request_that_was_sent_after_its_begin_arrives(happenings: str, used: int) -> None:
+    rounds = FailureRounds(Allowance(10))
+    for happening in happenings.split(", "):
+        what, *times = happening.split()
+        (rounds.failed if what == "fail" else rounds.arrived)(*map(float, times))
+    assert rounds.allowance.used == used
+
+
+def play(outage_seconds: float, *, chunks: int = 256, at_once: int = 16) -> tuple[float, int]:
+    """A file whose upstream is away from second 1 on; a request takes a tenth. When the file is there, and the rounds that it cost.
+
+    Raises ``TimeoutError`` if it is given up.
+    """
+    rounds, now = FailureRounds.of(chunks), 0.0
+    asked = [(0.05 * number, number, Outage(RetryPolicy())) for number in range(at_once)]
+    following = at_once
+    while asked:
+        sent, chunk, outage = heapq.heappop(asked)
+        now = sent + 0.1
+        if 1 <= now < 1 + outage_seconds:
+            wait = outage.delay(AWAY, 0.1, (chunk * 0.37 + outage.failures * 0.61) % 1)
+            if wait is None or not rounds.failed(sent, now):
+                raise TimeoutError
+            heapq.heappush(asked, (now + wait, chunk, outage))
+            continue
+        rounds.arrived(sent)
+        if following < chunks:
+            heapq.heappush(asked, (now, following, Outage(RetryPolicy())))
+            following += 1
+    return now, rounds.allowance.used
+
+
+@pytest.mark.parametrize("seconds", [3, 30, 60, 115])
+def test_an_outage_costs_its_time_and_one_round_however_many_requests_it_fails(seconds: float) -> None:
+    end, rounds = play(seconds)
+    assert (rounds, end < 1 + seconds + 11) == (1, True), end
+
+
+def test_an_upstream_that_does_not_come_back_is_given_up() -> None:
+    with pytest.raises(TimeoutError):
+        play(1000)
 
 
 MIB = 1024 * 1024

@@ -12,7 +12,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, Slab, digest_of
 from bdn.core.errors import ChecksumMismatchError, UpstreamUnavailableError
-from bdn.core.source.upstream import Diff, Identity, Resolution, UpstreamFile
+from bdn.core.source.upstream import Identity, Listing, Resolution, UpstreamFile
 from bdn.core.store import is_small
 from bdn.mirror.db import contents, mirrors, removal
 from bdn.mirror.db.database import Database, WriteSession
@@ -288,14 +288,16 @@ class Rig:
         total = sum(file.size for file in files)
         progress.counters[0] = SourceCounters(0, stored)
         half = {files[0].identity.key: stored} if stored else {}
-        survey = Survey(Resolution(None), files, Diff({}, files), half, ())
+        survey = Survey(Resolution(None), Listing(files), bytes([1] * len(files)), half, (), total - stored)
         copier: Copier = self.copies  # type: ignore[assignment]
         unused: Any = None
         stored_contents, known = StoredContents(self.database, self.copies.store), recorded or set()
         copying = CopyMissing(stored_contents, copier, self.in_progress, progress, unused, "s", 0, survey, known)
-        digests = await copying.run()
-        assert digests == {file.identity.key: layout_of(file.size).digest for file in files}
+        await copying.run()
         await progress.flush()
+        async with self.database.read() as session:
+            digests = await contents.known(session, [file.identity.key for file in files])
+        assert digests == {file.identity.key: layout_of(file.size).digest for file in files}
         assert progress.counters[0].transferred + progress.counters[0].reused == total
         return progress.counters[0]
 

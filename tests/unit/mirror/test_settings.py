@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from bdn.cli.clients import ClientSettings
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import InvalidRequestError
+from bdn.mirror.db.database import database_url, place_of
 from bdn.mirror.settings import MirrorSettings
 from bdn.settings import FileSettings, SettingsError
 from bdn.store.directory import open_store
@@ -84,3 +85,14 @@ def test_nothing_beyond_the_public_internet_is_allowed_unless_it_is_listed(monke
     assert MirrorSettings().egress == PUBLIC_INTERNET
     monkeypatch.setenv("BDN_EGRESS_ALLOW", "minio.corp, 10.0.0.0/8")
     assert MirrorSettings().egress == EgressPolicy.parse("minio.corp 10.0.0.0/8")
+
+
+def test_a_database_s_address_needs_no_driver_and_its_place_tells_no_password() -> None:
+    named = {
+        "postgres://u:p@h:5433/n?sslmode=require": "postgresql+asyncpg://h:5433/n",
+        "postgresql://u:p@h/n": "postgresql+asyncpg://h/n",
+        "postgresql+asyncpg://u:p@h/n": "postgresql+asyncpg://h/n",
+        "sqlite:////var/lib/bdn.sqlite": "sqlite+aiosqlite:////var/lib/bdn.sqlite",
+    }
+    assert {address: place_of(database_url(address)) for address in named} == named
+    assert database_url("postgres://u:p@h/n?sslmode=require").query == {"ssl": "require"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.pace.limit import Outcome
-from bdn.core.pace.retry import Allowance
+from bdn.core.pace.retry import Allowance, FailureRounds, Outage, RetryPolicy
 from bdn.core.source.upstream import Identity, Location, UpstreamFile
 from bdn.mirror.upstream.budget import BudgetSlot, HostBudget, UpstreamBudgets
 from bdn.mirror.upstream.reader import LocatedFile
@@ -286,7 +287,7 @@ AWAY = UpstreamUnavailableError("hf://o/r", "503")
 class Waits:
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self.retries = UpstreamRetries(UpstreamBudgets(pause=self, draw=lambda: 0.5))
+        self.retries = UpstreamRetries(UpstreamBudgets(pause=self, draw=lambda: 0.5), RetryPolicy(0))
 
     async def __call__(self, seconds: float) -> None:
         self.seconds.append(seconds)
@@ -328,11 +329,12 @@ async def test_a_failure_that_a_retry_cannot_help_is_raised_at_once(waits: Waits
 
 
 async def test_a_file_that_has_failed_too_often_is_given_up(waits: Waits) -> None:
-    allowance = Allowance(4)
+    rounds, policy = FailureRounds(Allowance(4)), waits.retries.policy
     for _ in range(4):
-        await waits.retries.wait_out(AWAY, 1, allowance)
+        await waits.retries.wait_out(AWAY, Outage(policy), time.monotonic(), rounds)
+        rounds.arrived(time.monotonic())
     with pytest.raises(UpstreamUnavailableError):
-        await waits.retries.wait_out(AWAY, 1, allowance)
+        await waits.retries.wait_out(AWAY, Outage(policy), time.monotonic(), rounds)
     assert len(waits.seconds) == 4
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -203,9 +202,7 @@ class Asked:
 
 
 def persistence(seconds: float, told: list[BdnError | None]) -> OutageRetry:
-    return OutageRetry(
-        seconds, told.append, RetryPolicy(attempts=sys.maxsize, first_seconds=0.001, longest_seconds=0.001)
-    )
+    return OutageRetry(told.append, RetryPolicy(seconds, attempts=2, first_seconds=0.001, longest_seconds=0.001))
 
 
 async def test_a_silence_is_endured_and_told_once_and_so_is_its_end() -> None:

@@ -150,7 +150,7 @@ async def test_a_mirror_that_says_nothing_is_not_waited_for_where_a_peer_knows(
 
 async def test_a_mirror_that_says_nothing_to_anybody_is_named(tmp_path: Path, silent: str) -> None:
     async with asyncio.timeout(20), MirrorClient(silent) as client:
-        catalogue = _catalogue(tmp_path, client, RetryPolicy(attempts=1))
+        catalogue = _catalogue(tmp_path, client, RetryPolicy(outage_seconds=0, attempts=1))
         with pytest.raises(BdnError, match=silent) as caught:
             await catalogue.obtain(named("any"), "grant", is_complete=False)
 

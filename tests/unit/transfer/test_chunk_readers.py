@@ -17,7 +17,7 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.transfer.chunk_readers import PartialChunk, RetryingReader, VerifyingReader, WrongLengthError, fetch
 from tests.support.content.readers import CountedWaits, ScriptedReader, read_chunk
 
-POLICY = RetryPolicy(attempts=4, first_seconds=1.0, longest_seconds=3.0, longest_retry_after_seconds=60.0)
+POLICY = RetryPolicy(0, attempts=4, first_seconds=1.0, longest_seconds=3.0, longest_retry_after_seconds=60.0)
 AWAY = StoreUnavailableError("it restarts")
 RIGHT, WRONG = b"right", b"wr0ng"
 
@@ -60,7 +60,7 @@ def test_what_came_before_a_failure_is_not_asked_for_again() -> None:
 
 def test_a_budget_that_is_spent_ends_the_retries() -> None:
     left = iter([True, False])
-    reader = RetryingReader(ScriptedReader([AWAY, AWAY, RIGHT]), POLICY, CountedWaits(), lambda: next(left))
+    reader = RetryingReader(ScriptedReader([AWAY, AWAY, RIGHT]), POLICY, CountedWaits(), lambda _: next(left))
     with pytest.raises(StoreUnavailableError):
         read_chunk(reader, RIGHT)
 

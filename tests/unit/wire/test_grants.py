@@ -180,12 +180,21 @@ def test_the_audience_is_one_of_several_that_a_token_may_name() -> None:
     assert CLAIMS["iss"] == ISSUER
 
 
-def test_a_grant_is_verified_once_and_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tokens whose signatures are looked at, from now on."""
     verified: list[str] = []
     decode = jwt.decode
-    monkeypatch.setattr(
-        jwt, "decode", lambda token, *rest, **more: verified.append(token) or decode(token, *rest, **more)
-    )
+
+    def note(token: str, *rest: Any, **more: Any) -> Any:
+        verified.append(token)
+        return decode(token, *rest, **more)
+
+    monkeypatch.setattr(jwt, "decode", note)
+    return verified
+
+
+def test_a_grant_is_verified_once_and_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    verified = noted(monkeypatch)
     verifier, other = GrantVerifier(SIGNER.public_keys), SIGNER.sign(Grant("org", (mount("/x"),), NOW + 60))
     for _ in range(3):
         assert verifier.verify(TOKEN, now=NOW) == GRANT
@@ -196,11 +205,7 @@ def test_a_grant_is_verified_once_and_ends_all_the_same(monkeypatch: pytest.Monk
 
 
 def test_what_is_remembered_of_grants_is_bounded_by_their_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    verified: list[str] = []
-    decode = jwt.decode
-    monkeypatch.setattr(
-        jwt, "decode", lambda token, *rest, **more: verified.append(token) or decode(token, *rest, **more)
-    )
+    verified = noted(monkeypatch)
     monkeypatch.setattr("bdn.wire.grants._REMEMBERED_MOUNTS", 3 * len(GRANT.mounts))
     verifier = GrantVerifier(SIGNER.public_keys)
     tokens = [SIGNER.sign(Grant("org", GRANT.mounts, NOW + number)) for number in range(1, 5)]

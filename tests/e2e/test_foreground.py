@@ -1,0 +1,121 @@
+"""Programs that run until somebody ends them, and commands that wait: `up`, `worker`, `migrate`, `mirror --wait`, and pulls at once."""
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bdn.mirror.db.database import HEAD
+from bdn.wire.grants import new_signing_key
+from tests.doubles.faults import stall
+from tests.doubles.hub import Hub
+from tests.support.content.trees import tree
+from tests.support.mirror.service import mirror_under_test, source, write_keys
+from tests.support.services.commands import Shell, wait_until
+
+pytest_plugins = ("tests.support.mirror.fixtures",)
+MODEL = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 40_000}
+FREE_PORTS = {"BDN_PORT": "0", "BDN_DATA_PORT": "0", "BDN_AGENT_DATA_PORT": "0"}
+
+
+def given(shell: Shell, **environment: str) -> Shell:
+    """The same user with more settings."""
+    return replace(shell, extra={**shell.extra, **environment})
+
+
+def printed(log: Path) -> Any:
+    """The first document in a log, as soon as all of it is there."""
+
+    def document() -> Any:
+        text = log.read_text()
+        try:
+            return json.JSONDecoder().raw_decode(text, text.index("{\n"))[0]
+        except ValueError:
+            return None
+
+    wait_until(document, seconds=120, what=f"a document in {log}")
+    return document()
+
+
+def test_up_is_a_mirror_and_an_agent_until_it_is_interrupted(shell: Shell, hub: Hub) -> None:
+    hub.repo("org/model").commit(MODEL)
+    with given(shell, **FREE_PORTS, BDN_AGENT_EXPOSURE="symlink").running("bdn", "up", "--json") as process:
+        up = printed(shell.root / "bdn-up.log")
+        assert up.keys() == {"mirror", "data_port", "agent"}
+
+        mirrored = shell.run("bdn", "mirror", "hf://org/model", "--wait", "--json", BDN_URL=up["mirror"])
+        assert (mirrored.code, mirrored.document["status"]) == (0, "READY"), mirrored.err
+        staged = shell.run(
+            "bdn", "stage", mirrored.document["id"], "--job", "j", "--json",
+            BDN_URL=up["mirror"], BDN_AGENT_SOCKET=up["agent"].removeprefix("unix:"),
+        )  # fmt: skip
+        assert staged.code == 0, staged.out + staged.err
+        assert tree(Path(staged.document["mounts"][0]["path"])) == MODEL
+
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert "Traceback" not in (shell.root / "bdn-up.log").read_text()
+
+
+async def test_a_worker_and_a_migration_are_programs_of_their_own_on_postgresql(
+    shell: Shell, hub: Hub, upstreams: None, empty_postgres_url: str, tmp_path: Path
+) -> None:
+    hub.repo("org/model").commit(MODEL)
+    embedded = shell.run("bdn", "worker")
+    assert (embedded.code, "set BDN_DATABASE_URL" in embedded.err) == (2, True), embedded.err
+    early = shell.run("bdn", "worker", BDN_DATABASE_URL=empty_postgres_url)
+    assert (early.code, "run 'bdn migrate'" in early.err) == (1, True), early.err
+    for before in (None, HEAD):
+        migrated = shell.run("bdn", "migrate", "--json", BDN_DATABASE_URL=empty_postgres_url)
+        assert (migrated.code, migrated.document) == (0, {"before": before, "now": HEAD}), migrated.err
+
+    keys = write_keys(tmp_path / "keys.pem", new_signing_key())
+    shared: dict[str, Any] = {"database_url": empty_postgres_url, "grant_key_file": keys}
+    async with mirror_under_test(tmp_path / "data", work=False, **shared) as mirror:
+        begun = await mirror.begin(source("hf://org/model"))
+        with shell.running(
+            "bdn", "worker", BDN_DATABASE_URL=empty_postgres_url, BDN_GRANT_KEY_FILE=str(keys)
+        ) as process:
+            done = await mirror.ended(begun["id"])
+            assert done["status"] == "READY", done["error"]
+            assert await mirror.tree(done["sources"][0]["manifest"]) == MODEL
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+
+
+def test_a_migration_of_the_embedded_database_makes_what_the_mirror_opens(shell: Shell) -> None:
+    for before in (None, HEAD):
+        migrated = shell.run("bdn", "migrate", "--json")
+        assert (migrated.code, migrated.document) == (0, {"before": before, "now": HEAD}), migrated.err
+    assert shell.run("bdn", "migrate").out == f"database at migration {HEAD} (was {HEAD})\n"
+
+
+def test_the_exit_code_of_a_mirror_is_1_when_it_failed(shell: Shell, hub: Hub) -> None:
+    hub.repo("org/model").commit(MODEL)
+    with given(shell, **FREE_PORTS).running("bdn", "serve"):
+        log = shell.root / "bdn-serve.log"
+        wait_until(lambda: "mirror at " in log.read_text(), seconds=120)
+        user = given(shell, BDN_URL=log.read_text().partition("mirror at ")[2].split()[0])
+        good, bad = ("hf://org/model", "--mount", "/a"), ("hf://org/none", "--mount", "/b")
+        done = user.run("bdn", "mirror", *good, "--wait", "--quiet")
+        assert (done.code, "READY" in done.out or done.out.startswith("mir_"), done.err) == (0, True, "")
+        for sources in (bad, (*good, *bad)):
+            failed = user.run("bdn", "mirror", *sources, "--wait", "--json")
+            assert (failed.code, failed.document["status"]) == (1, "FAILED"), failed.err
+            assert failed.document["error"]["code"] in {"AUTH_REQUIRED", "SOURCE_NOT_FOUND"}
+        assert user.run("bdn", "mirror", *bad, "--wait", "--quiet").code == 1
+
+
+def test_a_pull_waits_for_another_one_on_the_same_data(shell: Shell, hub: Hub) -> None:
+    hub.repo("org/model").commit(MODEL)
+    hub.fail(stall(), origin="cdn")
+    log = shell.root / "bdn-pull.log"
+    with shell.running("bdn", "pull", "hf://org/model", "one") as first:
+        wait_until(lambda: hub.log.count(origin="cdn"), seconds=120, what="the first pull's request")
+        with shell.running("bdn", "pull", "hf://org/model", "two") as second:
+            wait_until(lambda: "waiting for bdn pull" in log.read_text(), seconds=120, what="the second pull's remark")
+            assert (first.poll(), second.poll()) == (None, None)
+            hub.release_stalled()
+            assert (first.wait(120), second.wait(120)) == (0, 0), log.read_text()
+    assert tree(shell.root / "one") == tree(shell.root / "two") == MODEL
