@@ -109,6 +109,9 @@ class EmbeddedAgent(Protocol):
     async def check_destination(self, destination: Path) -> None:
         """Refuse a directory where no view could be published, before anything is moved."""
 
+    async def would_lose(self, grant: str, destination: Path) -> tuple[str, list[str]]:
+        """What an earlier pull put at the directory and this one would remove or replace: its manifest's digest as hex, and the paths."""
+
     def pull(self, grant: str, destination: Path) -> AsyncIterator[StageDocument]:
         """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
 

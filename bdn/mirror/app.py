@@ -200,7 +200,7 @@ async def open_mirror(
         planner = replace(surveyor, sign_ins=replace(sign_ins, context=hasty))
         requests = MirrorRequests(database, planner, signer, settings.grant_seconds, watch)
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
-        asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds)
+        asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds, clock)
         heartbeats = Membership(database, asked, events, watch, clock)
         services = (
             requests,
@@ -211,7 +211,7 @@ async def open_mirror(
             secrets,
             tokens,
             access,
-            Names(database),
+            Names(database, store, settings.tombstone_seconds),
             ContentsService(database, access, chunks, data_port),
             metrics,
             *filter(None, [issuer]),

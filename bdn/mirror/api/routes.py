@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, BinaryIO, Final
+from urllib.parse import quote, unquote
 
 from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
@@ -78,6 +79,7 @@ _EVENT_SECONDS = 0.9  # one event at least every second
 _PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
 # An hour: a key that was added is known everywhere an hour later, at the latest, and may sign from then on.
 _CACHEABLE: Final = {"Cache-Control": "public, max-age=3600"}
+_NO_CURSOR: Final = "cursor is not one of ours; leave it away for the first page"
 _TEXT: Final = r"^[^\x00]*$"
 
 
@@ -136,18 +138,33 @@ _Metrics = Annotated[Metrics, provided(Metrics)]
 
 def _write_cursor(at: float, row_id: str) -> str:
     """Where the next page of rows begins: after the row of this time and id."""
-    return base64.urlsafe_b64encode(f"{at!r} {row_id}".encode()).decode()
+    return _write_names(repr(at), row_id)
 
 
 def _read_cursor(cursor: str | None) -> tuple[float, str] | None:
     """What ``_write_cursor`` wrote. Raises ``InvalidRequestError``."""
+    if (names := _read_names(cursor)) is None:
+        return None
+    try:
+        return float(names[0]), names[1]
+    except ValueError:
+        raise InvalidRequestError(_NO_CURSOR) from None
+
+
+def _write_names(one: str, other: str) -> str:
+    return base64.urlsafe_b64encode(f"{quote(one)} {quote(other)}".encode()).decode()
+
+
+def _read_names(cursor: str | None) -> tuple[str, str] | None:
     if cursor is None:
         return None
     try:
-        at, row_id = base64.urlsafe_b64decode(cursor.encode()).decode().split(" ")
-        return float(at), row_id
+        one, other = base64.urlsafe_b64decode(cursor.encode()).decode().split(" ")
     except (ValueError, binascii.Error):
-        raise InvalidRequestError("cursor is not one of ours; leave it away for the first page") from None
+        raise InvalidRequestError(_NO_CURSOR) from None
+    if "\0" in (names := (unquote(one), unquote(other)))[0] + names[1]:  # which no database takes
+        raise InvalidRequestError(_NO_CURSOR)
+    return names
 
 
 class _ChunkAnswer(StreamingResponse):
@@ -252,9 +269,9 @@ async def cancel(requests: _Requests, mirror_id: MirrorId, caller: Controller) -
 
 
 @contents_router.get("/manifests", summary="What is held where")
-async def held(names: _Names, caller: Controller) -> HeldManifests:
-    """Every manifest of the organisation that some tier holds."""
-    found = await names.held(caller.organisation)
+async def held(names: _Names, caller: Controller, cursor: str | None = None, limit: _Limit = 1000) -> HeldManifests:
+    """Every manifest of the organisation that some tier holds, by digest. Of what very many hold there are fewer on a page."""
+    found = await names.held(caller.organisation, "" if cursor is None else digest_in(cursor).hex, limit)
     return found if caller.role is Role.OPERATOR else found.without_holders()
 
 
@@ -331,8 +348,22 @@ def _file(one: contents.ContentLayout) -> str:
 
 
 @control_router.get("/agents", summary="Agents: tiers, capacity, use, last heartbeat")
-async def agents(membership: _Membership, _: Controller) -> Items[AgentDocument]:
-    return await membership.agents()
+async def agents(
+    membership: _Membership, _: Controller, cursor: str | None = None, limit: _Limit = 1000
+) -> Page[AgentDocument]:
+    """In the order of their names."""
+    items, last = await membership.agents(_read_names(cursor), limit)
+    return Page[AgentDocument](items=items, next_cursor=last and _write_names(*last))
+
+
+@control_router.delete("/agents", summary="Forget an agent that does not live; one that comes back is a new one")
+async def remove_agent(
+    membership: _Membership,
+    _: Operator,
+    node: Annotated[str, Query(min_length=1, max_length=256, pattern=_TEXT)],
+    cluster: _Name = None,
+) -> AgentDocument:
+    return await membership.remove(cluster, node)
 
 
 @control_router.get("/clusters", summary="Clusters: their agents and space together")

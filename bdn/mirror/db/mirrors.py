@@ -210,6 +210,20 @@ async def update_source(session: WriteSession, mirror_id: str, position: int, **
 
 async def ready_at(session: ReadSession, organisation: str, revision: str) -> list[MirrorSourceRow]:
     """The sources that are READY at this revision and whose manifests may still be read, newest first."""
+    return await _ready(session, organisation, MirrorSourceRow.resolved_revision == revision)
+
+
+async def published_as(session: ReadSession, organisation: str, manifest: str) -> list[MirrorSourceRow]:
+    """The sources that were READY with this manifest, newest first."""
+    return await _ready(session, organisation, MirrorSourceRow.manifest == manifest)
+
+
+async def ready_from(session: ReadSession, organisation: str, source: str) -> list[MirrorSourceRow]:
+    """Those that were asked for by this name."""
+    return await _ready(session, organisation, MirrorSourceRow.source == source)
+
+
+async def _ready(session: ReadSession, organisation: str, wanted: ColumnElement[bool]) -> list[MirrorSourceRow]:
     query = (
         select(MirrorSourceRow)
         .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
@@ -217,7 +231,7 @@ async def ready_at(session: ReadSession, organisation: str, revision: str) -> li
         .where(
             ~is_given_up(organisation, ManifestRow.digest),
             MirrorRow.organisation == organisation,
-            MirrorSourceRow.resolved_revision == revision,
+            wanted,
             MirrorSourceRow.status == "READY",
         )
         .order_by(MirrorRow.created_at.desc())
@@ -277,17 +291,31 @@ async def sources_by_manifest(
     return found
 
 
+async def mirrored_after(session: ReadSession, organisation: str, after: str, limit: int) -> list[str]:
+    """The next manifests in the order of their digests that were ever mirrored for the organisation."""
+    query = (
+        select(MirrorSourceRow.manifest)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .where(MirrorRow.organisation == organisation, MirrorSourceRow.manifest > after)
+        .distinct()
+        .order_by(MirrorSourceRow.manifest)
+        .limit(limit)
+    )
+    return [str(manifest) for manifest in (await session.execute(query)).scalars()]
+
+
 async def may_read(session: ReadSession, organisation: str, manifest: str) -> bool:
     """Whether the manifest is published for this organisation, which has not given it up."""
     return manifest in await readable(session, organisation, [manifest])
 
 
-async def readable(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:
-    """Which of these manifests are published for this organisation, and not given up by it."""
-    query = select(ManifestRow.digest).where(
+async def readable(session: ReadSession, organisation: str, manifests: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Files and bytes of those of these manifests that are published for this organisation, and not given up by it."""
+    query = select(ManifestRow.digest, ManifestRow.files_total, ManifestRow.bytes_total).where(
         is_mirrored_for(organisation, ManifestRow.digest), ~is_given_up(organisation, ManifestRow.digest)
     )
-    return {digest async for (digest,) in select_in(session, query, ManifestRow.digest, manifests)}
+    found = select_in(session, query, ManifestRow.digest, manifests)
+    return {digest: (files, size) async for digest, files, size in found}
 
 
 async def all_readable(session: ReadSession, organisation: str) -> dict[str, tuple[int, int]]:
@@ -372,6 +400,14 @@ async def restore(session: WriteSession, organisation: str, manifests: Sequence[
     return restored
 
 
+async def restorable(session: ReadSession, organisation: str) -> dict[str, float]:
+    """The manifests that the organisation gave up and can restore, and since when each of them is given up."""
+    query = select(TombstoneRow.manifest, TombstoneRow.created_at).where(
+        TombstoneRow.organisation == organisation, TombstoneRow.collected_at.is_(None)
+    )
+    return {manifest: at for manifest, at in (await session.execute(query)).all()}  # noqa: C416 - rows are not pairs
+
+
 async def lift_tombstone(session: WriteSession, organisation: str, manifest: str) -> None:
     """The organisation has mirrored the manifest again."""
     statement = delete(TombstoneRow).where(TombstoneRow.organisation == organisation, TombstoneRow.manifest == manifest)
@@ -408,8 +444,9 @@ async def others_read(session: ReadSession, organisation: str, manifests: Sequen
 
 async def an_expired_manifest(session: ReadSession, before: float) -> str | None:
     """A published manifest that is dead since then or longer. One that no mirror names any more is as old as it is."""
+    given_up = exists().where(TombstoneRow.manifest == ManifestRow.digest, TombstoneRow.created_at <= before)
     query = select(ManifestRow.digest).where(
-        ManifestRow.created_at <= before,
+        or_(ManifestRow.created_at <= before, given_up),
         ~exists(_living_sources(ManifestRow.digest, before)),
         ~exists().where(DraftRow.manifest == ManifestRow.digest),
     )

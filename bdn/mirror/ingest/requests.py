@@ -12,11 +12,13 @@ from typing import Final
 from sqlalchemy.exc import IntegrityError
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.core.source.uri import WeightsSource
-from bdn.mirror.db import mirrors
+from bdn.core.source.uri import HuggingFaceUri, WeightsSource
+from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Cursor, Database
 from bdn.mirror.db.mirrors import MirrorState
+from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.ingest.survey import Survey, Surveyor
+from bdn.mirror.ingest.worker import is_alike, published_before
 from bdn.mirror.waiting import NEW_WORK, SharedReads, Watch
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
@@ -26,6 +28,15 @@ _LOOK_AGAIN_SECONDS: Final = 0.5
 _OLD_SECONDS: Final = 0.4
 
 _Question = tuple[str, str]  # what is asked, and the organisation that asks: it is a part of what may be seen
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSource:
+    """A source that was mirrored before, and a grant for what it was then."""
+
+    source: MirrorSource
+    mirrored_at: float
+    grant: str
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,29 @@ class MirrorRequests:
                     continue  # somebody else was faster with the same request
                 self.watch.notify(NEW_WORK)
             return await self.get(mirror_id, organisation)
+
+    async def held(self, wanted: WeightsSource, organisation: str, *, is_newest: bool) -> HeldSource | None:
+        """What is held of a commit, or with ``is_newest`` of any source as it was mirrored last. The upstream is not asked.
+
+        So nobody has checked that the caller may still read the source there: for one user's own mirror, not for a service.
+        """
+        commit = wanted.source.commit if isinstance(wanted.source, HuggingFaceUri) else None
+        async with self.database.read() as session:
+            row = await published_before(session, organisation, wanted, commit, is_newest=is_newest)
+            if row is None or row.manifest is None:
+                return None
+            mirror = (await mirrors.get(session, row.mirror_id, organisation)).row
+        async with self.database.write() as session:
+            await contents.touch(session, [row.manifest], time.time())
+        mount = GrantedMount(wanted.mount_location, Digest(row.manifest), str(wanted.source))
+        grant = self.signer.sign(Grant(organisation, (mount,), time.time() + self.grant_seconds))
+        return HeldSource(_source_of(row), mirror.completed_at or mirror.created_at, grant)
+
+    async def is_update(self, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
+        """Whether the manifest, as hex, is what the same source with the same patterns was at some time."""
+        async with self.database.read() as session:
+            rows = await mirrors.published_as(session, organisation, manifest)
+        return any(is_alike(row, wanted) for row in rows)
 
     async def plan(self, sources: Sequence[WeightsSource], organisation: str) -> Plan:
         """What mirroring would do now. Writes nothing."""
@@ -135,7 +169,9 @@ class MirrorRequests:
     async def _documents(self, found: Sequence[MirrorState], organisation: str) -> list[Mirror]:
         ready = [source for state in found if state.row.status == "READY" for source in state.sources]
         async with self.database.read() as session:
-            held = await mirrors.readable(session, organisation, sorted({str(source.manifest) for source in ready}))
+            held = (
+                await mirrors.readable(session, organisation, sorted({str(source.manifest) for source in ready}))
+            ).keys()
         return [self._document(state, held) for state in found]
 
     def _document(self, state: MirrorState, held: AbstractSet[str]) -> Mirror:
@@ -164,11 +200,7 @@ class MirrorRequests:
                 "eta_seconds": left / rate if left is not None and rate and row.status == "SYNCING" else None,
                 "grant": self._grant(state, held) if row.status == "READY" else None,
                 "error": row.error,
-                "sources": [
-                    {name: getattr(source, name) for name in MirrorSource.model_fields}
-                    | {"manifest": source.manifest and f"b3:{source.manifest}"}
-                    for source in sources
-                ],
+                "sources": [_source_of(source) for source in sources],
             }
         )
 
@@ -182,6 +214,11 @@ class MirrorRequests:
             if source.manifest
         )
         return self.signer.sign(Grant(state.row.organisation, mounts, time.time() + self.grant_seconds))
+
+
+def _source_of(row: MirrorSourceRow) -> MirrorSource:
+    fields = {name: getattr(row, name) for name in MirrorSource.model_fields}
+    return MirrorSource.model_validate(fields | {"manifest": row.manifest and f"b3:{row.manifest}"})
 
 
 def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:

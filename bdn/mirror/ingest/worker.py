@@ -271,7 +271,7 @@ class Ingest:
         commits and has to be listed. Access was checked: resolving asked the upstream with the credentials of this request.
         """
         async with progress.writing() as session:
-            found = await _published_before(session, organisation, wanted, resolution.revision)
+            found = await published_before(session, organisation, wanted, resolution.revision)
             if found is None or found.manifest is None:
                 return False
             counters = progress.counters[row.position]
@@ -348,22 +348,32 @@ class Ingest:
         return True
 
 
-async def _published_before(
-    session: ReadSession, organisation: str, wanted: WeightsSource, revision: str | None
+async def published_before(
+    session: ReadSession, organisation: str, wanted: WeightsSource, revision: str | None, *, is_newest: bool = False
 ) -> MirrorSourceRow | None:
-    """The newest READY source of this organisation with the same repository, revision and patterns, none of it damaged."""
-    if revision is None:
-        return None
-    body = body_from(wanted)
-    for row in await mirrors.ready_at(session, organisation, revision):
-        same_patterns = (
-            row.request.get("allow_patterns") == body.allow_patterns
-            and row.request.get("ignore_patterns") == body.ignore_patterns
-        )
-        is_same = same_patterns and _without_revision(parse_source(row.source)) == _without_revision(wanted.source)
-        if is_same and not await contents.is_lost(session, row.manifest or "", organisation):
+    """The newest READY source of this organisation with the same repository, revision and patterns, none of it damaged.
+
+    With ``is_newest`` and without a revision: the newest one that was asked for by this name.
+    """
+    rows: list[MirrorSourceRow] = []
+    if revision is not None:
+        rows = await mirrors.ready_at(session, organisation, revision)
+    elif is_newest:
+        rows = await mirrors.ready_from(session, organisation, str(wanted.source))
+    for row in rows:
+        if is_alike(row, wanted) and not await contents.is_lost(session, row.manifest or "", organisation):
             return row
     return None
+
+
+def is_alike(row: MirrorSourceRow, wanted: WeightsSource) -> bool:
+    """Whether it was asked for with the same repository or folder, and the same patterns; at whatever revision."""
+    body = body_from(wanted)
+    return (
+        row.request.get("allow_patterns") == body.allow_patterns
+        and row.request.get("ignore_patterns") == body.ignore_patterns
+        and _without_revision(parse_source(row.source)) == _without_revision(wanted.source)
+    )
 
 
 def _without_revision(uri: SourceUri) -> SourceUri:
