@@ -284,6 +284,6 @@ async def test_the_log_tells_how_each_mirror_ended(
         "mirror": ready["id"], "bytes": ready["bytes_total"], "transferred": ready["bytes_total"], "levelname": "INFO",
     }.items()  # fmt: skip
     assert told["mirror failed"].items() >= {
-        "mirror": failed["id"], "bytes": 0, "levelname": "WARNING", "code": "SOURCE_NOT_FOUND", "error": failed["error"]["message"],
+        "mirror": failed["id"], "bytes": 0, "levelname": "WARNING", "code": failed["error"]["code"], "error": failed["error"]["message"],
     }.items()  # fmt: skip
     assert all(told[end]["seconds"] >= 0 for end in ("mirror ready", "mirror failed"))
