@@ -1,9 +1,11 @@
 """Mirrors as their callers see them: asking for one, joining one that runs, watching it, canceling it."""
 
+import asyncio
 import json
+import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +14,7 @@ from typing import Final
 from sqlalchemy.exc import IntegrityError
 
 from bdn.core.chunk import Digest, digest_of
+from bdn.core.errors import BdnError
 from bdn.core.source.uri import WeightsSource
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Cursor, Database
@@ -21,6 +24,9 @@ from bdn.mirror.waiting import NEW_WORK, SharedReads, Watch
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
 
+logger = logging.getLogger(__name__)
+
+_PRUNE_SECONDS: Final = 3600.0
 _LOOK_AGAIN_SECONDS: Final = 0.5
 # How old a read may be for a caller that has heard of no change: less than the time between two of its reads.
 _OLD_SECONDS: Final = 0.4
@@ -182,6 +188,19 @@ class MirrorRequests:
             if source.manifest
         )
         return self.signer.sign(Grant(state.row.organisation, mounts, time.time() + self.grant_seconds))
+
+
+async def keep_pruning(database: Database, keep_seconds: float, clock: Callable[[], float]) -> None:
+    """For ever forget mirrors that ended longer ago than this, some at a time. What is published stays readable."""
+    while True:
+        try:
+            pruned = True
+            while pruned:
+                async with database.write() as session:
+                    pruned = await mirrors.prune(session, clock() - keep_seconds) > 0
+        except BdnError as error:
+            logger.warning("old mirrors cannot be deleted now", extra={"error": str(error)})
+        await asyncio.sleep(_PRUNE_SECONDS)
 
 
 def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:

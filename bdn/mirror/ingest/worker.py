@@ -10,12 +10,12 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.errors import BdnError, Fact, InternalError, single_error
 from bdn.core.source.upstream import Resolution
-from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
+from bdn.core.source.uri import WeightsSource
 from bdn.core.store import split_digests
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, events, mirrors
@@ -28,7 +28,7 @@ from bdn.mirror.ingest.copy_missing import CopyMissing
 from bdn.mirror.ingest.progress import ClaimLostError, CopiesInProgress, Progress, SourceCounters, StoredContents
 from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
 from bdn.mirror.waiting import NEW_WORK, Watch, in_background
-from bdn.wire.mirror_schema import WeightsSourceBody, body_from
+from bdn.wire.mirror_schema import WeightsSourceBody
 from bdn.wire.shapes import body_of
 
 logger = logging.getLogger(__name__)
@@ -240,7 +240,8 @@ class Ingest:
         progress.counters[row.position] = SourceCounters(row.bytes_transferred, row.bytes_reused)
         async with self.surveyor.open(wanted, organisation, row.mirror_id, row.resolved_revision) as source:
             resolution = await source.resolve()
-            if await self._reuse_published(organisation, row, wanted, resolution, progress):
+            key = _recall_key(organisation, wanted, resolution.revision)
+            if await self._reuse_published(organisation, row, key, resolution, progress):
                 return
             for _ in range(_PUBLISH_ATTEMPTS):
                 with self.copies.recorded_by_others(row.mirror_id) as recorded:
@@ -258,12 +259,12 @@ class Ingest:
                         recorded,
                     )
                     await copying.run()
-                if await self._publish(organisation, row, survey, progress):
+                if await self._publish(organisation, row, key, survey, progress):
                     return
         raise InternalError(f"contents of {wanted.source} were collected as fast as they were copied")
 
     async def _reuse_published(
-        self, organisation: str, row: MirrorSourceRow, wanted: WeightsSource, resolution: Resolution, progress: Progress
+        self, organisation: str, row: MirrorSourceRow, key: str | None, resolution: Resolution, progress: Progress
     ) -> bool:
         """Whether this commit was published before; then it is READY without being listed, because a commit never changes.
 
@@ -271,7 +272,7 @@ class Ingest:
         commits and has to be listed. Access was checked: resolving asked the upstream with the credentials of this request.
         """
         async with progress.writing() as session:
-            found = await _published_before(session, organisation, wanted, resolution.revision)
+            found = await _published_before(session, organisation, key)
             if found is None or found.manifest is None:
                 return False
             counters = progress.counters[row.position]
@@ -285,12 +286,13 @@ class Ingest:
                 error=None,
                 resolved_revision=found.resolved_revision,
                 manifest=found.manifest,
+                recall_key=key,
                 files_total=found.files_total,
                 bytes_total=found.bytes_total,
                 bytes_reused=counters.reused,
                 warnings=found.warnings,
             )
-            facts = {"mirror": row.mirror_id, "source": str(wanted.source), "revision": resolution.revision}
+            facts = {"mirror": row.mirror_id, "source": row.source, "revision": resolution.revision}
             event = events.event_of("reused", facts, found.manifest, organisation=organisation)
             await events.record(session, time.time(), [event])
         return True
@@ -313,7 +315,9 @@ class Ingest:
                 warnings=list(survey.warnings),
             )
 
-    async def _publish(self, organisation: str, row: MirrorSourceRow, survey: Survey, progress: Progress) -> bool:
+    async def _publish(
+        self, organisation: str, row: MirrorSourceRow, key: str | None, survey: Survey, progress: Progress
+    ) -> bool:
         """False when contents that the diff had counted on were collected or found damaged: look again."""
         await progress.flush()
         await self.damages.heal()  # what was damaged and came again counts from now on
@@ -331,7 +335,12 @@ class Ingest:
             if not await contents.publish(session, draft, time.time(), organisation):
                 return False
             await mirrors.update_source(
-                session, row.mirror_id, row.position, status="READY", manifest=manifest.digest.hex
+                session,
+                row.mirror_id,
+                row.position,
+                status="READY",
+                manifest=manifest.digest.hex,
+                recall_key=key,
             )
             counters = progress.counters[row.position]
             facts: dict[str, Fact] = {
@@ -348,23 +357,16 @@ class Ingest:
         return True
 
 
-async def _published_before(
-    session: ReadSession, organisation: str, wanted: WeightsSource, revision: str | None
-) -> MirrorSourceRow | None:
-    """The newest READY source of this organisation with the same repository, revision and patterns, none of it damaged."""
-    if revision is None:
-        return None
-    body = body_from(wanted)
-    for row in await mirrors.ready_at(session, organisation, revision):
-        same_patterns = (
-            row.request.get("allow_patterns") == body.allow_patterns
-            and row.request.get("ignore_patterns") == body.ignore_patterns
-        )
-        is_same = same_patterns and _without_revision(parse_source(row.source)) == _without_revision(wanted.source)
-        if is_same and not await contents.is_lost(session, row.manifest or "", organisation):
-            return row
+def _recall_key(organisation: str, wanted: WeightsSource, revision: str | None) -> str | None:
+    """None where nothing can be recalled, because the upstream has no revisions."""
+    patterns = wanted.patterns.allow, wanted.patterns.ignore
+    return mirrors.recall_key(organisation, str(wanted.source), revision, patterns) if revision else None
+
+
+async def _published_before(session: ReadSession, organisation: str, key: str | None) -> MirrorSourceRow | None:
+    """What was published under this key, may be read and has nothing damaged."""
+    if key is not None:
+        for row in await mirrors.recalled(session, organisation, key):
+            if not await contents.is_lost(session, row.manifest or "", organisation):
+                return row
     return None
-
-
-def _without_revision(uri: SourceUri) -> SourceUri:
-    return replace(uri, revision=None) if isinstance(uri, HuggingFaceUri) else uri
