@@ -1,5 +1,7 @@
 """``bdn-admin ls`` and ``bdn-admin agents``: what is held where, and who the agents are."""
 
+from datetime import UTC, datetime
+
 import click
 
 from bdn.cli.clients import reachable_mirror
@@ -19,12 +21,22 @@ async def ls(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         held = await client.held()
-    output.result(held, [line for item in held.items for line in _held_lines(item)] or ["nothing is held"])
+    lines = [line for item in held.items for line in _held_lines(item)] or ["nothing is held"]
+    if held.store is not None:
+        use = held.store
+        disk = f"its disk has {format_size(use.disk_free)} free of {format_size(use.disk_total)}"
+        lines.append(f"the mirror's store holds {format_size(use.bytes_stored)} of files; {disk}")
+    output.result(held, lines)
 
 
 def _held_lines(item: HeldManifest) -> list[str]:
     size = "" if item.bytes_total is None else f", {item.files_total} files, {format_size(item.bytes_total)}"
-    lines = [f"{', '.join(item.sources)}  {item.manifest}{size}{', on the mirror' if item.mirror else ''}"]
+    place = ", on the mirror" if item.mirror else ""
+    if item.restorable_until is not None:
+        is_over = item.restorable_until < datetime.now(UTC)
+        until = "the next collection" if is_over else f"{item.restorable_until:%Y-%m-%d %H:%M}Z"
+        place = f", evicted from the mirror, whose disk keeps it until {until}"
+    lines = [f"{', '.join(item.sources)}  {item.manifest}{size}{place}"]
     for node, holding in item.nodes.items():
         state = "whole" if holding.complete else "incomplete"
         holders = f", in use by {', '.join(holding.held_by)}" if holding.held_by else ""

@@ -79,9 +79,13 @@ def _where(item: EvictedItem | DamagedItem) -> str:
 @click.option("--node", metavar="NAME", help="Only this node.")
 @click.option("--dry-run", is_flag=True, help="Show what would go; change nothing.")
 @click.option("--force", is_flag=True, help="Evict what is in use, too. Jobs that use it lose their files.")
+@click.option("--purge", is_flag=True, help="The mirror frees its disk now; what it evicts cannot be restored.")
 @command_line
 async def evict(output: Output, **options: object) -> int:
     """Evict from caches and from the mirror's store. What is in use is refused (exit 3) unless forced.
+
+    Caches free their disks now. The mirror keeps what it evicts for seven days (BDN_TOMBSTONE_SECONDS), in which
+    'bdn-admin restore' brings it back, unless --purge is given; with --purge that goes, too, which was evicted before.
 
     \b
     Example: bdn-admin evict --source hf://org/model --dry-run
@@ -98,11 +102,17 @@ async def evict(output: Output, **options: object) -> int:
 
 def _eviction_lines(eviction: Eviction) -> list[str]:
     would = "would free" if eviction.request.dry_run else "freed"
+    freed = f"{would} {format_size(eviction.bytes_freed - eviction.bytes_kept)}"
+    if eviction.bytes_kept:
+        freed += (
+            f" now; the mirror keeps {format_size(eviction.bytes_kept)} on its disk until {eviction.kept_until:%Y-%m-%d %H:%M}Z, "
+            "and they can be restored so long (--purge frees them at once)"
+        )
     return [
         *(_evicted_line(item, dry_run=eviction.request.dry_run) for item in eviction.items),
         *(f"no answer from {agent}" for agent in eviction.unreachable),
         *_error_lines(eviction.error),
-        f"{would} {format_size(eviction.bytes_freed)} ({eviction.id})",
+        f"{freed} ({eviction.id})",
     ]
 
 

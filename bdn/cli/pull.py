@@ -1,9 +1,12 @@
 """``bdn pull``: the whole path on this machine, embedded."""
 
+from __future__ import annotations
+
 import asyncio
 import time
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import BaseModel
@@ -11,9 +14,18 @@ from pydantic import BaseModel
 from bdn.cli.clients import request_body
 from bdn.cli.output import Output, command_line
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
+from bdn.core.errors import NotFoundError
+from bdn.core.source.uri import WeightsSource
 from bdn.core.units import format_size
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
+from bdn.wire.mirror_schema import MirrorSource
+from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import BytesFrom
+
+if TYPE_CHECKING:
+    from bdn.mirror.ingest.requests import HeldSource, MirrorRequests
+
+_HUB_IS_AWAY = ("UPSTREAM_UNAVAILABLE", "UPSTREAM_RATE_LIMITED")
 
 
 class Pulled(BaseModel):
@@ -38,12 +50,14 @@ class Pulled(BaseModel):
 @click.option("--allow", multiple=True, metavar="GLOB", help="Only these files; may be repeated. ** crosses folders.")
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Not these files; may be repeated.")
 @click.option("--secret", metavar="NAME", help="The name of the secret that opens the source, as in BDN_SECRET_<NAME>.")
+@click.option("--offline", is_flag=True, help="Ask no upstream: put there what SOURCE was when it was pulled last.")
 @command_line
-async def pull(output: Output, *, source: str, dest: Path, **asked: Any) -> None:  # noqa: ANN401 - of request_body
+async def pull(output: Output, *, source: str, dest: Path, offline: bool, **asked: Any) -> None:  # noqa: ANN401 - of request_body
     """Put the files of SOURCE at DEST, through a mirror and a cache on this machine.
 
     The files are hard links into the cache where that is possible, so that a second pull is immediate and takes no space.
     DEST must be new, empty, or from an earlier pull. Removing DEST lets the cache evict its files when it needs room.
+    A commit that was pulled before is put there without asking the upstream.
 
     \b
     Example: bdn pull hf://org/model@main ./model --allow '**/*.safetensors' --allow '*.json'
@@ -51,21 +65,32 @@ async def pull(output: Output, *, source: str, dest: Path, **asked: Any) -> None
     """
     # A whole mirror, which 'bdn pull --help' must not wait for.
     from bdn.cli.running import embedded_services, spare_collector  # noqa: PLC0415
-    from bdn.sources.opener import prepare  # noqa: PLC0415
 
-    sources = request_body((source,), **asked).sources()
+    (wanted,) = request_body((source,), **asked).sources()
     async with embedded_services(output, "bdn pull") as (running, agent):
-        for wanted in sources:
-            await asyncio.to_thread(prepare, wanted.source.scheme)
-        spare_collector()
-        began = time.perf_counter()
-        await agent.check_destination(dest)
         requests = running.service.requests
-        begun = await requests.request(sources, DEFAULT_ORGANISATION)
-        mirror = await ready_mirror(output, "mirroring", requests.follow(begun.id, DEFAULT_ORGANISATION, 0.2))
-        stage = await ready_stage(output, "staging", agent.pull(grant_of(mirror), dest))
+        began = time.perf_counter()
+        held = await requests.held(wanted, DEFAULT_ORGANISATION, is_newest=offline)
+        if held is None and offline:
+            raise NotFoundError(
+                f"{wanted.source} among what was pulled here; without --offline its upstream is asked. It"
+            )
+        if held is None:
+            from bdn.sources.opener import prepare  # noqa: PLC0415 - a quarter of a second
+
+            await asyncio.to_thread(prepare, wanted.source.scheme)
+            began = time.perf_counter()
+        spare_collector()
+        await agent.check_destination(dest)
+        if held is None:
+            mirrored, grant = await _mirror(output, requests, wanted)
+        else:
+            mirrored, grant = held.source.model_copy(update={"bytes_transferred": 0}), held.grant
+            if offline:
+                output.say(f"offline: {_of_then(held)}")
+        stage = await ready_stage(output, "staging", agent.pull(grant, dest))
         seconds = time.perf_counter() - began
-    mirrored, mount = mirror.sources[0], stage.mounts[0]
+    mount = stage.mounts[0]
     pulled = Pulled(
         source=mirrored.source,
         destination=mount.path,
@@ -82,6 +107,26 @@ async def pull(output: Output, *, source: str, dest: Path, **asked: Any) -> None
     for warning in pulled.warnings:
         output.warn(warning)
     output.result(pulled, [_line(pulled)])
+
+
+async def _mirror(output: Output, requests: MirrorRequests, wanted: WeightsSource) -> tuple[MirrorSource, str]:
+    """The source at its upstream's newest, in the mirror, and a grant. Where its upstream is away, it is said what is held."""
+    begun = await requests.request([wanted], DEFAULT_ORGANISATION)
+    try:
+        mirror = await ready_mirror(output, "mirroring", requests.follow(begun.id, DEFAULT_ORGANISATION, 0.2))
+    except ReportedError as error:
+        held = None
+        if error.code in _HUB_IS_AWAY:
+            held = await requests.held(wanted, DEFAULT_ORGANISATION, is_newest=True)
+        if held is not None:
+            output.say(f"held here, for --offline: {_of_then(held)}")
+        raise
+    return mirror.sources[0], grant_of(mirror)
+
+
+def _of_then(held: HeldSource) -> str:
+    revision = f" at {held.source.resolved_revision}" if held.source.resolved_revision else ""
+    return f"{held.source.source}{revision}, as mirrored {datetime.fromtimestamp(held.mirrored_at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _line(pulled: Pulled) -> str:

@@ -68,6 +68,9 @@ class MirrorStore(CollectableStore, Protocol):
     def evidence(self) -> int:
         """How many wrong chunks are kept."""
 
+    def disk(self) -> tuple[int, int]:
+        """Bytes of its disk that are free, and all of them."""
+
 
 PUBLIC: Final = "public"  # everybody
 _OWNED: Final = "organisation:"

@@ -211,7 +211,7 @@ async def open_mirror(
             secrets,
             tokens,
             access,
-            Names(database),
+            Names(database, store, settings.tombstone_seconds),
             ContentsService(database, access, chunks, data_port),
             metrics,
             *filter(None, [issuer]),

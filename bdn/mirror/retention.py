@@ -213,18 +213,35 @@ class StoreEviction:
                     # A looks at what mirrors at work have published; B publishes, and is at work; A gives up what B counts on.
                     await mirrors.hold_claims(session)
                 now = self.clock()
-                items = await self._plan(session, command, organisation, now)
+                items = await self._purged(session, command, organisation, now)
                 part.result = {"items": [item.model_dump(mode="json") for item in items]}
                 victims = [item.manifest.removeprefix("b3:") for item in items if not item.refused]
                 if not command.dry_run:
-                    await mirrors.give_up(session, organisation, victims, command.id, now)
+                    given_up_at = 0.0 if command.purge else now  # as long ago as it takes to be collected
+                    await mirrors.give_up(session, organisation, victims, command.id, given_up_at)
                     await events.record(session, now, (_fate(item, command, organisation) for item in items))
             if not command.dry_run and victims:
                 facts = {"tier": "mirror", "eviction": command.id, "organisation": organisation}
                 size = sum(item.bytes for item in items if not item.refused)
                 logger.info("evicted", extra={**facts, "manifests": len(victims), "bytes": size})
-            if not command.dry_run and victims and not self.tombstone_seconds:
+            if not command.dry_run and victims and (command.purge or not self.tombstone_seconds):
                 await self.collector.collect(grace_seconds=None)
+
+    async def _purged(
+        self, session: WriteSession, command: EvictCommand, organisation: str, now: float
+    ) -> list[EvictedItem]:
+        """The plan. To purge what was evicted before is to restore it, and to evict it again; a dry run takes that back."""
+        if not command.purge or command.lru_bytes is not None:
+            return await self._plan(session, command, organisation, now)
+        savepoint = await session.begin_nested()
+        evicted = await mirrors.restorable(session, organisation)
+        named = (
+            evicted if command.all else evicted.keys() & {one.removeprefix("b3:") for one in command.manifests or ()}
+        )
+        await mirrors.restore(session, organisation, sorted(named))
+        items = await self._plan(session, command, organisation, now)
+        await (savepoint.rollback() if command.dry_run else savepoint.commit())
+        return items
 
     async def restore(self, request: RestorationRequest, organisation: str) -> Items[RestoredItem]:
         """Let the organisation read again all of what was named.
@@ -260,7 +277,8 @@ class StoreEviction:
         holders = await _holders(session)
         candidates = await self._candidates(session, command, organisation)
         shared = await mirrors.others_read(session, organisation, candidates)
-        until = moment(now + self.tombstone_seconds) if self.tombstone_seconds else None
+        is_kept = self.tombstone_seconds and not command.purge
+        until = moment(now + self.tombstone_seconds) if is_kept else None
         items: list[EvictedItem] = []
         weights = EvictionWeights()
         freed = 0

@@ -63,6 +63,12 @@ class DirectoryStore:
         with self._failures_mapped(), os.scandir(f"{self._chunks}/.") as found:
             next(found, None)
 
+    def disk(self) -> tuple[int, int]:
+        """Bytes of its disk that are free, and all of them."""
+        with self._failures_mapped():
+            found = os.statvfs(self._root)
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
     def clear_incoming(self) -> None:
         """Remove what a crash left half-written. Only while no other process writes here."""
         with self._failures_mapped():

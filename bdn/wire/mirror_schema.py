@@ -198,20 +198,33 @@ class Holding(BaseModel):
 
 
 class HeldManifest(BaseModel):
-    """One manifest and everywhere it is held."""
+    """One manifest and everywhere it is held.
+
+    ``restorable_until``: it was evicted from the mirror, whose disk keeps it until the first collection after that.
+    """
 
     manifest: str
     sources: list[str]
     files_total: int | None
     bytes_total: int | None
     mirror: bool
+    restorable_until: datetime | None = None
     nodes: dict[str, Holding]
 
 
+class StoreUse(BaseModel):
+    """Bytes of the distinct files that the mirror's store holds, of what was evicted and is not collected, too; and its disk's."""
+
+    bytes_stored: int
+    disk_free: int
+    disk_total: int
+
+
 class HeldManifests(BaseModel):
-    """What is held where."""
+    """What is held where. ``store`` is for operators."""
 
     items: list[HeldManifest]
+    store: StoreUse | None = None
 
     def without_holders(self) -> HeldManifests:
         """For whoever is no operator: jobs that hold the same content may be other organisations'."""

@@ -21,7 +21,8 @@ Tier = Literal["node", "cluster", "mirror"]
 class EvictionRequest(SelectingModel):
     """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes`` and ``all`` says what; the rest narrows where.
 
-    ``lru_bytes`` frees that much on each tier that is selected, and spares the mirror unless ``tier`` names it.
+    ``lru_bytes`` frees that much on each tier that is selected, and spares the mirror unless ``tier`` names it. ``purge``: what
+    the mirror evicts cannot be restored and is collected at once, also what was evicted before.
     """
 
     selectors = ("source", "manifest", "job", "lru_bytes", "all")
@@ -36,6 +37,13 @@ class EvictionRequest(SelectingModel):
     node: StrictStr | None = None
     dry_run: StrictBool = False
     force: StrictBool = False
+    purge: StrictBool = False
+
+    def check(self) -> None:
+        """Refuse to select by nothing or by several things, and to purge a cache: what it evicts is free at once."""
+        super().check()
+        if self.purge and self.tier in ("node", "cluster"):
+            raise InvalidRequestError("purge is for the mirror's store: leave out the tier, or name the tier mirror")
 
 
 class EvictedItem(BaseModel):
@@ -56,13 +64,18 @@ class EvictedItem(BaseModel):
 
 
 class Eviction(OperationModel):
-    """A recorded eviction. ``bytes_freed`` is what a dry run would free."""
+    """A recorded eviction. ``bytes_freed`` is what a dry run would free.
+
+    ``bytes_kept`` of them stay on the mirror's disk until the first collection after ``kept_until``, and can be restored so long.
+    """
 
     status: Literal["RUNNING", "DONE", "REFUSED", "FAILED"]
     request: EvictionRequest
     items: list[EvictedItem] = []
     unreachable: list[str] = []
     bytes_freed: int = 0
+    bytes_kept: int = 0
+    kept_until: datetime | None = None
     error: ErrorBody | None = None
 
     def without_holders(self) -> Eviction:
@@ -86,6 +99,7 @@ class EvictCommand(BaseModel):
     all: bool = False
     dry_run: bool = False
     force: bool = False
+    purge: bool = False
     asked_by: str = "somebody"
     organisation: str | None = None
 

@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from tests.doubles.faults import answer
+from tests.doubles.faults import answer, drop
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
 from tests.support.content.trees import tree
@@ -132,6 +132,39 @@ def test_an_outage_of_the_hub_is_waited_out(shell: Shell, hub: Hub, tmp_path: Pa
 
     assert pulled.code == 0, pulled.err
     assert tree(tmp_path / "out") == content
+
+
+def test_what_is_held_is_pulled_while_the_hub_is_away(shell: Shell, hub: Hub, tmp_path: Path) -> None:
+    """A commit without asking, a branch with --offline, as it was known last."""
+    repository, old = hub.repo("org/model"), {"config.json": b"old"}
+    sha = repository.commit(old)
+    shell.run("bdn", "pull", "hf://org/model", "first")
+    shell.run("bdn", "pull", "hf://org/model", "json", "--allow", "*.json")
+    new = repository.commit({"config.json": b"new"})
+    shell.run("bdn", "pull", "hf://org/model", "first")
+    hub.log.clear()
+    hub.fail(drop(), times=None)
+
+    pinned = shell.run("bdn", "pull", f"hf://org/model@{sha}", "pinned", "--json")
+    assert hub.log.count() == 0
+    away = shell.run("bdn", "pull", "hf://org/model", "out")
+    hub.log.clear()
+    offline = shell.run("bdn", "pull", "hf://org/model", "out", "--offline", "--json")
+    narrow = shell.run("bdn", "pull", "hf://org/model", "narrow", "--allow", "*.json", "--offline", "--json")
+    unknown = [
+        shell.run("bdn", "pull", name, "none", "--offline", "--json", *rest)
+        for name, *rest in (["hf://org/other"], ["hf://org/model@v1"], ["hf://org/model", "--allow", "*.txt"])
+    ]
+
+    assert (pinned.code, pinned.document["resolved_revision"]) == (0, sha), pinned.err
+    assert tree(tmp_path / "pinned") == old
+    assert (away.code, f"held here, for --offline: hf://org/model at {new}" in away.err) == (1, True), away.err
+    assert (offline.code, offline.document["resolved_revision"], offline.document["bytes_transferred"]) == (0, new, 0)
+    assert f"offline: hf://org/model at {new}, as mirrored 20" in offline.err
+    assert (tree(tmp_path / "out"), tree(tmp_path / "narrow")) == ({"config.json": b"new"}, old)
+    assert narrow.document["resolved_revision"] == sha
+    assert [(done.code, done.document["error"]["code"]) for done in unknown] == [(4, "NOT_FOUND")] * 3
+    assert hub.log.count() == 0
 
 
 def test_a_pulled_directory_protects_its_content_until_it_is_removed(shell: Shell, hub: Hub, tmp_path: Path) -> None:

@@ -270,6 +270,40 @@ async def test_an_answer_is_written_without_reading_what_others_answered(either:
     assert sum(map(reads_results, seen)) == 1
 
 
+async def test_what_the_mirror_evicts_stays_on_its_disk_until_then_unless_it_is_purged(
+    either: MirrorUnderTest, hub: Hub
+) -> None:
+    hub.repo("org/other").commit({"b.bin": bytes(2 * 1024 * 1024)})
+    await either.ready(source("hf://org/other"))
+    whole, everything = len(CONTENT) + 2 * 1024 * 1024, {"all": True, "tier": "mirror"}
+    (slab, chunk) = sorted(either.chunks().values())
+
+    evicted = await either.evict(source="hf://org/other", tier="mirror")
+    assert (evicted["bytes_freed"], evicted["bytes_kept"]) == (chunk, chunk)
+    assert evicted["kept_until"] == evicted["items"][0]["restorable_until"]
+    held = await either.get("/manifests")
+    assert [(one["sources"], one["mirror"], one["restorable_until"]) for one in held["items"]] == [
+        (["hf://org/model"], True, None), (["hf://org/other"], False, evicted["kept_until"]),
+    ]  # fmt: skip
+    assert held["store"]["bytes_stored"] == whole
+    assert 0 < held["store"]["disk_free"] < held["store"]["disk_total"]
+
+    planned = await either.evict(**everything, purge=True, dry_run=True)
+    assert (planned["bytes_freed"], planned["bytes_kept"], len(planned["items"])) == (slab + chunk, 0, 2)
+    assert (await either.get("/manifests"))["items"] == held["items"]
+    assert sorted(either.chunks().values()) == [slab, chunk]
+
+    purged = await either.evict(**everything, purge=True)
+    assert (purged["bytes_freed"], purged["bytes_kept"], purged["kept_until"]) == (slab + chunk, 0, None)
+    assert either.chunks() == {}
+    held = await either.get("/manifests")
+    assert (held["items"], held["store"]["bytes_stored"]) == ([], 0)
+    answer = await either.http.post("/restorations", json={"source": "hf://org/other"})
+    assert refusal(answer) == (404, "NOT_FOUND")
+    await either.ready(source("hf://org/other"))
+    assert refusal(await either.http.post("/evictions", json={"all": True, "purge": True, "tier": "node"}))[0] == 422
+
+
 def reads_results(statement: str) -> bool:
     return statement.startswith("SELECT") and "operation_parts.result" in statement
 

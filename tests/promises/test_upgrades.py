@@ -1,16 +1,13 @@
 """What an earlier version left is taken over whole; what a later version left is refused before anything is touched."""
 
 import json
-import shutil
-import sqlite3
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import MetaData, Table, create_engine
+from sqlalchemy import MetaData, Table
 from sqlalchemy.engine import Connection
 
 from bdn.core.errors import InvalidRequestError
@@ -19,14 +16,14 @@ from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig, staged
 from tests.support.content.trees import tree
-from tests.support.crash.forgetful_mirror import fill, repositories
+from tests.support.mirror import earlier
+from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import mirror_under_test, source
 from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("upgrades")
-EARLIER = "0005"  # the schema of the first landed version
-OPERATIONS = ("evictions", "verifications", "prefetches", "prefetch_nodes", "collections")  # one table by now
+VERSIONS = ("0005", "0010")  # of the first landed version, and of a later one
 FILES = {"config.json": b"{}", "model.bin": b"weights" * 1000}
 
 
@@ -38,55 +35,6 @@ def upgrade(connection: Connection, revision: str) -> None:
     command.upgrade(config, revision)
 
 
-def rows(database: Path) -> dict[str, list[tuple[object, ...]]]:
-    """What each table of this version's databases holds that the earlier one had, as far as it had its columns."""
-    with closing(sqlite3.connect(database)) as connection:
-        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return {name: sorted(connection.execute(f"SELECT * FROM {name}"), key=repr) for name in names}
-
-
-def written_by_the_earlier_version(now: Path, then: Path) -> None:
-    """A database of the earlier schema with the rows of ``now``, in the columns that both have."""
-    engine = create_engine(f"sqlite:///{then}")
-    with engine.begin() as old:
-        upgrade(old, EARLIER)
-    engine.dispose()
-    with closing(sqlite3.connect(then)) as connection:
-        connection.execute("ATTACH ? AS now", (str(now),))
-        tables = [name for (name,) in connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")]
-        for table in tables:
-            if table not in ("alembic_version", "sqlite_sequence", *OPERATIONS):
-                kept = {row[1] for row in connection.execute(f"PRAGMA now.table_info({table})")}
-                had = [row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")]
-                columns = ", ".join(column for column in had if column in kept)
-                connection.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM now.{table}")
-        connection.commit()
-
-
-async def test_the_first_versions_data_is_kept_whole(upstreams: None, hub: Hub, tmp_path: Path, tally: Tally) -> None:
-    fill(hub)
-    names = list(repositories())
-    async with mirror_under_test(tmp_path / "now") as mirror:
-        ready = {name: await mirror.ready(source(f"hf://{name}")) for name in names}
-    old = tmp_path / "then"
-    shutil.copytree(tmp_path / "now", old)
-    for path in old.glob("mirror.sqlite*"):
-        path.unlink()
-    written_by_the_earlier_version(tmp_path / "now/mirror.sqlite", old / "mirror.sqlite")
-    assert rows(old / "mirror.sqlite")["alembic_version"] == [(EARLIER,)]
-    hub.log.clear()
-    async with mirror_under_test(old) as mirror:
-        for name in names:
-            document = await mirror.ended(ready[name]["id"])
-            assert document["status"] == "READY"
-            assert document["sources"] == ready[name]["sources"]
-            assert await mirror.tree(document["sources"][0]["manifest"]) == repositories()[name]
-            assert (await mirror.ready(source(f"hf://{name}")))["bytes_transferred"] == 0
-            tally.add(scenarios=1)
-    assert not hub.log.find(origin="cdn")
-    assert rows(old / "mirror.sqlite")["alembic_version"] == [(HEAD,)]
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database."""
@@ -94,6 +42,62 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite+aiosqlite:///{tmp_path}/mirror/mirror.sqlite"
     return str(request.getfixturevalue("empty_postgres_url"))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_what_an_earlier_version_left_is_kept_whole(
+    version: str, url: str, upstreams: None, hub: Hub, tmp_path: Path, tally: Tally
+) -> None:
+    dump = json.loads((earlier.DUMPS / f"{version}.json").read_text())
+    for name, files in (("model", earlier.MODEL), ("later", earlier.LATER)):
+        hub.repo(f"org/{name}").commit(files)
+    earlier.fill_store(tmp_path / "mirror/store", dump)
+
+    def fill(connection: Connection) -> None:
+        upgrade(connection, version)
+        earlier.fill(connection, dump)
+
+    database = Database(url)
+    async with database._engine.begin() as connection:
+        await connection.run_sync(fill)
+    assert await database.version() == version
+    await database.migrate()
+    assert await database.version() == HEAD
+    await database.close()
+    left = {row["source"]: row for row in dump["rows"]["mirror_sources"]}
+    async with mirror_under_test(tmp_path / "mirror", database_url=url, secrets_key=earlier.KEY) as mirror:
+        documents = {name: await mirror.ended(row["mirror_id"]) for name, row in left.items()}
+        assert documents["hf://org/none"]["error"] == left["hf://org/none"]["error"]
+        model, later = documents["hf://org/model@main"], documents["hf://org/later"]
+        assert (model["status"], later["status"]) == ("READY", "READY")  # the other one was being mirrored
+        assert await mirror.tree(later["sources"][0]["manifest"]) == earlier.LATER
+        manifest = model["sources"][0]["manifest"]
+        assert manifest == f"b3:{left['hf://org/model@main']['manifest']}"
+        assert await mirror.tree(manifest) == earlier.MODEL
+        assert (await mirror.ready(source("hf://org/model@main")))["bytes_transferred"] == 0
+
+        (secret,) = (await mirror.http.post("/secrets/rotate")).json()["items"]  # reads it, and encrypts it again
+        assert secret["name"] == "team"
+        (agent,) = (await mirror.get("/agents"))["items"]
+        assert (agent["node"], agent["manifests"]) == ("n1", 1)
+        held = {item["manifest"]: item for item in (await mirror.get("/manifests"))["items"]}
+        assert held[manifest]["nodes"]["c/n1"]["held_by"] == ["job-7"]
+        (eviction,), (prefetch,) = (
+            [row for row in dump["rows"].get(kind, dump["rows"].get("operations")) if row["id"].startswith(kind[:2])]
+            for kind in ("evictions", "prefetches")
+        )
+        assert (await mirror.get(f"/evictions/{eviction['id']}"))["status"] == "DONE"
+        assert [command["id"] for command in (await FakeAgent(mirror, "n1").beat())["pending"]] == [prefetch["id"]]
+
+        if "tombstones" in dump["rows"]:  # before there were any, what was evicted was gone
+            answer = await mirror.http.post("/restorations", json={"source": "hf://org/evicted"})
+            assert answer.is_success, answer.text
+            (restored,) = answer.json()["items"]
+            assert await mirror.tree(restored["manifest"]) == earlier.EVICTED
+        await mirror.collect(grace_seconds=0)
+        assert await mirror.tree(manifest) == earlier.MODEL
+    assert (tmp_path / "mirror/mirror.sqlite").exists() == url.startswith("sqlite")
+    tally.add(scenarios=1)
 
 
 async def test_what_was_asked_before_operations_had_one_table_is_still_told(url: str, tmp_path: Path) -> None:

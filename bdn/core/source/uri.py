@@ -17,6 +17,7 @@ from typing import ClassVar, Final, Literal, get_args
 
 from bdn.core.errors import InvalidMountError, InvalidRequestError, InvalidSourceError
 
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")  # of git
 LENGTH_LIMIT: Final = 4096  # characters; no path is longer, and a pattern of a megabyte takes a minute to understand
 COUNT_LIMIT: Final = 1000
 MOST_PREFIXES: Final = 16  # each may cost a source a request of its own
@@ -322,6 +323,11 @@ class HuggingFaceUri:
     revision: str | None
 
     scheme: ClassVar[Literal["hf"]] = "hf"
+
+    @property
+    def commit(self) -> str | None:
+        """The revision, where it is a commit: what it names never changes."""
+        return self.revision if self.revision is not None and COMMIT.fullmatch(self.revision) else None
 
     def __str__(self) -> str:
         kind = "" if self.kind == "model" else f"{self.kind}s/"

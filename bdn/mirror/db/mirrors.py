@@ -243,6 +243,23 @@ async def recalled(session: ReadSession, organisation: str, key: str) -> list[Mi
     return found
 
 
+async def ready_from(session: ReadSession, organisation: str, source: str) -> list[MirrorSourceRow]:
+    """The sources that were asked for by this name, are READY and may still be read, newest first."""
+    query = (
+        select(MirrorSourceRow)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .join(ManifestRow, ManifestRow.digest == MirrorSourceRow.manifest)
+        .where(
+            ~is_given_up(organisation, ManifestRow.digest),
+            MirrorSourceRow.organisation == organisation,
+            MirrorSourceRow.source == source,
+            MirrorSourceRow.status == "READY",
+        )
+        .order_by(MirrorRow.created_at.desc())
+    )
+    return list((await session.execute(query)).scalars())
+
+
 async def prune(session: WriteSession, before: float) -> int:
     """Forget some mirrors that ended before then; how many. Of what is published, each way to it stays: the newest mirror of it."""
     newer, newest = aliased(MirrorSourceRow), aliased(MirrorRow)
@@ -423,6 +440,14 @@ async def restore(session: WriteSession, organisation: str, manifests: Sequence[
     return restored
 
 
+async def restorable(session: ReadSession, organisation: str) -> dict[str, float]:
+    """The manifests that the organisation gave up and can restore, and since when each of them is given up."""
+    query = select(TombstoneRow.manifest, TombstoneRow.created_at).where(
+        TombstoneRow.organisation == organisation, TombstoneRow.collected_at.is_(None)
+    )
+    return {manifest: at for manifest, at in (await session.execute(query)).all()}  # noqa: C416 - rows are not pairs
+
+
 async def lift_tombstone(session: WriteSession, organisation: str, manifest: str) -> None:
     """The organisation has mirrored the manifest again."""
     statement = delete(TombstoneRow).where(TombstoneRow.organisation == organisation, TombstoneRow.manifest == manifest)
@@ -457,8 +482,9 @@ async def others_read(session: ReadSession, organisation: str, manifests: Sequen
 
 async def an_expired_manifest(session: ReadSession, before: float) -> str | None:
     """A published manifest that is dead since then or longer. One that no mirror names any more is as old as it is."""
+    given_up = exists().where(TombstoneRow.manifest == ManifestRow.digest, TombstoneRow.created_at <= before)
     query = select(ManifestRow.digest).where(
-        ManifestRow.created_at <= before,
+        or_(ManifestRow.created_at <= before, given_up),
         ~exists(_living_sources(ManifestRow.digest, before)),
         ~exists().where(DraftRow.manifest == ManifestRow.digest),
     )

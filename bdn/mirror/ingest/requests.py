@@ -15,11 +15,13 @@ from sqlalchemy.exc import IntegrityError
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import BdnError
-from bdn.core.source.uri import WeightsSource
-from bdn.mirror.db import mirrors
+from bdn.core.source.uri import HuggingFaceUri, WeightsSource
+from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Cursor, Database
 from bdn.mirror.db.mirrors import MirrorState
+from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.ingest.survey import Survey, Surveyor
+from bdn.mirror.ingest.worker import published_before
 from bdn.mirror.waiting import NEW_WORK, SharedReads, Watch
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
@@ -32,6 +34,15 @@ _LOOK_AGAIN_SECONDS: Final = 0.5
 _OLD_SECONDS: Final = 0.4
 
 _Question = tuple[str, str]  # what is asked, and the organisation that asks: it is a part of what may be seen
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSource:
+    """A source that was mirrored before, and a grant for what it was then."""
+
+    source: MirrorSource
+    mirrored_at: float
+    grant: str
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,23 @@ class MirrorRequests:
                     continue  # somebody else was faster with the same request
                 self.watch.notify(NEW_WORK)
             return await self.get(mirror_id, organisation)
+
+    async def held(self, wanted: WeightsSource, organisation: str, *, is_newest: bool) -> HeldSource | None:
+        """What is held of a commit, or with ``is_newest`` of any source as it was mirrored last. The upstream is not asked.
+
+        So nobody has checked that the caller may still read the source there: for one user's own mirror, not for a service.
+        """
+        commit = wanted.source.commit if isinstance(wanted.source, HuggingFaceUri) else None
+        async with self.database.read() as session:
+            row = await published_before(session, organisation, wanted, commit, is_newest=is_newest)
+            if row is None or row.manifest is None:
+                return None
+            mirror = (await mirrors.get(session, row.mirror_id, organisation)).row
+        async with self.database.write() as session:
+            await contents.touch(session, [row.manifest], time.time())
+        mount = GrantedMount(wanted.mount_location, Digest(row.manifest), str(wanted.source))
+        grant = self.signer.sign(Grant(organisation, (mount,), time.time() + self.grant_seconds))
+        return HeldSource(_source_of(row), mirror.completed_at or mirror.created_at, grant)
 
     async def plan(self, sources: Sequence[WeightsSource], organisation: str) -> Plan:
         """What mirroring would do now. Writes nothing."""
@@ -170,11 +198,7 @@ class MirrorRequests:
                 "eta_seconds": left / rate if left is not None and rate and row.status == "SYNCING" else None,
                 "grant": self._grant(state, held) if row.status == "READY" else None,
                 "error": row.error,
-                "sources": [
-                    {name: getattr(source, name) for name in MirrorSource.model_fields}
-                    | {"manifest": source.manifest and f"b3:{source.manifest}"}
-                    for source in sources
-                ],
+                "sources": [_source_of(source) for source in sources],
             }
         )
 
@@ -201,6 +225,11 @@ async def keep_pruning(database: Database, keep_seconds: float, clock: Callable[
         except BdnError as error:
             logger.warning("old mirrors cannot be deleted now", extra={"error": str(error)})
         await asyncio.sleep(_PRUNE_SECONDS)
+
+
+def _source_of(row: MirrorSourceRow) -> MirrorSource:
+    fields = {name: getattr(row, name) for name in MirrorSource.model_fields}
+    return MirrorSource.model_validate(fields | {"manifest": row.manifest and f"b3:{row.manifest}"})
 
 
 def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:

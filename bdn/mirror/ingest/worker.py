@@ -28,7 +28,7 @@ from bdn.mirror.ingest.copy_missing import CopyMissing
 from bdn.mirror.ingest.progress import ClaimLostError, CopiesInProgress, Progress, SourceCounters, StoredContents
 from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
 from bdn.mirror.waiting import NEW_WORK, Watch, in_background
-from bdn.wire.mirror_schema import WeightsSourceBody
+from bdn.wire.mirror_schema import WeightsSourceBody, body_from
 from bdn.wire.shapes import body_of
 
 logger = logging.getLogger(__name__)
@@ -240,8 +240,7 @@ class Ingest:
         progress.counters[row.position] = SourceCounters(row.bytes_transferred, row.bytes_reused)
         async with self.surveyor.open(wanted, organisation, row.mirror_id, row.resolved_revision) as source:
             resolution = await source.resolve()
-            key = _recall_key(organisation, wanted, resolution.revision)
-            if await self._reuse_published(organisation, row, key, resolution, progress):
+            if await self._reuse_published(organisation, row, wanted, resolution, progress):
                 return
             for _ in range(_PUBLISH_ATTEMPTS):
                 with self.copies.recorded_by_others(row.mirror_id) as recorded:
@@ -259,12 +258,12 @@ class Ingest:
                         recorded,
                     )
                     await copying.run()
-                if await self._publish(organisation, row, key, survey, progress):
+                if await self._publish(organisation, row, wanted, survey, progress):
                     return
         raise InternalError(f"contents of {wanted.source} were collected as fast as they were copied")
 
     async def _reuse_published(
-        self, organisation: str, row: MirrorSourceRow, key: str | None, resolution: Resolution, progress: Progress
+        self, organisation: str, row: MirrorSourceRow, wanted: WeightsSource, resolution: Resolution, progress: Progress
     ) -> bool:
         """Whether this commit was published before; then it is READY without being listed, because a commit never changes.
 
@@ -272,7 +271,7 @@ class Ingest:
         commits and has to be listed. Access was checked: resolving asked the upstream with the credentials of this request.
         """
         async with progress.writing() as session:
-            found = await _published_before(session, organisation, key)
+            found = await published_before(session, organisation, wanted, resolution.revision)
             if found is None or found.manifest is None:
                 return False
             counters = progress.counters[row.position]
@@ -286,7 +285,7 @@ class Ingest:
                 error=None,
                 resolved_revision=found.resolved_revision,
                 manifest=found.manifest,
-                recall_key=key,
+                recall_key=found.recall_key,
                 files_total=found.files_total,
                 bytes_total=found.bytes_total,
                 bytes_reused=counters.reused,
@@ -316,7 +315,7 @@ class Ingest:
             )
 
     async def _publish(
-        self, organisation: str, row: MirrorSourceRow, key: str | None, survey: Survey, progress: Progress
+        self, organisation: str, row: MirrorSourceRow, wanted: WeightsSource, survey: Survey, progress: Progress
     ) -> bool:
         """False when contents that the diff had counted on were collected or found damaged: look again."""
         await progress.flush()
@@ -340,7 +339,7 @@ class Ingest:
                 row.position,
                 status="READY",
                 manifest=manifest.digest.hex,
-                recall_key=key,
+                recall_key=_recall_key(organisation, wanted, survey.resolution.revision),
             )
             counters = progress.counters[row.position]
             facts: dict[str, Fact] = {
@@ -357,16 +356,27 @@ class Ingest:
         return True
 
 
+async def published_before(
+    session: ReadSession, organisation: str, wanted: WeightsSource, revision: str | None, *, is_newest: bool = False
+) -> MirrorSourceRow | None:
+    """A READY source of this organisation with the same repository, revision and patterns, none of it damaged.
+
+    With ``is_newest`` and without a revision: the newest one that was asked for by this name.
+    """
+    rows: list[MirrorSourceRow] = []
+    if key := _recall_key(organisation, wanted, revision):
+        rows = await mirrors.recalled(session, organisation, key)
+    elif is_newest:
+        body, named = body_from(wanted), await mirrors.ready_from(session, organisation, str(wanted.source))
+        patterns = {"allow_patterns": body.allow_patterns, "ignore_patterns": body.ignore_patterns}
+        rows = [row for row in named if all(row.request.get(name) == given for name, given in patterns.items())]
+    for row in rows:
+        if not await contents.is_lost(session, row.manifest or "", organisation):
+            return row
+    return None
+
+
 def _recall_key(organisation: str, wanted: WeightsSource, revision: str | None) -> str | None:
     """None where nothing can be recalled, because the upstream has no revisions."""
     patterns = wanted.patterns.allow, wanted.patterns.ignore
     return mirrors.recall_key(organisation, str(wanted.source), revision, patterns) if revision else None
-
-
-async def _published_before(session: ReadSession, organisation: str, key: str | None) -> MirrorSourceRow | None:
-    """What was published under this key, may be read and has nothing damaged."""
-    if key is not None:
-        for row in await mirrors.recalled(session, organisation, key):
-            if not await contents.is_lost(session, row.manifest or "", organisation):
-                return row
-    return None

@@ -1,16 +1,20 @@
 """What is held where, and what a digest or a source stands for, to an organisation."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.mirror.db import agents, mirrors, origins
+from bdn.core.store import MirrorStore
+from bdn.mirror.db import agents, contents, mirrors, origins
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.origins import Place
 from bdn.wire.event_schema import Named, NamedKind, NamedPlace
-from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding
+from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding, StoreUse
+from bdn.wire.shapes import moment
 
 _SHOWN: Final = 100  # files whose paths are told
 
@@ -20,12 +24,16 @@ class Names:
     """The service behind ``GET /manifests`` and ``GET /names``."""
 
     database: Database
+    store: MirrorStore
+    tombstone_seconds: float
 
     async def held(self, organisation: str) -> HeldManifests:
         """Every manifest of the organisation that some tier holds."""
         async with self.database.read() as session:
             sources = await mirrors.sources_by_manifest(session, organisation)
             published = await mirrors.all_readable(session, organisation)
+            evicted = await mirrors.restorable(session, organisation)
+            _, stored = await contents.totals(session)
             rows = await agents.all_agents(session)
         nodes: dict[str, dict[str, Holding]] = {}
         for row in rows:
@@ -33,7 +41,7 @@ class Names:
                 nodes.setdefault(holding.manifest.removeprefix("b3:"), {})[f"{row.cluster}/{row.node}"] = holding
         items = []
         for digest, names in sources.items():
-            if digest in published or digest in nodes:
+            if digest in published or digest in nodes or digest in evicted:
                 files, size = published.get(digest, (None, None))
                 items.append(
                     HeldManifest(
@@ -42,10 +50,15 @@ class Names:
                         files_total=files,
                         bytes_total=size,
                         mirror=digest in published,
+                        restorable_until=self._until(evicted.get(digest)),
                         nodes=nodes.get(digest, {}),
                     )
                 )
-        return HeldManifests(items=items)
+        free, total = await asyncio.to_thread(self.store.disk)
+        return HeldManifests(items=items, store=StoreUse(bytes_stored=stored, disk_free=free, disk_total=total))
+
+    def _until(self, given_up_at: float | None) -> datetime | None:
+        return None if given_up_at is None else moment(given_up_at + self.tombstone_seconds)
 
     async def find(self, of: str, organisation: str) -> Named:
         """What the name stands for. ``NotFoundError`` when it is nothing that was ever mirrored for this organisation."""
@@ -88,8 +101,8 @@ class Names:
         for place in places:
             wanted.setdefault(place.manifest, set()).add(place.content)
         paths: dict[tuple[str, str], str] = {}
-        for digest, contents in wanted.items():
-            found = await origins.paths(session, digest, contents)
+        for digest, named in wanted.items():
+            found = await origins.paths(session, digest, named)
             paths |= {(digest, content): path for content, path in found.items()}
         return [
             NamedPlace(

@@ -75,7 +75,7 @@ class OperationRequests:
         """
         request.check()
         command = EvictCommand(
-            **request.model_dump(include={"tier", "job", "lru_bytes", "all", "dry_run", "force"}),
+            **request.model_dump(include={"tier", "job", "lru_bytes", "all", "dry_run", "force", "purge"}),
             id=EVICTION.new_id(),
             manifests=await self._manifests(request, organisation),
             asked_by=f"an operator of {organisation}",
@@ -103,8 +103,14 @@ class OperationRequests:
             sources = await mirrors.sources_by_manifest(session, organisation, list(set(manifests))) if items else {}
         for item, manifest in zip(items, manifests, strict=True):
             item.sources = sources.get(manifest, [])
-        freed = sum(item.bytes for item in items if not item.refused)
-        return Eviction(**operation.document(), items=items, bytes_freed=freed)
+        gone = [item for item in items if not item.refused]
+        return Eviction(
+            **operation.document(),
+            items=items,
+            bytes_freed=sum(item.bytes for item in gone),
+            bytes_kept=sum(item.bytes for item in gone if item.restorable_until),
+            kept_until=max((item.restorable_until for item in gone if item.restorable_until), default=None),
+        )
 
     async def verify(self, request: VerificationRequest, organisation: str, wait_seconds: float) -> Verification:
         """Record it and tell those who shall read. Raises what ``evict`` does."""

@@ -20,12 +20,10 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from bdn.core.errors import SourceChangedError, UpstreamUnavailableError
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location, Resolution, UpstreamFile, listed_path
-from bdn.core.source.uri import HuggingFaceUri
+from bdn.core.source.uri import COMMIT, HuggingFaceUri
 from bdn.core.store import PUBLIC, scope_of
 from bdn.sources.huggingface.session import SDK_ERRORS, one_attempt, translate, warm_up
 from bdn.sources.sign_in import Secret, SourceContext, hugging_face_token
-
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 T = TypeVar("T")
 
@@ -101,7 +99,7 @@ class HuggingFaceSource:
         # (huggingface_hub#3122). Spaces do not offer "gated" that way; they are small.
         expand: Any = None if kind == "space" else ["sha", "private", "gated"]
         info = await self._call(lambda: self._api.repo_info(repo_id, revision=revision, repo_type=kind, expand=expand))
-        if info.sha is None or not _COMMIT.fullmatch(info.sha):
+        if info.sha is None or not COMMIT.fullmatch(info.sha):
             raise UpstreamUnavailableError(str(self._uri), "the answer does not look like a hub's (no commit)")
         if info.gated:
             # The hub describes and lists gated repositories to anybody; only this tells who may read them.

@@ -12,18 +12,20 @@ from click.testing import CliRunner, Result
 
 from bdn.cli import admin, ls, tokens, why
 from bdn.cli.main import main as bdn
-from bdn.cli.operations import is_path
+from bdn.cli.operations import _eviction_lines, is_path
 from bdn.cli.stage import stage_code
 from bdn.net.client import Params
 from bdn.wire.access_schema import NewToken, Token, TokenRequest
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
 from bdn.wire.heartbeat_schema import AgentDocument
-from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding
+from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding, StoreUse
+from bdn.wire.operation_schema import Eviction, EvictionRequest
 from bdn.wire.shapes import ErrorBody, Items, Page
 from bdn.wire.stage_schema import StageDocument, StageState, TierUse
 from tests.support.content.names import named
 
 MADE = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+FAR = MADE.replace(year=2126)
 MANIFESTS = [str(named(f"revision {number}")) for number in range(2 * MANIFESTS_AT_ONCE + 1)]
 ERROR = ErrorBody(code="NOT_FOUND", message="chunk b3:… does not exist", retryable=True, details={})
 
@@ -60,7 +62,11 @@ class Client:
         one = HeldManifest(
             manifest=MANIFESTS[0], sources=["hf://o/m"], files_total=None, bytes_total=None, mirror=False, nodes=nodes
         )
-        return HeldManifests(items=[one])
+        other = one.model_copy(update={"sources": ["hf://o/gone"], "nodes": {}, "restorable_until": FAR})
+        due = other.model_copy(update={"restorable_until": MADE})
+        return HeldManifests(
+            items=[one, other, due], store=StoreUse(bytes_stored=5_000_000, disk_free=10**9, disk_total=2 * 10**9)
+        )
 
     async def agents(self) -> Items[AgentDocument]:
         use = TierUse(budget=10, committed=10, reserved=0, leased=0, problem="Input/output error")
@@ -134,11 +140,29 @@ def test_lists_say_what_an_agent_holds_for_its_cluster_and_why_it_takes_nothing_
         f"hf://o/m  {MANIFESTS[0]}",
         "  c/node: whole, 17 MB, in use by job",
         "  c/cache: incomplete, 0 B, 5 MB for its cluster",
+        f"hf://o/gone  {MANIFESTS[0]}, evicted from the mirror, whose disk keeps it until 2126-01-02 03:04Z",
+        f"hf://o/gone  {MANIFESTS[0]}, evicted from the mirror, whose disk keeps it until the next collection",
+        "the mirror's store holds 5 MB of files; its disk has 1 GB free of 2 GB",
     ]
     assert run("agents").output.splitlines() == [
         "c/n  alive since 2026-01-02 03:04:05Z  1 manifests",
         "  node: 10 B held, 0 B being filled, 0 B in use, of 10 B; takes nothing new: Input/output error",
     ]
+
+
+def test_an_eviction_says_what_is_free_now_and_what_will_be() -> None:
+    found = Eviction(
+        id="evc_1", status="DONE", created_at=MADE, request=EvictionRequest(all=True), bytes_freed=21_000_000,
+        bytes_kept=16_000_000, kept_until=FAR,
+    )  # fmt: skip
+
+    (line,) = _eviction_lines(found)
+    assert line.startswith(
+        "freed 5 MB now; the mirror keeps 16 MB on its disk until 2126-01-02 03:04Z, and they can be"
+    )
+    assert line.endswith(" (--purge frees them at once) (evc_1)")
+    free = found.model_copy(update={"bytes_kept": 0, "kept_until": None})
+    assert _eviction_lines(free) == ["freed 21 MB (evc_1)"]
 
 
 def test_a_new_token_stands_alone_on_standard_output_for_a_shell_to_take_and_is_never_listed(client: Client) -> None:
