@@ -56,6 +56,21 @@ async def reachable_mirror(output: Output, *, even_a_new_one: bool = False) -> A
         yield client
 
 
+@asynccontextmanager
+async def reachable_agent(output: Output) -> AsyncIterator[AgentClient]:
+    """The agent on this machine; where no socket is named and none runs, the one that ``bdn pull`` left in the data directory."""
+    settings = ClientSettings()
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(agent_client())
+        is_here = settings.agent_socket is None and (settings.data_dir / "mirror.sqlite").exists()
+        if is_here and not await client.ready():
+            from bdn.cli.running import embedded_services  # noqa: PLC0415 - as above
+
+            _, agent = await stack.enter_async_context(embedded_services(output, "bdn-admin", serve=True))
+            client = await stack.enter_async_context(AgentClient(agent.address))
+        yield client
+
+
 def request_body(
     sources: tuple[str, ...],
     mounts: tuple[str, ...] = (),

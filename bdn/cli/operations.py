@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import click
 
-from bdn.cli.clients import agent_client, reachable_mirror
+from bdn.cli.clients import reachable_agent, reachable_mirror
 from bdn.cli.output import DONE, FAILED, IN_USE, Output, check_usage, command_line, parsed, progress_bar, waiting_for
 from bdn.core.store import Kind
 from bdn.core.units import format_size, parse_duration, parse_size
@@ -278,7 +278,7 @@ def is_path(what: str) -> bool:
 async def _verify_path(output: Output, what: str, *, repair: bool) -> int:
     # With its links: where a job sees its files may be one, and the agent knows what it has put there.
     path = str(Path(what).absolute())  # noqa: ASYNC240 - it looks at no disk
-    async with agent_client() as client:
+    async with reachable_agent(output) as client:
         report = await client.verify(PathVerificationRequest(path=path, repair=repair))
     output.result(report, _damage_lines(report, []))
     is_left = any(item.outcome != "repaired" for item in report.items)

@@ -10,12 +10,12 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bdn.core.errors import BdnError, Fact, InternalError, single_error
 from bdn.core.source.upstream import Resolution
-from bdn.core.source.uri import WeightsSource
+from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.core.store import split_digests
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, events, mirrors
@@ -367,11 +367,9 @@ async def published_before(
     if key := _recall_key(organisation, wanted, revision):
         rows = await mirrors.recalled(session, organisation, key)
     elif is_newest:
-        body, named = body_from(wanted), await mirrors.ready_from(session, organisation, str(wanted.source))
-        patterns = {"allow_patterns": body.allow_patterns, "ignore_patterns": body.ignore_patterns}
-        rows = [row for row in named if all(row.request.get(name) == given for name, given in patterns.items())]
+        rows = await mirrors.ready_from(session, organisation, str(wanted.source))
     for row in rows:
-        if not await contents.is_lost(session, row.manifest or "", organisation):
+        if is_alike(row, wanted) and not await contents.is_lost(session, row.manifest or "", organisation):
             return row
     return None
 
@@ -380,3 +378,17 @@ def _recall_key(organisation: str, wanted: WeightsSource, revision: str | None) 
     """None where nothing can be recalled, because the upstream has no revisions."""
     patterns = wanted.patterns.allow, wanted.patterns.ignore
     return mirrors.recall_key(organisation, str(wanted.source), revision, patterns) if revision else None
+
+
+def is_alike(row: MirrorSourceRow, wanted: WeightsSource) -> bool:
+    """Whether it was asked for with the same repository or folder, and the same patterns; at whatever revision."""
+    body = body_from(wanted)
+    return (
+        row.request.get("allow_patterns") == body.allow_patterns
+        and row.request.get("ignore_patterns") == body.ignore_patterns
+        and _without_revision(parse_source(row.source)) == _without_revision(wanted.source)
+    )
+
+
+def _without_revision(uri: SourceUri) -> SourceUri:
+    return replace(uri, revision=None) if isinstance(uri, HuggingFaceUri) else uri

@@ -68,13 +68,17 @@ class Client:
             items=[one, other, due], store=StoreUse(bytes_stored=5_000_000, disk_free=10**9, disk_total=2 * 10**9)
         )
 
-    async def agents(self) -> Items[AgentDocument]:
+    async def agents(self) -> Page[AgentDocument]:
         use = TierUse(budget=10, committed=10, reserved=0, leased=0, problem="Input/output error")
         one = AgentDocument(
             node="n", cluster="c", roles=["node"], version="1", advertise=None, tiers={"node": use},
             last_heartbeat=MADE, alive=True, manifests=1,
         )  # fmt: skip
-        return Items[AgentDocument](items=[one])
+        return Page[AgentDocument](items=[one])
+
+    async def remove_agent(self, node: str, cluster: str | None) -> AgentDocument:
+        (agent,) = (await self.agents()).items
+        return agent.model_copy(update={"node": node, "cluster": cluster or agent.cluster})
 
     async def named(self, of: str) -> Named:
         return Named(of=of, kind="source", manifests={one: [of] for one in MANIFESTS})
@@ -137,17 +141,20 @@ def test_a_setting_that_cannot_be_is_named_by_its_variable(monkeypatch: pytest.M
 
 def test_lists_say_what_an_agent_holds_for_its_cluster_and_why_it_takes_nothing_new(client: Client) -> None:
     assert run("ls").output.splitlines() == [
+        f"hf://o/gone  {MANIFESTS[0]}, evicted from the mirror, whose disk keeps it until 2126-01-02 03:04Z",
+        f"hf://o/gone  {MANIFESTS[0]}, evicted from the mirror, whose disk keeps it until the next collection",
         f"hf://o/m  {MANIFESTS[0]}",
         "  c/node: whole, 17 MB, in use by job",
         "  c/cache: incomplete, 0 B, 5 MB for its cluster",
-        f"hf://o/gone  {MANIFESTS[0]}, evicted from the mirror, whose disk keeps it until 2126-01-02 03:04Z",
-        f"hf://o/gone  {MANIFESTS[0]}, evicted from the mirror, whose disk keeps it until the next collection",
         "the mirror's store holds 5 MB of files; its disk has 1 GB free of 2 GB",
     ]
     assert run("agents").output.splitlines() == [
         "c/n  alive since 2026-01-02 03:04:05Z  1 manifests",
         "  node: 10 B held, 0 B being filled, 0 B in use, of 10 B; takes nothing new: Input/output error",
     ]
+    assert run("agents", "ls").output == run("agents").output
+    assert run("agents", "--json").output == run("agents", "ls", "--json").output
+    assert run("agents", "rm", "n2", "--cluster", "d").output == "d/n2 is forgotten\n"
 
 
 def test_an_eviction_says_what_is_free_now_and_what_will_be() -> None:

@@ -7,8 +7,8 @@ import sqlalchemy as sa
 from alembic import op
 from blake3 import blake3
 
-revision = "0012"
-down_revision = "0011"
+revision = "0013"
+down_revision = "0012"
 
 
 def upgrade() -> None:
