@@ -8,7 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from bdn.cli.output import Output
+from bdn.core.errors import InvalidRequestError
 from bdn.core.source.uri import HuggingFaceUri, parse_source
+from bdn.core.units import counted
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.settings import FileSettings, default_data_dir
 from bdn.wire.access_schema import ORGANISATION_PATTERN
@@ -79,6 +81,10 @@ def request_body(
     secret: str | None = None,
 ) -> MirrorRequestBody:
     """A request for these sources; a source without a mount of its own stands at ``/models/<its name>``."""
+    if len(mounts) > len(sources):
+        raise InvalidRequestError(
+            f"--mount is given {len(mounts)} times for {counted(len(sources), 'source')}: each source has one place"
+        )
     weights = [
         WeightsSourceBody(
             source=source,

@@ -46,6 +46,7 @@ class MirrorSettings(FileSettings):
     identity_key_file: Path | None = None  # None means one in the data dir
     events_seconds: Annotated[float, Field(gt=0)] = 30 * 86400.0
     mirrors_seconds: Annotated[float, Field(gt=0)] = 90 * 86400.0
+    grant_key_file: Path | None = None  # None means one in the data dir
     grant_seconds: Annotated[int, Field(gt=0)] = 24 * 3600
     jobs: Annotated[int, Field(gt=0)] = 4
     transfers: Annotated[int, Field(gt=0, le=256)] = 16
