@@ -9,7 +9,10 @@ from bdn.cli.main import LazyGroup
 @click.group(
     cls=LazyGroup,
     commands_at={
-        "agents": ("bdn.cli.ls:agents", "List the agents, their space and when they were heard of."),
+        "agents": (
+            "bdn.cli.ls:agents",
+            "List the agents, their space and when they were heard of; forget those that are gone.",
+        ),
         "evict": ("bdn.cli.operations:evict", "Evict from caches and from the mirror's store."),
         "gc": ("bdn.cli.operations:gc", "Collect what no manifest names out of the mirror's store."),
         "ls": ("bdn.cli.ls:ls", "List what is held where."),

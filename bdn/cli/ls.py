@@ -6,7 +6,7 @@ import click
 
 from bdn.cli.clients import reachable_mirror
 from bdn.cli.output import Output, command_line
-from bdn.core.units import format_size
+from bdn.core.units import counted, format_size
 from bdn.wire.heartbeat_schema import AgentDocument
 from bdn.wire.mirror_schema import HeldManifest
 
@@ -21,16 +21,18 @@ async def ls(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         held = await client.held()
-    lines = [line for item in held.items for line in _held_lines(item)] or ["nothing is held"]
+    lines = [line for item in sorted(held.items, key=lambda item: item.sources) for line in _held_lines(item)] or [
+        "nothing is held"
+    ]
     if held.store is not None:
         use = held.store
         disk = f"its disk has {format_size(use.disk_free)} free of {format_size(use.disk_total)}"
         lines.append(f"the mirror's store holds {format_size(use.bytes_stored)} of files; {disk}")
-    output.result(held, lines)
+    output.result(held, lines, [item.manifest for item in held.items])
 
 
 def _held_lines(item: HeldManifest) -> list[str]:
-    size = "" if item.bytes_total is None else f", {item.files_total} files, {format_size(item.bytes_total)}"
+    size = "" if item.bytes_total is None else f", {counted(item.files_total, 'file')}, {format_size(item.bytes_total)}"
     place = ", on the mirror" if item.mirror else ""
     if item.restorable_until is not None:
         is_over = item.restorable_until < datetime.now(UTC)
@@ -45,22 +47,54 @@ def _held_lines(item: HeldManifest) -> list[str]:
     return lines
 
 
-@click.command()
+class _ListsAlone(click.Group):
+    """A group that lists when no command is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As ``ls``, but for help."""
+        is_listing = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        return super().parse_args(ctx, ["ls", *args] if is_listing else args)
+
+
+@click.group(cls=_ListsAlone)
+def agents() -> None:
+    """List the agents, their space and when they were heard of; forget those that are gone."""
+
+
+@agents.command("ls")
 @command_line
-async def agents(output: Output) -> None:
+async def list_agents(output: Output) -> None:
     """List the agents, their space and when they were heard of.
 
     \b
-    Example: bdn-admin agents
+    Example: bdn-admin agents ls
     """
     async with reachable_mirror(output) as client:
         found = await client.agents()
-    output.result(found, [line for agent in found.items for line in _agent_lines(agent)] or ["no agent was heard of"])
+    names = [f"{agent.cluster}/{agent.node}" for agent in found.items]
+    output.result(
+        found, [line for agent in found.items for line in _agent_lines(agent)] or ["no agent was heard of"], names
+    )
+
+
+@agents.command("rm")
+@click.argument("node")
+@click.option("--cluster", metavar="NAME", help="Where several clusters have a NODE: the one that is meant.")
+@command_line
+async def remove_agent(output: Output, *, node: str, cluster: str | None) -> None:
+    """Forget an agent that is gone, and what it held. One that lives is refused; one that comes back is a new one.
+
+    \b
+    Example: bdn-admin agents rm gpu-17 --cluster east
+    """
+    async with reachable_mirror(output) as client:
+        removed = await client.remove_agent(node, cluster)
+    output.result(removed, [f"{removed.cluster}/{removed.node} is forgotten"])
 
 
 def _agent_lines(agent: AgentDocument) -> list[str]:
     life = f"{'alive' if agent.alive else 'silent'} since {agent.last_heartbeat:%Y-%m-%d %H:%M:%S}Z"
-    lines = [f"{agent.cluster}/{agent.node}  {life}  {agent.manifests} manifests"]
+    lines = [f"{agent.cluster}/{agent.node}  {life}  {counted(agent.manifests, 'manifest')}"]
     for tier, use in agent.tiers.items():
         problem = f"; takes nothing new: {use.problem}" if use.problem else ""
         lines.append(

@@ -28,6 +28,7 @@ from bdn.mirror.ingest.progress import CopiesInProgress
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
+from bdn.mirror.layout_documents import LayoutDocuments
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
@@ -199,7 +200,7 @@ async def open_mirror(
         planner = replace(surveyor, sign_ins=replace(sign_ins, context=hasty))
         requests = MirrorRequests(database, planner, signer, settings.grant_seconds, watch)
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
-        asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds)
+        asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds, clock)
         heartbeats = Membership(database, asked, events, watch, clock)
         services = (
             requests,
@@ -211,7 +212,7 @@ async def open_mirror(
             tokens,
             access,
             Names(database, store, settings.tombstone_seconds),
-            ContentsService(database, access, chunks, data_port),
+            ContentsService(database, access, chunks, LayoutDocuments(database, damages, data_port)),
             metrics,
             *filter(None, [issuer]),
         )

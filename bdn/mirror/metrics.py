@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -17,8 +18,10 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
 from bdn.mirror.db import agents, contents, damaged, mirrors, objects
 from bdn.mirror.db.database import Database
+from bdn.mirror.waiting import SharedRead
 
 PROBE_SECONDS = 5.0
+_SUMMED_PER_SECOND: Final = 50_000  # contents: the sum of a million is read again after 20 s
 
 
 class Metrics:
@@ -27,6 +30,9 @@ class Metrics:
     def __init__(self, database: Database, store: MirrorStore) -> None:
         self._database = database
         self._store = store
+        self._shared = SharedRead(self._read, 0.0)
+        self._totals = 0, 0
+        self._totals_until = 0.0
         self.registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.transferred_bytes = counter("bdn_mirror_transferred_bytes", "Bytes read from upstreams")
@@ -52,25 +58,30 @@ class Metrics:
         info.labels(bdn.__version__).set(1)
 
     async def render(self) -> bytes:
-        """The exposition text."""
+        """The exposition text. Anybody may ask: who asks while others do shares their answer, and the one sum over all contents is a little old."""
+        return await self._shared.get()
+
+    async def _read(self) -> bytes:
         async with self._database.read() as session:
             by_status = await mirrors.count_by_status(session)
-            count, size = await contents.totals(session)
+            if time.monotonic() >= self._totals_until:
+                self._totals = await contents.totals(session)
+                self._totals_until = time.monotonic() + self._totals[0] / _SUMMED_PER_SECOND
             quarantined = await damaged.count_wrong_files(session)
-            rows = await agents.all_agents(session)
-            wrong = await damaged.all_damaged(session)
+            alive = await agents.count_alive(session, time.time())
+            wrong = await damaged.count_damaged(session)
             newest = await objects.scrub_state(session)
             given_up = await mirrors.count_restorable(session)
         for status in ("PENDING", "SYNCING", "READY", "FAILED", "CANCELED"):
             self._mirrors.labels(status).set(by_status.get(status, 0))
-        self._contents.set(count)
-        self._stored.set(size)
+        self._contents.set(self._totals[0])
+        self._stored.set(self._totals[1])
         self._quarantined.set(quarantined)
-        self._damaged.set(len(wrong))
+        self._damaged.set(wrong)
         self._evidence.set(await asyncio.to_thread(self._store.evidence))
         self._scrubbed_at.set((newest and newest.completed_at) or 0)
         self._given_up.set(given_up)
-        self._agents.set(sum(agents.is_alive(row, time.time()) for row in rows))
+        self._agents.set(alive)
         return generate_latest(self.registry)
 
     async def check_ready(self) -> None:

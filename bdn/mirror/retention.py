@@ -274,8 +274,8 @@ class StoreEviction:
         Such a mirror is never robbed, forced or not: it would become READY with what nobody may read.
         """
         busy = await mirrors.running_with(session, organisation)
-        holders = await _holders(session)
         candidates = await self._candidates(session, command, organisation)
+        holders = await agents.holders(session, candidates)
         shared = await mirrors.others_read(session, organisation, candidates)
         is_kept = self.tombstone_seconds and not command.purge
         until = moment(now + self.tombstone_seconds) if is_kept else None
@@ -322,17 +322,6 @@ def _fate(item: EvictedItem, command: EvictCommand, organisation: str) -> Event:
     else:
         facts["restorable_until"] = item.restorable_until.timestamp() if item.restorable_until else None
     return events.event_of(kind, facts, item.manifest.removeprefix("b3:"), organisation=organisation)
-
-
-async def _holders(session: ReadSession) -> dict[str, list[str]]:
-    """Who leases which manifest, from the agents' last heartbeats."""
-    found: dict[str, list[str]] = {}
-    for row in await agents.all_agents(session):
-        for holding in row.holdings:
-            if holding["held_by"]:
-                names = [f"{holder} on {row.node}" for holder in holding["held_by"]]
-                found.setdefault(holding["manifest"].removeprefix("b3:"), []).extend(names)
-    return found
 
 
 @dataclass

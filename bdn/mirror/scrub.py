@@ -92,24 +92,22 @@ class AgentSource:
 
     async def bring(self, restoring: Restoring) -> None:
         """What is missing, as far as possible: each piece from the first agent that sends it right. Failures are noted."""
-        async with self.database.read() as session:
-            rows = await agents.all_agents(session)
-        living = [row for row in rows if row.advertise and agents.is_alive(row, self.clock())]
-        if living:
-            for piece in tuple(restoring.missing):
-                await self._bring(piece, living, restoring)
+        for piece in tuple(restoring.missing):
+            await self._bring(piece, restoring)
 
-    async def _bring(self, piece: Piece, living: list[AgentRow], restoring: Restoring) -> None:
+    async def _bring(self, piece: Piece, restoring: Restoring) -> None:
         async with self.database.read() as session:
             found = await origins.origins(session, piece.content.hex)
-        asked = 0
+        asked, since = 0, self.clock() - agents.ALIVE_SECONDS
         for origin in found:
-            held = f"b3:{origin.manifest}"
+            async with self.database.read() as session:
+                living = await agents.living_holders(session, origin.manifest, since, _AGENTS - asked)
             for row in living:
-                if asked < _AGENTS and any(holding["manifest"] == held for holding in row.holdings):
-                    asked += 1
-                    if await self._ask(row, origin, piece, restoring):
-                        return
+                asked += 1
+                if await self._ask(row, origin, piece, restoring):
+                    return
+            if asked == _AGENTS:
+                return
 
     async def _ask(self, row: AgentRow, origin: Origin, piece: Piece, restoring: Restoring) -> bool:
         mount = GrantedMount("/repair", Digest(origin.manifest), origin.row.source)

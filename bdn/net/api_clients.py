@@ -56,7 +56,13 @@ class MirrorClient(ContentClient):
         return await self._call(Page[Mirror], "GET", "/mirror", params=params)
 
     async def held(self) -> HeldManifests:
-        return await self._call(HeldManifests, "GET", "/manifests")
+        """All pages."""
+        found = await self._call(HeldManifests, "GET", "/manifests")
+        while found.next_cursor is not None:
+            more = await self._call(HeldManifests, "GET", "/manifests", params={"cursor": found.next_cursor})
+            items = [*found.items, *more.items]
+            found = HeldManifests(items=items, next_cursor=more.next_cursor, store=found.store)
+        return found
 
     async def evict(self, request: EvictionRequest, wait_seconds: float = 0) -> Eviction:
         return await self._poll(Eviction, "POST", "/evictions", wait_seconds, body=request)
@@ -70,8 +76,17 @@ class MirrorClient(ContentClient):
     async def prefetch_by_id(self, prefetch_id: str, wait_seconds: float = 0) -> Prefetch:
         return await self._poll(Prefetch, "GET", f"/prefetches/{prefetch_id}", wait_seconds)
 
-    async def agents(self) -> Items[AgentDocument]:
-        return await self._call(Items[AgentDocument], "GET", "/agents")
+    async def agents(self) -> Page[AgentDocument]:
+        """All pages."""
+        found = await self._call(Page[AgentDocument], "GET", "/agents")
+        while found.next_cursor is not None:
+            more = await self._call(Page[AgentDocument], "GET", "/agents", params={"cursor": found.next_cursor})
+            found = Page[AgentDocument](items=[*found.items, *more.items], next_cursor=more.next_cursor)
+        return found
+
+    async def remove_agent(self, node: str, cluster: str | None) -> AgentDocument:
+        params = {"node": node} if cluster is None else {"node": node, "cluster": cluster}
+        return await self._call(AgentDocument, "DELETE", "/agents", params=params)
 
     async def clusters(self) -> Items[Cluster]:
         return await self._call(Items[Cluster], "GET", "/clusters")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
-from bdn.wire.mirror_schema import Holding
+from bdn.wire.mirror_schema import Holding, ManifestName
 from bdn.wire.operation_schema import (
     EvictCommand,
     EvictReport,
@@ -39,10 +39,24 @@ class Report(BaseModel):
     error: ErrorBody | None = None
 
 
+class HoldingsChange(BaseModel):
+    """What an agent holds now, as a change of what it held; large ones come one after the other.
+
+    ``digest`` is the agent's name for all that it holds after the change, and ``base`` for what it held before; null: nothing
+    that was told before counts. The mirror keeps the name, and takes up no change of something else than it has.
+    """
+
+    base: Annotated[str, Field(max_length=64)] | None
+    digest: Annotated[str, Field(max_length=64)]
+    held: list[Holding] = []
+    gone: list[ManifestName] = []
+
+
 class Heartbeat(BaseModel):
     """An agent's state. The mirror may keep the request open for ``wait_seconds`` until it has something to say.
 
-    ``holdings`` is null when nothing changed since the last heartbeat that was answered. ``epoch`` is of the members that
+    ``changes`` is null when nothing changed since the last heartbeat that was answered. ``holdings`` is all that is held, from
+    agents of the version before, and for mirrors that tell no ``holdings_digest``. ``epoch`` is of the members that
     the agent knows: they are not repeated to it, and it is told when there are others. ``leaving`` is its last word. ``events``
     are recorded once the heartbeat is answered; the agent repeats them until then.
     """
@@ -55,6 +69,7 @@ class Heartbeat(BaseModel):
     version: str
     tiers: dict[str, TierUse]
     holdings: list[Holding] | None
+    changes: HoldingsChange | None = None
     reports: list[Report] = []
     events: Annotated[list[NodeEvent], Field(max_length=EVENTS_AT_ONCE)] = []
     epoch: int | None = None
@@ -73,7 +88,8 @@ class MemberDocument(BaseModel):
 class HeartbeatReply(BaseModel):
     """Members of the cluster with their epoch, commands to carry out, and the keys that grants are verified with.
 
-    ``members`` is null when they are those of the epoch that the agent knows. ``commands`` is always empty: agents of the
+    ``members`` is null when they are those of the epoch that the agent knows. ``holdings_digest`` names what the mirror has of
+    the agent's holdings, and is empty when it has none by a name; where the agent held something else, it tells all again. ``commands`` is always empty: agents of the
     version before read evictions there, and would take any other command for an eviction of nothing.
     """
 
@@ -83,6 +99,7 @@ class HeartbeatReply(BaseModel):
     commands: Annotated[list[Command], Field(max_length=0)] = []
     public_keys: list[dict[str, Any]]
     interval_seconds: float
+    holdings_digest: str | None = None
 
 
 class AgentDocument(BaseModel):

@@ -182,13 +182,16 @@ class Plan(BaseModel):
     bytes_reused: int
 
 
+ManifestName = Annotated[str, Field(pattern=r"^b3:[0-9a-f]{64}$")]
+
+
 class Holding(BaseModel):
     """A manifest that some tier holds. ``held_by`` names stages' jobs; ``last_used`` is in seconds since the epoch.
 
     ``cluster_bytes`` are those of the single chunks that an agent holds for its cluster, beside its whole files.
     """
 
-    manifest: str
+    manifest: ManifestName
     bytes: int
     complete: bool = True
     last_used: float | None = None
@@ -221,9 +224,13 @@ class StoreUse(BaseModel):
 
 
 class HeldManifests(BaseModel):
-    """What is held where. ``store`` is for operators."""
+    """What is held where, in the order of the manifests' digests. ``next_cursor`` is null on the last page.
+
+    ``store`` is for operators, and on the first page.
+    """
 
     items: list[HeldManifest]
+    next_cursor: str | None = None
     store: StoreUse | None = None
 
     def without_holders(self) -> HeldManifests:
@@ -231,6 +238,5 @@ class HeldManifests(BaseModel):
         bare = [
             {node: one.model_copy(update={"held_by": []}) for node, one in item.nodes.items()} for item in self.items
         ]
-        return HeldManifests(
-            items=[item.model_copy(update={"nodes": nodes}) for item, nodes in zip(self.items, bare, strict=True)]
-        )
+        items = [item.model_copy(update={"nodes": nodes}) for item, nodes in zip(self.items, bare, strict=True)]
+        return HeldManifests(items=items, next_cursor=self.next_cursor)

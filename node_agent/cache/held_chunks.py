@@ -2,20 +2,24 @@
 
 import os
 import threading
-from collections import Counter, defaultdict
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from bdn.core.cache.digest_table import DigestTable
 from bdn.core.cache.index import CacheIndex
-from bdn.core.chunk import CHUNK_SIZE, Digest, chunk_range, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, chunk_range, digest_of
 from bdn.disk.durable import open_existing
 from bdn.net.chunk_server.served_chunks import OpenChunk
 from bdn.wire.operation_schema import Tier
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
+
+_AT_ONCE: Final = 1_000  # chunks that come or go while those who look for others wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +31,20 @@ class ChunkPlace:
     index: int
 
 
+@dataclass(slots=True)
+class _LargeFile:
+    """A file of several chunks. ``names`` are their digests, 32 bytes each."""
+
+    digest: Digest
+    size: int
+    names: bytes
+    manifests: int = 1  # that have it
+
+
 class HeldChunks:
     """Chunks of the cluster tier, of the parts that are being filled, and of ``files``. Safe for any thread.
 
-    A file of one chunk is found by its own name and costs no memory here; only larger files have entries.
+    A file of one chunk is found by its own name and costs no memory here; larger ones cost some 75 bytes per chunk.
     """
 
     def __init__(
@@ -42,8 +56,12 @@ class HeldChunks:
         self._index = index
         self._suspect = suspect
         self._lock = threading.Lock()
-        self._slices: defaultdict[Digest, Counter[ChunkPlace]] = defaultdict(Counter)  # how many manifests say so
-        self._by_manifest: dict[Digest, list[tuple[Digest, ChunkPlace]]] = {}
+        self._by_manifest: dict[Digest, list[int]] = {}  # the numbers of its larger files
+        self._files: dict[int, _LargeFile] = {}
+        self._numbers: dict[Digest, int] = {}  # of files; none is used twice
+        self._last = 0
+        self._chunks = DigestTable(width=8)  # where each lies: a file's number, and the chunk's in the file
+        self._also: dict[Digest, array[int]] = {}  # where else
         self._arrived: dict[Digest, set[int]] = {}  # of files that are being filled: which chunks are there
         self._withheld: set[Digest] = set()  # whole files that are being repaired
 
@@ -54,24 +72,53 @@ class HeldChunks:
         digest = held.manifest.digest
         if held.layout is None or digest in self._by_manifest:
             return
-        slices = [
-            (chunk, ChunkPlace(file.digest, file.size, index))
-            for file in held.layout.files.values()
-            if len(file.chunks) > 1
-            for index, chunk in enumerate(file.chunks)
-        ]
+        files = held.layout.files.values()
+        self._by_manifest[digest] = [self._add(file) for file in files if len(file.chunks) > 1]
+
+    def _add(self, file: FileLayout) -> int:
         with self._lock:
-            self._by_manifest[digest] = slices
-            for chunk, place in slices:
-                self._slices[chunk][place] += 1
+            number = self._numbers.get(file.digest)
+            if number is not None:
+                self._files[number].manifests += 1
+                return number
+            self._last += 1
+            number = self._numbers[file.digest] = self._last
+            names = b"".join(chunk.to_bytes() for chunk in file.chunks)
+            self._files[number] = _LargeFile(file.digest, file.size, names)
+        for start in range(0, len(file.chunks), _AT_ONCE):
+            with self._lock:
+                for index, chunk in enumerate(file.chunks[start : start + _AT_ONCE], start):
+                    place = number << 32 | index
+                    if self._chunks.setdefault(chunk, place) != place:
+                        self._also.setdefault(chunk, array("Q")).append(place)
+        return number
 
     def remove(self, manifest: Digest) -> None:
         """The manifest is gone; what another manifest names as well stays."""
-        with self._lock:
-            for chunk, place in self._by_manifest.pop(manifest, ()):
-                self._slices[chunk] -= Counter((place,))
-                if not self._slices[chunk]:
-                    del self._slices[chunk]
+        for number in self._by_manifest.pop(manifest, ()):
+            with self._lock:
+                file = self._files[number]
+                file.manifests -= 1
+                if file.manifests:
+                    continue
+                del self._numbers[file.digest]
+            self._remove(number, file)
+            with self._lock:
+                del self._files[number]
+
+    def _remove(self, number: int, file: _LargeFile) -> None:
+        names = list(dict.fromkeys(file.names[at : at + 32] for at in range(0, len(file.names), 32)))
+        for start in range(0, len(names), _AT_ONCE):
+            with self._lock:
+                for chunk in map(Digest.from_bytes, names[start : start + _AT_ONCE]):
+                    left = [place for place in self._all_places(chunk) if place >> 32 != number]
+                    self._also.pop(chunk, None)
+                    if not left:
+                        del self._chunks[chunk]
+                        continue
+                    self._chunks[chunk] = left[0]
+                    if len(left) > 1:
+                        self._also[chunk] = array("Q", left[1:])
 
     def arrived(self, file: Digest, index: int) -> None:
         """A verified chunk lies at its place in a file's part: it can be served before the file is whole."""
@@ -173,9 +220,15 @@ class HeldChunks:
                 return chunk, "node", place.file
         return None
 
-    def _places_of(self, digest: Digest) -> tuple[ChunkPlace, ...]:
+    def _places_of(self, digest: Digest) -> list[ChunkPlace]:
         with self._lock:
-            return tuple(self._slices.get(digest, ()))
+            found = [(self._files[place >> 32], place & 0xFFFFFFFF) for place in self._all_places(digest)]
+        return [ChunkPlace(file.digest, file.size, index) for file, index in found]
+
+    def _all_places(self, digest: Digest) -> list[int]:
+        """With the lock held."""
+        place = self._chunks.get(digest)
+        return [] if place is None else [place, *self._also.get(digest, ())]
 
 
 def _open_slice(path: Path, place: ChunkPlace) -> OpenChunk | None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from bdn.core.cache.index import EvictionPlan, EvictionReason, Holder, Leased, Steps, TierIndex, Victim, at_once
 from bdn.core.chunk import Digest, Manifest, digest_in
-from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError
+from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError, LimitExceededError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.pace.rounds import ScrubRound
 from bdn.wire.heartbeat_schema import Command, Report
@@ -45,6 +45,7 @@ from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
 _REMEMBERED: Final = 1000  # commands: an answer of the mirror's that was long on its way may repeat one
+_LARGEST_REPORT: Final = 3 * 1024**2  # bytes: some 15,000 manifests; a mirror takes 4 MiB at once
 _TELL_SECONDS: Final = 2.0  # between two words about the progress of a prefetch
 
 
@@ -111,8 +112,13 @@ class CommandInbox:
         self._reports[report.id] = report.model_copy(update={"running": True})
 
     def _end(self, command: Command, error: ErrorBody | None) -> None:
-        report = self._reports[command.id]
-        self._reports[command.id] = report.model_copy(update={"running": False, "error": error or report.error})
+        report = self._reports[command.id].model_copy(update={"running": False})
+        if (size := len(report.model_dump_json())) > _LARGEST_REPORT:
+            report = Report(id=command.id)  # it was carried out; the journal has what became of each
+            error = error or body_of(
+                LimitExceededError("bytes of what a command did, which is in the events", size, _LARGEST_REPORT)
+            )
+        self._reports[command.id] = report.model_copy(update={"error": error or report.error})
         self._wake()
 
 

@@ -2,17 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Final, TypeVar
+
+from pydantic import BaseModel
 
 from bdn.core.cache.index import SpaceLedger
-from bdn.core.errors import BdnError, DiskFailedError
+from bdn.core.chunk import digest_of
+from bdn.core.errors import BdnError, DiskFailedError, LimitExceededError
 from bdn.disk.direct import DirectWrites
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.grants import Grant, UnknownKeyError
-from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply
+from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply, HoldingsChange
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.stage_schema import Cache, TierUse, Writes
 from node_agent.background_tasks import BackgroundTasks, in_steps, in_thread
@@ -26,6 +30,11 @@ from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
 _HOLDINGS_AT_ONCE: Final = 500  # between two of these the event loop does other work
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_MOST_BYTES: Final = 512 * 1024  # of one heartbeat's holdings, and again of its reports and its events
+_MOST_BYTES_EARLIER: Final = 3 * 1024**2  # of all holdings, for a mirror that takes them at once or not at all
 
 
 class ChangeSignal:
@@ -129,6 +138,96 @@ def _use(ledger: SpaceLedger, leased: int, budgets: tuple[int, int] | None, prob
     )
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What the mirror has of this node's holdings: their documents by manifest, and the name of all of them."""
+
+    documents: dict[str, bytes]
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal holdings, also after a restart."""
+        lines = (self.documents[manifest] for manifest in sorted(self.documents))
+        return digest_of(b"\n".join(lines)).hex
+
+
+@dataclass(frozen=True)
+class _Telling:
+    """What a heartbeat says of the holdings, and what the mirror has once it took that up."""
+
+    fields: dict[str, object]
+    version: int  # of the news
+    after: _Known | None = None
+    is_all: bool = True
+
+
+class HoldingsTold:
+    """What the mirror has heard of this node's holdings, by the digest of its answers, and what is told it next.
+
+    Until it has answered, nothing is told; a mirror of the version before answers without a digest, and is told all each time.
+    When the digest is none that we expect (the database was set back, another agent has our name), all is told again with the
+    next heartbeat that is due, in pieces. Of two heartbeats under way at once, the mirror takes up the one that fits.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0  # of the news, that the mirror has heard whole
+        self._has_answered = False
+        self._digest: str | None = None
+        self._known: _Known | None = None
+        self._judged = 0
+
+    def next(self, held: Sequence[Holding], version: int, most_bytes: int) -> _Telling:
+        """What to tell of ``held``, least recently used first. Costs a JSON document for each."""
+        if not self._has_answered:
+            return _Telling({}, 0)
+        if self._digest is None:
+            return _Telling({"holdings": fitting(held[::-1], _MOST_BYTES_EARLIER)[::-1]}, version)
+        documents = {holding.manifest: holding.model_dump_json().encode() for holding in held}
+        now = _Known(documents)
+        if self._digest == now.digest:
+            return _Telling({}, version, now)
+        before = self._known.documents if self._known else {}
+        others = [holding for holding in held if before.get(holding.manifest) != documents[holding.manifest]]
+        gone = [manifest for manifest in before if manifest not in documents][: max(1, most_bytes // 128)]
+        others = fitting(others, most_bytes)
+        after = {manifest: before[manifest] for manifest in before.keys() - set(gone)}
+        after |= {holding.manifest: documents[holding.manifest] for holding in others}
+        told = _Known(after)
+        base = self._known.digest if self._known else None
+        change = HoldingsChange(base=base, digest=told.digest, held=others, gone=gone)
+        return _Telling({"changes": change}, version, told, after == documents)
+
+    def heard(self, telling: _Telling | None, number: int, digest: str | None) -> bool:
+        """The mirror's answer to heartbeat ``number``, and what was told with it; whether there is more to tell at once."""
+        if number <= self._judged:  # answered before a later one was, and so about what was then
+            return False
+        self._judged = number
+        is_first, self._has_answered = not self._has_answered, True
+        self._digest = digest
+        after = telling.after if telling else None
+        if telling and (digest is None or (after and after.digest == digest)):
+            self._known = after
+            if telling.is_all:
+                self.version = max(self.version, telling.version)
+            return is_first or not telling.is_all
+        if digest is None or self._known is None or self._known.digest != digest:
+            self._known = None
+            if digest is not None:
+                self.version = 0
+        return is_first
+
+
+def fitting(items: Sequence[_Model], most_bytes: int) -> list[_Model]:
+    """The first of these whose documents take no more than so many bytes together; at least one."""
+    found: list[_Model] = []
+    for item in items:
+        most_bytes -= len(item.model_dump_json())
+        if found and most_bytes < 0:
+            break
+        found.append(item)
+    return found
+
+
 _WAIT_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 10.0  # a mirror that comes back shall hear of its members before it misses any
 _LEAVE_SECONDS: Final = 2.0
@@ -161,13 +260,15 @@ class Heartbeats:
         self._inbox = inbox
         self._news = news
         self._journal = journal
-        self._told = 0  # the version of the news that the mirror has heard
+        self._told = HoldingsTold()
+        self._most_bytes = _MOST_BYTES
         self._asked = 0
         self._believed = 0  # which of them the keys are from
         self._is_down = False
 
     def start(self, background: BackgroundTasks) -> None:
         """Begin; the loops end with the background."""
+        self._news.wake()  # the first answer says what the mirror has of us
         background.start(self._listen(), "heartbeat")
         background.start(self._tell(), "heartbeat: news")
 
@@ -179,16 +280,24 @@ class Heartbeats:
         """The last word: peers shall not wait to find out. If it cannot be said, the mirror will miss us."""
         with suppress(BdnError, TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
-                await self._client.heartbeat((await self._heartbeat(0)).model_copy(update={"leaving": True}))
+                last, _ = await self._heartbeat(0)
+                await self._client.heartbeat(last.model_copy(update={"leaving": True}))
 
     async def _beat(self, wait_seconds: float) -> tuple[HeartbeatReply, bool]:
         """The answer, and whether it brought other members."""
-        version, asked = self._news.version, self._members.ask()
+        asked = self._members.ask()
         self._asked += 1
         number = self._asked
-        heartbeat = await self._heartbeat(wait_seconds)
-        reply = await self._client.heartbeat(heartbeat)
-        self._told = max(self._told, version)
+        heartbeat, telling = await self._heartbeat(wait_seconds)
+        try:
+            reply = await self._client.heartbeat(heartbeat)
+        except BdnError as error:
+            if error.code == LimitExceededError.code:  # the mirror takes less at once than it does by default
+                self._most_bytes = max(1, self._most_bytes // 2)
+                self._news.wake()
+            raise
+        if self._told.heard(telling, number, reply.holdings_digest):
+            self._news.wake()
         self._inbox.delivered(heartbeat.reports)
         are_others = await self._believe(reply, asked, number)
         if heartbeat.events:
@@ -197,18 +306,21 @@ class Heartbeats:
             self._inbox.accept(command)
         return reply, are_others
 
-    async def _heartbeat(self, wait_seconds: float) -> Heartbeat:
-        version = self._news.version
-        state = {
+    async def _heartbeat(self, wait_seconds: float) -> tuple[Heartbeat, _Telling | None]:
+        version, telling = self._news.version, None
+        if version != self._told.version:
+            held = await self._holdings.all()
+            telling = await in_thread(self._told.next, held, version, self._most_bytes)
+        events = [] if wait_seconds else await in_thread(self._journal.unreported)
+        state: dict[str, object] = {
             "tiers": await self._holdings.tiers(),
-            "holdings": await self._holdings.all() if version != self._told else None,
-            "reports": self._inbox.reports(),
+            "reports": fitting(self._inbox.reports(), self._most_bytes),
             # Not with a request that is kept open: they would be told again before it is answered.
-            "events": [] if wait_seconds else await in_thread(self._journal.unreported),
+            "events": fitting(events, self._most_bytes),
             "epoch": self._members.current().epoch,
             "wait_seconds": wait_seconds,
         }
-        return self._identity.model_copy(update=state)
+        return self._identity.model_copy(update=state | (telling.fields if telling else {})), telling
 
     async def _believe(self, reply: HeartbeatReply, asked: int, number: int) -> bool:
         """Take up keys and members; returns whether the members are others."""

@@ -3,11 +3,23 @@
 CPU seconds are those of this thread, so that what else the machine does is not counted.
 """
 
+import gc
+import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from bdn.core.cache.index import CacheIndex, Steps
+from bdn.core.cache.index import CacheIndex, ChunkIndex, Steps
+from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout, Manifest
+from bdn.mirror.db.contents import ContentLayout
+from bdn.mirror.layout_documents import LayoutDocument
+from bdn.wire.layout_form import Layout
+from node_agent.cache.held_chunks import HeldChunks
+from node_agent.cache.records import Held
+from node_agent.disk.places import Places
 from tests.benchmarks.report import Figure, scaled
+from tests.support.agent.cache import a_tier
 from tests.support.content.names import named
 
 
@@ -42,4 +54,62 @@ def plans() -> Sequence[Figure]:
     ]
 
 
-SECTIONS: dict[str, Callable[[], Sequence[Figure]]] = {"plans": plans}
+def chunks() -> Sequence[Figure]:
+    """What an agent keeps in memory for each chunk: of files that it can serve, and of chunks that it holds for peers."""
+    count = scaled(200_000)
+    tracemalloc.start()
+    with tempfile.TemporaryDirectory() as folder:
+        held = HeldChunks(Places(Path(folder)), CacheIndex(), a_tier(Path(folder)), lambda _: None)
+        in_files = _allocated(lambda: _hold_files(held, count)) / count
+    index = ChunkIndex()
+    for_peers = _allocated(lambda: _hold_chunks(index, count)) / count
+    tracemalloc.stop()
+    return [
+        Figure(f"{count} chunks of files of 1000: memory per chunk", "bytes", (in_files,), "<= 120"),
+        Figure(f"{count} chunks for peers: memory per chunk", "bytes", (for_peers,), "<= 120"),
+    ]
+
+
+def _allocated(work: Callable[[], None]) -> int:
+    before, _ = tracemalloc.get_traced_memory()
+    work()
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0] - before
+
+
+def _hold_files(held: HeldChunks, count: int) -> None:
+    layouts = [
+        FileLayout.of(1000 * CHUNK_SIZE, tuple(named(f"{file} {index}") for index in range(1000)))
+        for file in range(count // 1000)
+    ]
+    manifest = Manifest.of(FileEntry(str(number), one.size, one.digest) for number, one in enumerate(layouts))
+    held.add(Held(manifest, Layout(manifest.digest, None, {one.digest: one for one in layouts})))
+
+
+def _hold_chunks(index: ChunkIndex, count: int) -> None:
+    for number in range(count):
+        chunk = named(str(number))
+        index.admit(named("manifest"), chunk, CHUNK_SIZE - number, now=0, budget=count * CHUNK_SIZE)
+        index.commit(chunk)
+
+
+def layouts() -> Sequence[Figure]:
+    """The document of a layout of small files, once its rows are read."""
+    files, slab = scaled(200_000), named("slab").hex
+    rows = [ContentLayout(named(str(number)).hex, 100, b"", slab, CHUNK_SIZE, number) for number in range(files)]
+    tracemalloc.start()
+    LayoutDocument.of(named("manifest"), None, rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    began = time.thread_time()
+    document = LayoutDocument.of(named("manifest"), None, rows)
+    seconds = time.thread_time() - began
+    what = f"layout of {files} files"
+    return [
+        Figure(f"{what}: memory to make the document", "MB", (peak / 1e6,)),
+        Figure(f"{what}: CPU to make the document", "s CPU", (seconds,)),
+        Figure(f"{what}: sent", "MB", (len(document.gzip) / 1e6,)),
+    ]
+
+
+SECTIONS: dict[str, Callable[[], Sequence[Figure]]] = {"plans": plans, "chunks": chunks, "layouts": layouts}

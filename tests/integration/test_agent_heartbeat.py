@@ -5,11 +5,12 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from bdn.core.errors import GrantInvalidError
+from bdn.core.errors import BdnError, GrantInvalidError, LimitExceededError
 from bdn.wire.event_schema import NodeEvent
 from bdn.wire.grants import GrantSigner, new_signing_key
 from bdn.wire.heartbeat_schema import Command, Heartbeat, HeartbeatReply, Report
@@ -50,6 +51,11 @@ class ListeningMirror(AgentMirror):
         return self.reports(command_id)[0]
 
 
+def held(heartbeat: Heartbeat) -> list[Holding]:
+    """What it says of holdings: all, or what has changed."""
+    return (heartbeat.changes.held if heartbeat.changes else heartbeat.holdings) or []
+
+
 @pytest.fixture
 async def mirror() -> AsyncIterator[ListeningMirror]:
     mirror = ListeningMirror()
@@ -69,7 +75,7 @@ async def test_the_first_heartbeat_says_who_the_agent_is_and_what_it_holds(mirro
         assert (first.node, first.cluster, first.roles) == ("node-1", "east", ["node"])
         assert first.boot_id == boot_id()
         assert first.advertise == f"http://127.0.0.1:{agent.data_port}"
-        assert first.holdings == []
+        assert (first.holdings, first.changes) == (None, None)  # the answer says what the mirror has already
         assert first.tiers["node"].budget == MIB
 
 
@@ -90,18 +96,62 @@ async def test_what_was_recorded_is_read_beside_the_event_loop(
         assert threading.current_thread() not in readers  # its lock is held while a busy disk is waited for
 
 
-async def test_new_holdings_are_told_at_once_and_not_told_again(mirror: ListeningMirror, rig: Rig) -> None:
+@pytest.mark.parametrize("is_earlier", [False, True])
+async def test_new_holdings_are_told_at_once_and_not_told_again(
+    mirror: ListeningMirror, rig: Rig, is_earlier: bool
+) -> None:
+    mirror.is_earlier = is_earlier
     manifest = mirror.publish({"f": b"content"})
     async with rig.agent() as agent:
         stage = await staged(agent, mirror, manifest, job="job")
-        told = await mirror.heard(lambda beat: bool(beat.holdings and beat.holdings[0].complete))
-        assert told.holdings is not None
-        assert told.holdings[0].manifest == str(manifest.digest)
-        assert (told.holdings[0].bytes, told.holdings[0].held_by) == (7, ["job"])
+        told = await mirror.heard(lambda beat: any(one.complete for one in held(beat)))
+        (holding,) = held(told)
+        assert holding.manifest == str(manifest.digest)
+        assert (holding.bytes, holding.held_by) == (7, ["job"])
 
         await agent.stages.release(stage.id)
-        await mirror.heard(lambda beat: bool(beat.holdings and not beat.holdings[0].held_by))
-        await mirror.heard(lambda beat: beat.holdings is None)
+        await mirror.heard(lambda beat: any(not one.held_by for one in held(beat)))
+        await mirror.heard(lambda beat: beat.holdings is None and beat.changes is None)
+
+
+async def test_a_mirror_that_lost_what_it_was_told_is_told_all_again(mirror: ListeningMirror, rig: Rig) -> None:
+    manifests = [mirror.publish({"f": noise(100, number)}) for number in range(2)]
+    async with rig.agent() as agent:
+        for manifest in manifests:
+            await staged(agent, mirror, manifest)
+        while len(mirror.held.get("node-1", ("", {}))[1]) < len(manifests):
+            await mirror.heard(lambda beat: beat.changes is not None)
+        before = mirror.held.pop("node-1")
+        await agent.heartbeats.beat()  # whose answer says so
+        told = await mirror.heard(lambda beat: beat.changes is not None and beat.changes.base is None)
+        assert {one.manifest for one in held(told)} == {str(manifest.digest) for manifest in manifests}
+        assert mirror.held["node-1"] == before
+
+
+async def test_what_a_mirror_refuses_as_too_large_is_told_in_smaller_pieces(
+    mirror: ListeningMirror, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = [mirror.publish({"f": noise(100, number)}) for number in range(3)]
+    beat = ListeningMirror.beat
+
+    def refuse(mirror: ListeningMirror, heartbeat: Heartbeat) -> HeartbeatReply:
+        if len(held(heartbeat)) > 1:
+            raise LimitExceededError("bytes of a request", 2, 1)
+        return beat(mirror, heartbeat)
+
+    async with rig.agent() as agent:
+        for manifest in manifests:
+            await staged(agent, mirror, manifest)
+        while len(mirror.held.get("node-1", ("", {}))[1]) < len(manifests):
+            await mirror.heard(lambda beat: beat.changes is not None)
+        monkeypatch.setattr(heartbeat, "_NEWS_PAUSE_SECONDS", 0)
+        monkeypatch.setattr(ListeningMirror, "beat", refuse)
+        del mirror.held["node-1"]  # so that all is told again
+        for _ in range(2):  # the first answer says what the mirror has
+            with suppress(BdnError):
+                await agent.heartbeats.beat()
+        while len(mirror.held.get("node-1", ("", {}))[1]) < len(manifests):
+            await mirror.heard(lambda beat: beat.changes is not None)
 
 
 async def test_what_changes_after_a_change_waits(
@@ -111,10 +161,10 @@ async def test_what_changes_after_a_change_waits(
     manifest = mirror.publish({"f": b"content"})
     async with rig.agent() as agent:
         stage = await staged(agent, mirror, manifest)
-        await mirror.heard(lambda beat: bool(beat.holdings))
+        await mirror.heard(lambda beat: bool(held(beat)))
 
         await agent.stages.release(stage.id)
-        told = await mirror.heard(lambda beat: bool(beat.holdings and not beat.holdings[0].held_by))
+        told = await mirror.heard(lambda beat: any(not one.held_by for one in held(beat)))
 
         assert told.wait_seconds > 0  # the heartbeat that was due anyway: a change alone is told with its own
 
@@ -188,7 +238,7 @@ async def test_a_bug_in_a_heartbeat_does_not_end_the_agent(
             while "a heartbeat failed" not in caplog.text:
                 await asyncio.sleep(0)
         await agent.stages.release(stage.id)
-        await mirror.heard(lambda beat: bool(beat.holdings and beat.holdings[0].complete))
+        await mirror.heard(lambda beat: any(one.complete for one in held(beat)))
 
 
 @pytest.fixture
@@ -217,7 +267,7 @@ async def test_one_grant_with_an_unknown_key_costs_one_heartbeat(mirror: Listeni
     manifest = mirror.publish({"f": b"f"})
     stranger = AgentMirror(signer=GrantSigner(new_signing_key()))
     async with rig.agent() as agent:
-        await mirror.heard(lambda _: True)
+        await mirror.heard(lambda beat: beat.changes is not None)
         before = len(mirror.heartbeats)
         with pytest.raises(GrantInvalidError):
             await agent.stages.start("job", stranger.grant(manifest))

@@ -63,8 +63,7 @@ async def test_a_prefetch_leaves_the_content_in_the_cache_without_a_lease(mirror
         assert victim.holders == ()
 
         def told() -> list[tuple[bool, list[str]]]:
-            last = [heartbeat.holdings for heartbeat in mirror.heartbeats if heartbeat.holdings is not None][-1]
-            return [(one.complete, one.held_by) for one in last]
+            return [(one.complete, one.held_by) for _, held in mirror.held.values() for one in held.values()]
 
         await until(lambda: told() == [(True, [])], "the lease's end is told")
         mirror.forget()

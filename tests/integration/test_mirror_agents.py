@@ -1,6 +1,7 @@
 """Agents as the mirror sees them: membership, commands, reports, and leases that hold off evictions."""
 
 import asyncio
+import base64
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -9,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from bdn.mirror.db import agents
 from bdn.mirror.retention import StoreEviction
 from bdn.wire.operation_schema import EvictCommand
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock
 from tests.support.mirror.fake_agent import USE, FakeAgent
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, statements_of
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
+
+DAY = 86400.0
 
 
 def item(manifest: str, size: int, **refusal: Any) -> Json:
@@ -170,7 +174,8 @@ async def test_a_command_answers_the_open_heartbeat_at_once(mirror: MirrorUnderT
     assert reply["commands"] == []  # where agents of the version before read evictions alone
     what = {"manifests": [manifest], "job": None, "lru_bytes": None, "all": False, "tier": "node"}
     who = {"organisation": "default", "asked_by": "an operator of default"}
-    assert reply["pending"][0]["evict"] == {"id": eviction["id"], "dry_run": False, "force": False, **what, **who}
+    how = {"dry_run": False, "force": False, "purge": False}
+    assert reply["pending"][0]["evict"] == {"id": eviction["id"], **how, **what, **who}
     assert eviction["status"] == "RUNNING"
     after = await agent.carry_out(reply, item(manifest, 5))
     assert after["pending"] == []
@@ -251,3 +256,160 @@ async def test_what_an_agent_leases_stays_unless_forced(mirror: MirrorUnderTest,
     assert forced["request"]["force"]
     assert forced["items"][0]["holders"] == ["job-7 on n1"]
     assert mirror.count("operations") == 4  # every one is recorded
+
+
+# --- What is held is told as changes, and read a page at a time ---
+
+
+def name(number: int) -> str:
+    return f"b3:{number:064x}"
+
+
+def changes(base: str | None, digest: str, *held: int, gone: tuple[int, ...] = ()) -> Json:
+    told = [{"manifest": name(number), "bytes": number, "held_by": [f"job-{number}"]} for number in held]
+    return {"base": base, "digest": digest, "held": told, "gone": [name(number) for number in gone]}
+
+
+@pytest.fixture
+async def either(upstreams: None, database_options: Json, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    async with mirror_under_test(tmp_path / "mirror", work=False, **database_options) as mirror:
+        yield mirror
+
+
+async def holdings(mirror: MirrorUnderTest, *numbers: int) -> dict[str, dict[str, int]]:
+    """The bytes of each of these manifests, by agent."""
+    async with mirror.service.requests.database.read() as session:
+        found = await agents.holdings_of(session, [name(number)[3:] for number in numbers])
+    return {f"b3:{digest}": {node: one.bytes for (_, node), one in held.items()} for digest, held in found.items()}
+
+
+async def test_a_change_is_taken_up_when_it_is_of_what_the_mirror_has(either: MirrorUnderTest) -> None:
+    agent = FakeAgent(either, "n1", holdings=None)
+    assert (await agent.beat())["holdings_digest"] == ""
+    assert (await agent.beat(changes=changes(None, "one", 1, 2)))["holdings_digest"] == "one"
+    assert (await agent.beat(changes=changes("one", "two", 2, 3, gone=(1,))))["holdings_digest"] == "two"
+    assert (await agent.beat(changes=changes("one", "three", 4)))["holdings_digest"] == "two"
+    assert await holdings(either, 1, 2, 3, 4) == {name(2): {"n1": 2}, name(3): {"n1": 3}}
+    assert [one["manifests"] for one in await agents_of(either)] == [2]
+    assert (await agent.beat(changes=changes(None, "three", 4)))["holdings_digest"] == "three"
+    assert await holdings(either, 1, 2, 3, 4) == {name(4): {"n1": 4}}
+    # An agent of the version before, which tells all, under no name.
+    assert (await agent.beat(holdings=[{"manifest": name(5), "bytes": 5}]))["holdings_digest"] == ""
+    assert await holdings(either, 1, 2, 3, 4, 5) == {name(5): {"n1": 5}}
+
+
+async def test_a_change_costs_rows_for_what_changed_and_a_heartbeat_without_one_reads_none(
+    either: MirrorUnderTest,
+) -> None:
+    agent = FakeAgent(either, "n1", holdings=None)
+    await agent.beat(changes=changes(None, "one", *range(100)))
+    with statements_of(either) as seen:
+        await agent.beat()
+    assert not [statement for statement in seen if "holdings " in statement]
+    with statements_of(either) as seen:
+        await agent.beat(changes=changes("one", "two", 1, 200))
+    assert not [statement for statement in seen if statement.startswith(("DELETE", "SELECT holdings"))]
+
+
+async def test_no_answer_about_agents_reads_what_they_hold(either: MirrorUnderTest) -> None:
+    for node in ("n1", "n2"):
+        await FakeAgent(either, node, holdings=[{"manifest": name(1), "bytes": 1}]).beat()
+    for path in ("/metrics", "/agents", "/clusters"):
+        with statements_of(either) as seen:
+            assert (await either.http.get(path)).status_code == 200
+        assert not [statement for statement in seen if "holdings " in statement or ".holdings," in statement], path
+
+
+async def test_agents_come_in_pages(either: MirrorUnderTest) -> None:
+    names = [(cluster, node) for cluster in ("c", "d/e f") for node in ("n1", "n2/\u00e4", "n3")]
+    for cluster, node in names:
+        await FakeAgent(either, node, cluster, advertise=None).beat()
+    found, cursor = [], None
+    while True:
+        page = await either.get("/agents", limit=2, **({} if cursor is None else {"cursor": cursor}))
+        found.append([(one["cluster"], one["node"]) for one in page["items"]])
+        if (cursor := page["next_cursor"]) is None:
+            break
+    assert found == [names[:2], names[2:4], names[4:]]
+    for cursor in ("x", "AA==", base64.urlsafe_b64encode(b"a %00").decode()):
+        answer = await either.http.get("/agents", params={"cursor": cursor})
+        assert refusal(answer) == (422, "INVALID_REQUEST")
+
+
+async def test_what_is_held_comes_in_pages_that_many_holders_make_shorter(
+    mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bdn.mirror.operations.names._HOLDINGS", 2)
+    held = []
+    for number in range(4):
+        hub.repo(f"org/model-{number}").commit({"a.txt": b"%d" % number})
+        held.append(await mirror.manifest(source(f"hf://org/model-{number}")))
+    held.sort()
+    for node in ("n1", "n2"):
+        told = [{"manifest": manifest, "bytes": 5} for manifest in held[1:3]]
+        await FakeAgent(mirror, node, holdings=told).beat()
+    pages, cursor = [], None
+    while True:
+        page = await mirror.get("/manifests", limit=2, **({} if cursor is None else {"cursor": cursor}))
+        pages.append({item["manifest"]: list(item["nodes"]) for item in page["items"]})
+        if (cursor := page["next_cursor"]) is None:
+            break
+    both = ["c/n1", "c/n2"]
+    assert pages == [{held[0]: [], held[1]: both}, {held[2]: both, held[3]: []}]
+    monkeypatch.setattr("bdn.mirror.operations.names._HOLDINGS", 1)
+    page = await mirror.get("/manifests", cursor=held[0])
+    assert [item["manifest"] for item in page["items"]] == [held[1]]  # at least one, with all who hold it
+    assert len(page["items"][0]["nodes"]) == 2
+
+
+# --- Who left is asked nothing ---
+
+
+async def test_who_left_or_was_silent_for_a_day_is_asked_nothing(timed: MirrorUnderTest, clock: Clock) -> None:
+    here, left, silent = (FakeAgent(timed, node) for node in ("here", "left", "silent"))
+    await silent.beat()
+    clock.now += DAY - 1
+    await left.beat()
+    await here.beat()
+    eviction = await timed.ask("evictions", all=True, tier="node")
+    assert eviction["unreachable"] == ["c/silent"]  # it may come back
+    await left.beat(leaving=True)
+    clock.now += 1
+    reply = await here.beat()
+    for kind in ("evictions", "verifications"):
+        asked = await timed.ask(kind, all=True, tier="node")
+        assert (asked["status"], asked["unreachable"]) == ("RUNNING", [])
+        for node in ("left", "silent"):
+            answer = await timed.http.post(f"/{kind}", json={"all": True, "node": node})
+            assert refusal(answer) == (404, "NOT_FOUND")
+    (_, evict, _) = (await here.beat())["pending"]
+    assert reply["pending"]
+    await here.beat(reports=[{"id": evict["id"], "evict": {"items": []}}])
+    assert (await timed.get(f"/evictions/{evict['id']}"))["status"] == "DONE"
+    await left.beat()  # it is back
+    back = await timed.ask("evictions", all=True, node="left")
+    assert [one["id"] for one in (await left.beat())["pending"]][-1] == back["id"]
+
+
+async def test_an_agent_that_was_removed_and_comes_back_is_a_new_one(timed: MirrorUnderTest, clock: Clock) -> None:
+    agent, twin = FakeAgent(timed, "n1", holdings=None), FakeAgent(timed, "n1", "d")
+    await agent.beat(changes=changes(None, "one", 1))
+    before = await twin.beat()
+    gone = {"node": "n1", "cluster": "c"}
+    for params, expected in (
+        ({"node": "n1"}, (422, "INVALID_REQUEST")),  # which of both?
+        (gone, (409, "IN_USE")),
+        ({"node": "n2"}, (404, "NOT_FOUND")),
+    ):
+        assert refusal(await timed.http.delete("/agents", params=params)) == expected
+    await agent.beat(leaving=True)
+    removed = await timed.http.delete("/agents", params=gone)
+    assert (removed.status_code, removed.json()["node"], removed.json()["alive"]) == (200, "n1", False)
+    assert refusal(await timed.http.delete("/agents", params=gone)) == (404, "NOT_FOUND")
+    assert [one["cluster"] for one in await agents_of(timed)] == ["d"]
+    assert timed.count("holdings") == 0
+    clock.now += 61
+    assert (await timed.http.delete("/agents", params={"node": "n1"})).status_code == 200  # silent is enough
+    back = await agent.beat(changes=changes("one", "two", 2))
+    assert (back["holdings_digest"], members(back)) == ("", ["n1"])
+    assert (await twin.beat())["epoch"] > before["epoch"]

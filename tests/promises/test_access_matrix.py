@@ -231,7 +231,7 @@ async def test_what_is_not_yours_costs_nothing(world: World, tally: Tally, monke
 # --- Every other route of the mirror: who may call it, and that another organisation's things are answered like nothing at all ---
 PUBLIC: Final = {"/healthz", "/readyz", "/metrics", "/.well-known/openid-configuration", "/.well-known/jwks.json"}
 READ_WITH_GRANTS: Final = {"/manifests/{digest}", "/manifests/{digest}/layout", "/chunks/{digest}"}  # see the matrix
-OPERATORS: Final = {"/tokens", "/tokens/{token_id}", "/collections", "/collections/{collection_id}"}
+OPERATORS: Final = {"delete /agents", "/tokens", "/tokens/{token_id}", "/collections", "/collections/{collection_id}"}
 AGENTS: Final = {"/agents/heartbeat"}
 
 
@@ -266,7 +266,7 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, t
         if path in PUBLIC | READ_WITH_GRANTS:
             continue
         others = ["agent"] if path not in AGENTS else ["controller a"]
-        others += ["controller a"] if path in OPERATORS else []
+        others += ["controller a"] if {path, f"{method} {path}"} & OPERATORS else []
         for bearer in (*STRANGERS, *others):
             if path in AGENTS and bearer == "controller b for a":
                 continue  # refused as a controller
@@ -274,7 +274,7 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, t
             assert answer.status_code == 401, (method, path, bearer, answer.text)
             assert answer.json()["error"]["code"] == "UNAUTHENTICATED"
             tally.add(scenarios=1, refused=1)
-        role = "operator" if path in OPERATORS else "agent" if path in AGENTS else "controller a"
+        role = "operator" if {path, f"{method} {path}"} & OPERATORS else "agent" if path in AGENTS else "controller a"
         allowed = await world.ask(role, method, place(path), json=BODIES.get(path))
         assert allowed.status_code not in (401, 403), (method, path, allowed.text)
         tally.add(scenarios=1)

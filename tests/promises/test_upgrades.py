@@ -11,6 +11,7 @@ from sqlalchemy import MetaData, Table
 from sqlalchemy.engine import Connection
 
 from bdn.core.errors import InvalidRequestError
+from bdn.mirror.db import agents
 from bdn.mirror.db.database import HEAD, MIGRATIONS, Database
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
@@ -163,6 +164,38 @@ async def test_what_was_asked_before_operations_had_one_table_is_still_told(url:
     assert prefetched["nodes"][0]["bytes_from"]["mirror"] == 5
     assert (prefetched["status"], prefetched["nodes"][1]["error"]) == ("FAILED", error)
     assert (collected["status"], collected["bytes_freed"], collected["kinds"][0]["count"]) == ("DONE", 9, 2)
+
+
+async def test_what_agents_held_before_holdings_had_a_table_is_still_known(url: str, tmp_path: Path) -> None:
+    manifest = f"b3:{'1' * 64}"
+    agent = {"cluster": "c", "boot_id": "b", "roles": ["node"], "version": "1", "tiers": {}, "joined_at": 1e9}
+    agent |= {"last_heartbeat": time.time(), "advertise": "http://n1:1"}
+    held = {"manifest": manifest, "bytes": 5, "complete": True, "last_used": None, "sources": []}
+    rows = [
+        agent | {"node": "n1", "holdings": [held | {"held_by": ["job-7"], "cluster_bytes": 0}, {"manifest": "?"}]},
+        agent | {"node": "n2", "holdings": []},
+    ]
+
+    def fill(connection: Connection) -> None:
+        upgrade(connection, "0011")
+        connection.execute(Table("agents", MetaData(), autoload_with=connection).insert(), rows)
+
+    database = Database(url)
+    async with database._engine.begin() as connection:
+        await connection.run_sync(fill)
+    await database.migrate()
+    async with database.read() as session:
+        assert await agents.holders(session, ["1" * 64]) == {"1" * 64: ["job-7 on n1"]}
+        (holding,) = (await agents.holdings_of(session, ["1" * 64]))["1" * 64].values()
+    assert (holding.manifest, holding.bytes, holding.held_by) == (manifest, 5, ["job-7"])
+    async with mirror_under_test(tmp_path / "mirror", database_url=url, work=False) as mirror:
+        told = [(one["node"], one["manifests"]) for one in (await mirror.get("/agents"))["items"]]
+        reply = await FakeAgent(mirror, "n1", holdings=None).beat()
+    assert told == [("n1", 1), ("n2", 0)]
+    assert reply["holdings_digest"] == ""  # so an agent of this version tells all again
+    async with database.read() as session:
+        assert await agents.manifests_on(session, "c", "n1") == {"1" * 64}
+    await database.close()
 
 
 def as_the_first_version_left_it(cache: Path) -> None:

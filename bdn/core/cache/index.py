@@ -10,16 +10,17 @@ contents may become whole and leases may end; manifests come, go and are leased 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, MutableMapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
+from bdn.core.cache.digest_table import DigestTable, NameTable
 from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 
-LOOKS_AT_ONCE: Final = 5_000  # contents between two steps: some milliseconds
+LOOKS_AT_ONCE: Final = 2_000  # contents between two steps: some milliseconds
 
 _Result = TypeVar("_Result")
 Steps: TypeAlias = Generator[None, None, _Result]
@@ -41,9 +42,10 @@ class SpaceLedger:
     Keeps running sums; every method is constant time. The budget is not ours: it changes with the disk, so callers pass it.
     """
 
-    def __init__(self) -> None:
-        self._reserved: dict[Digest, int] = {}
-        self._committed: dict[Digest, int] = {}
+    def __init__(self, table: Callable[[], MutableMapping[Digest, int]] = dict) -> None:
+        """``table`` makes what sizes are kept in."""
+        self._reserved = table()
+        self._committed = table()
         self.reserved_bytes = 0
         self.committed_bytes = 0
 
@@ -236,12 +238,12 @@ class TierIndex(ABC, Generic[_Contents]):
     The ledger is for reading: it is changed here, so that what depends on it follows.
     """
 
-    def __init__(self) -> None:
-        self.ledger = SpaceLedger()
+    def __init__(self, ledger: SpaceLedger, named_by: MutableMapping[Digest, frozenset[Digest]]) -> None:
+        self.ledger = ledger
         self.leases = LeaseBook()
         self.recency = RecencyOrder()
         self._contents: dict[Digest, _Contents] = {}  # by manifest
-        self._named_by: dict[Digest, set[Digest]] = {}  # content -> manifests
+        self._named_by = named_by  # content -> manifests; contents with the same manifests share one set
 
     # --- evicting ---
 
@@ -301,7 +303,7 @@ class TierIndex(ABC, Generic[_Contents]):
 
     def named_by(self, content: Digest) -> frozenset[Digest]:
         """The held manifests that name this content, whether it is whole or on its way."""
-        return frozenset(self._named_by.get(content, ()))
+        return self._named_by.get(content, frozenset())
 
     # --- inside ---
 
@@ -366,10 +368,12 @@ class TierIndex(ABC, Generic[_Contents]):
         )
 
     def _forget(self, manifest: Digest) -> None:
+        left: dict[frozenset[Digest], frozenset[Digest]] = {}  # by what there was: one set for all
         for content in self._contents.pop(manifest):
             names = self._named_by[content]
-            names.discard(manifest)
-            if not names:
+            if len(names) > 1:
+                self._named_by[content] = left.get(names) or left.setdefault(names, names - {manifest})
+            else:
                 del self._named_by[content]
                 if self._freed(content) is not None:
                     self.ledger.release(content)
@@ -390,7 +394,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
     """The node tier: manifests are admitted whole, and leased ones stay. Contents are files, with their sizes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(SpaceLedger(), {})
         self._totals: dict[Digest, _Totals] = {}  # by manifest
         self._shared: set[Digest] = set()  # contents that several manifests name
 
@@ -524,7 +528,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
             self._totals[manifest].counted += size
 
     def _counted_again(self, content: Digest, among: AbstractSet[Digest]) -> int:
-        names = len(self._named_by.get(content, set()) & among)
+        names = len(self._named_by.get(content, frozenset()) & among)
         return max(0, names - 1) * (self.ledger.size_of(content) or 0)
 
     def _remember(self, manifest: Digest, contents: Mapping[Digest, int], now: float) -> None:
@@ -533,10 +537,12 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
             return
         self._contents[manifest] = contents
         totals = self._totals[manifest] = _Totals()
+        now_named: dict[frozenset[Digest], frozenset[Digest]] = {}  # by what there was: one set for all
+        nobody = frozenset[Digest]()
         for content in contents:
-            names = self._named_by.setdefault(content, set())
-            names.add(manifest)
-            if len(names) > 1:
+            before = self._named_by.get(content, nobody)
+            self._named_by[content] = now_named.get(before) or now_named.setdefault(before, before | {manifest})
+            if before:
                 self._shared.add(content)
             totals.counted += self.ledger.size_of(content) or 0
             totals.whole += self.ledger.is_committed(content)
@@ -548,11 +554,15 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
         self._shared -= {content for content in self._shared & contents.keys() if len(self._named_by[content]) == 1}
 
 
-class ChunkIndex(TierIndex[set[Digest]]):
+class ChunkIndex(TierIndex[DigestTable]):
     """The cluster tier: an owner holds its share of a manifest's chunks, admits them one by one, and leases none.
 
     Manifests that were used within the last ``IN_USE_SECONDS`` stay. Chunks on their way are counted until they end.
     """
+
+    def __init__(self) -> None:
+        super().__init__(SpaceLedger(lambda: DigestTable(width=4)), NameTable())
+        self._bytes: dict[Digest, int] = {}  # of a manifest's chunks
 
     def admit(self, manifest: Digest, chunk: Digest, size: int, *, now: float, budget: int) -> Admission:
         """Reserve space for a chunk of a manifest, evicting least recently used manifests that nobody uses now.
@@ -593,13 +603,14 @@ class ChunkIndex(TierIndex[set[Digest]]):
 
     def lose(self, chunk: Digest) -> frozenset[Digest]:
         """The chunk is not here (any more): it did not come, it rots, or a whole file has it. Returns who named it."""
-        names = frozenset(self._named_by.pop(chunk, ()))
+        names = self._named_by.pop(chunk, frozenset())
+        size = self.ledger.release(chunk)
         for manifest in names:
-            self._contents[manifest].discard(chunk)
+            del self._contents[manifest][chunk]
+            self._bytes[manifest] -= size
             if not self._contents[manifest]:
-                del self._contents[manifest]
+                del self._contents[manifest], self._bytes[manifest]
                 self.recency.forget(manifest)
-        self.ledger.release(chunk)
         return names
 
     def restore(self, manifest: Digest, chunks: Mapping[Digest, int], *, last_used: float) -> None:
@@ -614,7 +625,7 @@ class ChunkIndex(TierIndex[set[Digest]]):
 
     def size_of(self, manifest: Digest) -> int:
         """The bytes of a manifest's chunks here; 0 when it has none."""
-        return sum(self.ledger.size_of(chunk) or 0 for chunk in self._contents.get(manifest, ()))
+        return self._bytes.get(manifest, 0)
 
     def chunks_of(self, manifest: Digest) -> frozenset[Digest]:
         """The chunks of a manifest that are whole here; none when it has none."""
@@ -630,6 +641,13 @@ class ChunkIndex(TierIndex[set[Digest]]):
         return self.ledger.size_of(content) if self.ledger.is_committed(content) else None
 
     def _name(self, manifest: Digest, chunk: Digest, now: float) -> None:
-        self._contents.setdefault(manifest, set()).add(chunk)
-        self._named_by.setdefault(chunk, set()).add(manifest)
+        chunks = self._contents.setdefault(manifest, DigestTable())
+        if chunk not in chunks:
+            chunks[chunk] = 0
+            self._bytes[manifest] = self._bytes.get(manifest, 0) + (self.ledger.size_of(chunk) or 0)
+            self._named_by[chunk] = self.named_by(chunk) | {manifest}
         self.recency.touch(manifest, now)
+
+    def _forget(self, manifest: Digest) -> None:
+        super()._forget(manifest)
+        del self._bytes[manifest]

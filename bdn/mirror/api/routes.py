@@ -5,23 +5,25 @@ import base64
 import binascii
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Any, BinaryIO, Final
+from urllib.parse import quote, unquote
 
 from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bdn.core.chunk import Digest, digest_in
+from bdn.core.chunk import digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.core.store import manifest_fault, split_digests
+from bdn.core.store import manifest_fault
 from bdn.mirror.access import Access
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.layout_documents import LayoutDocuments
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
@@ -55,8 +57,9 @@ from bdn.wire.http_fields import (
     UnsatisfiableRangeError,
     format_content_range,
     parse_range,
+    takes_gzip,
 )
-from bdn.wire.layout_form import LayoutBody, write_file, write_layout
+from bdn.wire.layout_form import LayoutBody
 from bdn.wire.mirror_schema import TERMINAL, HeldManifests, Mirror, MirrorRequestBody, MirrorStatus, Plan
 from bdn.wire.operation_schema import (
     Collection,
@@ -78,6 +81,7 @@ _EVENT_SECONDS = 0.9  # one event at least every second
 _PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
 # An hour: a key that was added is known everywhere an hour later, at the latest, and may sign from then on.
 _CACHEABLE: Final = {"Cache-Control": "public, max-age=3600"}
+_NO_CURSOR: Final = "cursor is not one of ours; leave it away for the first page"
 _TEXT: Final = r"^[^\x00]*$"
 
 
@@ -136,18 +140,33 @@ _Metrics = Annotated[Metrics, provided(Metrics)]
 
 def _write_cursor(at: float, row_id: str) -> str:
     """Where the next page of rows begins: after the row of this time and id."""
-    return base64.urlsafe_b64encode(f"{at!r} {row_id}".encode()).decode()
+    return _write_names(repr(at), row_id)
 
 
 def _read_cursor(cursor: str | None) -> tuple[float, str] | None:
     """What ``_write_cursor`` wrote. Raises ``InvalidRequestError``."""
+    if (names := _read_names(cursor)) is None:
+        return None
+    try:
+        return float(names[0]), names[1]
+    except ValueError:
+        raise InvalidRequestError(_NO_CURSOR) from None
+
+
+def _write_names(one: str, other: str) -> str:
+    return base64.urlsafe_b64encode(f"{quote(one)} {quote(other)}".encode()).decode()
+
+
+def _read_names(cursor: str | None) -> tuple[str, str] | None:
     if cursor is None:
         return None
     try:
-        at, row_id = base64.urlsafe_b64decode(cursor.encode()).decode().split(" ")
-        return float(at), row_id
+        one, other = base64.urlsafe_b64decode(cursor.encode()).decode().split(" ")
     except (ValueError, binascii.Error):
-        raise InvalidRequestError("cursor is not one of ours; leave it away for the first page") from None
+        raise InvalidRequestError(_NO_CURSOR) from None
+    if "\0" in (names := (unquote(one), unquote(other)))[0] + names[1]:  # which no database takes
+        raise InvalidRequestError(_NO_CURSOR)
+    return names
 
 
 class _ChunkAnswer(StreamingResponse):
@@ -172,7 +191,7 @@ class ContentsService:
     database: Database
     access: Access
     shelf: StoreShelf
-    data_port: int | None
+    layouts: LayoutDocuments
 
 
 _Contents = Annotated[ContentsService, provided(ContentsService)]
@@ -252,9 +271,9 @@ async def cancel(requests: _Requests, mirror_id: MirrorId, caller: Controller) -
 
 
 @contents_router.get("/manifests", summary="What is held where")
-async def held(names: _Names, caller: Controller) -> HeldManifests:
-    """Every manifest of the organisation that some tier holds."""
-    found = await names.held(caller.organisation)
+async def held(names: _Names, caller: Controller, cursor: str | None = None, limit: _Limit = 1000) -> HeldManifests:
+    """Every manifest of the organisation that some tier holds, by digest. Of what very many hold there are fewer on a page."""
+    found = await names.held(caller.organisation, "" if cursor is None else digest_in(cursor).hex, limit)
     return found if caller.role is Role.OPERATOR else found.without_holders()
 
 
@@ -274,17 +293,20 @@ async def manifest(service: _Contents, digest: str, bearer: Bearer, organisation
 
 
 @contents_router.get("/manifests/{digest}/layout", response_model=LayoutBody, summary="Where the manifest's bytes lie")
-async def layout(service: _Contents, digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
+async def layout(
+    service: _Contents, digest: str, request: Request, bearer: Bearer, organisation: Organisation = None
+) -> Response:
     name = digest_in(digest)
     owner = await service.access.check_manifest(bearer, name, organisation)
-    async with service.database.read() as session:
-        with service.shelf.damages.records_noted():
-            found = await contents.layouts(session, name.hex, owner)
-    if not found:
-        raise NotFoundError(f"manifest {name}")
-    # In a thread: a million files are 300 MB of JSON.
-    document = await asyncio.to_thread(layout_document, name, service.data_port, found)
-    return Response(document, media_type=MEDIA_JSON)
+    document = await service.layouts.of(name, owner)
+    is_packed = takes_gzip(request.headers.get("accept-encoding", ""))
+    etag = f'"{document.digest}{"-gzip" if is_packed else ""}"'
+    headers = {"ETag": etag, "Vary": "Accept-Encoding", "Cache-Control": "private, no-cache"}
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    if is_packed:
+        return Response(document.gzip, media_type=MEDIA_JSON, headers={**headers, "Content-Encoding": "gzip"})
+    return StreamingResponse(document.unpacked(), media_type=MEDIA_JSON, headers=headers)
 
 
 @contents_router.get("/chunks/{digest}", summary="A chunk's bytes, or a range of them", **_CHUNK)
@@ -319,20 +341,23 @@ async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]
             yield piece
 
 
-def layout_document(manifest: Digest, data_port: int | None, files: Iterable[contents.ContentLayout]) -> str:
-    """The JSON of a ``LayoutBody``."""
-    return write_layout(manifest, data_port, map(_file, files))
-
-
-def _file(one: contents.ContentLayout) -> str:
-    if one.slab is None:
-        return write_file(one.digest, one.size, [chunk.hex() for chunk in split_digests(one.chunks)])
-    return write_file(one.digest, one.size, [one.digest], (one.slab, one.slab_size, one.offset))
-
-
 @control_router.get("/agents", summary="Agents: tiers, capacity, use, last heartbeat")
-async def agents(membership: _Membership, _: Controller) -> Items[AgentDocument]:
-    return await membership.agents()
+async def agents(
+    membership: _Membership, _: Controller, cursor: str | None = None, limit: _Limit = 1000
+) -> Page[AgentDocument]:
+    """In the order of their names."""
+    items, last = await membership.agents(_read_names(cursor), limit)
+    return Page[AgentDocument](items=items, next_cursor=last and _write_names(*last))
+
+
+@control_router.delete("/agents", summary="Forget an agent that does not live; one that comes back is a new one")
+async def remove_agent(
+    membership: _Membership,
+    _: Operator,
+    node: Annotated[str, Query(min_length=1, max_length=256, pattern=_TEXT)],
+    cluster: _Name = None,
+) -> AgentDocument:
+    return await membership.remove(cluster, node)
 
 
 @control_router.get("/clusters", summary="Clusters: their agents and space together")

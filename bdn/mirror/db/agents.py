@@ -1,24 +1,32 @@
 """Every statement about agents and clusters."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, select, tuple_, update
 from sqlalchemy.orm import defer
 
-from bdn.mirror.db.database import ReadSession, WriteSession, changed, insert
-from bdn.mirror.db.tables import AgentRow, ClusterRow
+from bdn.mirror.db.database import ReadSession, WriteSession, batches, insert, insert_new, select_in
+from bdn.mirror.db.tables import AgentRow, ClusterRow, HoldingRow
+from bdn.wire.heartbeat_schema import HoldingsChange
+from bdn.wire.mirror_schema import Holding
 
 # Five heartbeats with their longest waits: on a full link answers are late, and who is dropped by mistake has its chunks read
 # from the mirror once more. Who is gone is found out by its peers, at their first request.
 ALIVE_SECONDS: Final = 60.0
+FORGOTTEN_SECONDS: Final = 86400.0  # who was silent for so long is asked nothing any more
 
-# A thousand agents' holdings are not read to learn who they are.
-_SMALL = (defer(AgentRow.tiers, raiseload=True), defer(AgentRow.holdings, raiseload=True))
+Name = tuple[str, str]  # of an agent: its cluster, and its node
 
 
 def is_alive(row: AgentRow, now: float) -> bool:
     """Whether the agent was heard of lately, and has not said that it leaves."""
     return row.joined_at is not None and now - row.last_heartbeat < ALIVE_SECONDS
+
+
+def is_forgotten(row: AgentRow, now: float) -> bool:
+    """Whether nobody waits for it any more: it said that it leaves, or was silent for a day."""
+    return row.left_at is not None or now - row.last_heartbeat >= FORGOTTEN_SECONDS
 
 
 async def change_cluster(session: WriteSession, cluster: str) -> ClusterRow:
@@ -28,28 +36,104 @@ async def change_cluster(session: WriteSession, cluster: str) -> ClusterRow:
 
 
 async def upsert(session: WriteSession, cluster: str, node: str, **values: Any) -> None:  # noqa: ANN401
-    """Set these columns of the agent's row. A new row needs all of them but ``holdings``."""
-    new = insert(session, AgentRow).values(**{"cluster": cluster, "node": node, "holdings": [], **values})
+    """Set these columns of the agent's row. A new row needs all that have no default."""
+    new = insert(session, AgentRow).values(**{"cluster": cluster, "node": node, **values})
     await session.execute(new.on_conflict_do_update(index_elements=["cluster", "node"], set_=values))
 
 
 async def who_is(session: ReadSession, cluster: str, node: str) -> AgentRow | None:
-    """The agent, without what it holds."""
-    query = select(AgentRow).options(*_SMALL)
-    return (await session.execute(query.where(AgentRow.cluster == cluster, AgentRow.node == node))).scalar()
+    """The agent."""
+    query = select(AgentRow).where(AgentRow.cluster == cluster, AgentRow.node == node)
+    return (await session.execute(query, execution_options={"populate_existing": True})).scalar()
+
+
+async def hold(session: WriteSession, cluster: str, node: str, change: HoldingsChange) -> str:
+    """Take up what an agent holds now; the digest of what stands there afterwards.
+
+    A change of something else than what stands there changes nothing.
+    """
+    own = and_(HoldingRow.cluster == cluster, HoldingRow.node == node)
+    agent = and_(AgentRow.cluster == cluster, AgentRow.node == node)
+    before = (await session.execute(select(AgentRow.holdings_digest).where(agent))).scalar_one() or ""
+    if change.base is None:
+        await session.execute(delete(HoldingRow).where(own))
+    elif change.base != before:
+        return before
+    for batch in batches([name.removeprefix("b3:") for name in change.gone]):
+        await session.execute(delete(HoldingRow).where(own, HoldingRow.manifest.in_(batch)))
+    rows = {
+        holding.manifest: {
+            "cluster": cluster,
+            "node": node,
+            "manifest": holding.manifest.removeprefix("b3:"),
+            "in_use": bool(holding.held_by),
+            "document": holding.model_dump(exclude={"manifest"}, exclude_defaults=True) | {"bytes": holding.bytes},
+        }
+        for holding in change.held
+    }
+    new = insert(session, HoldingRow)
+    columns = {"in_use": new.excluded.in_use, "document": new.excluded.document}
+    key = ["cluster", "node", "manifest"]
+    await insert_new(session, HoldingRow, [*rows.values()], new.on_conflict_do_update(index_elements=key, set_=columns))
+    count = select(func.count()).select_from(HoldingRow).where(own).scalar_subquery()
+    await session.execute(update(AgentRow).where(agent).values(holdings_digest=change.digest or None, manifests=count))
+    return change.digest
 
 
 async def manifests_on(session: ReadSession, cluster: str, node: str) -> set[str]:
-    """The names of the manifests that an agent holds something of."""
-    query = select(AgentRow.holdings).where(AgentRow.cluster == cluster, AgentRow.node == node)
-    return {str(holding["manifest"]) for holding in (await session.execute(query)).scalar() or []}
+    """The digests of the manifests that an agent holds something of."""
+    query = select(HoldingRow.manifest).where(HoldingRow.cluster == cluster, HoldingRow.node == node)
+    return set((await session.execute(query)).scalars())
+
+
+async def count_holders(session: ReadSession, manifests: Sequence[str]) -> dict[str, int]:
+    """How many agents hold something of each of these manifests."""
+    query = select(HoldingRow.manifest, func.count()).group_by(HoldingRow.manifest)
+    return {name: count async for name, count in select_in(session, query, HoldingRow.manifest, manifests)}
+
+
+async def holdings_of(session: ReadSession, manifests: Sequence[str]) -> dict[str, dict[Name, Holding]]:
+    """Who holds what of these manifests, in the order of the agents' names."""
+    query = select(HoldingRow.manifest, HoldingRow.cluster, HoldingRow.node, HoldingRow.document)
+    query = query.order_by(HoldingRow.cluster, HoldingRow.node)
+    found: dict[str, dict[Name, Holding]] = {}
+    async for manifest, cluster, node, document in select_in(session, query, HoldingRow.manifest, manifests):
+        holding = Holding.model_validate({**document, "manifest": f"b3:{manifest}"})
+        found.setdefault(manifest, {})[cluster, node] = holding
+    return found
+
+
+async def holders(session: ReadSession, manifests: Sequence[str]) -> dict[str, list[str]]:
+    """The jobs that hold these manifests, with their nodes."""
+    query = select(HoldingRow.manifest, HoldingRow.node, HoldingRow.document).where(HoldingRow.in_use)
+    query = query.order_by(HoldingRow.manifest, HoldingRow.cluster, HoldingRow.node)
+    found: dict[str, list[str]] = {}
+    async for manifest, node, document in select_in(session, query, HoldingRow.manifest, manifests):
+        found.setdefault(manifest, []).extend(f"{holder} on {node}" for holder in document["held_by"])
+    return found
+
+
+async def living_holders(session: ReadSession, manifest: str, since: float, limit: int) -> list[AgentRow]:
+    """Some members that hold something of the manifest, were heard of since then, and say where they can be read."""
+    held = and_(HoldingRow.cluster == AgentRow.cluster, HoldingRow.node == AgentRow.node)
+    query = select(AgentRow).join(HoldingRow, held).where(HoldingRow.manifest == manifest, _lives(since))
+    query = query.where(AgentRow.advertise.is_not(None)).order_by(AgentRow.cluster, AgentRow.node).limit(limit)
+    return list((await session.execute(query)).scalars())
 
 
 async def members_of(session: ReadSession, cluster: str) -> list[AgentRow]:
-    """The members of a cluster in the order of their names, without what they hold."""
-    query = select(AgentRow).options(*_SMALL).order_by(AgentRow.node)
+    """The members of a cluster in the order of their names, without what they use."""
+    query = select(AgentRow).options(defer(AgentRow.tiers, raiseload=True)).order_by(AgentRow.node)
     found = await session.execute(query.where(AgentRow.cluster == cluster, AgentRow.joined_at.is_not(None)))
     return list(found.scalars())
+
+
+async def is_one_silent(session: ReadSession, cluster: str, since: float) -> bool:
+    """Whether a member was not heard of since then."""
+    silent = exists().where(
+        AgentRow.cluster == cluster, AgentRow.joined_at.is_not(None), AgentRow.last_heartbeat < since
+    )
+    return bool((await session.execute(select(silent))).scalar())
 
 
 async def drop_silent(session: WriteSession, cluster: str, since: float) -> list[str]:
@@ -61,20 +145,49 @@ async def drop_silent(session: WriteSession, cluster: str, since: float) -> list
     return sorted(dropped.scalars())
 
 
-async def note_heartbeat(session: WriteSession, cluster: str, node: str, **values: Any) -> bool:  # noqa: ANN401
-    """Set these columns if the agent is a member; False when it is not, or no longer."""
+async def note_heartbeat(session: WriteSession, cluster: str, node: str, **values: Any) -> AgentRow | None:  # noqa: ANN401
+    """Set these columns if the agent is a member; the row as it is then, or None when it is none, or no longer."""
     statement = update(AgentRow).where(
         AgentRow.cluster == cluster, AgentRow.node == node, AgentRow.joined_at.is_not(None)
     )
-    return await changed(session, statement.values(**values)) > 0
+    found = await session.execute(statement.values(**values).returning(AgentRow))
+    return found.scalar()
 
 
-async def all_agents(session: ReadSession) -> list[AgentRow]:
-    """Every agent that was ever heard of."""
-    return list((await session.execute(select(AgentRow).order_by(AgentRow.cluster, AgentRow.node))).scalars())
+async def remove(session: WriteSession, cluster: str, node: str) -> None:
+    """Forget the agent and what it held."""
+    await session.execute(delete(AgentRow).where(AgentRow.cluster == cluster, AgentRow.node == node))
 
 
-async def heard_at(session: ReadSession) -> dict[tuple[str, str], float]:
+async def page(session: ReadSession, after: Name | None, limit: int) -> list[AgentRow]:
+    """Agents that were ever heard of and not removed, in the order of their names, from the first one after this."""
+    query = select(AgentRow).order_by(AgentRow.cluster, AgentRow.node).limit(limit)
+    if after is not None:
+        query = query.where(tuple_(AgentRow.cluster, AgentRow.node) > after)
+    return list((await session.execute(query)).scalars())
+
+
+async def named(session: ReadSession, cluster: str | None, node: str | None) -> list[AgentRow]:
+    """The agents of this cluster and of this name; null is any."""
+    query = select(AgentRow).order_by(AgentRow.cluster, AgentRow.node)
+    if cluster is not None:
+        query = query.where(AgentRow.cluster == cluster)
+    if node is not None:
+        query = query.where(AgentRow.node == node)
+    return list((await session.execute(query)).scalars())
+
+
+async def count_alive(session: ReadSession, now: float) -> int:
+    """How many live."""
+    query = select(func.count()).select_from(AgentRow).where(_lives(now - ALIVE_SECONDS))
+    return (await session.execute(query)).scalar_one()
+
+
+def _lives(since: float) -> ColumnElement[bool]:
+    return and_(AgentRow.joined_at.is_not(None), AgentRow.last_heartbeat > since)
+
+
+async def heard_at(session: ReadSession) -> dict[Name, float]:
     """When each agent was last heard of, by cluster and node."""
     query = select(AgentRow.cluster, AgentRow.node, AgentRow.last_heartbeat)
     return {(cluster, node): at for cluster, node, at in await session.execute(query)}

@@ -115,6 +115,11 @@ async def all_damaged(session: ReadSession) -> list[DamagedChunkRow]:
     return list((await session.execute(query)).scalars())
 
 
+async def count_damaged(session: ReadSession) -> int:
+    """How much is damaged."""
+    return (await session.execute(select(func.count()).select_from(DamagedChunkRow))).scalar_one()
+
+
 async def drop_superseded(session: WriteSession, now: float) -> list[str]:
     """Drop damaged slabs whose contents were packed again, and can be read there by everybody who could read them here."""
     query = select(SlabScopeRow.slab, SlabScopeRow.scope).join(

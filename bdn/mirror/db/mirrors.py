@@ -213,6 +213,11 @@ async def ready_at(session: ReadSession, organisation: str, revision: str) -> li
     return await _ready(session, organisation, MirrorSourceRow.resolved_revision == revision)
 
 
+async def published_as(session: ReadSession, organisation: str, manifest: str) -> list[MirrorSourceRow]:
+    """The sources that were READY with this manifest, newest first."""
+    return await _ready(session, organisation, MirrorSourceRow.manifest == manifest)
+
+
 async def ready_from(session: ReadSession, organisation: str, source: str) -> list[MirrorSourceRow]:
     """Those that were asked for by this name."""
     return await _ready(session, organisation, MirrorSourceRow.source == source)
@@ -286,17 +291,31 @@ async def sources_by_manifest(
     return found
 
 
+async def mirrored_after(session: ReadSession, organisation: str, after: str, limit: int) -> list[str]:
+    """The next manifests in the order of their digests that were ever mirrored for the organisation."""
+    query = (
+        select(MirrorSourceRow.manifest)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .where(MirrorRow.organisation == organisation, MirrorSourceRow.manifest > after)
+        .distinct()
+        .order_by(MirrorSourceRow.manifest)
+        .limit(limit)
+    )
+    return [str(manifest) for manifest in (await session.execute(query)).scalars()]
+
+
 async def may_read(session: ReadSession, organisation: str, manifest: str) -> bool:
     """Whether the manifest is published for this organisation, which has not given it up."""
     return manifest in await readable(session, organisation, [manifest])
 
 
-async def readable(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:
-    """Which of these manifests are published for this organisation, and not given up by it."""
-    query = select(ManifestRow.digest).where(
+async def readable(session: ReadSession, organisation: str, manifests: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Files and bytes of those of these manifests that are published for this organisation, and not given up by it."""
+    query = select(ManifestRow.digest, ManifestRow.files_total, ManifestRow.bytes_total).where(
         is_mirrored_for(organisation, ManifestRow.digest), ~is_given_up(organisation, ManifestRow.digest)
     )
-    return {digest async for (digest,) in select_in(session, query, ManifestRow.digest, manifests)}
+    found = select_in(session, query, ManifestRow.digest, manifests)
+    return {digest: (files, size) async for digest, files, size in found}
 
 
 async def all_readable(session: ReadSession, organisation: str) -> dict[str, tuple[int, int]]:

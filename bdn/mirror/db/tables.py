@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, LargeBinary, String, text
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, ForeignKeyConstraint, Index, LargeBinary, String, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Json = dict[str, Any]
@@ -173,7 +173,9 @@ class QuarantinedFileRow(Base):
 class AgentRow(Base):
     """An agent, as its last heartbeat described it.
 
-    ``joined_at`` is null while it is no member of its cluster. ``replaced`` names whoever spoke for this node before, until
+    ``joined_at`` is null while it is no member of its cluster; ``left_at`` is set while that is so because it said that it
+    leaves. ``holdings_digest`` is the agent's own name for what is in ``holdings``, null where it gave none, and ``manifests``
+    how many they are. ``replaced`` names whoever spoke for this node before, until
     ``replaced_at``; when that one speaks again, two agents have one name, which is the case until ``disputed_at`` is past.
     """
 
@@ -186,12 +188,31 @@ class AgentRow(Base):
     advertise: Mapped[str | None]
     version: Mapped[str]
     tiers: Mapped[Json]
-    holdings: Mapped[list[Any]]
+    manifests: Mapped[int] = mapped_column(server_default="0")
+    holdings_digest: Mapped[str | None] = mapped_column(String(64))
     last_heartbeat: Mapped[float]
     joined_at: Mapped[float | None]
+    left_at: Mapped[float | None]
     replaced: Mapped[str | None]
     replaced_at: Mapped[float | None]
     disputed_at: Mapped[float | None]
+
+
+class HoldingRow(Base):
+    """A manifest that an agent holds something of. ``document`` is a ``Holding`` without its name; ``in_use``: it is held by jobs."""
+
+    __tablename__ = "holdings"
+    __table_args__ = (
+        ForeignKeyConstraint(["cluster", "node"], ["agents.cluster", "agents.node"], ondelete="CASCADE"),
+        Index("ix_holdings_in_use", "manifest", sqlite_where=text("in_use = 1"), postgresql_where=text("in_use")),
+        {"sqlite_with_rowid": False},  # or SQLite would keep each key twice
+    )
+
+    cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
+    node: Mapped[str] = mapped_column(String(256), primary_key=True)
+    manifest: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
+    in_use: Mapped[bool]
+    document: Mapped[Json]
 
 
 class ClusterRow(Base):
@@ -223,11 +244,12 @@ class OperationPartRow(Base):
     """What an agent that was asked did, or the mirror (no cluster): PENDING, RUNNING, DONE, FAILED or UNREACHABLE."""
 
     __tablename__ = "operation_parts"
+    __table_args__ = (Index("ix_operation_parts_state", "state", "operation"),)
 
     operation: Mapped[str] = mapped_column(ForeignKey("operations.id", ondelete="CASCADE"), primary_key=True)
     cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
     node: Mapped[str] = mapped_column(String(256), primary_key=True)
-    state: Mapped[str] = mapped_column(String(16), index=True)
+    state: Mapped[str] = mapped_column(String(16))
     result: Mapped[Json]
     error: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
 

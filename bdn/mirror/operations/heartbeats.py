@@ -9,13 +9,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError
 from bdn.mirror.db import agents
-from bdn.mirror.db.database import Database
+from bdn.mirror.db.agents import Name
+from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.events import Events
 from bdn.mirror.db.tables import AgentRow, ClusterRow
 from bdn.mirror.operations.requests import OperationRequests
 from bdn.mirror.waiting import SharedRead, Watch, agent_topic
-from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Command, Heartbeat, HeartbeatReply, MemberDocument
+from bdn.wire.heartbeat_schema import (
+    AgentDocument,
+    Cluster,
+    Command,
+    Heartbeat,
+    HeartbeatReply,
+    HoldingsChange,
+    MemberDocument,
+)
 from bdn.wire.shapes import Items, moment
 
 logger = logging.getLogger(__name__)
@@ -42,13 +52,14 @@ class Membership:
     watch: Watch
     clock: Callable[[], float]
     _reads: dict[str, SharedRead[_Members]] = field(default_factory=dict)  # by cluster, for all who ask
+    _known: dict[str, _Members] = field(default_factory=dict)  # by cluster, as it was read last
 
     def __post_init__(self) -> None:
         self._hearing_since = self._heard_at = self.clock()
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Take an agent's state and reports; answer when there is something for it, or when its waiting time is over."""
-        await self._note(heartbeat)
+        digest = await self._note(heartbeat)
         await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)
         for report in heartbeat.reports:
             result = report.evict or report.prefetch or report.verify
@@ -60,69 +71,70 @@ class Membership:
                 node=heartbeat.node,
                 is_running=report.running,
             )
-        reply, _ = await self.watch.look_until(
+        (epoch, members), commands, _ = await self.watch.look_until(
             agent_topic(heartbeat.cluster, heartbeat.node),
             partial(self._look, heartbeat),
-            lambda seen: seen[1],
+            lambda seen: seen[-1],
             heartbeat.wait_seconds,
             _LOOK_AGAIN_SECONDS,
         )
-        return reply
-
-    async def _look(self, heartbeat: Heartbeat) -> tuple[HeartbeatReply, bool]:
-        """The answer as it is now, and whether it tells the agent to do something, or of other members."""
-        epoch, members = await self._members(heartbeat.cluster).get()
-        are_known = heartbeat.epoch == epoch
-        running = {report.id for report in heartbeat.reports if report.running}
-        commands: list[Command] = []
-        if not heartbeat.leaving:
-            commands = await self.requests.commands(heartbeat.cluster, heartbeat.node, running)
-        reply = HeartbeatReply(
-            members=None if are_known else members,
+        return HeartbeatReply(
+            members=None if heartbeat.epoch == epoch else members,
             epoch=epoch,
             pending=commands,
             public_keys=[self.requests.signer.public_key],
             interval_seconds=INTERVAL_SECONDS,
+            holdings_digest=digest,
         )
-        are_others = heartbeat.epoch is not None and not are_known
-        return reply, bool(heartbeat.leaving or commands or are_others)
 
-    async def _note(self, heartbeat: Heartbeat) -> None:
+    async def _look(self, heartbeat: Heartbeat) -> tuple[_Members, list[Command], bool]:
+        """What there is to say, and whether it tells the agent to do something, or of other members."""
+        epoch, members = await self._members(heartbeat.cluster).get()
+        running = {report.id for report in heartbeat.reports if report.running}
+        commands: list[Command] = []
+        if not heartbeat.leaving:
+            commands = await self.requests.commands(heartbeat.cluster, heartbeat.node, running)
+        are_others = heartbeat.epoch not in (None, epoch)
+        return (epoch, members), commands, bool(heartbeat.leaving or commands or are_others)
+
+    async def _note(self, heartbeat: Heartbeat) -> str:
+        """Write down what it says; returns the digest of the holdings that stand there now."""
         now = self.clock()
         columns = heartbeat.model_dump(include={"boot_id", "roles", "advertise", "version", "tiers"})
-        if heartbeat.holdings is not None:
-            columns["holdings"] = [holding.model_dump() for holding in heartbeat.holdings]
         columns["last_heartbeat"] = now
-        if not await self._note_known(heartbeat, columns):
-            await self._note_change(heartbeat, columns, now)
+        digest = await self._note_known(heartbeat, columns)
+        if digest is None:
+            digest = await self._note_change(heartbeat, columns, now)
             self._members(heartbeat.cluster).forget()
         if now - self._heard_at > _SILENCE_SECONDS:
             self._hearing_since = now
         self._heard_at = max(self._heard_at, now)
+        return digest
 
-    async def _note_known(self, heartbeat: Heartbeat, columns: dict[str, Any]) -> bool:
-        """False when the cluster's row must be locked: something about its members may be another now."""
+    async def _note_known(self, heartbeat: Heartbeat, columns: dict[str, Any]) -> str | None:
+        """None when the cluster's row must be locked: something about its members is another now."""
         if heartbeat.leaving:
-            return False
-        async with self.database.read() as session:
-            row = await agents.who_is(session, heartbeat.cluster, heartbeat.node)
-        if row is None or row.joined_at is None or _who(row) != _who(heartbeat):
-            return False
+            return None
+        said = {name: columns[name] for name in ("tiers", "version", "last_heartbeat")}
         async with self.database.write() as session:
-            # Meanwhile somebody may have found it silent; then it joins again.
-            return await agents.note_heartbeat(session, heartbeat.cluster, heartbeat.node, **columns)
+            row = await agents.note_heartbeat(session, heartbeat.cluster, heartbeat.node, **said)
+            if row is None or _who(row) != _who(heartbeat):
+                return None
+            return await _hold(session, heartbeat, row.holdings_digest or "")
 
-    async def _note_change(self, heartbeat: Heartbeat, columns: dict[str, Any], now: float) -> None:
+    async def _note_change(self, heartbeat: Heartbeat, columns: dict[str, Any], now: float) -> str:
         async with self.database.write() as session:
             cluster = await agents.change_cluster(session, heartbeat.cluster)
             row = await agents.who_is(session, heartbeat.cluster, heartbeat.node)
             before = None if row is None or row.joined_at is None else _member(row)
             after = None if heartbeat.leaving else _member(heartbeat)
             joined_at = None if after is None else (row and row.joined_at) or now
-            columns |= {"joined_at": joined_at, **_dispute(row, heartbeat, now)}
+            left_at = now if heartbeat.leaving else None
+            columns |= {"joined_at": joined_at, "left_at": left_at, **_dispute(row, heartbeat, now)}
             await agents.upsert(session, heartbeat.cluster, heartbeat.node, **columns)
             if before != after:
                 _advance(cluster, now)
+            return await _hold(session, heartbeat, (row and row.holdings_digest) or "")
 
     def _members(self, cluster: str) -> SharedRead[_Members]:
         if cluster not in self._reads:
@@ -132,16 +144,19 @@ class Membership:
     async def _read_living(self, cluster: str) -> _Members:
         """Who has fallen silent is dropped first."""
         now = self.clock()
-        epoch, rows = await self._read(cluster)
         may_judge = now - self._hearing_since >= agents.ALIVE_SECONDS and now - self._heard_at <= _SILENCE_SECONDS
-        if may_judge and any(row.last_heartbeat < now - agents.ALIVE_SECONDS for row in rows):
-            await self._drop_silent(cluster, now)
-            epoch, rows = await self._read(cluster)
-        return epoch, [_member(row) for row in rows]
-
-    async def _read(self, cluster: str) -> tuple[int, list[AgentRow]]:
+        silent_since = now - agents.ALIVE_SECONDS
         async with self.database.read() as session:
-            return await agents.epoch_of(session, cluster), await agents.members_of(session, cluster)
+            must_drop = may_judge and await agents.is_one_silent(session, cluster, silent_since)
+        if must_drop:
+            await self._drop_silent(cluster, now)
+        async with self.database.read() as session:
+            epoch = await agents.epoch_of(session, cluster)
+            known = self._known.get(cluster)
+            if known is None or known[0] != epoch:  # each change of them is another epoch
+                rows = await agents.members_of(session, cluster)
+                known = self._known[cluster] = epoch, [_member(row) for row in rows]
+        return known
 
     async def _drop_silent(self, name: str, now: float) -> None:
         async with self.database.write() as session:
@@ -152,18 +167,52 @@ class Membership:
         if dropped:
             logger.warning("cluster %s: not heard of for %.0f s: %s", name, agents.ALIVE_SECONDS, ", ".join(dropped))
 
-    async def agents(self) -> Items[AgentDocument]:
-        """Every agent."""
-        return Items[AgentDocument](items=[_agent(row, self.clock()) for row in await self._rows()])
+    async def agents(self, after: Name | None, limit: int) -> tuple[list[AgentDocument], Name | None]:
+        """A page of agents in the order of their names, and where the next one begins."""
+        async with self.database.read() as session:
+            rows = await agents.page(session, after, limit + 1)
+        now, shown = self.clock(), rows[:limit]
+        last = (shown[-1].cluster, shown[-1].node) if len(shown) < len(rows) else None
+        return [_agent(row, now) for row in shown], last
+
+    async def remove(self, cluster: str | None, node: str) -> AgentDocument:
+        """Forget an agent that does not live; when it comes back, it is a new one.
+
+        Raises:
+            NotFoundError: there is none of this name.
+            InvalidRequestError: there are several, in different clusters.
+            InUseError: it lives, and would be back with its next heartbeat.
+        """
+        async with self.database.read() as session:
+            found = await agents.named(session, cluster, node)
+        if not found:
+            raise NotFoundError(f"agent {node}" if cluster is None else f"agent {cluster}/{node}")
+        if len(found) > 1:
+            names = ", ".join(row.cluster for row in found)
+            raise InvalidRequestError(f"there is an agent {node} in each of the clusters {names}; name one of them")
+        [row] = found
+        now = self.clock()
+        async with self.database.write() as session:
+            its_cluster = await agents.change_cluster(session, row.cluster)
+            row = await agents.who_is(session, row.cluster, node) or row
+            if agents.is_alive(row, now):
+                raise InUseError(f"agent {row.cluster}/{node}", ("itself: it sends heartbeats; stop it first",))
+            await agents.remove(session, row.cluster, node)
+            if row.joined_at is not None:
+                _advance(its_cluster, now)
+        self._members(row.cluster).forget()
+        logger.info("agent removed", extra={"cluster": row.cluster, "node": node})
+        return _agent(row, now)
 
     async def clusters(self) -> Items[Cluster]:
         """Every cluster, with the space of its living agents added up."""
         now = self.clock()
         by_cluster: dict[str, list[AgentDocument]] = {}
-        for row in await self._rows():
-            by_cluster.setdefault(row.cluster, []).append(_agent(row, now))
         async with self.database.read() as session:
+            rows = await agents.named(session, None, None)
             epochs = await agents.epochs(session)
+        for row in rows:
+            by_cluster.setdefault(row.cluster, []).append(_agent(row, now))
         return Items[Cluster](
             items=[
                 Cluster.model_validate(
@@ -179,9 +228,13 @@ class Membership:
             ]
         )
 
-    async def _rows(self) -> list[AgentRow]:
-        async with self.database.read() as session:
-            return await agents.all_agents(session)
+
+async def _hold(session: WriteSession, heartbeat: Heartbeat, digest: str) -> str:
+    """Take up what the agent says of its holdings, if anything; returns the digest of what stands there afterwards."""
+    change = heartbeat.changes
+    if change is None and heartbeat.holdings is not None:  # an agent of the version before
+        change = HoldingsChange(base=None, digest="", held=heartbeat.holdings)
+    return digest if change is None else await agents.hold(session, heartbeat.cluster, heartbeat.node, change)
 
 
 def _advance(cluster: ClusterRow, now: float) -> None:
@@ -232,7 +285,7 @@ def _agent(row: AgentRow, now: float) -> AgentDocument:
             "last_heartbeat": moment(row.last_heartbeat),
             "alive": agents.is_alive(row, now),
             "disputed": row.disputed_at is not None and now - row.disputed_at < agents.ALIVE_SECONDS,
-            "manifests": len(row.holdings),
+            "manifests": row.manifests,
         }
     )
 

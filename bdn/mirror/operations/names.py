@@ -10,13 +10,15 @@ from bdn.core.chunk import Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import MirrorStore
 from bdn.mirror.db import agents, contents, mirrors, origins
-from bdn.mirror.db.database import Database, ReadSession
+from bdn.mirror.db.database import Database, ReadSession, batches
 from bdn.mirror.db.origins import Place
 from bdn.wire.event_schema import Named, NamedKind, NamedPlace
-from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding, StoreUse
+from bdn.wire.mirror_schema import HeldManifest, HeldManifests, StoreUse
 from bdn.wire.shapes import moment
 
 _SHOWN: Final = 100  # files whose paths are told
+_HOLDINGS: Final = 2000  # of one page: a thousand agents may hold each manifest
+_COUNTED: Final = 50  # manifests whose holders are counted at once
 
 
 @dataclass(frozen=True)
@@ -27,35 +29,53 @@ class Names:
     store: MirrorStore
     tombstone_seconds: float
 
-    async def held(self, organisation: str) -> HeldManifests:
-        """Every manifest of the organisation that some tier holds."""
+    async def held(self, organisation: str, after: str, limit: int) -> HeldManifests:
+        """The manifests of the organisation that some tier holds, from the first one after this; as many as fit into a page."""
         async with self.database.read() as session:
-            sources = await mirrors.sources_by_manifest(session, organisation)
-            published = await mirrors.all_readable(session, organisation)
+            digests = await mirrors.mirrored_after(session, organisation, after, limit + 1)
+            shown = await self._page(session, digests[:limit])
+            sources = await mirrors.sources_by_manifest(session, organisation, shown)
+            published = await mirrors.readable(session, organisation, shown)
             evicted = await mirrors.restorable(session, organisation)
-            _, stored = await contents.totals(session)
-            rows = await agents.all_agents(session)
-        nodes: dict[str, dict[str, Holding]] = {}
-        for row in rows:
-            for holding in map(Holding.model_validate, row.holdings):
-                nodes.setdefault(holding.manifest.removeprefix("b3:"), {})[f"{row.cluster}/{row.node}"] = holding
+            nodes = await agents.holdings_of(session, shown)
         items = []
-        for digest, names in sources.items():
+        for digest in shown:
             if digest in published or digest in nodes or digest in evicted:
                 files, size = published.get(digest, (None, None))
+                holdings = {f"{cluster}/{node}": one for (cluster, node), one in nodes.get(digest, {}).items()}
                 items.append(
                     HeldManifest(
                         manifest=f"b3:{digest}",
-                        sources=names,
+                        sources=sources.get(digest, []),
                         files_total=files,
                         bytes_total=size,
                         mirror=digest in published,
                         restorable_until=self._until(evicted.get(digest)),
-                        nodes=nodes.get(digest, {}),
+                        nodes=holdings,
                     )
                 )
+        cursor = f"b3:{shown[-1]}" if len(shown) < len(digests) else None
+        return HeldManifests(items=items, next_cursor=cursor, store=None if after else await self._store_use())
+
+    async def _store_use(self) -> StoreUse:
+        async with self.database.read() as session:
+            _, stored = await contents.totals(session)
         free, total = await asyncio.to_thread(self.store.disk)
-        return HeldManifests(items=items, store=StoreUse(bytes_stored=stored, disk_free=free, disk_total=total))
+        return StoreUse(bytes_stored=stored, disk_free=free, disk_total=total)
+
+    @staticmethod
+    async def _page(session: ReadSession, digests: Sequence[str]) -> list[str]:
+        """The first of these whose holders are not too many for one answer; at least one."""
+        shown: list[str] = []
+        left = _HOLDINGS
+        for batch in batches(digests, _COUNTED):
+            holders = await agents.count_holders(session, batch)
+            for digest in batch:
+                left -= holders.get(digest, 0)
+                if shown and left < 0:
+                    return shown
+                shown.append(digest)
+        return shown
 
     def _until(self, given_up_at: float | None) -> datetime | None:
         return None if given_up_at is None else moment(given_up_at + self.tombstone_seconds)

@@ -45,6 +45,7 @@ from bdn.wire.shapes import ErrorBody, added, body_of
 logger = logging.getLogger(__name__)
 
 _ANYWHERE: Final = "/prefetched"  # a grant names mounts, and these are never shown
+_NOBODY: Final = "an agent of {}, {} (those that left, or were silent for a day, are not asked)"
 _GRANTED_AT_ONCE: Final = 256  # manifests of one grant, which has to fit into the head of a request
 
 _Mount = dict[str, Any]
@@ -65,6 +66,7 @@ class OperationRequests:
     watch: Watch
     signer: GrantSigner
     grant_seconds: int
+    clock: Callable[[], float] = time.time
 
     async def evict(self, request: EvictionRequest, organisation: str, wait_seconds: float) -> Eviction:
         """Record the eviction, carry out the mirror's part, and tell the agents theirs.
@@ -192,7 +194,8 @@ class OperationRequests:
         """
         async with self.database.read() as session:
             held = await agents.manifests_on(session, cluster, node)
-            wanted = [name.removeprefix("b3:") for name in sorted(held if manifests is None else held & set(manifests))]
+            named = held if manifests is None else held & {name.removeprefix("b3:") for name in manifests}
+            wanted = sorted(named)
             sources = await mirrors.sources_by_manifest(session, organisation, wanted)
         mounts = [
             GrantedMount(f"/{number}", Digest(name), sources[name][0])
@@ -228,15 +231,11 @@ class OperationRequests:
         organisation: str,
     ) -> None:
         """Ask the agents that the request is for. Whatever an agent's role, it may hold chunks from when it had another one."""
-        async with self.database.read() as session:
-            rows = await agents.all_agents(session)
-        found = [
-            row
-            for row in rows
-            if request.tier != MIRROR and request.cluster in (None, row.cluster) and request.node in (None, row.node)
-        ]
+        found: list[AgentRow] = []
+        if request.tier != MIRROR:
+            found = await self._addressees(request.cluster, request.node)
         if not found and _names_agents(request):
-            raise NotFoundError(f"an agent of {request.cluster or 'any cluster'}, {request.node or 'any node'}")
+            raise NotFoundError(_NOBODY.format(request.cluster or "any cluster", request.node or "any node"))
         remembered = command.model_dump()
         await self.operations.begin(
             kind, command.id, request, remembered, organisation=organisation, asked=found, mirror=is_for_mirror
@@ -268,14 +267,19 @@ class OperationRequests:
             raise InvalidRequestError(f"mirror {request.mirror_id} is {status}; what is prefetched must be READY")
         return [_mount(source.manifest, source.source, source.mount_location) for source in mirror.sources]
 
-    async def _nodes(self, request: PrefetchRequest) -> list[AgentRow]:
-        """The agents that shall hold it: of a cluster those that live, of named ones all."""
+    async def _addressees(self, cluster: str | None, node: str | None) -> list[AgentRow]:
+        """Agents of these names that may still answer; null is any. One that said that it leaves, or is silent for a day, is none."""
         async with self.database.read() as session:
-            rows = await agents.all_agents(session)
-        there = [row for row in rows if request.cluster in (None, row.cluster)]
+            rows = await agents.named(session, cluster, node)
+        now = self.clock()
+        return [row for row in rows if not agents.is_forgotten(row, now)]
+
+    async def _nodes(self, request: PrefetchRequest) -> list[AgentRow]:
+        """The agents that shall hold it: of a cluster those that live, of named ones all that may answer."""
+        there = await self._addressees(request.cluster, None)
         if request.nodes:
             return [row for name in dict.fromkeys(request.nodes) for row in _of_name(name, there)]
-        living = [row for row in there if "node" in row.roles and agents.is_alive(row, time.time())]
+        living = [row for row in there if "node" in row.roles and agents.is_alive(row, self.clock())]
         if not living:
             raise NotFoundError(f"a living agent with the role node in cluster {request.cluster}")
         return living
@@ -293,7 +297,7 @@ def _names_agents(request: _Narrowed) -> bool:
 def _of_name(name: str, rows: list[AgentRow]) -> list[AgentRow]:
     found = [row for row in rows if row.node == name]
     if not found:
-        raise NotFoundError(f"agent {name}")
+        raise NotFoundError(_NOBODY.format("this cluster", name))
     if not any("node" in row.roles for row in found):
         raise InvalidRequestError(f"agent {name} has not the role node: it keeps no files for jobs")
     return [row for row in found if "node" in row.roles]

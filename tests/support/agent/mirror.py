@@ -25,6 +25,7 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.heartbeat_schema import Command, Heartbeat, HeartbeatReply, MemberDocument, Report
 from bdn.wire.layout_form import FileLayoutBody, Layout, LayoutBody
+from bdn.wire.mirror_schema import Holding
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, VerifyCommand
 from bdn.wire.shapes import document_of, status_of
 from tests.doubles.http_origin import Answer, Origin, Request
@@ -101,6 +102,8 @@ class AgentMirror:
     down: bool = False  # every connection ends without an answer
     ring: dict[str, MemberDocument] | None = None  # members by node: whoever beats joins; None keeps all agents alone
     epoch: int = 1
+    is_earlier: bool = False  # of the version before: it takes all holdings at once, and says nothing of them
+    held: dict[str, tuple[str, dict[str, Holding]]] = field(default_factory=dict)  # by node, with their digest
 
     def __post_init__(self) -> None:
         self.store = MemoryStore()
@@ -218,8 +221,24 @@ class AgentMirror:
             commands = list(self.commands)
             epoch, members = self._join(heartbeat)
         return HeartbeatReply(
-            members=members, epoch=epoch, pending=commands, public_keys=[self.signer.public_key], interval_seconds=0.2
+            members=members,
+            epoch=epoch,
+            pending=commands,
+            public_keys=[self.signer.public_key],
+            interval_seconds=0.2,
+            holdings_digest=None if self.is_earlier else self._hold(heartbeat),
         )
+
+    def _hold(self, heartbeat: Heartbeat) -> str:
+        """As the mirror does, for each agent."""
+        with self.lock:
+            digest, held = self.held.get(heartbeat.node, ("", {}))
+            change = heartbeat.changes
+            if change is not None and change.base in (None, digest):
+                kept = {} if change.base is None else {k: v for k, v in held.items() if k not in change.gone}
+                digest, held = change.digest, kept | {one.manifest: one for one in change.held}
+                self.held[heartbeat.node] = digest, held
+            return digest
 
     def _join(self, heartbeat: Heartbeat) -> tuple[int, list[MemberDocument]]:
         if self.ring is None:

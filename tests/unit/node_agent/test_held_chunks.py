@@ -61,3 +61,18 @@ def test_what_is_not_whole_yet_is_not_served(tmp_path: Path) -> None:
     places.file(manifest.files[0].digest).rename(places.part(manifest.files[0].digest))
 
     assert shelf_of(places, manifest).open(digest_of(LARGE[:CHUNK_SIZE])) is None
+
+
+def test_a_chunk_that_stands_in_several_places_is_found_as_long_as_one_is_left(tmp_path: Path) -> None:
+    zeros, chunk = bytes(CHUNK_SIZE), digest_of(bytes(CHUNK_SIZE))
+    places, one = cached(tmp_path, {"file": zeros * 2})
+    two = put(places, {"file": zeros + LARGE, "again": zeros * 2})
+    shelf = shelf_of(places, one, two)
+    shelf.remove(one.digest)
+    assert read(shelf, chunk) == zeros
+    assert shelf.named_by(chunk) == {one.digest, two.digest}  # the index still has it
+    places.file(one.files[0].digest).unlink()
+    assert read(shelf, chunk) == zeros
+    shelf.remove(two.digest)
+    assert shelf.open(chunk) is None
+    assert shelf.open(digest_of(LARGE[:CHUNK_SIZE])) is None

@@ -1,0 +1,142 @@
+"""Digests with a number each, in few bytes: an agent holds a hundred thousand chunks per TiB.
+
+A dictionary's entry, a digest and an integer are objects of 300 bytes together. Here a digest is 32 bytes, and its number
+``width`` more.
+"""
+
+from collections.abc import Iterator, MutableMapping
+from typing import Final
+
+from bdn.core.chunk import Digest
+
+_NAME: Final = 32  # bytes of a digest
+_FULL: Final = 64  # records of a bucket, on average
+
+
+class DigestTable(MutableMapping[Digest, int]):
+    """A hash table of buckets: records one after the other in one ``bytes``, which is searched by ``find``.
+
+    Numbers are below 256 ** ``width``; of width 0 it is a set, whose numbers are 0. While one thread changes it, others may look
+    entries up: buckets are replaced and never changed.
+    """
+
+    __slots__ = ("_buckets", "_count", "_width")
+
+    def __init__(self, width: int = 0) -> None:
+        self._width = width
+        self._buckets = [b""]
+        self._count = 0
+
+    def __getitem__(self, digest: Digest) -> int:
+        name = digest.to_bytes()
+        buckets = self._buckets
+        bucket = buckets[_hash(name) & (len(buckets) - 1)]
+        at = self._find(bucket, name)
+        if at < 0:
+            raise KeyError(digest)
+        return int.from_bytes(bucket[at + _NAME : at + _NAME + self._width], "little")
+
+    def __setitem__(self, digest: Digest, number: int) -> None:
+        name = digest.to_bytes()
+        record = name + number.to_bytes(self._width, "little")
+        place = _hash(name) & (len(self._buckets) - 1)
+        bucket = self._buckets[place]
+        at = self._find(bucket, name)
+        if at >= 0:
+            self._buckets[place] = bucket[:at] + record + bucket[at + len(record) :]
+            return
+        self._buckets[place] = bucket + record
+        self._count += 1
+        if self._count > _FULL * len(self._buckets):
+            self._grow()
+
+    def __delitem__(self, digest: Digest) -> None:
+        name = digest.to_bytes()
+        place = _hash(name) & (len(self._buckets) - 1)
+        bucket = self._buckets[place]
+        at = self._find(bucket, name)
+        if at < 0:
+            raise KeyError(digest)
+        self._buckets[place] = bucket[:at] + bucket[at + _NAME + self._width :]
+        self._count -= 1
+
+    def __contains__(self, digest: object) -> bool:
+        return isinstance(digest, Digest) and self.get(digest) is not None
+
+    def __iter__(self) -> Iterator[Digest]:
+        for bucket in self._buckets:
+            for record in self._records(bucket):
+                yield Digest.from_bytes(record[:_NAME])
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _find(self, bucket: bytes, name: bytes) -> int:
+        """Where its record begins; less than 0: nowhere. The name may also stand across two records by chance."""
+        at = bucket.find(name)
+        while at > 0 and at % (_NAME + self._width):
+            at = bucket.find(name, at + 1)
+        return at
+
+    def _grow(self) -> None:
+        """Each bucket becomes two."""
+        old = self._buckets
+        buckets = [b""] * (2 * len(old))
+        for place, bucket in enumerate(old):
+            stays: list[bytes] = []
+            goes: list[bytes] = []
+            for record in self._records(bucket):
+                (goes if _hash(record) & len(old) else stays).append(record)
+            buckets[place], buckets[place + len(old)] = b"".join(stays), b"".join(goes)
+        self._buckets = buckets
+
+    def _records(self, bucket: bytes) -> Iterator[bytes]:
+        step = _NAME + self._width
+        return (bucket[at : at + step] for at in range(0, len(bucket), step))
+
+
+def _hash(name: bytes) -> int:
+    """A digest is as good as a hash of itself."""
+    return int.from_bytes(name[:4], "little")
+
+
+class NameTable(MutableMapping[Digest, frozenset[Digest]]):
+    """Contents with the manifests that name them. A set of manifests is kept once, however many contents have it."""
+
+    __slots__ = ("_contents", "_last", "_numbers", "_sets", "_uses")
+
+    def __init__(self) -> None:
+        self._contents = DigestTable(width=4)  # numbers of sets; no number is used twice
+        self._sets: dict[int, frozenset[Digest]] = {}
+        self._numbers: dict[frozenset[Digest], int] = {}
+        self._uses: dict[int, int] = {}
+        self._last = 0
+
+    def __getitem__(self, content: Digest) -> frozenset[Digest]:
+        return self._sets[self._contents[content]]
+
+    def __setitem__(self, content: Digest, names: frozenset[Digest]) -> None:
+        number = self._numbers.get(names)
+        if number is None:
+            self._last += 1
+            number = self._numbers[names] = self._last
+            self._sets[number], self._uses[number] = names, 0
+        before = self._contents.get(content)
+        self._uses[number] += 1
+        self._contents[content] = number
+        if before is not None:
+            self._end(before)
+
+    def __delitem__(self, content: Digest) -> None:
+        self._end(self._contents.pop(content))
+
+    def __iter__(self) -> Iterator[Digest]:
+        return iter(self._contents)
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    def _end(self, number: int) -> None:
+        self._uses[number] -= 1
+        if not self._uses[number]:
+            del self._uses[number], self._numbers[self._sets.pop(number)]

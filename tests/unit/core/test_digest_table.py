@@ -1,0 +1,86 @@
+"""Tables of digests behave like dictionaries, and an agent holds chunks in few bytes."""
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bdn.core.cache.digest_table import DigestTable, NameTable
+from bdn.core.cache.index import CacheIndex, ChunkIndex
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest
+from bdn.wire.layout_form import Layout
+from node_agent.cache.held_chunks import HeldChunks
+from node_agent.cache.records import Held
+from node_agent.disk.places import Places
+from tests.support.agent.cache import a_tier
+from tests.support.content.names import named
+
+# Few, all in one bucket until there are many more, and such that one stands across two others.
+DIGESTS = [
+    *(Digest.from_bytes(bytes([number]) * 32) for number in range(3)),
+    Digest.from_bytes(b"\1" * 16 + b"\0" * 16),
+]
+MORE = [named(str(number)) for number in range(300)]
+CHUNKS = 10_000
+
+
+@given(st.lists(st.tuples(st.sampled_from(DIGESTS), st.integers(0, 255) | st.none())), st.integers(0, len(MORE)))
+def test_a_table_of_digests_is_a_dictionary(steps: list[tuple[Digest, int | None]], others: int) -> None:
+    table, model = DigestTable(width=1), dict[Digest, int]()
+    for number, digest in enumerate(MORE[:others]):
+        table[digest] = model[digest] = number % 256
+    for digest, value in steps:
+        if value is None:
+            assert table.pop(digest, None) == model.pop(digest, None)
+        else:
+            table[digest] = model[digest] = value
+        assert [table.get(one) for one in DIGESTS] == [model.get(one) for one in DIGESTS]
+    assert (len(table), dict(table)) == (len(model), model)
+    assert [one in table for one in (*DIGESTS, *MORE)] == [one in model for one in (*DIGESTS, *MORE)]
+
+
+NAMES = st.frozensets(st.sampled_from(MORE[:3]), min_size=1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(DIGESTS), NAMES | st.none())))
+def test_a_table_of_names_is_a_dictionary(steps: list[tuple[Digest, frozenset[Digest] | None]]) -> None:
+    table, model = NameTable(), dict[Digest, frozenset[Digest]]()
+    for content, names in steps:
+        if names is None:
+            assert table.pop(content, None) == model.pop(content, None)
+        else:
+            table[content] = model[content] = names
+        assert dict(table) == model
+    assert len(table) == len(model)
+
+
+def held_in_files(folder: Path) -> object:
+    chunks = [tuple(named(f"{file} {index}") for index in range(1000)) for file in range(CHUNKS // 1000)]
+    layouts = [FileLayout.of(len(one) * CHUNK_SIZE, one) for one in chunks]
+    manifest = Manifest.of(FileEntry(str(number), one.size, one.digest) for number, one in enumerate(layouts))
+    held = HeldChunks(Places(folder), CacheIndex(), a_tier(folder), lambda _: None)
+    held.add(Held(manifest, Layout(manifest.digest, None, {one.digest: one for one in layouts})))
+    return held
+
+
+def held_for_peers(folder: Path) -> object:
+    index = ChunkIndex()
+    for number in range(CHUNKS):
+        index.admit(named("manifest"), named(str(number)), CHUNK_SIZE - number, now=0, budget=CHUNKS * CHUNK_SIZE)
+        index.commit(named(str(number)))
+    return index
+
+
+@pytest.mark.parametrize("hold", [held_in_files, held_for_peers])
+def test_a_chunk_that_is_held_takes_at_most_120_bytes_of_memory(hold: Callable[[Path], object], tmp_path: Path) -> None:
+    tracemalloc.start()
+    held = hold(tmp_path)
+    gc.collect()
+    assert held
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size / CHUNKS <= 120
