@@ -39,13 +39,29 @@ class LocalAgent:
                     mount.bytes_from = BytesFrom(node=mount.bytes_total or 0)
             yield document
 
+    async def would_lose(self, grant: str, destination: Path) -> tuple[str, list[str]]:
+        """What an earlier pull put at the directory and this one would remove or replace: its manifest's digest as hex, and the paths."""
+        lifecycle = self.agent.stages.lifecycle
+        path = await in_thread(destination.resolve)
+        earlier = await in_thread(lifecycle.published_at, path)
+        if earlier is None or earlier.manifest is None or not await in_thread(lifecycle.stands_at, path):
+            return "", []
+        (mount,) = (await self.agent.stages.verify(grant)).mounts
+        coming = await lifecycle.provision.catalogue.obtain(mount.manifest, grant, is_complete=True)
+        kept = {(file.path, file.digest) for file in coming.manifest.files}
+        lost = [file.path for file in earlier.manifest.files if (file.path, file.digest) not in kept]
+        return earlier.digest.hex, lost
+
 
 @asynccontextmanager
 async def open_embedded_agent(
-    *, mirror_url: str, token: str | None, data_dir: Path, serve: bool
+    *, mirror_url: str, token: str | None, data_dir: Path, serve: bool, is_alone: bool
 ) -> AsyncIterator[LocalAgent]:
-    """An agent with the settings of the environment, on this data directory, that the mirror has heard of."""
-    given = {} if serve else {"data_port": 0, "port": None}
+    """An agent with the settings of the environment, on this data directory, that the mirror has heard of.
+
+    ``serve`` opens its control API; one that ``is_alone`` has no port that others know.
+    """
+    given = {"data_port": 0, "port": None} if is_alone else {}
     settings = load_settings(url=mirror_url, token=token, data_dir=data_dir, **given)
     async with AsyncExitStack() as stack:
         agent = await stack.enter_async_context(open_agent(settings))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,9 @@ from pydantic import BaseModel
 from bdn.cli.clients import request_body
 from bdn.cli.output import Output, command_line
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
-from bdn.core.errors import NotFoundError
+from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.source.uri import WeightsSource
-from bdn.core.units import format_size
+from bdn.core.units import counted, format_size
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 from bdn.wire.mirror_schema import MirrorSource
 from bdn.wire.shapes import ReportedError
@@ -25,6 +26,7 @@ from bdn.wire.stage_schema import BytesFrom
 if TYPE_CHECKING:
     from bdn.mirror.ingest.requests import HeldSource, MirrorRequests
 
+_PATHS_SHOWN = 5
 _HUB_IS_AWAY = ("UPSTREAM_UNAVAILABLE", "UPSTREAM_RATE_LIMITED")
 
 
@@ -51,12 +53,13 @@ class Pulled(BaseModel):
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Not these files; may be repeated.")
 @click.option("--secret", metavar="NAME", help="The name of the secret that opens the source, as in BDN_SECRET_<NAME>.")
 @click.option("--offline", is_flag=True, help="Ask no upstream: put there what SOURCE was when it was pulled last.")
+@click.option("--replace", is_flag=True, help="Let files go that an earlier pull of something else put at DEST.")
 @command_line
-async def pull(output: Output, *, source: str, dest: Path, offline: bool, **asked: Any) -> None:  # noqa: ANN401 - of request_body
+async def pull(output: Output, *, source: str, dest: Path, offline: bool, replace: bool, **asked: Any) -> None:  # noqa: ANN401 - of request_body
     """Put the files of SOURCE at DEST, through a mirror and a cache on this machine.
 
     The files are hard links into the cache where that is possible, so that a second pull is immediate and takes no space.
-    DEST must be new, empty, or from an earlier pull. Removing DEST lets the cache evict its files when it needs room.
+    DEST must be new, empty, or from an earlier pull; of another source or other patterns only with --replace. Removing DEST lets the cache evict its files when it needs room.
     A commit that was pulled before is put there without asking the upstream.
 
     \b
@@ -88,6 +91,12 @@ async def pull(output: Output, *, source: str, dest: Path, offline: bool, **aske
             mirrored, grant = held.source.model_copy(update={"bytes_transferred": 0}), held.grant
             if offline:
                 output.say(f"offline: {_of_then(held)}")
+        manifest, lost = await agent.would_lose(grant, dest)
+        if lost and not replace and not await requests.is_update(manifest, wanted, DEFAULT_ORGANISATION):
+            raise InvalidRequestError(
+                f"{dest} holds what another pull put there, and this one would remove or replace {_named(lost)}; add --replace, "
+                "or name another directory"
+            )
         stage = await ready_stage(output, "staging", agent.pull(grant, dest))
         seconds = time.perf_counter() - began
     mount = stage.mounts[0]
@@ -124,6 +133,11 @@ async def _mirror(output: Output, requests: MirrorRequests, wanted: WeightsSourc
     return mirror.sources[0], grant_of(mirror)
 
 
+def _named(paths: Sequence[str]) -> str:
+    shown, more = ", ".join(paths[:_PATHS_SHOWN]), len(paths) - _PATHS_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
 def _of_then(held: HeldSource) -> str:
     revision = f" at {held.source.resolved_revision}" if held.source.resolved_revision else ""
     return f"{held.source.source}{revision}, as mirrored {datetime.fromtimestamp(held.mirrored_at, UTC):%Y-%m-%d %H:%M} UTC"
@@ -131,7 +145,7 @@ def _of_then(held: HeldSource) -> str:
 
 def _line(pulled: Pulled) -> str:
     return (
-        f"{pulled.destination}: {pulled.files_total} files, {format_size(pulled.bytes_total)}, ready in "
+        f"{pulled.destination}: {counted(pulled.files_total, 'file')}, {format_size(pulled.bytes_total)}, ready in "
         f"{pulled.seconds:.2f} s ({format_size(pulled.bytes_transferred)} from the upstream, "
         f"{format_size(pulled.bytes_from.mirror)} from the mirror, {format_size(pulled.bytes_from.node)} held already)"
     )

@@ -28,6 +28,7 @@ from bdn.mirror.ingest.progress import CopiesInProgress
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
+from bdn.mirror.layout_documents import LayoutDocuments
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
@@ -211,7 +212,7 @@ async def open_mirror(
             tokens,
             access,
             Names(database, store, settings.tombstone_seconds),
-            ContentsService(database, access, chunks, data_port),
+            ContentsService(database, access, chunks, LayoutDocuments(database, damages, data_port)),
             metrics,
             *filter(None, [issuer]),
         )

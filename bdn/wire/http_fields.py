@@ -17,6 +17,7 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,30})-([0-9]{1,30})/([0-9]{1,30})")
 TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _HEADER_LINES: Final = re.compile(rb"(?:%s:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+" % TOKEN)
 _AUTHORITY: Final = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::[0-9]*)?")
+_REFUSED: Final = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*")
 _NAME: Final = r"b3(?::|%3[Aa])([0-9a-f]{64})"
 _CHUNK_PATH: Final = re.compile(f"/chunks/{_NAME}")
 _DOCUMENT_PATH: Final = re.compile(f"/manifests/{_NAME}(?:/(layout)?)?")
@@ -107,6 +108,13 @@ def keeps_alive(headers: dict[str, str], *, is_http_1_0: bool) -> bool:
     """Whether the connection may go on after this message (RFC 9112, section 9.3)."""
     options = {option.strip() for option in headers.get("connection", "").lower().split(",")}
     return "close" not in options and (not is_http_1_0 or "keep-alive" in options)
+
+
+def takes_gzip(accept_encoding: str) -> bool:
+    """Whether an ``Accept-Encoding`` header names gzip, and not to refuse it."""
+    codings = (coding.partition(";") for coding in accept_encoding.lower().split(","))
+    weights = [weight for name, _, weight in codings if name.strip() == "gzip"]
+    return any(not _REFUSED.fullmatch(weight) for weight in weights)
 
 
 class UnsatisfiableRangeError(ValueError):

@@ -5,7 +5,7 @@ memory, and be checked twice.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -53,7 +53,7 @@ class Layout:
 
     def encode(self) -> bytes:
         """The document again."""
-        return write_layout(self.manifest, self.data_port, map(_entry, self.files.values())).encode()
+        return "".join(write_layout(self.manifest, self.data_port, map(_entry, self.files.values()))).encode()
 
 
 class _Reader:
@@ -98,10 +98,13 @@ def _entry(file: FileLayout) -> str:
     return write_file(file.digest.hex, file.size, [chunk.hex for chunk in file.chunks], slab)
 
 
-def write_layout(manifest: Digest, data_port: int | None, files: Iterable[str]) -> str:
-    """The document, of files as ``write_file`` makes them: ten times as fast as a model of each."""
-    head = f'{{"manifest":"{manifest}","data_port":{json.dumps(data_port)},"files":['
-    return head + ",".join(files) + "]}"
+def write_layout(manifest: Digest, data_port: int | None, files: Iterable[str]) -> Iterator[str]:
+    """The document in pieces, of files as ``write_file`` makes them: ten times as fast as a model of each."""
+    before = f'{{"manifest":"{manifest}","data_port":{json.dumps(data_port)},"files":['
+    for file in files:
+        yield before + file
+        before = ","
+    yield "]}" if before == "," else before + "]}"
 
 
 def write_file(digest: str, size: int, chunks: Iterable[str], slab: tuple[str, int, int] | None = None) -> str:

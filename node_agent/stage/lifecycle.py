@@ -345,14 +345,15 @@ class Lifecycle:
 
         Raises ``InvalidRequestError``: the directory holds what is not ours.
         """
-        known = (
-            self._published(stage.record)
-            for stage in self.registry.all()
-            if stage.record.destination == record.destination
-        )
-        earlier = next(filter(None, known), None)
-        self._destination(record).check(earlier)
+        destination = self._destination(record)
+        earlier = self.published_at(destination.path)
+        destination.check(earlier)
         return earlier
+
+    def published_at(self, path: Path) -> Earlier | None:
+        """What we published last at a directory, whatever stands there now. Blocking."""
+        known = (self._published(stage.record) for stage in self.registry.all() if stage.record.destination == path)
+        return next(filter(None, known), None)
 
     def stands_at(self, path: Path) -> bool:
         """Whether the directory there is one that we published, whatever happened in it since. Looks at no file. Blocking."""

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from bdn.core.cache.index import CacheIndex, ChunkIndex, Steps
 from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout, Manifest
+from bdn.mirror.db.contents import ContentLayout
+from bdn.mirror.layout_documents import LayoutDocument
 from bdn.wire.layout_form import Layout
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held
@@ -91,4 +93,23 @@ def _hold_chunks(index: ChunkIndex, count: int) -> None:
         index.commit(chunk)
 
 
-SECTIONS: dict[str, Callable[[], Sequence[Figure]]] = {"plans": plans, "chunks": chunks}
+def layouts() -> Sequence[Figure]:
+    """The document of a layout of small files, once its rows are read."""
+    files, slab = scaled(200_000), named("slab").hex
+    rows = [ContentLayout(named(str(number)).hex, 100, b"", slab, CHUNK_SIZE, number) for number in range(files)]
+    tracemalloc.start()
+    LayoutDocument.of(named("manifest"), None, rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    began = time.thread_time()
+    document = LayoutDocument.of(named("manifest"), None, rows)
+    seconds = time.thread_time() - began
+    what = f"layout of {files} files"
+    return [
+        Figure(f"{what}: memory to make the document", "MB", (peak / 1e6,)),
+        Figure(f"{what}: CPU to make the document", "s CPU", (seconds,)),
+        Figure(f"{what}: sent", "MB", (len(document.gzip) / 1e6,)),
+    ]
+
+
+SECTIONS: dict[str, Callable[[], Sequence[Figure]]] = {"plans": plans, "chunks": chunks, "layouts": layouts}

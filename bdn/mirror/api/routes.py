@@ -5,7 +5,7 @@ import base64
 import binascii
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Any, BinaryIO, Final
 from urllib.parse import quote, unquote
@@ -14,15 +14,16 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bdn.core.chunk import Digest, digest_in
+from bdn.core.chunk import digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.core.store import manifest_fault, split_digests
+from bdn.core.store import manifest_fault
 from bdn.mirror.access import Access
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.layout_documents import LayoutDocuments
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
@@ -56,8 +57,9 @@ from bdn.wire.http_fields import (
     UnsatisfiableRangeError,
     format_content_range,
     parse_range,
+    takes_gzip,
 )
-from bdn.wire.layout_form import LayoutBody, write_file, write_layout
+from bdn.wire.layout_form import LayoutBody
 from bdn.wire.mirror_schema import TERMINAL, HeldManifests, Mirror, MirrorRequestBody, MirrorStatus, Plan
 from bdn.wire.operation_schema import (
     Collection,
@@ -189,7 +191,7 @@ class ContentsService:
     database: Database
     access: Access
     shelf: StoreShelf
-    data_port: int | None
+    layouts: LayoutDocuments
 
 
 _Contents = Annotated[ContentsService, provided(ContentsService)]
@@ -291,17 +293,20 @@ async def manifest(service: _Contents, digest: str, bearer: Bearer, organisation
 
 
 @contents_router.get("/manifests/{digest}/layout", response_model=LayoutBody, summary="Where the manifest's bytes lie")
-async def layout(service: _Contents, digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
+async def layout(
+    service: _Contents, digest: str, request: Request, bearer: Bearer, organisation: Organisation = None
+) -> Response:
     name = digest_in(digest)
     owner = await service.access.check_manifest(bearer, name, organisation)
-    async with service.database.read() as session:
-        with service.shelf.damages.records_noted():
-            found = await contents.layouts(session, name.hex, owner)
-    if not found:
-        raise NotFoundError(f"manifest {name}")
-    # In a thread: a million files are 300 MB of JSON.
-    document = await asyncio.to_thread(layout_document, name, service.data_port, found)
-    return Response(document, media_type=MEDIA_JSON)
+    document = await service.layouts.of(name, owner)
+    is_packed = takes_gzip(request.headers.get("accept-encoding", ""))
+    etag = f'"{document.digest}{"-gzip" if is_packed else ""}"'
+    headers = {"ETag": etag, "Vary": "Accept-Encoding", "Cache-Control": "private, no-cache"}
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    if is_packed:
+        return Response(document.gzip, media_type=MEDIA_JSON, headers={**headers, "Content-Encoding": "gzip"})
+    return StreamingResponse(document.unpacked(), media_type=MEDIA_JSON, headers=headers)
 
 
 @contents_router.get("/chunks/{digest}", summary="A chunk's bytes, or a range of them", **_CHUNK)
@@ -334,17 +339,6 @@ async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]
         while size and (piece := await asyncio.to_thread(file.read, min(size, _PIECE))):
             size -= len(piece)
             yield piece
-
-
-def layout_document(manifest: Digest, data_port: int | None, files: Iterable[contents.ContentLayout]) -> str:
-    """The JSON of a ``LayoutBody``."""
-    return write_layout(manifest, data_port, map(_file, files))
-
-
-def _file(one: contents.ContentLayout) -> str:
-    if one.slab is None:
-        return write_file(one.digest, one.size, [chunk.hex() for chunk in split_digests(one.chunks)])
-    return write_file(one.digest, one.size, [one.digest], (one.slab, one.slab_size, one.offset))
 
 
 @control_router.get("/agents", summary="Agents: tiers, capacity, use, last heartbeat")

@@ -308,6 +308,11 @@ async def manifest(session: ReadSession, digest: str) -> ManifestRow | None:
     return await session.get(ManifestRow, digest)
 
 
+async def files_total(session: ReadSession, digest: str) -> int | None:
+    """How many files a published manifest has; None where there is none."""
+    return (await session.execute(select(ManifestRow.files_total).where(ManifestRow.digest == digest))).scalar()
+
+
 async def touch(session: WriteSession, digests: Sequence[str], now: float) -> None:
     """These manifests are used now."""
     await session.execute(update(ManifestRow).where(ManifestRow.digest.in_(digests)).values(last_used=now))

@@ -213,6 +213,11 @@ async def ready_at(session: ReadSession, organisation: str, revision: str) -> li
     return await _ready(session, organisation, MirrorSourceRow.resolved_revision == revision)
 
 
+async def published_as(session: ReadSession, organisation: str, manifest: str) -> list[MirrorSourceRow]:
+    """The sources that were READY with this manifest, newest first."""
+    return await _ready(session, organisation, MirrorSourceRow.manifest == manifest)
+
+
 async def ready_from(session: ReadSession, organisation: str, source: str) -> list[MirrorSourceRow]:
     """Those that were asked for by this name."""
     return await _ready(session, organisation, MirrorSourceRow.source == source)

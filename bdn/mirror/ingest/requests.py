@@ -18,7 +18,7 @@ from bdn.mirror.db.database import Cursor, Database
 from bdn.mirror.db.mirrors import MirrorState
 from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.ingest.survey import Survey, Surveyor
-from bdn.mirror.ingest.worker import published_before
+from bdn.mirror.ingest.worker import is_alike, published_before
 from bdn.mirror.waiting import NEW_WORK, SharedReads, Watch
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
@@ -91,6 +91,12 @@ class MirrorRequests:
         mount = GrantedMount(wanted.mount_location, Digest(row.manifest), str(wanted.source))
         grant = self.signer.sign(Grant(organisation, (mount,), time.time() + self.grant_seconds))
         return HeldSource(_source_of(row), mirror.completed_at or mirror.created_at, grant)
+
+    async def is_update(self, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
+        """Whether the manifest, as hex, is what the same source with the same patterns was at some time."""
+        async with self.database.read() as session:
+            rows = await mirrors.published_as(session, organisation, manifest)
+        return any(is_alike(row, wanted) for row in rows)
 
     async def plan(self, sources: Sequence[WeightsSource], organisation: str) -> Plan:
         """What mirroring would do now. Writes nothing."""

@@ -355,21 +355,25 @@ async def published_before(
 
     With ``is_newest`` and without a revision: the newest one that was asked for by this name.
     """
-    body = body_from(wanted)
     rows: list[MirrorSourceRow] = []
     if revision is not None:
         rows = await mirrors.ready_at(session, organisation, revision)
     elif is_newest:
         rows = await mirrors.ready_from(session, organisation, str(wanted.source))
     for row in rows:
-        same_patterns = (
-            row.request.get("allow_patterns") == body.allow_patterns
-            and row.request.get("ignore_patterns") == body.ignore_patterns
-        )
-        is_same = same_patterns and _without_revision(parse_source(row.source)) == _without_revision(wanted.source)
-        if is_same and not await contents.is_lost(session, row.manifest or "", organisation):
+        if is_alike(row, wanted) and not await contents.is_lost(session, row.manifest or "", organisation):
             return row
     return None
+
+
+def is_alike(row: MirrorSourceRow, wanted: WeightsSource) -> bool:
+    """Whether it was asked for with the same repository or folder, and the same patterns; at whatever revision."""
+    body = body_from(wanted)
+    return (
+        row.request.get("allow_patterns") == body.allow_patterns
+        and row.request.get("ignore_patterns") == body.ignore_patterns
+        and _without_revision(parse_source(row.source)) == _without_revision(wanted.source)
+    )
 
 
 def _without_revision(uri: SourceUri) -> SourceUri:

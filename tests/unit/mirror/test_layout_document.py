@@ -1,10 +1,11 @@
+import gzip
 import json
 
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, EMPTY, FileLayout, Slab, digest_of
-from bdn.mirror.api.routes import layout_document
 from bdn.mirror.db.contents import ContentLayout
+from bdn.mirror.layout_documents import LayoutDocument
 from bdn.wire.layout_form import Layout, LayoutBody
 
 MANIFEST = digest_of(b"manifest")
@@ -22,14 +23,21 @@ ROWS = [
 ]
 
 
+def written(port: int | None) -> bytes:
+    document = LayoutDocument.of(MANIFEST, port, ROWS)
+    unpacked = b"".join(document.unpacked())
+    assert (gzip.decompress(document.gzip), digest_of(unpacked)) == (unpacked, document.digest)
+    return unpacked
+
+
 @pytest.mark.parametrize("port", [None, 8461])
 def test_the_mirror_writes_what_agents_read(port: int | None) -> None:
-    document = layout_document(MANIFEST, port, ROWS)
-    assert Layout.parse(document.encode()) == Layout(MANIFEST, port, {one.digest: one for one in LAYOUTS})
-    assert LayoutBody.model_validate_json(document).model_dump_json(exclude_defaults=True) == document
+    document = written(port)
+    assert Layout.parse(document) == Layout(MANIFEST, port, {one.digest: one for one in LAYOUTS})
+    assert LayoutBody.model_validate_json(document).model_dump_json(exclude_defaults=True).encode() == document
 
 
 def test_a_file_of_its_own_says_nothing_of_slabs() -> None:
-    files = json.loads(layout_document(MANIFEST, None, ROWS))["files"]
+    files = json.loads(written(None))["files"]
     assert ["slab" in file for file in files] == [False, False, True]
     assert files[2]["chunks"] == [str(digest_of(b"small"))]  # for who knows nothing of slabs
