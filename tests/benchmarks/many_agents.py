@@ -102,7 +102,13 @@ class Fleet:
         ]  # fmt: skip
 
     async def _beat(self, number: int, **fields: Any) -> dict[str, Any]:
-        state = {"node": f"node-{number}", "cluster": "c", "boot_id": "b", "roles": ["node", "cluster"], "version": "1"}
+        state: dict[str, Any] = {
+            "node": f"node-{number}",
+            "cluster": "c",
+            "boot_id": "b",
+            "roles": ["node", "cluster"],
+            "version": "1",
+        }
         state |= {"advertise": f"http://10.0.0.1:{number}", "tiers": {"node": _USE, "cluster": _USE}, "holdings": None}
         body = json.dumps(state | {"epoch": self.epochs.get(number)} | fields).encode()
         reply = json.loads(await self._ask("POST", "/agents/heartbeat", body))
@@ -139,7 +145,11 @@ class Fleet:
                     await self._beat(number, holdings=held)
                     return
                 for start in range(0, len(held), 1000):
-                    change = {"base": self.digests[number] if start else None, "digest": f"{start}", "held": held[start:]}
+                    change = {
+                        "base": self.digests[number] if start else None,
+                        "digest": f"{start}",
+                        "held": held[start:],
+                    }
                     await self._beat(number, changes=change)
 
         await asyncio.gather(*(tell(number) for number in range(self.agents)))
