@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from bdn.mirror.db.database import HEAD
+from bdn.wire.grants import new_signing_key
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.content.trees import tree
-from tests.support.mirror.service import mirror_under_test, source
+from tests.support.mirror.service import mirror_under_test, source, write_keys
 from tests.support.services.commands import Shell, wait_until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -72,9 +73,13 @@ async def test_a_worker_and_a_migration_are_programs_of_their_own_on_postgresql(
             migrated.err
         )
 
-    async with mirror_under_test(tmp_path / "data", database_url=empty_postgres_url, work=False) as mirror:
+    keys = write_keys(tmp_path / "keys.pem", new_signing_key())
+    shared: dict[str, Any] = {"database_url": empty_postgres_url, "grant_key_file": keys}
+    async with mirror_under_test(tmp_path / "data", work=False, **shared) as mirror:
         begun = await mirror.begin(source("hf://org/model"))
-        with shell.running("bdn", "worker", BDN_DATABASE_URL=empty_postgres_url) as process:
+        with shell.running(
+            "bdn", "worker", BDN_DATABASE_URL=empty_postgres_url, BDN_GRANT_KEY_FILE=str(keys)
+        ) as process:
             done = await mirror.ended(begun["id"])
             assert done["status"] == "READY", done["error"]
             assert await mirror.tree(done["sources"][0]["manifest"]) == MODEL
