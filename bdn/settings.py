@@ -2,8 +2,10 @@
 
 import os
 import tomllib
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -48,15 +50,65 @@ class FileSettings(BaseSettings):
         return content
 
 
+# Of whatever program: each reads its own. A test compares them with the settings of all.
+NAMES: Final = frozenset(
+    {
+        "agent",
+        "agent_socket",
+        "auth",
+        "collect_grace_seconds",
+        "collect_seconds",
+        "data_dir",
+        "data_port",
+        "database_url",
+        "egress_allow",
+        "events_seconds",
+        "grant_seconds",
+        "host",
+        "identity_key_file",
+        "issuer_url",
+        "jobs",
+        "limit_bytes",
+        "limit_files",
+        "limit_request_bytes",
+        "log",
+        "organisation",
+        "outage_seconds",
+        "port",
+        "r2_endpoint_url",
+        "scrub_rate",
+        "scrub_seconds",
+        "secrets_dir",
+        "secrets_key",
+        "store",
+        "token",
+        "tombstone_seconds",
+        "transfers",
+        "upload_rate",
+        "url",
+    }
+)
+
+
+def check_names(names: Iterable[str], known: Iterable[str], place: str) -> None:
+    """Refuse names in a file that mean nothing: a typo would leave a default in its place. Raises ``SettingsError``."""
+    for name in sorted(set(names) - set(known)):
+        near = get_close_matches(name.lower().removeprefix("bdn_"), known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise SettingsError(f"BDN_CONFIG: its file sets an unknown name{place}: {name}{hint}")
+
+
 def _from_file() -> dict[str, Any]:
-    """Nothing when no file is named. Raises ``SettingsError`` for one that is not there, cannot be read, or is no TOML."""
+    """Nothing when no file is named. Raises ``SettingsError`` for one that is not there, cannot be read, or sets unknown names."""
     name = os.environ.get("BDN_CONFIG")
     if not name:
         return {}
     try:
-        return tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        content = tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SettingsError(f"BDN_CONFIG: {name} cannot be read: {error}") from None
+    check_names(content, NAMES, "")
+    return content
 
 
 def default_data_dir() -> Path:

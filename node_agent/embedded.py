@@ -55,10 +55,13 @@ class LocalAgent:
 
 @asynccontextmanager
 async def open_embedded_agent(
-    *, mirror_url: str, token: str | None, data_dir: Path, serve: bool
+    *, mirror_url: str, token: str | None, data_dir: Path, serve: bool, is_alone: bool
 ) -> AsyncIterator[LocalAgent]:
-    """An agent with the settings of the environment, on this data directory, that the mirror has heard of."""
-    given = {} if serve else {"data_port": 0, "port": None}
+    """An agent with the settings of the environment, on this data directory, that the mirror has heard of.
+
+    ``serve`` opens its control API; one that ``is_alone`` has no port that others know.
+    """
+    given = {"data_port": 0, "port": None} if is_alone else {}
     settings = load_settings(url=mirror_url, token=token, data_dir=data_dir, **given)
     async with AsyncExitStack() as stack:
         agent = await stack.enter_async_context(open_agent(settings))

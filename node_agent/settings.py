@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from bdn.core.pace.retry import OUTAGE_SECONDS
-from bdn.settings import FileSettings, LogForm, Port, Rate, SettingsError, Size, default_data_dir
+from bdn.settings import FileSettings, LogForm, Port, Rate, SettingsError, Size, check_names, default_data_dir
 from bdn.wire.http_fields import is_loopback
 
 Role = Literal["node", "cluster"]
@@ -78,8 +78,7 @@ class AgentSettings(FileSettings):
         own = content.get("agent", {})
         if not isinstance(own, dict):
             raise SettingsError("BDN_CONFIG: in its file, agent is not a table")
-        if unknown := own.keys() - cls.model_fields.keys():
-            raise SettingsError(f"BDN_CONFIG: its file sets unknown names in [agent]: {', '.join(sorted(unknown))}")
+        check_names(own, cls.model_fields, " in [agent]")
         shared = {field: content[field] for field in _SHARED if field in content}
         return {_SHARED.get(field, field): value for field, value in (shared | own).items()}
 

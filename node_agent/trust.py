@@ -5,16 +5,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import jwt
 
-from bdn.core.errors import GrantExpiredError, InternalError
+from bdn.core.errors import InternalError
 from bdn.disk.durable import disk_errors, write_durably
 from bdn.wire.grants import Grant, GrantVerifier
-from bdn.wire.shapes import moment
-
-_REMEMBERED: Final = 1024
 
 
 class Trust:
@@ -24,7 +21,6 @@ class Trust:
         self._path = path
         self._clock = clock
         self._verifier = GrantVerifier(())
-        self._verified: dict[str, Grant] = {}
         self._lock = threading.Lock()
 
     def load(self) -> None:
@@ -45,23 +41,10 @@ class Trust:
             verifier = GrantVerifier(public_keys)
         except (jwt.PyJWTError, ValueError, KeyError, TypeError) as error:
             raise InternalError(f"the mirror sent public keys that cannot be used ({error})") from error
-        self._verifier, self._verified = verifier, {}
+        self._verifier = verifier
         with self._lock, disk_errors(self._path):
             write_durably(self._path, json.dumps(public_keys).encode())
 
     def verify(self, token: str) -> Grant:
-        """The grant. A token is checked once and remembered, because every chunk request of a peer brings one.
-
-        Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``GrantVerifier.verify``.
-        """
-        now = self._clock()
-        remembered = self._verified
-        grant = remembered.get(token)
-        if grant is None:
-            grant = self._verifier.verify(token, now=now)
-            if len(remembered) >= _REMEMBERED:
-                remembered.clear()
-            remembered[token] = grant
-        if grant.expires_at <= now:
-            raise GrantExpiredError(moment(grant.expires_at).isoformat())
-        return grant
+        """The grant. Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``GrantVerifier.verify``."""
+        return self._verifier.verify(token, now=self._clock())

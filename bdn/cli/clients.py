@@ -8,7 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from bdn.cli.output import Output
+from bdn.core.errors import InvalidRequestError
 from bdn.core.source.uri import HuggingFaceUri, parse_source
+from bdn.core.units import counted
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.settings import FileSettings, default_data_dir
 from bdn.wire.access_schema import ORGANISATION_PATTERN
@@ -56,6 +58,21 @@ async def reachable_mirror(output: Output, *, even_a_new_one: bool = False) -> A
         yield client
 
 
+@asynccontextmanager
+async def reachable_agent(output: Output) -> AsyncIterator[AgentClient]:
+    """The agent on this machine; where no socket is named and none runs, the one that ``bdn pull`` left in the data directory."""
+    settings = ClientSettings()
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(agent_client())
+        is_here = settings.agent_socket is None and (settings.data_dir / "mirror.sqlite").exists()
+        if is_here and not await client.ready():
+            from bdn.cli.running import embedded_services  # noqa: PLC0415 - as above
+
+            _, agent = await stack.enter_async_context(embedded_services(output, "bdn-admin", serve=True))
+            client = await stack.enter_async_context(AgentClient(agent.address))
+        yield client
+
+
 def request_body(
     sources: tuple[str, ...],
     mounts: tuple[str, ...] = (),
@@ -64,6 +81,10 @@ def request_body(
     secret: str | None = None,
 ) -> MirrorRequestBody:
     """A request for these sources; a source without a mount of its own stands at ``/models/<its name>``."""
+    if len(mounts) > len(sources):
+        raise InvalidRequestError(
+            f"--mount is given {len(mounts)} times for {counted(len(sources), 'source')}: each source has one place"
+        )
     weights = [
         WeightsSourceBody(
             source=source,

@@ -26,7 +26,7 @@ from bdn.cli.output import Output, command_line
 from bdn.cli.running import embedded_services
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InternalError, UpstreamUnavailableError
-from bdn.core.units import format_size
+from bdn.core.units import counted, format_size
 from bdn.wire.operation_schema import EvictionRequest
 from bdn.wire.stage_schema import BytesFrom, StageDocument, StageRequest
 
@@ -75,7 +75,7 @@ class _Demo:
             begun = await client.request(request_body((_SOURCE,), ("/models/demo",)))
             mirror = await ready_mirror(self.output, title, client.follow(begun.id))
         size, came = mirror.bytes_total or 0, mirror.bytes_transferred
-        self.note(title, f"{mirror.files_total} files in the store", began, upstream=came, bytes=size)
+        self.note(title, f"{counted(mirror.files_total, 'file')} in the store", began, upstream=came, bytes=size)
         return grant_of(mirror)
 
     async def stage(self, title: str, grant: str, job_id: str) -> StageDocument:
@@ -85,7 +85,7 @@ class _Demo:
             begun = await client.stage(StageRequest(job_id=job_id, grant=grant))
             stage = await ready_stage(self.output, title, client.follow(begun.id, 0.2))
         mount = stage.mounts[0]
-        outcome = f"{mount.files_total} files, {mount.view}, {mount.exposure}"
+        outcome = f"{counted(mount.files_total, 'file')}, {mount.view}, {mount.exposure}"
         self.note(title, outcome, began, tiers=mount.bytes_from, bytes=mount.bytes_total or 0)
         return stage
 

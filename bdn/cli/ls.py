@@ -6,7 +6,7 @@ import click
 
 from bdn.cli.clients import reachable_mirror
 from bdn.cli.output import Output, command_line
-from bdn.core.units import format_size
+from bdn.core.units import counted, format_size
 from bdn.wire.heartbeat_schema import AgentDocument
 from bdn.wire.mirror_schema import HeldManifest
 
@@ -28,11 +28,11 @@ async def ls(output: Output) -> None:
         use = held.store
         disk = f"its disk has {format_size(use.disk_free)} free of {format_size(use.disk_total)}"
         lines.append(f"the mirror's store holds {format_size(use.bytes_stored)} of files; {disk}")
-    output.result(held, lines)
+    output.result(held, lines, [item.manifest for item in held.items])
 
 
 def _held_lines(item: HeldManifest) -> list[str]:
-    size = "" if item.bytes_total is None else f", {item.files_total} files, {format_size(item.bytes_total)}"
+    size = "" if item.bytes_total is None else f", {counted(item.files_total, 'file')}, {format_size(item.bytes_total)}"
     place = ", on the mirror" if item.mirror else ""
     if item.restorable_until is not None:
         is_over = item.restorable_until < datetime.now(UTC)
@@ -71,7 +71,10 @@ async def list_agents(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.agents()
-    output.result(found, [line for agent in found.items for line in _agent_lines(agent)] or ["no agent was heard of"])
+    names = [f"{agent.cluster}/{agent.node}" for agent in found.items]
+    output.result(
+        found, [line for agent in found.items for line in _agent_lines(agent)] or ["no agent was heard of"], names
+    )
 
 
 @agents.command("rm")
@@ -91,7 +94,7 @@ async def remove_agent(output: Output, *, node: str, cluster: str | None) -> Non
 
 def _agent_lines(agent: AgentDocument) -> list[str]:
     life = f"{'alive' if agent.alive else 'silent'} since {agent.last_heartbeat:%Y-%m-%d %H:%M:%S}Z"
-    lines = [f"{agent.cluster}/{agent.node}  {life}  {agent.manifests} manifests"]
+    lines = [f"{agent.cluster}/{agent.node}  {life}  {counted(agent.manifests, 'manifest')}"]
     for tier, use in agent.tiers.items():
         problem = f"; takes nothing new: {use.problem}" if use.problem else ""
         lines.append(

@@ -27,8 +27,22 @@ class LazyGroup(click.Group):
     """A group whose commands stand as ``module:attribute`` with their line of help, in the order in which help lists them."""
 
     def __init__(self, *args: Any, commands_at: dict[str, tuple[str, str]], **kwargs: Any) -> None:  # noqa: ANN401
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, context_settings={"help_option_names": ["-h", "--help"]}, **kwargs)
         self.commands_at = commands_at
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As of click, which looks for likely names among commands that are imported."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches  # noqa: PLC0415 - 5 ms, for a typo
+
+            near = get_close_matches(args[0], self.commands_at)
+            if not near:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {' or '.join(map(repr, near))}?", ctx) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The names, in order."""

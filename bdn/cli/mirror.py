@@ -5,8 +5,8 @@ from typing import Any
 import click
 
 from bdn.cli.clients import mirror_client, request_body
-from bdn.cli.output import DONE, FAILED, Output, command_line, last_mirror, waiting_for
-from bdn.core.units import format_size
+from bdn.cli.output import DONE, FAILED, Output, command_line, in_options, last_mirror, waiting_for
+from bdn.core.units import counted, format_size
 from bdn.wire.mirror_schema import Mirror, Plan
 
 
@@ -41,6 +41,8 @@ async def mirror(output: Output, *, wait: bool, dry_run: bool, **asked: Any) -> 
         for warning in source.warnings:
             output.warn(f"{source.source}: {warning}")
     output.result(found, _mirror_lines(found))
+    if output.quiet and found.error is not None:
+        output.error(found.error)
     return FAILED if found.status in ("FAILED", "CANCELED") else DONE
 
 
@@ -48,10 +50,10 @@ def _mirror_lines(mirror: Mirror) -> list[str]:
     lines = [f"{mirror.id} {mirror.status}"]
     for source in mirror.sources:
         if source.error is not None:
-            lines.append(f"  {source.source}: {source.error.message} [{source.error.code}]")
+            lines.append(f"  {source.source}: {in_options(source.error.message)} [{source.error.code}]")
         elif source.bytes_total is not None:
             lines.append(
-                f"  {source.source} -> {source.mount_location}: {source.files_total} files, "
+                f"  {source.source} -> {source.mount_location}: {counted(source.files_total, 'file')}, "
                 f"{format_size(source.bytes_total)}, {format_size(source.bytes_transferred)} transferred"
             )
     return lines
@@ -62,8 +64,8 @@ def _plan_lines(plan: Plan) -> list[str]:
     for source in plan.sources:
         revision = f" at {source.resolved_revision}" if source.resolved_revision else ""
         lines.append(
-            f"{source.source}{revision} -> {source.mount_location}: {source.files} files, {format_size(source.bytes)}, "
+            f"{source.source}{revision} -> {source.mount_location}: {counted(source.files, 'file')}, {format_size(source.bytes)}, "
             f"{format_size(source.bytes_to_transfer)} to transfer, {format_size(source.bytes_reused)} held already"
         )
-        lines.extend(f"  warning: {warning}" for warning in source.warnings)
+        lines.extend(f"  warning: {in_options(warning)}" for warning in source.warnings)
     return lines

@@ -7,10 +7,10 @@ from typing import Final, TypeVar
 
 import click
 
-from bdn.cli.clients import agent_client, reachable_mirror
+from bdn.cli.clients import reachable_agent, reachable_mirror
 from bdn.cli.output import DONE, FAILED, IN_USE, Output, check_usage, command_line, parsed, progress_bar, waiting_for
 from bdn.core.store import Kind
-from bdn.core.units import format_size, parse_duration, parse_size
+from bdn.core.units import counted, format_size, parse_duration, parse_size
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
 from bdn.wire.operation_schema import (
     Collection,
@@ -210,7 +210,8 @@ async def prefetch(output: Output, *, what: str, cluster: str | None, nodes: tup
             with progress_bar(output, "prefetching") as show:
                 while found.status == "RUNNING":
                     found = await waiting.ask(partial(client.prefetch_by_id, found.id, seconds))
-                    show(sum(node.bytes_from.total for node in found.nodes), _bytes_total(found))
+                    moved = sum(node.bytes_from.cluster + node.bytes_from.mirror for node in found.nodes)
+                    show(sum(node.bytes_from.total for node in found.nodes), _bytes_total(found), moved)
     output.result(found, [*map(_node_line, found.nodes), f"{found.status} ({found.id})"])
     return FAILED if found.status == "FAILED" else DONE
 
@@ -278,7 +279,7 @@ def is_path(what: str) -> bool:
 async def _verify_path(output: Output, what: str, *, repair: bool) -> int:
     # With its links: where a job sees its files may be one, and the agent knows what it has put there.
     path = str(Path(what).absolute())  # noqa: ASYNC240 - it looks at no disk
-    async with agent_client() as client:
+    async with reachable_agent(output) as client:
         report = await client.verify(PathVerificationRequest(path=path, repair=repair))
     output.result(report, _damage_lines(report, []))
     is_left = any(item.outcome != "repaired" for item in report.items)
@@ -288,7 +289,7 @@ async def _verify_path(output: Output, what: str, *, repair: bool) -> int:
 def _damage_lines(found: Verification | PathVerification, remarks: Sequence[str]) -> list[str]:
     repaired = sum(item.outcome == "repaired" for item in found.items)
     left = len(found.items) - repaired
-    total = f"read {found.chunks_read} chunks, {format_size(found.bytes_read)}: {repaired} repaired, {left} damaged ({found.id})"
+    total = f"read {counted(found.chunks_read, 'chunk')}, {format_size(found.bytes_read)}: {repaired} repaired, {left} damaged ({found.id})"
     return [*map(_damaged_line, found.items), *remarks, *_error_lines(found.error), total]
 
 

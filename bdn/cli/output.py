@@ -4,30 +4,35 @@
 """
 
 import json
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import click
 from pydantic import BaseModel, ValidationError
 
 from bdn.cli.main import missing_extra
 from bdn.core.errors import BdnError, InvalidRequestError
-from bdn.core.units import format_size
+from bdn.core.units import format_duration, format_size
 from bdn.net.client import OUTAGE_SECONDS, OutageRetry
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError
 from bdn.wire.mirror_schema import Mirror
-from bdn.wire.shapes import document_of
+from bdn.wire.shapes import ErrorBody, document_of
 from bdn.wire.stage_schema import StageDocument
+
+if TYPE_CHECKING:
+    from rich.console import Console  # 50 ms
 
 Document = BaseModel | dict[str, Any]
 _Parsed = TypeVar("_Parsed")
 _LINE_SECONDS: Final = 2.0  # between two lines of progress
+_LEAST_BAR: Final = 8  # columns
 
 # --- how a command ends, as docs/contract.md says ---
 
@@ -50,6 +55,25 @@ _BY_CODE: Final = {
 }
 
 
+_OPTIONS: Final = {
+    "allow_patterns": "--allow",
+    "auth_secret_name": "--secret",
+    "dry_run": "--dry-run",
+    "expires_seconds": "--expires",
+    "grace_seconds": "--grace",
+    "ignore_patterns": "--ignore",
+    "job_id": "--job",
+    "lru_bytes": "--lru",
+    "mount_location": "--mount",
+    "ttl_seconds": "--ttl",
+}
+
+
+def in_options(text: str) -> str:
+    """A message of a service, which names the fields of requests, with the options of commands in their places."""
+    return re.sub(rf"\b({'|'.join(_OPTIONS)})\b", lambda found: _OPTIONS[found[1]], text)
+
+
 def exit_code_of(error: BdnError) -> int:
     """By the error's code, so that errors reported by a service count like our own."""
     return _BY_CODE.get(error.code, FAILED)
@@ -65,13 +89,15 @@ class Output:
     as_json: bool
     quiet: bool
 
-    def result(self, document: Document, lines: Sequence[str]) -> None:
-        """The outcome: the document with ``--json``, otherwise the lines."""
+    def result(self, document: Document, lines: Sequence[str], ids: Sequence[str] | None = None) -> None:
+        """The outcome: the document with ``--json``, its id or the ``ids`` when quiet, otherwise the lines."""
         if self.as_json:
             self._write(document)
-        else:
-            for line in lines:
-                click.echo(line)
+            return
+        own = getattr(document, "id", None)
+        names = [own] if ids is None and own else ids
+        for line in names if self.quiet and names is not None else lines:
+            click.echo(line)
 
     def say(self, line: str) -> None:
         """A remark on standard error."""
@@ -80,15 +106,21 @@ class Output:
 
     def warn(self, line: str) -> None:
         """A warning, said even when quiet."""
-        click.echo(f"warning: {line}", err=True)
+        click.echo(f"warning: {in_options(line)}", err=True)
 
     def fail(self, error: BdnError) -> int:
         """Print the error and return the exit code."""
         if self.as_json:
             self._write(document_of(error))
         else:
-            click.echo(f"error: {error} [{error.code}]", err=True)
+            self.error(error)
         return exit_code_of(error)
+
+    @staticmethod
+    def error(error: BdnError | ErrorBody) -> None:
+        """Say what is wrong, also when quiet."""
+        said = error.message if isinstance(error, ErrorBody) else str(error)
+        click.echo(f"error: {in_options(said)} [{error.code}]", err=True)
 
     @property
     def wants_bars(self) -> bool:
@@ -109,7 +141,7 @@ def check_usage(request: _Checked) -> None:
     try:
         request.check()
     except InvalidRequestError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(in_options(str(error))) from None
 
 
 def parsed(parse: Callable[[str], _Parsed]) -> Callable[[click.Context, click.Parameter, str | None], _Parsed | None]:
@@ -156,6 +188,8 @@ def _describe(error: ValidationError) -> str:
     names = ("_".join(map(str, problem["loc"])) for problem in error.errors())
     if error.title.endswith("Settings"):
         names = (f"BDN_{name.upper()}" for name in names)
+    else:
+        names = (in_options(str(problem["loc"][-1])) for problem in error.errors())
     return "; ".join(f"{name}: {problem['msg']}" for name, problem in zip(names, error.errors(), strict=True))
 
 
@@ -174,52 +208,80 @@ def waiting_for(output: Output, what: str) -> OutageRetry:
     return OutageRetry(told=told)
 
 
+Show = Callable[[int, int | None, int], object]
+
+
 @contextmanager
-def progress_bar(output: Output, title: str) -> Iterator[Callable[[int, int | None], object]]:
-    """Yields what shows how far it is: bytes done, and all bytes, where they are known yet."""
+def progress_bar(output: Output, title: str) -> Iterator[Show]:
+    """Yields what shows how far it is: bytes done, all bytes, where they are known yet, and bytes that moved for that."""
+    began = time.monotonic()
     if not output.wants_bars:
-        yield _Lines(output, title).update
+        yield _Lines(output, title, began).update
         return
     from rich.console import Console  # noqa: PLC0415 - only where somebody looks
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn  # noqa: PLC0415
 
+    with bar_on(Console(stderr=True), title, began) as show:
+        yield show
+
+
+@contextmanager
+def bar_on(console: "Console", title: str, began: float) -> Iterator[Show]:
+    """A bar as wide as the terminal leaves it, and behind it the figures that fit."""
+    from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
+    from rich.table import Column  # noqa: PLC0415
+
+    room = console.width - len(title) - _LEAST_BAR - 2  # a space on each side of the bar
     columns = (
-        TextColumn("{task.description:<24}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),
+        TextColumn("{task.fields[figures]}", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    with Progress(*columns, console=console, expand=True) as progress:
+        task = progress.add_task(title, total=None, figures="")
+
+        def show(done: int, total: int | None, moved: int) -> None:
+            parts = _figures(done, total, moved, time.monotonic() - began)
+            while len(parts) > 1 and len(", ".join(parts)) > room:
+                parts.pop()
+            progress.update(task, completed=done, total=total, figures=", ".join(parts))
+
+        yield show
+
+
+def _figures(done: int, total: int | None, moved: int, seconds: float) -> list[str]:
+    """How much is done, how fast bytes move and how long that takes: what has not moved has no rate."""
+    parts = [format_size(done) + (f" of {format_size(total)}" if total is not None else "")]
+    if moved > 0 and seconds > 0:
+        rate = moved / seconds
+        parts.append(f"{format_size(int(rate))}/s")
+        if total is not None and total > done:
+            parts.append(f"{format_duration((total - done) / rate)} left")
+    return parts
 
 
 class _Lines:
     """A line every two seconds, and one when it is done."""
 
-    def __init__(self, output: Output, title: str) -> None:
+    def __init__(self, output: Output, title: str, began: float) -> None:
         self._output = output
         self._title = title
-        self._started = self._last = time.monotonic()
+        self._began = self._last = began
         self._ended = False
 
-    def update(self, done: int, total: int | None) -> None:
+    def update(self, done: int, total: int | None, moved: int) -> None:
         now = time.monotonic()
         at_end = total is not None and done >= total
         if self._ended or (not at_end and now - self._last < _LINE_SECONDS):
             return
         self._last, self._ended = now, at_end
-        of = f" of {format_size(total)}" if total is not None else ""
-        rate = format_size(int(done / max(0.001, now - self._started)))
-        self._output.say(f"{self._title}: {format_size(done)}{of}, {rate}/s")
+        self._output.say(f"{self._title}: {', '.join(_figures(done, total, moved, now - self._began))}")
 
 
 async def last_mirror(output: Output, title: str, updates: AsyncIterator[Mirror]) -> Mirror:
     """The last of a mirror's ``updates``, at least one; meanwhile a bar shows how far it is."""
     with progress_bar(output, title) as show:
         async for mirror in updates:
-            show(mirror.bytes_transferred + mirror.bytes_reused, mirror.bytes_total)
+            show(mirror.bytes_transferred + mirror.bytes_reused, mirror.bytes_total, mirror.bytes_transferred)
     return mirror
 
 
@@ -229,5 +291,6 @@ async def last_stage(output: Output, title: str, updates: AsyncIterator[StageDoc
         async for stage in updates:
             sizes = [mount.bytes_total for mount in stage.mounts]
             total = None if None in sizes else sum(size for size in sizes if size is not None)
-            show(sum(mount.bytes_done for mount in stage.mounts), total)
+            moved = sum(mount.bytes_from.cluster + mount.bytes_from.mirror for mount in stage.mounts)
+            show(sum(mount.bytes_done for mount in stage.mounts), total, moved)
     return stage

@@ -17,7 +17,7 @@ from bdn.cli.output import Output, command_line
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.source.uri import WeightsSource
-from bdn.core.units import format_size
+from bdn.core.units import counted, format_size
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 from bdn.wire.mirror_schema import MirrorSource
 from bdn.wire.shapes import ReportedError
@@ -145,7 +145,7 @@ def _of_then(held: HeldSource) -> str:
 
 def _line(pulled: Pulled) -> str:
     return (
-        f"{pulled.destination}: {pulled.files_total} files, {format_size(pulled.bytes_total)}, ready in "
+        f"{pulled.destination}: {counted(pulled.files_total, 'file')}, {format_size(pulled.bytes_total)}, ready in "
         f"{pulled.seconds:.2f} s ({format_size(pulled.bytes_transferred)} from the upstream, "
         f"{format_size(pulled.bytes_from.mirror)} from the mirror, {format_size(pulled.bytes_from.node)} held already)"
     )

@@ -120,14 +120,19 @@ Services = tuple[RunningMirror, EmbeddedAgent]
 
 
 @asynccontextmanager
-async def running_services(settings: MirrorSettings, *, program: str, serve: bool) -> AsyncIterator[Services]:
-    """Mirror and agent on one data directory until the block ends; ``serve`` opens the agent's control API and usual ports."""
+async def running_services(
+    settings: MirrorSettings, *, program: str, serve: bool, is_alone: bool = False
+) -> AsyncIterator[Services]:
+    """Mirror and agent on one data directory until the block ends; ``serve`` opens the agent's control API.
+
+    An agent that ``is_alone`` takes free ports instead of its usual ones.
+    """
     found = list(entry_points(group="bdn.embedded"))
     if not found:
         raise InvalidRequestError("the agent is not installed here; install bdn[agent]")
     async with running_mirror(settings, program) as mirror:
-        given = {"mirror_url": mirror.url, "token": settings.token, "data_dir": settings.data_dir, "serve": serve}
-        async with found[0].load()(**given) as agent:
+        given = {"mirror_url": mirror.url, "token": settings.token, "data_dir": settings.data_dir}
+        async with found[0].load()(**given, serve=serve, is_alone=is_alone) as agent:
             yield mirror, agent
 
 
@@ -139,7 +144,9 @@ async def embedded_services(output: Output, program: str, *, serve: bool = False
         services, told = None, False
         while services is None:
             try:
-                services = await stack.enter_async_context(running_services(settings, program=program, serve=serve))
+                services = await stack.enter_async_context(
+                    running_services(settings, program=program, serve=serve, is_alone=True)
+                )
             except InUseError as error:
                 if not any(holder.startswith(_SHORT_LIVED) for holder in error.holders):
                     raise

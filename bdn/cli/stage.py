@@ -1,24 +1,40 @@
 """``bdn stage`` and ``bdn unstage``: files for a job on this node."""
 
+import math
 from collections.abc import AsyncIterator
 
 import click
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import DONE, FAILED, Output, command_line, last_mirror, last_stage, waiting_for
+from bdn.cli.output import DONE, FAILED, Output, command_line, last_mirror, last_stage, parsed, waiting_for
 from bdn.core.errors import CanceledError, InvalidRequestError
-from bdn.core.units import format_size
+from bdn.core.units import counted, format_size, parse_duration
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import StageDocument, StageRequest
 
 
+def _seconds(text: str) -> float:
+    """Of a duration, or of a number of seconds. Raises ``ValueError``."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = parse_duration(text)
+    if not 0 < seconds < math.inf:
+        raise ValueError("must be longer than nothing, and end")
+    return seconds
+
+
 @click.command()
 @click.argument("mirror_id")
 @click.option("--job", "job_id", required=True, metavar="ID", help="The job that will use the files.")
 @click.option(
-    "--ttl", "ttl_seconds", type=click.FloatRange(min=0, min_open=True), help="Release after this many seconds."
+    "--ttl",
+    "ttl_seconds",
+    metavar="DURATION",
+    callback=parsed(_seconds),
+    help="Release after this time (90m, 12h, 7d, or seconds).",
 )
 @click.option("--warm", is_flag=True, help="Then read the files into memory, in the background.")
 @click.option("--no-wait", is_flag=True, help="Return at once; the agent goes on.")
@@ -39,6 +55,8 @@ async def stage(
             updates = agent.follow(found.id, outages=waiting_for(output, found.id))
             found = await last_stage(output, "staging", updates)
     output.result(found, _stage_lines(found))
+    if output.quiet and found.error is not None:
+        output.error(found.error)
     return stage_code(found)
 
 
@@ -97,7 +115,7 @@ def _stage_lines(stage: StageDocument) -> list[str]:
         if stage.state == "READY":
             came = mount.bytes_from
             lines.append(
-                f"  {mount.mount_location}: {mount.files_total} files, {format_size(mount.bytes_total or 0)} "
+                f"  {mount.mount_location}: {counted(mount.files_total, 'file')}, {format_size(mount.bytes_total or 0)} "
                 f"(node {format_size(came.node)}, cluster {format_size(came.cluster)}, mirror {format_size(came.mirror)}) "
                 f"at {mount.path}"
             )

@@ -43,7 +43,7 @@ async def create(output: Output, **options: object) -> None:
     async with reachable_mirror(output) as client:
         made = await client.create_token(request)
     output.say(f"{_line(made)}; it is not shown again:")
-    output.result(made, [made.token])
+    output.result(made, [made.token], [made.token])
 
 
 @tokens.command()
@@ -56,7 +56,10 @@ async def ls(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.tokens()
-    output.result(found, [_line(token) for token in found.items] or ["there is no token but the operator's BDN_TOKEN"])
+    ids = [token.id for token in found.items]
+    output.result(
+        found, [_line(token) for token in found.items] or ["there is no token but the operator's BDN_TOKEN"], ids
+    )
 
 
 @tokens.command()

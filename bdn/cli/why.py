@@ -7,7 +7,7 @@ from typing import Final
 import click
 from pydantic import BaseModel
 
-from bdn.cli.clients import agent_client, reachable_mirror
+from bdn.cli.clients import reachable_agent, reachable_mirror
 from bdn.cli.output import Output, command_line
 from bdn.core.errors import BdnError, NotFoundError
 from bdn.core.events import Event, explanation
@@ -56,7 +56,7 @@ async def why(output: Output, *, what: str, node: str | None, limit: int) -> Non
     if "://" not in what and not what.startswith("b3:"):
         # A view may be behind a link of ours, which is not to be followed.
         path = os.path.abspath(what)  # noqa: PTH100, ASYNC240
-        async with agent_client() as agent:
+        async with reachable_agent(output) as agent:
             told = await agent.events({"path": path, "limit": str(limit)})
         lines = _staged_lines(told.staged) if told.staged else []
         lines += ["what was decided here about its manifest, the last at the end:"] if told.items else []

@@ -109,10 +109,11 @@ class NoFilesMatchedError(CallerError):
         if not self.files_listed:
             return f"{self.source} holds no files"
         hint = f". {self.hint}" if self.hint else ""
-        return (
-            f"none of the {self.files_listed} files of {self.source} is selected by "
-            f"allow_patterns={list(self.allow_patterns)}, ignore_patterns={list(self.ignore_patterns)}{hint}"
-        )
+        patterns = {"allow_patterns": self.allow_patterns, "ignore_patterns": self.ignore_patterns}
+        given = " and ".join(f"{name} {', '.join(map(repr, some))}" for name, some in patterns.items() if some)
+        none = "the 1 file" if self.files_listed == 1 else f"none of the {self.files_listed} files"
+        verb = "is not selected" if self.files_listed == 1 else "is selected"
+        return f"{none} of {self.source} {verb} by {given}{hint}"
 
 
 class LimitExceededError(CallerError):
@@ -203,7 +204,7 @@ class RevisionNotFoundError(UpstreamError):
 
 class GatedSourceError(UpstreamError):
     code = "GATED_SOURCE"
-    message = "{source} is gated: accept its terms on the hub with the account that owns the token, and give that token as a secret"
+    message = "{source} is gated: accept its terms on the hub with the account that owns the token, and give its token as a secret, or in HF_TOKEN"
     source: str
 
 

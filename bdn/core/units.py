@@ -34,12 +34,29 @@ def format_size(size: int) -> str:
     return f"{value:.3g} PB"
 
 
+def counted(number: int | None, thing: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def parse_duration(text: str) -> int:
     """Seconds of ``90d``, ``12h``, ``30m``, ``45s`` or ``2w``. Raises ``ValueError``."""
     match = re.fullmatch(r"([0-9]{1,12})([smhdw])", text)
     if match is None:
         raise ValueError(f"{text[:40]!r} is not a duration such as 90d, 12h, 30m or 45s")
     return int(match[1]) * _SECONDS[match[2]]
+
+
+def format_duration(seconds: float) -> str:
+    """``45s``, ``12m 30s``, ``3h 20m``, ``4d 3h``: two units at most, as people read them."""
+    whole = max(0, round(min(seconds, 1e12)))
+    if whole < 60:
+        return f"{whole}s"
+    for large, small, unit, below in ((86400, 3600, "d", "h"), (3600, 60, "h", "m"), (60, 1, "m", "s")):
+        if whole >= large:
+            rest = whole % large // small
+            return f"{whole // large}{unit} {rest}{below}" if rest else f"{whole // large}{unit}"
+    raise AssertionError(whole)
 
 
 def format_time(at: float) -> str:

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.pace.retry import RetryPolicy, StallPolicy
-from bdn.disk.durable import disk_errors, kept_key, make_folder
+from bdn.disk.durable import disk_errors, make_folder
 from bdn.mirror.access import Access
 from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.damages import Damages
@@ -28,6 +28,7 @@ from bdn.mirror.ingest.progress import CopiesInProgress
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
+from bdn.mirror.key_files import load_grant_signer
 from bdn.mirror.layout_documents import LayoutDocuments
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
@@ -52,7 +53,7 @@ from bdn.sources.sign_in import SourceContext
 from bdn.store.directory import open_store
 from bdn.transfer.byte_threads import ByteThreads, Pacer, pacer
 from bdn.transfer.ranged import RangedReader
-from bdn.wire.grants import GrantSigner, GrantVerifier, new_signing_key
+from bdn.wire.grants import GrantVerifier
 from bdn.wire.http_fields import is_loopback
 
 _STALL: Final = StallPolicy()
@@ -107,7 +108,7 @@ async def open_mirror(
         database = await _open_database(stack, settings)
         store = await asyncio.to_thread(open_store, settings.effective_store, exclusive=settings.is_embedded)
         watch, metrics = Watch(), Metrics(database, store)
-        signer = GrantSigner(kept_key(settings.data_dir / "grant-key.pem", new_signing_key))
+        signer = await asyncio.to_thread(load_grant_signer, settings)
         damages = Damages(database, store, watch, clock, metrics.repaired_chunks.inc)
         metrics.damaged_records.set_function(lambda: len(damages.records))
 
@@ -177,7 +178,7 @@ async def open_mirror(
         # Data plane: store → agents.
         tokens = TokenTable(database, clock)
         token = settings.token if settings.auth == "token" else None
-        access = Access(token, tokens, GrantVerifier([signer.public_key]))
+        access = Access(token, tokens, GrantVerifier(signer.public_keys))
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop())
         data_port: int | None = None
         if serve:

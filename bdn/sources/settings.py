@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Self
 from urllib.parse import urlsplit
 
@@ -72,7 +73,7 @@ class UpstreamSettings:
             credentials = S3Credentials(access_key_id, secret_access_key, first("AWS_SESSION_TOKEN"), region)
         return cls(
             hf_endpoint=(first("HF_ENDPOINT") or HUGGING_FACE).rstrip("/"),
-            hf_token=first("HF_TOKEN"),
+            hf_token=_bare(first("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")) or _logged_in(environ),
             s3_endpoint_url=(first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or "").rstrip("/") or None,
             s3_region=region or DEFAULT_REGION,
             s3_credentials=credentials,
@@ -86,6 +87,22 @@ class UpstreamSettings:
             ca_bundle=first("AWS_CA_BUNDLE", "SSL_CERT_FILE"),
             egress=egress,
         )
+
+
+def _bare(token: str | None) -> str | None:
+    return (token or "").strip() or None
+
+
+def _logged_in(environ: Mapping[str, str]) -> str | None:
+    """The token that ``hf auth login`` has written, where the hub's own client reads it (huggingface_hub.constants)."""
+    home = environ.get("HOME") or ""
+    caches = environ.get("XDG_CACHE_HOME") or (home and f"{home}/.cache")
+    folder = environ.get("HF_HOME") or (caches and f"{caches}/huggingface")
+    path = environ.get("HF_TOKEN_PATH") or (folder and f"{folder}/token")
+    try:
+        return _bare(Path(path).expanduser().read_text(encoding="utf-8")) if path else None
+    except (OSError, ValueError):  # nobody has logged in, or not for us
+        return None
 
 
 def _address(text: str) -> str:

@@ -170,8 +170,4 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("what one organisation's layout names is every organisation's", "key = manifest, organisation",
          'key = manifest, ""', "test_a_slab_of_others_is_read_by_nobody_else"),
     ],
-    "node_agent/trust.py": [
-        ("what expired is remembered as good", "if grant.expires_at <= now:", "if False:",
-         "tests/unit/node_agent/test_trust.py"),
-    ],
 }

@@ -167,6 +167,21 @@ def test_what_is_held_is_pulled_while_the_hub_is_away(shell: Shell, hub: Hub, tm
     assert hub.log.count() == 0
 
 
+def test_what_a_pull_left_is_explained_and_verified_without_a_service(shell: Shell, hub: Hub, tmp_path: Path) -> None:
+    hub.repo("org/model").commit({"config.json": b"{}"})
+    assert shell.run("bdn-admin", "why", "out/config.json").code != 0  # nothing is here, and nothing is made
+    assert not (shell.data / "mirror.sqlite").exists()
+    shell.run("bdn", "pull", "hf://org/model", "out")
+    hub.log.clear()
+
+    why = shell.run("bdn-admin", "why", "out/config.json")
+    verified = shell.run("bdn-admin", "verify", "out", "--json")
+
+    assert (why.code, "hf://org/model" in why.out) == (0, True), why.out + why.err
+    assert (verified.code, verified.document["chunks_read"], verified.document["items"]) == (0, 1, []), verified.err
+    assert hub.log.count() == 0
+
+
 def test_a_pull_of_something_else_lets_no_file_go_unless_it_may(shell: Shell, hub: Hub, tmp_path: Path) -> None:
     repository, whole = hub.repo("org/model"), {f"{number}.bin": bytes([number]) for number in range(8)}
     repository.commit({"config.json": b"{}", **whole})

@@ -170,7 +170,7 @@ def _bitmap(content: bytes) -> object:
 
 
 _SIGNER: Final = GrantSigner(new_signing_key())
-_VERIFIER: Final = GrantVerifier([_SIGNER.public_key])
+_VERIFIER: Final = GrantVerifier(_SIGNER.public_keys)
 _ONE, _TWO = digest_of(b"one"), digest_of(b"two")
 _GRANT: Final = Grant("org", (GrantedMount("/app/model", _ONE, "hf://org/model"),), NOW + 1000)
 

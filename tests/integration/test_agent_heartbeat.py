@@ -256,7 +256,7 @@ async def test_without_a_mirror_only_known_keys_are_believed_and_it_is_complaine
     manifest = down.publish({"f": b"f"})
     async with Rig(down, tmp_path).agent() as agent:
         for _ in range(3):
-            with pytest.raises(GrantInvalidError, match="a key that this agent does not know"):
+            with pytest.raises(GrantInvalidError, match="a key that is not known here"):
                 await agent.stages.start("job", down.grant(manifest))
 
         complaints = [record for record in caplog.records if "does not take heartbeats" in record.message]

@@ -62,7 +62,7 @@ FAILED: list[tuple[Json, str, str]] = [
     (source("hf://org/empty"), "NO_FILES_MATCHED", "holds no files"),
     (source("hf://org/model", allow_patterns=["*.txt"]), "NO_FILES_MATCHED", "none of the 2 files"),
     (source("hf://org/model", allow_patterns=["*.safetensors"]), "NO_FILES_MATCHED", "'**/*.safetensors' would have"),
-    (source("hf://org/model", ignore_patterns=["**"]), "NO_FILES_MATCHED", "ignore_patterns=['**']"),
+    (source("hf://org/model", ignore_patterns=["**"]), "NO_FILES_MATCHED", "ignore_patterns '**'"),
     (source("hf://org/dots"), "INVALID_SOURCE", "'..'"),
     (source("hf://org/both"), "INVALID_SOURCE", "'a' is both a file and a folder"),
     (source("s3://{bucket}/both/", **with_secret("s3-keys")), "INVALID_SOURCE", "both a file and a folder"),

@@ -16,6 +16,7 @@ from posixpath import commonprefix
 from typing import ClassVar, Final, Literal, get_args
 
 from bdn.core.errors import InvalidMountError, InvalidRequestError, InvalidSourceError
+from bdn.core.units import counted
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")  # of git
 LENGTH_LIMIT: Final = 4096  # characters; no path is longer, and a pattern of a megabyte takes a minute to understand
@@ -67,6 +68,9 @@ def select(paths: Sequence[str], patterns: Patterns) -> SelectedPaths:
     allow = [(pattern, compile_pattern(pattern)) for pattern in patterns.allow]
     ignore = [(pattern, compile_pattern(pattern)) for pattern in patterns.ignore]
     unmatched = {pattern for pattern, _ in (*allow, *ignore)}
+    # Only of those that no listing is narrowed to: what is said does not depend on how a source is listed.
+    deeper = {one: compile_pattern(f"**/{one}") for one, _ in allow if not literal_start(one) and one[:2] != "**"}
+    below: dict[str, list[str]] = {pattern: [] for pattern in deeper}
     chosen: list[str] = []
     for path in paths:
         allowed_by = [pattern for pattern, glob in allow if glob.fullmatch(path)]
@@ -74,11 +78,21 @@ def select(paths: Sequence[str], patterns: Patterns) -> SelectedPaths:
         unmatched.difference_update(allowed_by, ignored_by)
         if (allowed_by or not allow) and not ignored_by:
             chosen.append(path)
+        elif not ignored_by and "/" in path:
+            for pattern, glob in deeper.items():
+                if glob.fullmatch(path):
+                    below[pattern].append(path)
     warnings = [
         f"{field} {pattern!r} matched no file{hint_for(pattern, paths)}"
         for field, given in (("allow_patterns", patterns.allow), ("ignore_patterns", patterns.ignore))
         for pattern in dict.fromkeys(given)
         if pattern in unmatched
+    ]
+    warnings += [
+        f"allow_patterns {pattern!r} leaves out {counted(len(found), 'file')} in folders, such as {found[0]!r}: '*' does not cross "
+        f"'/' here; write {f'**/{pattern}'!r} to have them"
+        for pattern, found in below.items()
+        if found and pattern not in unmatched
     ]
     return SelectedPaths(tuple(chosen), tuple(warnings))
 

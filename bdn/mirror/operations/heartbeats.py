@@ -82,7 +82,7 @@ class Membership:
             members=None if heartbeat.epoch == epoch else members,
             epoch=epoch,
             pending=commands,
-            public_keys=[self.requests.signer.public_key],
+            public_keys=self.requests.signer.public_keys,
             interval_seconds=INTERVAL_SECONDS,
             holdings_digest=digest,
         )

@@ -18,9 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 
 from bdn.core.errors import InvalidRequestError
-from bdn.disk.durable import kept_key
+from bdn.mirror.key_files import read_keys
 from bdn.mirror.settings import MirrorSettings
 from bdn.wire.access_schema import ORGANISATION_PATTERN
+from bdn.wire.grants import private_keys
 
 LIFETIME_SECONDS: Final = 600
 _SKEW_SECONDS: Final = 30  # a cloud whose clock is behind ours takes a token from the future for invalid
@@ -111,7 +112,6 @@ class IdentityIssuer:
 
 ALGORITHM: Final = "RS256"  # the one that AWS and Google both take
 _BITS: Final = 2048
-_PEM: Final = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.+?-----END \1-----", re.DOTALL)
 
 Jwk = dict[str, str]
 
@@ -127,16 +127,10 @@ class IdentityKeys:
     def parse(cls, pem: bytes) -> IdentityKeys:
         """From one or more private keys, PEM, one after the other. ``ValueError`` for anything else; it repeats nothing."""
         keys: list[rsa.RSAPrivateKey] = []
-        for block in _PEM.finditer(pem):
-            try:
-                key = serialization.load_pem_private_key(block[0], password=None)
-            except (ValueError, TypeError):
-                raise ValueError("holds a key that cannot be read") from None
+        for key in private_keys(pem):
             if not isinstance(key, rsa.RSAPrivateKey) or key.key_size < _BITS:
                 raise ValueError(f"holds a key that is not RSA of at least {_BITS} bits")
             keys.append(key)
-        if not keys:
-            raise ValueError("holds no private key in PEM")
         return cls(keys[0], tuple(map(_published, keys)))
 
     def sign(self, claims: dict[str, str | int]) -> str:
@@ -147,26 +141,12 @@ class IdentityKeys:
 def load_issuer(settings: MirrorSettings, clock: Callable[[], float]) -> IdentityIssuer | None:
     """The issuer with the operator's keys, or this installation's own key; None without ``BDN_ISSUER_URL``. Blocking.
 
-    Raises:
-        InvalidRequestError: the keys cannot be used. Also where several processes would each make a key of their own: a
-            worker's tokens have to be checked against the document that another one serves.
+    Raises ``InvalidRequestError``: as ``read_keys``.
     """
     if not settings.issuer_url:
         return None
-    given, own = settings.identity_key_file, settings.data_dir / "identity-key.pem"
-    if not settings.is_embedded and given is None:
-        raise InvalidRequestError(
-            "BDN_ISSUER_URL beside BDN_DATABASE_URL needs BDN_IDENTITY_KEY_FILE, the same key for every replica and worker; "
-            "make it with: openssl genrsa -out FILE 2048"
-        )
-    try:
-        keys = IdentityKeys.parse(given.read_bytes() if given else kept_key(own, new_identity_key))
-    except OSError as error:
-        raise InvalidRequestError(f"BDN_IDENTITY_KEY_FILE: {given} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise InvalidRequestError(
-            f"the file of identity keys {given or own} {error}; make one with: openssl genrsa -out FILE {_BITS}"
-        ) from None
+    make = f"openssl genrsa -out FILE {_BITS}"
+    keys = read_keys(settings, "identity_key_file", IdentityKeys.parse, new_identity_key, make)
     return IdentityIssuer(settings.issuer_url, keys, clock)
 
 

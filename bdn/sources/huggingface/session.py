@@ -219,13 +219,21 @@ SDK_ERRORS: Final = (
 )
 
 
+_SIGN_IN: Final = (
+    "set HF_TOKEN or run 'hf auth login' (without BDN_AUTH=token), or name a secret that holds the token: "
+    "auth_secret_name NAME, and BDN_SECRET_NAME in the environment"
+)
+_HIDDEN: Final = f"Check the spelling of its name first. If it is private, {_SIGN_IN}"
+_GATED: Final = f"Accept its terms on the hub with your account, and then {_SIGN_IN}"
+
+
 def translate(error: Exception, uri: HuggingFaceUri, path: str, *, anonymous: bool) -> BdnError:
     """Our error for one of ``SDK_ERRORS``, met while asking for ``path`` (empty: for the repository)."""
     source = str(uri)
     match error:
         # Subclasses first: to the SDK, a gated repository is also one that was not found.
         case GatedRepoError():
-            return AuthRequiredError(source, "it is gated") if anonymous else GatedSourceError(source)
+            return AuthRequiredError(source, "it is gated", _GATED) if anonymous else GatedSourceError(source)
         case DisabledRepoError():
             return SourceNotFoundError(source, "the hub has disabled it")
         case HubRevisionNotFoundError():
@@ -256,7 +264,8 @@ def _refused(error: HfHubHTTPError, source: str, *, anonymous: bool) -> BdnError
     if status == 401:
         # The hub does not tell strangers whether a private repository exists.
         hidden = "the hub answered 401: it does not exist, or it is private"
-        return AuthRequiredError(source, hidden if anonymous else f"the token is not valid: {answer}")
+        said, remedy = (hidden, _HIDDEN) if anonymous else (f"the token is not valid: {answer}", "")
+        return AuthRequiredError(source, said, remedy)
     if isinstance(error, RepositoryNotFoundError):
         hidden = "is private and needs a secret" if anonymous else "is hidden from the account of this token"
         return SourceNotFoundError(source, f"it does not exist, or it {hidden}")

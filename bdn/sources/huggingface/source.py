@@ -37,7 +37,7 @@ class _Repository:
 class HuggingFaceSource:
     """One repository. One request resolves it, two if it is gated, and each 1000 entries of its tree cost another.
 
-    ``token`` None reads anonymously; nothing is ever taken from the machine's own login.
+    ``token`` None reads anonymously.
     """
 
     def __init__(self, uri: HuggingFaceUri, context: SourceContext, token: str | None) -> None:

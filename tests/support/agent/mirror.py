@@ -224,7 +224,7 @@ class AgentMirror:
             members=members,
             epoch=epoch,
             pending=commands,
-            public_keys=[self.signer.public_key],
+            public_keys=self.signer.public_keys,
             interval_seconds=0.2,
             holdings_digest=None if self.is_earlier else self._hold(heartbeat),
         )
@@ -296,7 +296,7 @@ class AgentMirror:
         return fault(chunk) if fault else chunk
 
     def _verify(self, bearer: str) -> Grant:
-        return GrantVerifier([self.signer.public_key]).verify(bearer, now=time.time())
+        return GrantVerifier(self.signer.public_keys).verify(bearer, now=time.time())
 
     def _store(self, content: bytes) -> FileLayout:
         for piece in pieces(content):

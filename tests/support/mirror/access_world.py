@@ -158,7 +158,7 @@ def _forge(world: World) -> None:
     claims = {"iss": ISSUER, "aud": AUDIENCE, "org": "a", "exp": int(_EPOCH)}
     claims |= {"mounts": [["/m", str(world.manifests["a-private"]), "hf://org/a-private"]]}
     head = {"kid": signer.key_id}
-    public = base64.urlsafe_b64decode(signer.public_key["x"] + "==")
+    public = base64.urlsafe_b64decode(signer.public_keys[0]["x"] + "==")
     pem = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     forged = {
         "grant expired": signer.sign(Grant("a", mounts, time.time() - 1)),

@@ -21,6 +21,7 @@ from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.db.database import Database
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.budget import Pause
+from bdn.wire.grants import new_signing_key
 from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
 
 Json = dict[str, Any]
@@ -229,6 +230,8 @@ async def mirror_under_test(
     """A mirror that does not wait between attempts, with a data plane on a free port only where one is asked for."""
     if "database_url" not in settings:
         await asyncio.to_thread(prepare_database, data_dir)
+    else:
+        settings.setdefault("grant_key_file", _grant_keys())
     settings.setdefault("outage_seconds", 0)  # six attempts
     async with open_mirror(
         MirrorSettings(data_dir=data_dir, port=0, data_port=0, **settings),
@@ -265,6 +268,19 @@ async def database_under_test(folder: Path) -> AsyncIterator[Database]:
 
 
 _KEPT = TemporaryDirectory(prefix="bdn-test-")
+
+
+@cache
+def _grant_keys() -> Path:
+    """The keys of all mirrors of these tests that share a database with others."""
+    return write_keys(Path(_KEPT.name) / "grant-keys.pem", new_signing_key())
+
+
+def write_keys(path: Path, *keys: bytes) -> Path:
+    """A file of private keys, for its owner alone."""
+    path.touch(0o600)
+    path.write_bytes(b"".join(keys))
+    return path
 
 
 @cache

@@ -13,7 +13,9 @@ from click.testing import CliRunner, Result
 from bdn.cli import admin, ls, tokens, why
 from bdn.cli.main import main as bdn
 from bdn.cli.operations import _eviction_lines, is_path
-from bdn.cli.stage import stage_code
+from bdn.cli.output import in_options
+from bdn.cli.stage import _seconds, stage_code
+from bdn.core.errors import NoFilesMatchedError
 from bdn.net.client import Params
 from bdn.wire.access_schema import NewToken, Token, TokenRequest
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
@@ -111,13 +113,15 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ("evict --lru 0", "error: lru_bytes: Input should be greater than 0\n"),
+    ("evict --lru 0", "error: --lru: Input should be greater than 0\n"),
     ("evict", "exactly one"),
     ("evict --all --job train-7", "exactly one"),
     ("prefetch hf://org/model", "say where to"),
     ("verify", ""),
     ("verify hf://org/model --all", ""),
     ("verify /mnt/model --tier node", "a path is verified by this machine's agent"),
+    ("evct --all", "Did you mean 'evict'?"),
+    ("evict --soruce x", "--source"),
     ("tokens create n --role controller", ""),
     ("tokens create n --organisation acme", ""),
     ("tokens create n --organisation acme --role king", ""),
@@ -149,12 +153,40 @@ def test_lists_say_what_an_agent_holds_for_its_cluster_and_why_it_takes_nothing_
         "the mirror's store holds 5 MB of files; its disk has 1 GB free of 2 GB",
     ]
     assert run("agents").output.splitlines() == [
-        "c/n  alive since 2026-01-02 03:04:05Z  1 manifests",
+        "c/n  alive since 2026-01-02 03:04:05Z  1 manifest",
         "  node: 10 B held, 0 B being filled, 0 B in use, of 10 B; takes nothing new: Input/output error",
     ]
     assert run("agents", "ls").output == run("agents").output
     assert run("agents", "--json").output == run("agents", "ls", "--json").output
     assert run("agents", "rm", "n2", "--cluster", "d").output == "d/n2 is forgotten\n"
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("mirror hf://o/m --mount /a --mount /b", "--mount is given 2 times for 1 source"),
+    ("mirror hf://o/m --mount a", "--mount 'a' "),
+    ("stage mir_1 --job j --ttl soon", "'soon' is not a duration"),
+    ("stage mir_1 --job j --ttl 0", "must be longer"),
+    ("stage mir_1 --job j --ttl inf", "must be longer"),
+])  # fmt: skip
+def test_an_option_that_cannot_be_is_named_as_it_was_written(arguments: str, words: str) -> None:
+    done = CliRunner().invoke(bdn, arguments.split())
+
+    assert (done.exit_code, words in done.output) == (2, True), done.output
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1h", 3600), ("90", 90), ("0.5", 0.5), ("2d", 2 * 86400)])
+def test_a_time_to_live_is_a_duration_or_seconds(text: str, seconds: float) -> None:
+    assert _seconds(text) == seconds
+
+
+def test_messages_of_services_name_options() -> None:
+    error = NoFilesMatchedError("hf://o/m", 1, ("*.txt", "a"), ("b",))
+    assert in_options(str(error)) == "the 1 file of hf://o/m is not selected by --allow '*.txt', 'a' and --ignore 'b'"
+
+
+def test_ids_alone_are_printed_when_quiet(client: Client) -> None:
+    assert run("ls", "-q").output.splitlines() == [MANIFESTS[0]] * 3
+    assert run("agents", "-q").output == "c/n\n"
 
 
 def test_an_eviction_says_what_is_free_now_and_what_will_be() -> None:

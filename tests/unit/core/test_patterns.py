@@ -69,3 +69,20 @@ def test_the_deeper_form_is_a_hint_when_it_would_have_matched(pattern: str, hint
     assert select(REPO, Patterns((pattern,))).warnings == (
         f"allow_patterns {pattern!r} matched no file; {hint!r} would have matched: '*' does not cross '/' here",
     )
+
+
+def test_a_pattern_that_leaves_out_shards_in_folders_is_a_warning_with_the_pattern_that_takes_them() -> None:
+    paths = ["model-1.safetensors", "deep/model-2.safetensors", "deep/er/model-3.safetensors", "deep/other.txt"]
+
+    (told,) = select(paths, Patterns(("*.safetensors",))).warnings
+    assert told == (
+        "allow_patterns '*.safetensors' leaves out 2 files in folders, such as 'deep/model-2.safetensors': '*' does not cross "
+        "'/' here; write '**/*.safetensors' to have them"
+    )
+    for allow, ignore in (
+        (("**/*.safetensors",), ()),
+        (("*.safetensors", "deep/**"), ()),
+        (("*.safetensors",), ("deep/",)),
+        (("model*",), ()),  # a listing may be narrowed to what begins so
+    ):
+        assert select(paths, Patterns(allow, ignore)).warnings == (), (allow, ignore)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bdn.core.units import format_size, format_time, parse_duration, parse_size
+from bdn.core.units import format_duration, format_size, format_time, parse_duration, parse_size
 
 SIZES = {
     "0": 0, "1048576": 1_048_576, "7B": 7, "1K": 1000, "1KB": 1000, "1Ki": 1024, "64MiB": 64 * 1024**2, "500GB": 500 * 1000**3,
@@ -37,3 +37,10 @@ def test_any_other_size_is_refused_with_the_accepted_forms(text: str) -> None:
 def test_any_other_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0, "0s"), (59.4, "59s"), (60, "1m"), (750, "12m 30s"), (12_000, "3h 20m"), (356_400, "4d 3h"), (float("inf"), "11574074d 1h"),
+])  # fmt: skip
+def test_durations_are_written_in_two_units_at_most(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

@@ -36,7 +36,7 @@ def test_every_command_exists_and_takes_its_arguments(command: str, monkeypatch:
     program, *arguments = shlex.split(command)
     module, _, attribute = SCRIPTS[program].partition(":")
     found = getattr(importlib.import_module(module), attribute)
-    while isinstance(found, click.Group):
+    while isinstance(found, click.Group) and arguments:  # one group does something of its own without a command
         _, found, arguments = found.resolve_command(click.Context(found), arguments)
 
     assert isinstance(found, click.Command)

@@ -10,8 +10,10 @@ from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.db.database import database_url, place_of
 from bdn.mirror.settings import MirrorSettings
-from bdn.settings import FileSettings, SettingsError
+from bdn.settings import NAMES, FileSettings, SettingsError
 from bdn.store.directory import open_store
+from node_agent.settings import _SHARED as AGENTS_SHARED
+from node_agent.settings import load_settings
 
 
 def test_the_defaults_are_the_contract_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -85,6 +87,26 @@ def test_nothing_beyond_the_public_internet_is_allowed_unless_it_is_listed(monke
     assert MirrorSettings().egress == PUBLIC_INTERNET
     monkeypatch.setenv("BDN_EGRESS_ALLOW", "minio.corp, 10.0.0.0/8")
     assert MirrorSettings().egress == EgressPolicy.parse("minio.corp 10.0.0.0/8")
+
+
+def test_the_known_names_of_the_file_are_those_of_all_programs() -> None:
+    of_all = {*MirrorSettings.model_fields, *ClientSettings.model_fields, *AGENTS_SHARED, "agent"}
+    assert of_all == NAMES
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    ("portt = 1", "unknown name: portt; did you mean port\\?"),
+    ("BDN_LIMIT_FILES = 1", "unknown name: BDN_LIMIT_FILES; did you mean limit_files\\?"),
+    ("[agents]\ncache_bytes = 1", "unknown name: agents; did you mean agent\\?"),
+    ("[agent]\ncache_byte = 1", "unknown name in \\[agent\\]: cache_byte; did you mean cache_bytes\\?"),
+])  # fmt: skip
+def test_a_file_with_an_unknown_name_is_refused_with_the_likely_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str, said: str
+) -> None:
+    (tmp_path / "bdn.toml").write_text(content)
+    monkeypatch.setenv("BDN_CONFIG", str(tmp_path / "bdn.toml"))
+    with pytest.raises(SettingsError, match=said):
+        load_settings()
 
 
 def test_a_database_s_address_needs_no_driver_and_its_place_tells_no_password() -> None:

@@ -24,7 +24,7 @@ def test_keys_are_believed_once_they_came_and_after_a_restart(tmp_path: Path) ->
     with pytest.raises(UnknownKeyError):
         trust.verify(token)
 
-    trust.update([SIGNER.public_key])
+    trust.update(SIGNER.public_keys)
 
     assert trust.verify(token) == GRANT
     assert trust_at(tmp_path, clock).verify(token) == GRANT
@@ -33,7 +33,7 @@ def test_keys_are_believed_once_they_came_and_after_a_restart(tmp_path: Path) ->
 def test_a_grant_that_was_verified_before_expires_all_the_same(tmp_path: Path) -> None:
     clock, token = Clock(1000.0), SIGNER.sign(GRANT)
     trust = trust_at(tmp_path, clock)
-    trust.update([SIGNER.public_key])
+    trust.update(SIGNER.public_keys)
     trust.verify(token)
 
     clock.now = 2000.0
@@ -44,10 +44,10 @@ def test_a_grant_that_was_verified_before_expires_all_the_same(tmp_path: Path) -
 
 def test_keys_that_are_withdrawn_are_not_believed_any_more(tmp_path: Path) -> None:
     trust, other = trust_at(tmp_path, Clock(1000.0)), GrantSigner(new_signing_key())
-    trust.update([SIGNER.public_key])
+    trust.update(SIGNER.public_keys)
     trust.verify(SIGNER.sign(GRANT))
 
-    trust.update([other.public_key])
+    trust.update(other.public_keys)
 
     with pytest.raises(UnknownKeyError):
         trust.verify(SIGNER.sign(GRANT))
@@ -55,7 +55,7 @@ def test_keys_that_are_withdrawn_are_not_believed_any_more(tmp_path: Path) -> No
 
 def test_an_answer_without_usable_keys_changes_nothing(tmp_path: Path) -> None:
     trust = trust_at(tmp_path, Clock(1000.0))
-    trust.update([SIGNER.public_key])
+    trust.update(SIGNER.public_keys)
 
     trust.update([])
     with pytest.raises(InternalError):
@@ -76,7 +76,7 @@ def test_keys_that_cannot_be_kept_are_believed_until_the_next_start(tmp_path: Pa
     trust = trust_at(tmp_path / "absent", clock)
 
     with pytest.raises(DiskFailedError):
-        trust.update([SIGNER.public_key])
+        trust.update(SIGNER.public_keys)
 
     assert trust.verify(SIGNER.sign(GRANT)) == GRANT
     with pytest.raises(UnknownKeyError):

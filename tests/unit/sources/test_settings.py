@@ -1,6 +1,9 @@
 """Where upstreams are, and what of a request may become part of a host name or a path of a token service."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +64,28 @@ def test_what_else_may_be_elsewhere(environ: dict[str, str], expected: dict[str,
 def test_empty_variables_and_half_a_key_pair_are_none() -> None:
     settings = UpstreamSettings.from_environment({"HF_TOKEN": "", "AWS_ENDPOINT_URL_S3": "", "AWS_ACCESS_KEY_ID": "A"})
     assert settings == UpstreamSettings()
+
+
+def test_the_token_of_hf_auth_login_is_read_where_the_hub_s_own_client_reads_it(tmp_path: Path) -> None:
+    places = ["home/.cache/huggingface/token", "caches/huggingface/token", "hub/token", "elsewhere"]
+    for place in places:
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(f" hf_of_{place}\r\n")
+    environ = {"HOME": f"{tmp_path}/home"}
+    steps = {
+        "XDG_CACHE_HOME": "caches", "HF_HOME": "hub", "HF_TOKEN_PATH": "elsewhere",
+    }  # fmt: skip
+    found = [UpstreamSettings.from_environment(environ).hf_token]
+    for name, place in steps.items():
+        environ[name] = str(tmp_path / place)
+        found.append(UpstreamSettings.from_environment(environ).hf_token)
+    assert found == [f"hf_of_{place}" for place in places]
+    script = "from huggingface_hub import get_token; print(get_token())"
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == found[-1]
+
+    assert UpstreamSettings.from_environment({**environ, "HF_TOKEN": "hf_own\n"}).hf_token == "hf_own"
+    assert UpstreamSettings.from_environment({**environ, "HF_TOKEN_PATH": str(tmp_path)}).hf_token is None
 
 
 def test_no_repr_shows_a_secret() -> None:

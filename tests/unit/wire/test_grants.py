@@ -62,7 +62,7 @@ GRANT = Grant(
 )
 PEM = new_signing_key()
 SIGNER = GrantSigner(PEM)
-VERIFIER = GrantVerifier([SIGNER.public_key])
+VERIFIER = GrantVerifier(SIGNER.public_keys)
 TOKEN = SIGNER.sign(GRANT)
 CLAIMS: dict[str, Any] = jwt.decode(TOKEN, options={"verify_signature": False})
 
@@ -97,17 +97,21 @@ def test_a_fraction_of_a_second_is_cut_from_the_expiry_and_never_added() -> None
 
 
 def test_every_verifier_that_knows_the_public_key_accepts_the_token() -> None:
-    keys = [GrantSigner(new_signing_key()).public_key, SIGNER.public_key, GrantSigner(new_signing_key()).public_key]
+    keys = [
+        *GrantSigner(new_signing_key()).public_keys,
+        *SIGNER.public_keys,
+        *GrantSigner(new_signing_key()).public_keys,
+    ]
     assert GrantVerifier(json.loads(json.dumps(keys))).verify(TOKEN, now=NOW) == GRANT
     assert [key["kid"] == GrantSigner(PEM).key_id for key in keys] == [False, True, False]
-    assert set(SIGNER.public_key) == {"kty", "crv", "x", "kid", "alg", "use"}
+    assert set(SIGNER.public_keys[0]) == {"kty", "crv", "x", "kid", "alg", "use"}
 
 
 def test_a_key_of_another_kind_does_not_sign() -> None:
     other = ec.generate_private_key(ec.SECP256R1()).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    with pytest.raises(TypeError, match="Ed25519"):
+    with pytest.raises(ValueError, match="Ed25519"):
         GrantSigner(other)
 
 
@@ -124,7 +128,7 @@ def forged() -> Iterator[tuple[str, str]]:
         unsigned = f"{encoded({'alg': algorithm, 'typ': 'JWT', 'kid': SIGNER.key_id})}.{encoded(CLAIMS)}."
         yield f"{algorithm} without a signature", unsigned
         yield f"{algorithm} with a signature", unsigned + signature
-    password = base64.urlsafe_b64decode(SIGNER.public_key["x"] + "=")
+    password = base64.urlsafe_b64decode(SIGNER.public_keys[0]["x"] + "=")
     yield "public key as a password", jwt.encode(CLAIMS, password, algorithm="HS256", headers={"kid": SIGNER.key_id})
 
 
@@ -174,3 +178,37 @@ def test_a_signed_token_that_is_no_grant_for_us_is_refused(changes: dict[str, An
 def test_the_audience_is_one_of_several_that_a_token_may_name() -> None:
     assert VERIFIER.verify(signed(aud=["others", AUDIENCE]), now=NOW) == GRANT
     assert CLAIMS["iss"] == ISSUER
+
+
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tokens whose signatures are looked at, from now on."""
+    verified: list[str] = []
+    decode = jwt.decode
+
+    def note(token: str, *rest: Any, **more: Any) -> Any:
+        verified.append(token)
+        return decode(token, *rest, **more)
+
+    monkeypatch.setattr(jwt, "decode", note)
+    return verified
+
+
+def test_a_grant_is_verified_once_and_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    verified = noted(monkeypatch)
+    verifier, other = GrantVerifier(SIGNER.public_keys), SIGNER.sign(Grant("org", (mount("/x"),), NOW + 60))
+    for _ in range(3):
+        assert verifier.verify(TOKEN, now=NOW) == GRANT
+    assert verifier.verify(other, now=NOW).organisation == "org"
+    assert verified == [TOKEN, other]
+    with pytest.raises(GrantExpiredError):
+        verifier.verify(other, now=NOW + 60)
+
+
+def test_what_is_remembered_of_grants_is_bounded_by_their_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    verified = noted(monkeypatch)
+    monkeypatch.setattr("bdn.wire.grants._REMEMBERED_MOUNTS", 3 * len(GRANT.mounts))
+    verifier = GrantVerifier(SIGNER.public_keys)
+    tokens = [SIGNER.sign(Grant("org", GRANT.mounts, NOW + number)) for number in range(1, 5)]
+    for token in (*tokens, *tokens[1:], tokens[0]):
+        verifier.verify(token, now=NOW)
+    assert verified == [*tokens, tokens[0]]
