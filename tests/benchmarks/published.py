@@ -49,6 +49,8 @@ def _published(title: str, environment: dict[str, str]) -> Iterator[Figure]:
             yield Figure(f"{what}: CPU", "s", (cpu_seconds(pid) - cpu,))
             yield Figure(f"{what}: memory", "MB", (peak_megabytes(pid),), memory)
             for kind, seconds in meanwhile.seconds.items():
+                if not seconds:
+                    continue
                 ordered = sorted(seconds)
                 yield Figure(f"{what}: {kind} meanwhile, p50", "ms", (1000 * ordered[len(ordered) // 2],))
                 p99 = ordered[len(ordered) * 99 // 100]
