@@ -27,6 +27,7 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -159,8 +160,16 @@ def new_service(
             return _answer(NotFoundError(f"path {request.url.path[:200]}"))
         if error.status_code == 413:
             return _answer(LimitExceededError(_LIMITED, limit_request_bytes + 1, limit_request_bytes))
-        problem = InvalidRequestError(f"{request.method} {request.url.path[:200]}: {error.detail}")
-        return _answer(problem, error.status_code, error.headers)
+        headers, said = error.headers, error.detail
+        if error.status_code == 405:
+            # Starlette names those of the first route of this path alone.
+            routes = [
+                route for route in app.routes if isinstance(route, Route) and route.path_regex.match(request.url.path)
+            ]
+            headers = {"Allow": ", ".join(sorted({method for route in routes for method in route.methods or ()}))}
+            said = f"{said}; this path has {headers['Allow']}"
+        problem = InvalidRequestError(f"{request.method} {request.url.path[:200]}: {said}")
+        return _answer(problem, error.status_code, headers)
 
     @app.exception_handler(Exception)
     async def on_bug(_: Request, error: Exception) -> JSONResponse:

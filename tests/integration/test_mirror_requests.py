@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.units import format_size
 from bdn.wire.grants import LONGEST_GRANT
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import flip_byte, stall
@@ -259,6 +260,19 @@ async def test_bytes_are_not_read_from_a_refused_address_that_a_listed_host_name
     assert hub.log.count(origin="cdn") == 0
 
 
+async def test_what_cannot_fit_the_stores_disk_is_refused_with_figures_before_the_first_byte(
+    mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, size = hub_model(hub), sum(map(len, TREE.values()))
+    free = [size - 1]
+    monkeypatch.setattr("bdn.store.directory.DirectoryStore.disk", lambda _: (free[0], 10 * size))
+    error = await mirror.failed(asked)
+    assert (error["code"], hub.log.count(origin="cdn"), hub.log.bytes_served("/resolve")) == ("STORE_UNAVAILABLE", 0, 0)
+    assert f"takes {format_size(size)} more, and its disk has {format_size(size - 1)} free" in error["message"]
+    free[0] = size
+    await mirror.ready(asked)
+
+
 async def test_the_log_tells_how_each_mirror_ended(
     mirror: MirrorUnderTest, hub: Hub, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -271,7 +285,7 @@ async def test_the_log_tells_how_each_mirror_ended(
         "mirror": ready["id"], "bytes": ready["bytes_total"], "transferred": ready["bytes_total"], "levelname": "INFO",
     }.items()  # fmt: skip
     assert told["mirror failed"].items() >= {
-        "mirror": failed["id"], "bytes": 0, "levelname": "WARNING", "code": "SOURCE_NOT_FOUND", "error": failed["error"]["message"],
+        "mirror": failed["id"], "bytes": 0, "levelname": "WARNING", "code": failed["error"]["code"], "error": failed["error"]["message"],
     }.items()  # fmt: skip
     assert all(told[end]["seconds"] >= 0 for end in ("mirror ready", "mirror failed"))
 

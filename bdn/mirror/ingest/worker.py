@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from bdn.core.errors import BdnError, Fact, InternalError, single_error
+from bdn.core.errors import BdnError, Fact, InternalError, StoreUnavailableError, single_error
 from bdn.core.source.upstream import Resolution
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.core.store import split_digests
+from bdn.core.units import format_size
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, events, mirrors
 from bdn.mirror.db.database import Database, ReadSession, batches
@@ -246,6 +247,7 @@ class Ingest:
                 with self.copies.recorded_by_others(row.mirror_id) as recorded:
                     survey = await self.surveyor.survey(wanted, source, resolution)
                     await self._announce(row, survey, progress)
+                    await asyncio.to_thread(self._check_room, row.source, survey)
                     copying = CopyMissing(
                         StoredContents(self.database, self.copier.store),
                         self.copier,
@@ -294,6 +296,15 @@ class Ingest:
             event = events.event_of("reused", facts, found.manifest, organisation=organisation)
             await events.record(session, time.time(), [event])
         return True
+
+    def _check_room(self, source: str, survey: Survey) -> None:
+        """Before the first byte. Raises ``StoreUnavailableError`` with the figures. Blocking."""
+        free, _ = self.damages.store.disk()
+        if survey.bytes_missing > free:
+            raise StoreUnavailableError(
+                f"{source} takes {format_size(survey.bytes_missing)} more, and its disk has {format_size(free)} free; "
+                "free the disk, select fewer files, or set BDN_STORE to another one"
+            )
 
     async def _announce(self, row: MirrorSourceRow, survey: Survey, progress: Progress) -> None:
         """Totals, before the first byte. What an earlier attempt transferred is not counted as reused again."""
