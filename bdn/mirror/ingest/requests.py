@@ -14,7 +14,7 @@ from typing import Final
 from sqlalchemy.exc import IntegrityError
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, LimitExceededError
 from bdn.core.source.uri import HuggingFaceUri, WeightsSource
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Cursor, Database
@@ -23,7 +23,7 @@ from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.worker import is_alike, published_before
 from bdn.mirror.waiting import NEW_WORK, SharedReads, Watch
-from bdn.wire.grants import Grant, GrantedMount, GrantSigner
+from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ _PRUNE_SECONDS: Final = 3600.0
 _LOOK_AGAIN_SECONDS: Final = 0.5
 # How old a read may be for a caller that has heard of no change: less than the time between two of its reads.
 _OLD_SECONDS: Final = 0.4
+
+_ANY: Final = Digest("0" * 64)  # as long as any other
 
 _Question = tuple[str, str]  # what is asked, and the organisation that asks: it is a part of what may be seen
 
@@ -58,7 +60,8 @@ class MirrorRequests:
     asked: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
 
     async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
-        """A new mirror, or the one that is running for the same request."""
+        """A new mirror, or the one that is running for the same request. ``LimitExceededError``: its grant would be too long."""
+        self._check_grant(sources, organisation)
         for source in sources:
             self.surveyor.sign_ins.check(source.auth, organisation)
         bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
@@ -66,6 +69,16 @@ class MirrorRequests:
         request = partial(self._request, bodies, organisation, request_key)
         # Of a thousand equal ones at once, two ask the database.
         return await self.asked.of((request_key, organisation), request).get(anew=True)
+
+    def _check_grant(self, sources: Sequence[WeightsSource], organisation: str) -> None:
+        """Refuse what could be mirrored and never be read: the grant names all mounts and goes into the head of each request."""
+        mounts = tuple(GrantedMount(one.mount_location, _ANY, str(one.source)) for one in sources)
+        size = len(self.signer.sign(Grant(organisation, mounts, time.time() + self.grant_seconds)))
+        if size > LONGEST_GRANT:
+            what = (
+                f"bytes of the grant for {len(mounts)} sources (send fewer sources at once, or shorter mount locations)"
+            )
+            raise LimitExceededError(what, size, LONGEST_GRANT)
 
     async def _request(self, bodies: list[dict[str, object]], organisation: str, request_key: str) -> Mirror:
         while True:
@@ -106,6 +119,7 @@ class MirrorRequests:
 
     async def plan(self, sources: Sequence[WeightsSource], organisation: str) -> Plan:
         """What mirroring would do now. Writes nothing."""
+        self._check_grant(sources, organisation)
         planned: list[PlannedSource] = []
         counted: set[str] = set()
         for wanted in sources:
