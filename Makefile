@@ -4,7 +4,7 @@ VENV := .venv/bin
 # Half of a start is compiling what is imported: it is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test quick debian-tests fault check lint peers bench clean
+.PHONY: setup demo test quick debian-tests fault mutants check lint peers bench clean
 
 # More workers than cores: many tests wait for processes, sockets and clocks.
 PYTEST := $(VENV)/python -m pytest --dist worksteal -n 3
@@ -63,6 +63,11 @@ quick: setup
 # Every test of a promise, at full size: 10,000 restarts of the state machine, 300 kills of real processes, and the table of it all.
 fault: setup debian-tests
 	BDN_FAULT=full $(PYTEST) -m promise -o faulthandler_timeout=900
+
+# Changes of one file that no test notices: make mutants FILE=node_agent/trust.py [OPTIONS='--count 40 --seed 1 --seconds 600'].
+mutants: setup
+	@test -n "$(FILE)" || { echo "say which file: make mutants FILE=node_agent/trust.py" >&2; exit 2; }
+	$(VENV)/python -m tests.mutation $(FILE) $(OPTIONS)
 
 lint: setup
 	sh requirements/lock.sh --check

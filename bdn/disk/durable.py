@@ -29,8 +29,8 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise DiskFailedError(name, reason, is_full=error.errno == errno.ENOSPC) from error
 
 
-def write_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace a small file: written aside, synced, renamed, and the folder synced. Old or new, never half."""
+def write_durably(path: Path, content: bytes | Iterator[bytes], mode: int = 0o600) -> None:
+    """Replace a file, whose content may come in pieces: written aside, synced, renamed, and the folder synced. Old or new, never half."""
     _replace(path, content, mode, is_synced=True)
     sync_folder(path.parent)
 
@@ -65,11 +65,14 @@ def _make_key(path: Path, key: bytes) -> None:
     sync_folder(path.parent)  # what was signed stays good, whatever becomes of the power
 
 
-def _replace(path: Path, content: bytes, mode: int, *, is_synced: bool) -> None:
+def _replace(path: Path, content: bytes | Iterator[bytes], mode: int, *, is_synced: bool) -> None:
     aside = path.with_name(f"{path.name}.tmp")
     try:
         with opened(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode=mode) as descriptor:
-            write_all(descriptor, memoryview(content), 0)
+            offset = 0
+            for piece in (content,) if isinstance(content, bytes) else content:
+                write_all(descriptor, memoryview(piece), offset)
+                offset += len(piece)
             if is_synced:
                 os.fsync(descriptor)
         aside.replace(path)

@@ -25,7 +25,7 @@ from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.progress import CopiesInProgress
-from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.ingest.requests import MirrorRequests, keep_pruning
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
 from bdn.mirror.key_files import load_grant_signer
@@ -145,6 +145,7 @@ async def open_mirror(
 
         if work:
             await stack.enter_async_context(in_background(events.keep_expiring()))
+            await stack.enter_async_context(in_background(keep_pruning(database, settings.mirrors_seconds, clock)))
             await stack.enter_async_context(in_background(collections.work()))
 
             # Ingest: upstream → store.

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Final
 
 from blake3 import blake3
@@ -21,7 +20,6 @@ from bdn.mirror.waiting import SharedReads
 from bdn.wire.layout_form import write_file, write_layout
 
 _LARGE: Final = 10_000  # files; of these one document is made at a time: one of a million takes seconds, and a gigabyte
-_FILES_AT_ONCE: Final = 1000
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _PIECE: Final = 1024 * 1024
 
@@ -38,9 +36,9 @@ class LayoutDocument:
         """Made piece by piece: a million files are 300 MB of JSON."""
         hasher, compressor = blake3(), zlib.compressobj(level=1, wbits=_GZIP)
         packed: list[bytes] = []
-        for text in _in_pieces(write_layout(manifest, data_port, map(_file, files))):
-            hasher.update(text)
-            packed.append(compressor.compress(text))
+        for piece in write_layout(manifest, data_port, map(_file, files)):
+            hasher.update(piece)
+            packed.append(compressor.compress(piece))
         return cls(Digest(hasher.hexdigest()), b"".join((*packed, compressor.flush())))
 
     def unpacked(self) -> Iterator[bytes]:
@@ -56,11 +54,6 @@ def _file(one: contents.ContentLayout) -> str:
     if one.slab is None:
         return write_file(one.digest, one.size, [chunk.hex() for chunk in split_digests(one.chunks)])
     return write_file(one.digest, one.size, [one.digest], (one.slab, one.slab_size, one.offset))
-
-
-def _in_pieces(texts: Iterator[str]) -> Iterator[bytes]:
-    while some := "".join(islice(texts, _FILES_AT_ONCE)):
-        yield some.encode()
 
 
 @dataclass(frozen=True)

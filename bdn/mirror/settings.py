@@ -45,6 +45,7 @@ class MirrorSettings(FileSettings):
     issuer_url: Annotated[str, AfterValidator(_issuer_url)] = ""  # "" means no identity tokens
     identity_key_file: Path | None = None  # None means one in the data dir
     events_seconds: Annotated[float, Field(gt=0)] = 30 * 86400.0
+    mirrors_seconds: Annotated[float, Field(gt=0)] = 90 * 86400.0
     grant_key_file: Path | None = None  # None means one in the data dir
     grant_seconds: Annotated[int, Field(gt=0)] = 24 * 3600
     jobs: Annotated[int, Field(gt=0)] = 4

@@ -20,6 +20,7 @@ from bdn.core.errors import GrantExpiredError, GrantInvalidError
 from bdn.core.source.uri import check_mounts, normalise_mount
 
 AUDIENCE: Final = "bdn-agent"
+LONGEST_GRANT: Final = 60 * 1024  # bytes: with 4 KiB for all else it is the head of a request
 ISSUER: Final = "bdn-mirror"
 _ALGORITHM: Final = "EdDSA"  # RFC 8037
 _BEGIN: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")

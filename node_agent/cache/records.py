@@ -93,7 +93,7 @@ class ManifestRecords:
         path = self._places.manifest(digest)
         with disk_errors(path):
             if held.layout:
-                write_durably(self._places.layout(digest), held.layout.encode())
+                write_durably(self._places.layout(digest), held.layout.pieces())
             if not path.exists():
                 write_durably(path, held.manifest.canonical)
                 self._recent.put(held.manifest)

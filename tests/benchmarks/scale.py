@@ -18,6 +18,7 @@ from bdn.wire.layout_form import Layout
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
+from tests.benchmarks import many_agents, published
 from tests.benchmarks.report import Figure, scaled
 from tests.support.agent.cache import a_tier
 from tests.support.content.names import named
@@ -112,4 +113,10 @@ def layouts() -> Sequence[Figure]:
     ]
 
 
-SECTIONS: dict[str, Callable[[], Sequence[Figure]]] = {"plans": plans, "chunks": chunks, "layouts": layouts}
+SECTIONS: dict[str, Callable[[], Sequence[Figure]]] = {
+    "plans": plans,
+    "chunks": chunks,
+    "layouts": layouts,
+    "published": published.measure,
+    "agents": many_agents.measure,
+}

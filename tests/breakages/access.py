@@ -84,7 +84,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_lists_hold_one_s_own_and_the_metrics_name_nobody"),
         ("a mirror that runs for somebody else is joined", "organisation == organisation, MirrorRow.request_key",
          "request_key", "test_the_same_request_of_two_organisations_is_two_mirrors"),
-        ("what others mirrored is told from what nobody did", "MirrorRow.organisation == organisation, MirrorSourceRow.manifest.is_not",
+        ("what others mirrored is told from what nobody did", "MirrorSourceRow.organisation == organisation, MirrorSourceRow.manifest.is_not",
          "MirrorSourceRow.manifest.is_not", "test_what_another_organisation_has_is_answered_like_nothing",
          "test_what_was_never_mirrored_is_not_found"),
     ],

@@ -193,7 +193,7 @@ def test_a_secret_set_before_the_first_pull_opens_a_private_repository(keyed: Sh
         assert not [path for path in files if secret.encode() in path.read_bytes()]
 
 
-def test_a_value_comes_from_standard_input_and_wrong_ones_are_refused_at_once(keyed: Shell) -> None:
+def test_a_value_comes_from_standard_input_and_wrong_ones_are_refused_at_once(keyed: Shell, hub: Hub) -> None:
     assert given(keyed, b"", "empty").code == 2
     assert "is empty" in given(keyed, b"\n", "empty").err
     assert "is not text" in given(keyed, b"\xff\xfe", "binary").err
@@ -202,7 +202,10 @@ def test_a_value_comes_from_standard_input_and_wrong_ones_are_refused_at_once(ke
     misnamed = given(keyed, b"x", "a/b")
     assert (misnamed.code, "cannot name a secret" in misnamed.err) == (2, True)
     assert not keyed.data.exists()  # nothing was started for them
-    assert given(keyed, f"{VALUE}\r\n".encode(), "good").code == 0
+    hub.repo("org/private", private=True).commit({"a.txt": b"1"})
+    assert given(keyed, f"{hub.token}\r\n".encode(), "good").code == 0
+    pulled = keyed.run("bdn", "pull", "hf://org/private", "out", "--secret", "good")
+    assert (pulled.code, tree(keyed.root / "out")) == (0, {"a.txt": b"1"}), pulled.err  # without the line's end
     assert given(keyed, b"x" * 65536 + b"\n", "longest", "--from-file", "-").code == 0
     assert [item["name"] for item in keyed.run("bdn-admin", "secrets", "ls", "--json").document["items"]] == [
         "good",

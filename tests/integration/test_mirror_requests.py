@@ -7,13 +7,14 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.units import format_size
+from bdn.wire.grants import LONGEST_GRANT
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import flip_byte, stall
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket, S3Server
 from tests.support.content.calendar import Calendar
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until, with_secret
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, until, with_secret
 from tests.support.network.egress_streets import Names
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -287,3 +288,17 @@ async def test_the_log_tells_how_each_mirror_ended(
         "mirror": failed["id"], "bytes": 0, "levelname": "WARNING", "code": failed["error"]["code"], "error": failed["error"]["message"],
     }.items()  # fmt: skip
     assert all(told[end]["seconds"] >= 0 for end in ("mirror ready", "mirror failed"))
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_a_request_whose_grant_would_fit_into_no_request_is_refused_with_its_size(
+    idle: MirrorUnderTest, dry_run: bool
+) -> None:
+    sources = [source(f"hf://org/{number}", f"/{'m' * 100}/{number}") for number in range(256)]
+    answer = await idle.post(*sources, dry_run=dry_run)
+    assert refusal(answer) == (413, "LIMIT_EXCEEDED")
+    error = answer.json()["error"]
+    assert (error["details"]["limit"], error["details"]["value"] > LONGEST_GRANT) == (LONGEST_GRANT, True)
+    assert "send fewer sources" in error["message"]
+    assert idle.count("mirrors") == 0
+    assert (await idle.post(*sources[:128])).status_code == 202

@@ -1,8 +1,8 @@
 """Whatever peers do, each is avoided for a bounded time, and deadlines follow everything that came."""
 
-from math import ceil
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -92,27 +92,50 @@ MIB = 1024 * 1024
 arrivals = st.tuples(st.integers(0, 8 * MIB), st.floats(0, 60))
 
 
-@given(came=st.lists(st.one_of(arrivals, st.none()), max_size=300), size=st.integers(0, 8 * MIB))
-def test_it_is_in_proportion_to_the_percentile_of_the_last_two_hundred(
-    came: list[tuple[int, float] | None], size: int
+def after(*came: tuple[int, float]) -> Deadlines:
+    """Deadlines once so many chunks of 7 MiB have come, each in so many seconds."""
+    deadlines = Deadlines()
+    for times, seconds in came:
+        for _ in range(times):
+            deadlines.came(7 * MIB, seconds)
+    return deadlines
+
+
+@pytest.mark.parametrize(("came", "deadline"), [
+    ([], 300), ([(7, 1.0)], 300),  # nothing is known yet
+    ([(8, 1.0)], 4), ([(99, 1.0)], 4), ([(100, 1.0)], 2), ([(200, 1.0)], 2),
+    ([(200, 0.001)], 1), ([(200, 1000.0)], 300),
+    ([(2, 9.0), (198, 1.0)], 2), ([(3, 9.0), (197, 1.0)], 18),  # one in a hundred is bad luck
+    ([(100, 9.0), (198, 1.0)], 2), ([(100, 9.0), (197, 1.0)], 18),  # the last two hundred count
+])  # fmt: skip
+def test_patience_is_twice_what_ninety_nine_in_a_hundred_took_lately(
+    came: list[tuple[int, float]], deadline: float
+) -> None:
+    deadlines = after(*came)
+    assert deadlines.deadline(7 * MIB) == deadline
+    if 1 < deadline < 100:
+        assert deadlines.deadline(15 * MIB) == 2 * deadline  # of what is twice as much, with what each answer costs
+
+
+def test_who_is_given_up_does_not_make_us_less_patient_with_the_next() -> None:
+    deadlines = after((3, 9.0), (197, 1.0))
+    for _ in range(300):
+        deadlines.left()
+    assert deadlines.deadline(7 * MIB) == 18
+
+
+@given(came=st.lists(st.one_of(arrivals, st.none()), max_size=300), sizes=st.tuples(*[st.integers(0, 8 * MIB)] * 2))
+def test_a_deadline_has_bounds_and_more_bytes_have_more_time(
+    came: list[tuple[int, float] | None], sizes: tuple[int, int]
 ) -> None:
     deadlines = Deadlines()
-    paces: list[float] = []
-
-    def tail() -> float:
-        last = sorted(paces[-200:])
-        return last[ceil(0.99 * len(last)) - 1]
-
     for one in came:
-        if one is not None:
-            deadlines.came(*one)
-            paces.append(one[1] / (one[0] + MIB))
-        else:
+        if one is None:
             deadlines.left()
-            paces += [tail()] if paces else []
-    slack = 4 if len(paces) < 100 else 2
-    expected = 300.0 if len(paces) < 8 else min(300.0, max(1.0, slack * tail() * (size + MIB)))
-    assert deadlines.deadline(size) == expected
+        else:
+            deadlines.came(*one)
+    less, more = (deadlines.deadline(size) for size in sorted(sizes))
+    assert 1.0 <= less <= more <= 300.0
 
 
 @given(seed=st.integers(0, 10**6))

@@ -143,3 +143,22 @@ def test_a_share_is_not_saved_up_by_who_does_not_wait() -> None:
     prefetch = limit.ask(TrafficClass.PREFETCH, 10)
     limit.ask(TrafficClass.STAGE, 10)
     assert run_dry(limit)[-1][1] is prefetch
+
+
+def test_half_a_bucket_is_waited_for_half_as_long_and_a_full_one_not_at_all() -> None:
+    bucket = TokenBucket(10, BURST, 0.0)
+    assert (bucket.reserve(BURST // 2, 0.0), bucket.seconds_until(BURST, 0.0)) == (0.0, 5.0)
+    assert bucket.reserve(BURST, 0.0) == 5.0
+    assert bucket.reserve(1, 100.0) == 0.0
+
+
+def test_who_gave_up_waiting_and_comes_again_is_owed_nothing() -> None:
+    limit = RateLimit(1, BURST, 0.0)
+    gone = limit.ask(TrafficClass.SCRUB, BURST)
+    for _ in range(2):
+        limit.ask(TrafficClass.STAGE, BURST // 2)
+    limit.grant(0.0)  # the scrub is owed five bytes by now
+    limit.withdraw(gone)
+    scrub, stage = limit.ask(TrafficClass.SCRUB, 1), limit.ask(TrafficClass.STAGE, 1)
+    assert limit.grant(1.0) == [stage]
+    assert not scrub.is_granted

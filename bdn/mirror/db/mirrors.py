@@ -4,16 +4,27 @@ A manifest belongs to every organisation that mirrored it. It is *given up* by o
 all have one, and dead *since* the last of them was written. Once nobody may read it, it can be collected.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, select, text, update
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from bdn.core.chunk import digest_in
+from bdn.core.chunk import digest_in, digest_of
 from bdn.core.errors import NotFoundError
-from bdn.mirror.db.database import Cursor, ReadSession, WriteSession, batches, changed, insert_new, newest, select_in
+from bdn.mirror.db.database import (
+    Cursor,
+    ReadSession,
+    WriteSession,
+    batches,
+    changed,
+    delete_in,
+    insert_new,
+    newest,
+    select_in,
+)
 from bdn.mirror.db.tables import (
     DraftRow,
     Json,
@@ -47,6 +58,7 @@ async def insert(
     for position, request in enumerate(requests):
         source = MirrorSourceRow(
             mirror_id=mirror_id,
+            organisation=organisation,
             position=position,
             request=request,
             source=request["source"],
@@ -208,9 +220,27 @@ async def update_source(session: WriteSession, mirror_id: str, position: int, **
     await session.execute(statement.values(**values))
 
 
-async def ready_at(session: ReadSession, organisation: str, revision: str) -> list[MirrorSourceRow]:
-    """The sources that are READY at this revision and whose manifests may still be read, newest first."""
-    return await _ready(session, organisation, MirrorSourceRow.resolved_revision == revision)
+def recall_key(organisation: str, source: str, revision: str, patterns: Sequence[Sequence[str]]) -> str:
+    """The name of a commit of a repository, selected by these patterns, for this organisation."""
+    parts = [organisation, source.partition("@")[0], revision, *map(list, patterns)]
+    return digest_of(json.dumps(parts).encode()).hex
+
+
+async def recalled(session: ReadSession, organisation: str, key: str) -> list[MirrorSourceRow]:
+    """For each manifest that was published under this key and may be read, a source that it was published for.
+
+    Mostly there is one, whatever the number of mirrors: three looks at an index.
+    """
+    published = select(func.min(MirrorSourceRow.manifest)).where(MirrorSourceRow.recall_key == key)
+    found: list[MirrorSourceRow] = []
+    manifest = ""
+    while manifest := (await session.execute(published.where(MirrorSourceRow.manifest > manifest))).scalar() or "":
+        if await may_read(session, organisation, manifest):
+            query = select(MirrorSourceRow).where(
+                MirrorSourceRow.recall_key == key, MirrorSourceRow.manifest == manifest
+            )
+            found += (await session.execute(query.limit(1))).scalars()
+    return found
 
 
 async def published_as(session: ReadSession, organisation: str, manifest: str) -> list[MirrorSourceRow]:
@@ -230,13 +260,48 @@ async def _ready(session: ReadSession, organisation: str, wanted: ColumnElement[
         .join(ManifestRow, ManifestRow.digest == MirrorSourceRow.manifest)
         .where(
             ~is_given_up(organisation, ManifestRow.digest),
-            MirrorRow.organisation == organisation,
+            MirrorSourceRow.organisation == organisation,
             wanted,
             MirrorSourceRow.status == "READY",
         )
         .order_by(MirrorRow.created_at.desc())
     )
     return list((await session.execute(query)).scalars())
+
+
+async def prune(session: WriteSession, before: float) -> int:
+    """Forget some mirrors that ended before then; how many. Of what is published, each way to it stays: the newest mirror of it."""
+    newer, newest = aliased(MirrorSourceRow), aliased(MirrorRow)
+    replaced = (
+        select(newer.mirror_id)
+        .join(newest, newest.id == newer.mirror_id)
+        .where(
+            newer.manifest == MirrorSourceRow.manifest,
+            newer.organisation == MirrorSourceRow.organisation,
+            newer.source == MirrorSourceRow.source,
+            func.coalesce(newer.recall_key, "") == func.coalesce(MirrorSourceRow.recall_key, ""),
+            or_(
+                newest.created_at > MirrorRow.created_at,
+                and_(newest.created_at == MirrorRow.created_at, newest.id > MirrorRow.id),
+            ),
+        )
+        .correlate(MirrorSourceRow, MirrorRow)
+    )
+    held = exists().where(ManifestRow.digest == MirrorSourceRow.manifest)
+    needed = exists().where(MirrorSourceRow.mirror_id == MirrorRow.id, held, ~exists(replaced)).correlate(MirrorRow)
+    old = (
+        select(MirrorRow.id)
+        .where(MirrorRow.completed_at < before, MirrorRow.status.not_in(RUNNING), ~needed)
+        .where(or_(MirrorRow.claim_expires_at.is_(None), MirrorRow.claim_expires_at < before))
+        .limit(_PRUNED)
+    )
+    going = list((await session.execute(old)).scalars())
+    for table in (MirrorSourceRow.mirror_id, MirrorRow.id):
+        await delete_in(session, table, going)
+    return len(going)
+
+
+_PRUNED: Final = 250  # mirrors of one transaction
 
 
 async def count_by_status(session: ReadSession) -> dict[str, int]:
@@ -263,8 +328,7 @@ async def manifests_of_source(session: ReadSession, organisation: str, source: s
         wanted = or_(MirrorSourceRow.source == name, MirrorSourceRow.source.startswith(f"{name}@", autoescape=True))
         query = (
             select(MirrorSourceRow.manifest)
-            .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
-            .where(MirrorRow.organisation == organisation, wanted, MirrorSourceRow.manifest.is_not(None))
+            .where(MirrorSourceRow.organisation == organisation, wanted, MirrorSourceRow.manifest.is_not(None))
             .distinct()
         )
         if found := [manifest for manifest in (await session.execute(query)).scalars() if manifest]:
@@ -278,8 +342,7 @@ async def sources_by_manifest(
     """For every manifest of an organisation, or for these if they are few, the sources that it was mirrored from."""
     query = (
         select(MirrorSourceRow.manifest, MirrorSourceRow.source)
-        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
-        .where(MirrorRow.organisation == organisation, MirrorSourceRow.manifest.is_not(None))
+        .where(MirrorSourceRow.organisation == organisation, MirrorSourceRow.manifest.is_not(None))
         .distinct()
         .order_by(MirrorSourceRow.source)
     )
@@ -295,8 +358,7 @@ async def mirrored_after(session: ReadSession, organisation: str, after: str, li
     """The next manifests in the order of their digests that were ever mirrored for the organisation."""
     query = (
         select(MirrorSourceRow.manifest)
-        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
-        .where(MirrorRow.organisation == organisation, MirrorSourceRow.manifest > after)
+        .where(MirrorSourceRow.organisation == organisation, MirrorSourceRow.manifest > after)
         .distinct()
         .order_by(MirrorSourceRow.manifest)
         .limit(limit)
@@ -426,17 +488,15 @@ def is_given_up(organisation: str | _Name, manifest: _Name) -> ColumnElement[boo
 
 def is_mirrored_for(organisation: str, manifest: _Name) -> ColumnElement[bool]:
     """The manifest was ever published for the organisation."""
-    mirrored = MirrorSourceRow.manifest == manifest
-    return exists().where(mirrored, MirrorSourceRow.mirror_id == MirrorRow.id, MirrorRow.organisation == organisation)
+    return exists().where(MirrorSourceRow.manifest == manifest, MirrorSourceRow.organisation == organisation)
 
 
 async def others_read(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:
     """Which of these manifests would not be dead if this organisation gave them up."""
     query = (
         select(MirrorSourceRow.manifest)
-        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
-        .where(MirrorRow.organisation != organisation)
-        .where(~is_given_up(MirrorRow.organisation, MirrorSourceRow.manifest))
+        .where(MirrorSourceRow.organisation != organisation)
+        .where(~is_given_up(MirrorSourceRow.organisation, MirrorSourceRow.manifest))
         .distinct()
     )
     return {str(manifest) async for (manifest,) in select_in(session, query, MirrorSourceRow.manifest, manifests)}
@@ -474,13 +534,12 @@ async def count_restorable(session: ReadSession) -> int:
 
 def _living_sources(manifest: InstrumentedAttribute[str], before: float | None = None) -> Select[str]:
     """Sources of this manifest whose organisation has no tombstone for it, or one that is younger than ``before``."""
-    source, mirror, tombstone = aliased(MirrorSourceRow), aliased(MirrorRow), aliased(TombstoneRow)
-    joined = and_(tombstone.organisation == mirror.organisation, tombstone.manifest == source.manifest)
+    source, tombstone = aliased(MirrorSourceRow), aliased(TombstoneRow)
+    joined = and_(tombstone.organisation == source.organisation, tombstone.manifest == source.manifest)
     if before is not None:
         joined = and_(joined, tombstone.created_at <= before)
     return (
         select(source.mirror_id)
-        .join(mirror, mirror.id == source.mirror_id)
         .outerjoin(tombstone, joined)
         .where(source.manifest == manifest, tombstone.manifest.is_(None))
         .correlate(manifest.class_)

@@ -43,10 +43,17 @@ class MirrorRow(Base):
 
 
 class MirrorSourceRow(Base):
-    """One source of a mirror: the request as it was, and the outcome."""
+    """One source of a mirror: the request as it was, and the outcome.
+
+    ``organisation`` is the mirror's, so that one look at an index tells what may be read. ``recall_key`` names a commit with
+    patterns that was published (``mirrors.recall_key``).
+    """
 
     __tablename__ = "mirror_sources"
-    __table_args__ = (Index("ix_mirror_sources_revision", "resolved_revision"),)
+    __table_args__ = (
+        Index("ix_mirror_sources_readable", "organisation", "manifest"),
+        Index("ix_mirror_sources_recalled", "recall_key", "manifest"),
+    )
 
     mirror_id: Mapped[str] = mapped_column(ForeignKey("mirrors.id", ondelete="CASCADE"), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)
@@ -62,6 +69,8 @@ class MirrorSourceRow(Base):
     bytes_reused: Mapped[int] = mapped_column(default=0)
     warnings: Mapped[list[Any]]
     error: Mapped[Json | None]
+    organisation: Mapped[str] = mapped_column(String(256), server_default=text("''"))
+    recall_key: Mapped[str | None] = mapped_column(String(64))
 
 
 class ManifestRow(Base):

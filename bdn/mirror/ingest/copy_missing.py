@@ -143,6 +143,7 @@ class CopyMissing:
 
     async def _copy_parcel(self, parcel: Sequence[UpstreamFile]) -> None:
         """Files that nobody else copies go together; the others are waited for one by one, or found."""
+        await self.progress.keep_up()
         ours: list[UpstreamFile] = []
         others: list[UpstreamFile] = []
         for file in parcel:

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 _TOLD_AT_ONCE: Final = 2000  # files, and as many chunks
+_UNTOLD: Final = 10 * _TOLD_AT_ONCE  # files, about 20 MB
 
 
 class CopiesInProgress(SingleFlight[str, FileLayout]):
@@ -165,6 +166,11 @@ class Progress:
             if status != "SYNCING" and not (canceled_too and status is not None):
                 raise ClaimLostError
             yield session
+
+    async def keep_up(self) -> None:
+        """Wait while far more is complete than was told: it is in memory until then."""
+        if len(self._complete) > _UNTOLD:
+            await self.flush()
 
     async def flush(self) -> None:
         """Tell the database, in short transactions. What could not be told is kept for the next time."""

@@ -1,9 +1,11 @@
 """Mirrors as their callers see them: asking for one, joining one that runs, watching it, canceling it."""
 
+import asyncio
 import json
+import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +14,7 @@ from typing import Final
 from sqlalchemy.exc import IntegrityError
 
 from bdn.core.chunk import Digest, digest_of
+from bdn.core.errors import BdnError, LimitExceededError
 from bdn.core.source.uri import HuggingFaceUri, WeightsSource
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Cursor, Database
@@ -20,12 +23,17 @@ from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.worker import is_alike, published_before
 from bdn.mirror.waiting import NEW_WORK, SharedReads, Watch
-from bdn.wire.grants import Grant, GrantedMount, GrantSigner
+from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
 
+logger = logging.getLogger(__name__)
+
+_PRUNE_SECONDS: Final = 3600.0
 _LOOK_AGAIN_SECONDS: Final = 0.5
 # How old a read may be for a caller that has heard of no change: less than the time between two of its reads.
 _OLD_SECONDS: Final = 0.4
+
+_ANY: Final = Digest("0" * 64)  # as long as any other
 
 _Question = tuple[str, str]  # what is asked, and the organisation that asks: it is a part of what may be seen
 
@@ -52,7 +60,8 @@ class MirrorRequests:
     asked: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
 
     async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
-        """A new mirror, or the one that is running for the same request."""
+        """A new mirror, or the one that is running for the same request. ``LimitExceededError``: its grant would be too long."""
+        self._check_grant(sources, organisation)
         for source in sources:
             self.surveyor.sign_ins.check(source.auth, organisation)
         bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
@@ -60,6 +69,16 @@ class MirrorRequests:
         request = partial(self._request, bodies, organisation, request_key)
         # Of a thousand equal ones at once, two ask the database.
         return await self.asked.of((request_key, organisation), request).get(anew=True)
+
+    def _check_grant(self, sources: Sequence[WeightsSource], organisation: str) -> None:
+        """Refuse what could be mirrored and never be read: the grant names all mounts and goes into the head of each request."""
+        mounts = tuple(GrantedMount(one.mount_location, _ANY, str(one.source)) for one in sources)
+        size = len(self.signer.sign(Grant(organisation, mounts, time.time() + self.grant_seconds)))
+        if size > LONGEST_GRANT:
+            what = (
+                f"bytes of the grant for {len(mounts)} sources (send fewer sources at once, or shorter mount locations)"
+            )
+            raise LimitExceededError(what, size, LONGEST_GRANT)
 
     async def _request(self, bodies: list[dict[str, object]], organisation: str, request_key: str) -> Mirror:
         while True:
@@ -100,6 +119,7 @@ class MirrorRequests:
 
     async def plan(self, sources: Sequence[WeightsSource], organisation: str) -> Plan:
         """What mirroring would do now. Writes nothing."""
+        self._check_grant(sources, organisation)
         planned: list[PlannedSource] = []
         counted: set[str] = set()
         for wanted in sources:
@@ -214,6 +234,19 @@ class MirrorRequests:
             if source.manifest
         )
         return self.signer.sign(Grant(state.row.organisation, mounts, time.time() + self.grant_seconds))
+
+
+async def keep_pruning(database: Database, keep_seconds: float, clock: Callable[[], float]) -> None:
+    """For ever forget mirrors that ended longer ago than this, some at a time. What is published stays readable."""
+    while True:
+        try:
+            pruned = True
+            while pruned:
+                async with database.write() as session:
+                    pruned = await mirrors.prune(session, clock() - keep_seconds) > 0
+        except BdnError as error:
+            logger.warning("old mirrors cannot be deleted now", extra={"error": str(error)})
+        await asyncio.sleep(_PRUNE_SECONDS)
 
 
 def _source_of(row: MirrorSourceRow) -> MirrorSource:

@@ -260,7 +260,7 @@ class Ingest:
                         recorded,
                     )
                     await copying.run()
-                if await self._publish(organisation, row, survey, progress):
+                if await self._publish(organisation, row, wanted, survey, progress):
                     return
         raise InternalError(f"contents of {wanted.source} were collected as fast as they were copied")
 
@@ -287,12 +287,13 @@ class Ingest:
                 error=None,
                 resolved_revision=found.resolved_revision,
                 manifest=found.manifest,
+                recall_key=found.recall_key,
                 files_total=found.files_total,
                 bytes_total=found.bytes_total,
                 bytes_reused=counters.reused,
                 warnings=found.warnings,
             )
-            facts = {"mirror": row.mirror_id, "source": str(wanted.source), "revision": resolution.revision}
+            facts = {"mirror": row.mirror_id, "source": row.source, "revision": resolution.revision}
             event = events.event_of("reused", facts, found.manifest, organisation=organisation)
             await events.record(session, time.time(), [event])
         return True
@@ -324,7 +325,9 @@ class Ingest:
                 warnings=list(survey.warnings),
             )
 
-    async def _publish(self, organisation: str, row: MirrorSourceRow, survey: Survey, progress: Progress) -> bool:
+    async def _publish(
+        self, organisation: str, row: MirrorSourceRow, wanted: WeightsSource, survey: Survey, progress: Progress
+    ) -> bool:
         """False when contents that the diff had counted on were collected or found damaged: look again."""
         await progress.flush()
         await self.damages.heal()  # what was damaged and came again counts from now on
@@ -342,7 +345,12 @@ class Ingest:
             if not await contents.publish(session, draft, time.time(), organisation):
                 return False
             await mirrors.update_source(
-                session, row.mirror_id, row.position, status="READY", manifest=manifest.digest.hex
+                session,
+                row.mirror_id,
+                row.position,
+                status="READY",
+                manifest=manifest.digest.hex,
+                recall_key=_recall_key(organisation, wanted, survey.resolution.revision),
             )
             counters = progress.counters[row.position]
             facts: dict[str, Fact] = {
@@ -362,19 +370,25 @@ class Ingest:
 async def published_before(
     session: ReadSession, organisation: str, wanted: WeightsSource, revision: str | None, *, is_newest: bool = False
 ) -> MirrorSourceRow | None:
-    """The newest READY source of this organisation with the same repository, revision and patterns, none of it damaged.
+    """A READY source of this organisation with the same repository, revision and patterns, none of it damaged.
 
     With ``is_newest`` and without a revision: the newest one that was asked for by this name.
     """
     rows: list[MirrorSourceRow] = []
-    if revision is not None:
-        rows = await mirrors.ready_at(session, organisation, revision)
+    if key := _recall_key(organisation, wanted, revision):
+        rows = await mirrors.recalled(session, organisation, key)
     elif is_newest:
         rows = await mirrors.ready_from(session, organisation, str(wanted.source))
     for row in rows:
         if is_alike(row, wanted) and not await contents.is_lost(session, row.manifest or "", organisation):
             return row
     return None
+
+
+def _recall_key(organisation: str, wanted: WeightsSource, revision: str | None) -> str | None:
+    """None where nothing can be recalled, because the upstream has no revisions."""
+    patterns = wanted.patterns.allow, wanted.patterns.ignore
+    return mirrors.recall_key(organisation, str(wanted.source), revision, patterns) if revision else None
 
 
 def is_alike(row: MirrorSourceRow, wanted: WeightsSource) -> bool:

@@ -17,7 +17,7 @@ from bdn.wire.mirror_schema import HeldManifest, HeldManifests, StoreUse
 from bdn.wire.shapes import moment
 
 _SHOWN: Final = 100  # files whose paths are told
-_HOLDINGS: Final = 2000  # of one page: a thousand agents may hold each manifest
+_HOLDINGS: Final = 1000  # of one page: a thousand agents may hold each manifest
 _COUNTED: Final = 50  # manifests whose holders are counted at once
 
 

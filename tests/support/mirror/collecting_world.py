@@ -262,6 +262,7 @@ class Copy:
         )
         source = MirrorSourceRow(
             mirror_id=self._id,
+            organisation=self.organisation,
             position=0,
             request={},
             source=f"hf://org/{self.tree}",

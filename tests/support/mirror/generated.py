@@ -4,6 +4,7 @@ with generated(1_000_000):
     # s3://generated/ in this process: data/0000/0000000, data/0000/0000001, …, of 100 bytes each
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
@@ -33,6 +34,8 @@ class GeneratedBucket:
         for number in range(self.count):
             path = f"data/{number // _PER_FOLDER:04}/{number:07}"
             etag = f"{number:032x}"
+            if number % _PER_FOLDER == 0:
+                await asyncio.sleep(0)  # as at the end of a page
             if path.startswith(tuple(within)):
                 yield UpstreamFile(path, self.size, Identity.of(scope, "s3", path, etag), f"{path} in full", etag)
 

@@ -75,7 +75,7 @@ class Kept:
         return [row[:-1] for row in found] if table in ("copied_chunks", "contents") else found
 
     def counters(self) -> tuple[int, int]:
-        ((*_, transferred, reused, _, _),) = self.rows("mirror_sources")
+        ((*_, transferred, reused, _, _, _, _),) = self.rows("mirror_sources")
         return transferred, reused
 
 

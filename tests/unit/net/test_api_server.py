@@ -15,6 +15,8 @@ from fastapi import FastAPI
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.net import api_server
 from bdn.net.api_server import EVENTS, EventStream, TimedProtocol, bind_tcp, log_shortages, new_service, serving
+from bdn.net.chunk_server.messages import HEAD_LIMIT
+from bdn.wire.grants import LONGEST_GRANT
 from tests.support.mirror.service import until
 from tests.support.network.service import Order, client_of, listening, new_app
 
@@ -289,3 +291,11 @@ async def test_what_fails_on_our_side_is_an_error_and_ends_the_answer(caplog: py
             await client.get("/events")
 
     assert "a bug" in caplog.text
+
+
+async def test_the_longest_grant_fits_into_the_head_of_a_request() -> None:
+    token = "a" * LONGEST_GRANT
+    async with client_of(new_app()) as client:
+        answer = await client.get("/bearer", headers={"Authorization": f"Bearer {token}"})
+    assert (answer.status_code, answer.json()) == (200, token)
+    assert LONGEST_GRANT + 4096 <= HEAD_LIMIT

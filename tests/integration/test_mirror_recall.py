@@ -1,0 +1,131 @@
+"""What was published is found by its key, whatever the number of earlier mirrors, and stays when old mirrors are forgotten."""
+
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event, insert, select
+from sqlalchemy.engine import Connection, Engine
+
+from bdn.mirror.db import mirrors
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
+from tests.doubles.hub import Hub
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source
+
+pytest_plugins = ("tests.support.mirror.fixtures",)
+MODEL = source("hf://org/model")
+EARLIER = 300
+
+
+@pytest.fixture
+async def mirror(
+    upstreams: None, hub: Hub, database_options: dict[str, Any], tmp_path: Path
+) -> AsyncIterator[MirrorUnderTest]:
+    hub.repo("org/model").commit({"config.json": b"{}"})
+    async with mirror_under_test(tmp_path / "mirror", **database_options) as mirror:
+        yield mirror
+
+
+@pytest.fixture
+async def database(
+    mirror: MirrorUnderTest, database_options: dict[str, Any], tmp_path: Path
+) -> AsyncIterator[Database]:
+    url = database_options.get("database_url", f"sqlite+aiosqlite:///{tmp_path}/mirror/mirror.sqlite")
+    database = Database(url)
+    yield database
+    await database.close()
+
+
+async def mirrored_often(database: Database, mirror_id: str) -> None:
+    """The same mirror, many times before."""
+    async with database.write() as session:
+        row = (await session.execute(select(MirrorRow.__table__).where(MirrorRow.id == mirror_id))).mappings().one()
+        part = select(MirrorSourceRow.__table__).where(MirrorSourceRow.mirror_id == mirror_id)
+        part_row = (await session.execute(part)).mappings().one()
+        names = [f"mir_{number:024x}" for number in range(EARLIER)]
+        await session.execute(insert(MirrorRow), [{**row, "id": name, "created_at": 1.0} for name in names])
+        await session.execute(insert(MirrorSourceRow), [{**part_row, "mirror_id": name} for name in names])
+
+
+@contextmanager
+def watched() -> Iterator[tuple[list[object], list[tuple[str, Any]]]]:
+    """The sources that are loaded, and the statements."""
+    loaded: list[object] = []
+    statements: list[tuple[str, Any]] = []
+
+    def load(row: object, _: object) -> None:
+        loaded.append(row)
+
+    def executed(_: Connection, __: Any, statement: str, given: Any, *___: Any) -> None:
+        if statement.startswith("SELECT"):
+            statements.append((statement, given))
+
+    event.listen(MirrorSourceRow, "load", load)
+    event.listen(Engine, "after_cursor_execute", executed)
+    try:
+        yield loaded, statements
+    finally:
+        event.remove(MirrorSourceRow, "load", load)
+        event.remove(Engine, "after_cursor_execute", executed)
+
+
+async def test_a_known_commit_is_recalled_by_a_key_whatever_was_mirrored_before(
+    mirror: MirrorUnderTest, database: Database, hub: Hub
+) -> None:
+    first = await mirror.ready(MODEL)
+    await mirrored_often(database, first["id"])
+    hub.log.clear()
+    with watched() as (loaded, _):
+        again = await mirror.ready(source("hf://org/model", "/other"))
+    assert again["sources"][0]["manifest"] == first["sources"][0]["manifest"]
+    assert hub.log.count("tree") == 0
+    assert len(loaded) < EARLIER // 10
+
+
+async def test_whether_a_manifest_may_be_read_is_a_look_at_an_index(upstreams: None, hub: Hub, tmp_path: Path) -> None:
+    hub.repo("org/model").commit({"config.json": b"{}"})
+    async with mirror_under_test(tmp_path) as mirror:
+        manifest = (await mirror.manifest(MODEL)).removeprefix("b3:")
+        database = Database(f"sqlite+aiosqlite:///{tmp_path}/mirror.sqlite")
+        with watched() as (_, statements):
+            async with database.read() as session:
+                assert await mirrors.may_read(session, "default", manifest)
+                assert not await mirrors.may_read(session, "other", manifest)
+        await database.close()
+    with closing(sqlite3.connect(tmp_path / "mirror.sqlite")) as connection:
+        plans = [row[3] for one in statements for row in connection.execute(f"EXPLAIN QUERY PLAN {one[0]}", one[1])]
+    assert len(statements) == 2
+    assert not [step for step in plans if step.startswith("SCAN")]
+    assert not [step for step in plans if "SEARCH mirrors " in step]  # of which an organisation has very many
+    assert sum("ix_mirror_sources_readable (organisation=? AND manifest=?)" in step for step in plans) == 2
+
+
+async def test_old_mirrors_are_forgotten_and_what_is_published_is_read_and_recalled(
+    mirror: MirrorUnderTest, database: Database, hub: Hub
+) -> None:
+    repository = hub.repo("org/model")
+    repository.commit({"config.json": b"{}"})
+    replaced, failed = await mirror.ready(MODEL), await mirror.mirror(source("hf://org/absent"))
+    newest = await mirror.ready(MODEL)
+    narrow = await mirror.ready(source("hf://org/model", allow_patterns=["*.json"]))
+    repository.commit({"config.json": b"[]"})
+    other = await mirror.ready(MODEL)
+    now = time.time()
+    async with database.write() as session:
+        assert await mirrors.prune(session, 1.0) == 0
+        assert await mirrors.prune(session, now + 1) == 2
+        assert await mirrors.prune(session, now + 1) == 0
+    for gone in (replaced, failed):
+        assert (await mirror.http.get(f"/mirror/{gone['id']}")).status_code == 404
+    hub.log.clear()
+    for kept, options in ((newest, {}), (narrow, {"allow_patterns": ["*.json"]}), (other, {})):
+        manifest = kept["sources"][0]["manifest"]
+        assert (await mirror.http.get(f"/manifests/{manifest}")).status_code == 200
+        pinned = source(f"hf://org/model@{kept['sources'][0]['resolved_revision']}", "/again", **options)
+        assert (await mirror.ready(pinned))["sources"][0]["manifest"] == manifest
+    assert hub.log.count("tree") == 0
