@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Final
 
 from bdn import __version__
+from bdn.core.chunk import Digest
 from bdn.core.events import Event
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.api_clients import MirrorClient
@@ -179,8 +180,12 @@ async def open_agent(
         stack.push_async_callback(in_thread, server.close)
 
         # Stage: files appear for jobs.
-        views = Views(places, await in_thread(choose, settings.exposure, places))
+        views = Views(disk.files, await in_thread(choose, settings.exposure, places))
         stage_tasks = await stack.enter_async_context(BackgroundTasks())
+
+        async def settle(contents: Iterable[Digest]) -> None:
+            await scrubber.settle(contents)
+
         warmer = Warmer(stage_tasks, views, StagesFirst(registry, settings.warm_rate))
         lifecycle = Lifecycle(
             registry,
@@ -192,6 +197,7 @@ async def open_agent(
             clock,
             elapsed,
             on_ready=metrics.ready_seconds.observe,
+            settle=settle,
         )
         housekeeping = Housekeeping(lifecycle, disk.is_rebooted)
 
@@ -204,7 +210,7 @@ async def open_agent(
         scrubber = Scrubber(
             tiers.node,
             ScrubReader(buffers, quarantine, metrics, clock),
-            FileRepair(places, quarantine, staged),
+            FileRepair(disk.files, quarantine, staged),
             RepairSource(provision, grants, lru_cache(1)(manifests.load_layout), buffers, stop_scrub),
             scrub_record,
             registry,

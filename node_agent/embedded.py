@@ -26,13 +26,13 @@ class LocalAgent:
         path = await in_thread(destination.resolve)
         # Whether what stands there is intact is looked at later, once: that takes a while for many files.
         if not await in_thread(self.agent.stages.lifecycle.stands_at, path):
-            await in_thread(Destination(path, "check", self.agent.places).check, None)
+            await in_thread(Destination(path, "check", self.agent.stages.lifecycle.views.files).check, None)
 
-    async def pull(self, grant: str, destination: Path) -> AsyncIterator[StageDocument]:
-        """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
+    async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
+        """Publish a grant's only manifest at a directory, as hard links with ``link``; the stage again and again, the last time in a terminal state."""
         stages = self.agent.stages
         asked_at = datetime.now(UTC)
-        begun = await stages.pull(grant, destination)
+        begun = await stages.pull(grant, destination, link=link)
         async for document in stages.follow(begun.record.id, 0.2):
             if document.ready_at and document.ready_at < asked_at:  # it stood there: nothing came from anywhere
                 for mount in document.mounts:

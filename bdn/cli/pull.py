@@ -54,11 +54,26 @@ class Pulled(BaseModel):
 @click.option("--secret", metavar="NAME", help="The name of the secret that opens the source, as in BDN_SECRET_<NAME>.")
 @click.option("--offline", is_flag=True, help="Ask no upstream: put there what SOURCE was when it was pulled last.")
 @click.option("--replace", is_flag=True, help="Let files go that an earlier pull of something else put at DEST.")
+@click.option(
+    "--link",
+    is_flag=True,
+    help="Hard links into the cache, on one file system: they take no room, but an edit of a file reaches the cache.",
+)
 @command_line
-async def pull(output: Output, *, source: str, dest: Path, offline: bool, replace: bool, **asked: Any) -> None:  # noqa: ANN401 - of request_body
+async def pull(
+    output: Output,
+    *,
+    source: str,
+    dest: Path,
+    offline: bool,
+    replace: bool,
+    link: bool,
+    **asked: Any,  # noqa: ANN401 - of request_body
+) -> None:
     """Put the files of SOURCE at DEST, through a mirror and a cache on this machine.
 
-    The files are hard links into the cache where that is possible, so that a second pull is immediate and takes no space.
+    The files are yours: they share blocks with the cache where the file system can do that (xfs, btrfs), else they are copies.
+    With --link they are the cache's own files; one that was edited is read and repaired before it is put anywhere again.
     DEST must be new, empty, or from an earlier pull; of another source or other patterns only with --replace. Removing DEST lets the cache evict its files when it needs room.
     A commit that was pulled before is put there without asking the upstream.
 
@@ -97,7 +112,7 @@ async def pull(output: Output, *, source: str, dest: Path, offline: bool, replac
                 f"{dest} holds what another pull put there, and this one would remove or replace {_named(lost)}; add --replace, "
                 "or name another directory"
             )
-        stage = await ready_stage(output, "staging", agent.pull(grant, dest))
+        stage = await ready_stage(output, "staging", agent.pull(grant, dest, link=link))
         seconds = time.perf_counter() - began
     mount = stage.mounts[0]
     pulled = Pulled(

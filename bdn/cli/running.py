@@ -112,7 +112,7 @@ class EmbeddedAgent(Protocol):
     async def would_lose(self, grant: str, destination: Path) -> tuple[str, list[str]]:
         """What an earlier pull put at the directory and this one would remove or replace: its manifest's digest as hex, and the paths."""
 
-    def pull(self, grant: str, destination: Path) -> AsyncIterator[StageDocument]:
+    def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
         """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
 
 

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from bdn.net.chunk_server.served_chunks import OpenChunk
 from bdn.wire.operation_schema import Tier
 from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.records import Held
-from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 
 _AT_ONCE: Final = 1_000  # chunks that come or go while those who look for others wait
 
@@ -48,11 +49,12 @@ class HeldChunks:
     """
 
     def __init__(
-        self, places: Places, index: CacheIndex, tier: ClusterTier, suspect: Callable[[Digest], object]
+        self, files: WholeFiles, index: CacheIndex, tier: ClusterTier, suspect: Callable[[Digest], object]
     ) -> None:
         """``suspect`` is told of whole files that are not what their name says."""
         self.tier = tier
-        self._places = places
+        self._whole = files
+        self._places = files.places
         self._index = index
         self._suspect = suspect
         self._lock = threading.Lock()
@@ -216,8 +218,13 @@ class HeldChunks:
             if place.file in self._withheld:
                 continue
             chunk = _open_slice(self._places.file(place.file), place)
-            if chunk is not None:
+            if chunk is None:
+                continue
+            look = partial(os.fstat, chunk.file.fileno())
+            if self._whole.is_as_left(place.file, look(), look):
                 return chunk, "node", place.file
+            chunk.file.close()
+            self._suspect(place.file)
         return None
 
     def _places_of(self, digest: Digest) -> list[ChunkPlace]:

@@ -13,6 +13,7 @@ from bdn.core.errors import InternalError
 from bdn.disk.durable import disk_errors, write_durably
 from bdn.wire.layout_form import Layout
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 
 FILES_KEPT: Final = 200_000  # about 80 MB; a larger manifest is parsed each time
 
@@ -136,11 +137,12 @@ class ManifestRecords:
             return None
 
     def forget(self, digest: Digest) -> None:
-        """Remove the manifest first, then its layout."""
+        """Remove the manifest first, then what is noted beside it."""
         self._recent.forget(digest)
         with disk_errors(self._places.manifest(digest)):
             self._places.manifest(digest).unlink(missing_ok=True)
             self._places.layout(digest).unlink(missing_ok=True)
+            self._places.pins(digest).unlink(missing_ok=True)
 
     def digests(self) -> Iterator[Digest]:
         """The names of all manifests here."""
@@ -168,12 +170,18 @@ class ScannedManifest:
 class CacheFiles:
     """Records of manifests, and files whole or in progress. Blocking; methods raise ``DiskFailedError``."""
 
-    places: Places
+    whole: WholeFiles
     records: ManifestRecords
+
+    @property
+    def places(self) -> Places:
+        """Where they stand."""
+        return self.whole.places
 
     def delete(self, victims: Iterable[Victim]) -> None:
         """Records of manifests first, then contents: after a crash in between, the start-up scan deletes what nobody names."""
         for victim in victims:
+            self.whole.forget(victim.contents)
             self.records.forget(victim.manifest)
             for content in victim.contents:
                 for path in (self.places.file(content), self.places.part(content), self.places.bitmap(content)):

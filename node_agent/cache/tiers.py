@@ -6,7 +6,7 @@ What is on disk decides what the cache holds. Interrupted evictions are finished
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from node_agent.cache.quarantine import Quarantine, SuspectFiles
 from node_agent.cache.records import CacheFiles, Held, ManifestRecords, ScannedManifest
 from node_agent.cache.space import Space
 from node_agent.disk.cache_directory import CacheDirectory
-from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles, seen
 from node_agent.journal import Journal
 from node_agent.settings import AgentSettings
 
@@ -74,13 +74,13 @@ async def open_tiers(
     cluster_events = CacheEvents(tell, partial(evicted, "cluster"), journal.record)
     chunk_files = ChunkFiles(places.root / "cluster", writes)
     cluster = ClusterTier(chunk_files, chunk_index, lambda: space.room().budgets.cluster, uses, cluster_events)
-    chunks = HeldChunks(places, index, cluster, suspects.add)
+    chunks = HeldChunks(disk.files, index, cluster, suspects.add)
     access = PeerAccess(places, chunks, None if settings.auth == "off" else verify)
     events = CacheEvents(on_change, partial(evicted, "node"), journal.record)
-    node = NodeCache(index, CacheFiles(places, manifests), chunks, space, uses, events)
+    node = NodeCache(index, CacheFiles(disk.files, manifests), chunks, space, uses, events)
 
     await in_thread(cluster.load)
-    scanner = Scanner(places, manifests, chunks)
+    scanner = Scanner(disk.files, manifests, chunks, suspects)
     for found in await in_thread(scanner.run):
         found.restore(index)
         await asyncio.sleep(0)
@@ -94,11 +94,14 @@ async def open_tiers(
 class Scanner:
     """Looks through the cache directory once, before anything else uses it. Blocking; raises ``DiskFailedError``.
 
-    Costs one look at every file's size. Content is not hashed: a file under its name was verified before it got there.
+    Costs one look at every file. Content is not hashed: a file under its name was verified before it got there, and one that
+    was changed since is suspected.
     """
 
-    def __init__(self, places: Places, records: ManifestRecords, chunks: HeldChunks) -> None:
-        self._places = places
+    def __init__(self, files: WholeFiles, records: ManifestRecords, chunks: HeldChunks, suspects: SuspectFiles) -> None:
+        self._files = files
+        self._places = files.places
+        self._suspects = suspects
         self._records = records
         self._chunks = chunks
         self.decisions: list[Event] = []  # what the look found and did
@@ -111,6 +114,9 @@ class Scanner:
             sizes = {digest: size for manifest in manifests.values() for digest, size in manifest.contents.items()}
             whole = self._whole_files(sizes)
             here = dict.fromkeys(self._parts(sizes, whole), False) | dict.fromkeys(whole, True)
+            for content in sorted(self._files.restore(whole, manifests.values()), key=str):
+                logger.info("file %s is not as it was left; it is read before it is used", content)
+                self._suspects.add(content)
             self._stray_layouts(manifests)
             for digest, manifest in manifests.items():
                 present = {content: here[content] for content in manifest.contents if content in here}
@@ -139,8 +145,9 @@ class Scanner:
                 why = "its record was damaged when the agent started, and is in quarantine"
                 self.decisions += dropped([digest], why)
 
-    def _whole_files(self, sizes: dict[Digest, int]) -> set[Digest]:
-        whole: set[Digest] = set()
+    def _whole_files(self, sizes: dict[Digest, int]) -> dict[Digest, int]:
+        """What is whole, and how it looks."""
+        whole: dict[Digest, int] = {}
         unfinished = 0
         for entry in _walk(self._places.files):
             path, digest = Path(entry.path), _digest(entry.name)
@@ -150,21 +157,22 @@ class Scanner:
                 unfinished += 1
             elif size is None or digest is None:
                 self._remove(path)  # nobody names it: an eviction was interrupted
-            elif (actual := entry.stat().st_size) != size:
+            elif (found := entry.stat(follow_symlinks=False)).st_size != size:
                 self._quarantine(path)
-                reason = f"the file had {actual} bytes and not {size}, and is in quarantine"
+                reason = f"the file had {found.st_size} bytes and not {size}, and is in quarantine"
                 self.decisions.append(Event.of("damaged", {"tier": "node", "reason": reason}, digest=digest))
             else:
                 if path != (place := self._places.file(digest)):
                     path.rename(place)  # it used to stand one folder deeper, in aa/bb; views have it by its inode
-                whole.add(digest)
+                    found = place.stat()
+                whole[digest] = seen(found)
         if unfinished:
             logger.info("removed %s small files that were being written when the agent ended", unfinished)
         for folder in self._places.files.glob("??/??"):
             folder.rmdir()
         return whole
 
-    def _parts(self, sizes: dict[Digest, int], whole: set[Digest]) -> set[Digest]:
+    def _parts(self, sizes: dict[Digest, int], whole: Container[Digest]) -> set[Digest]:
         begun: set[Digest] = set()
         for entry in _walk(self._places.filling):
             stem, _, kind = entry.name.partition(".")

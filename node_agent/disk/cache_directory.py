@@ -17,6 +17,7 @@ from bdn.disk.durable import disk_errors, write_durably
 from node_agent.background_tasks import in_thread
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 
 
 def boot_id() -> str:
@@ -128,6 +129,7 @@ class CacheDirectory:
     """``is_rebooted`` when the machine was started anew since an agent had it last."""
 
     places: Places
+    files: WholeFiles
     writes: DirectWrites
     sync: GroupSync
     unnamed: UnnamedBytes
@@ -149,4 +151,5 @@ async def open_cache_directory(stack: AsyncExitStack, places: Places) -> CacheDi
     await in_thread(keep_format, places)
     writes = DirectWrites()
     await in_thread(writes.probe, places.filling)
-    return CacheDirectory(places, writes, stack.enter_context(GroupSync(places.root)), UnnamedBytes(), is_rebooted)
+    sync = stack.enter_context(GroupSync(places.root))
+    return CacheDirectory(places, WholeFiles(places), writes, sync, UnnamedBytes(), is_rebooted)

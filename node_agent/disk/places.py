@@ -82,6 +82,10 @@ class Places:
         """Where a held manifest's bytes lie."""
         return self.manifests / f"{digest.hex}.layout.json"
 
+    def pins(self, digest: Digest) -> Path:
+        """What a held manifest's whole files looked like when they were right; see ``WholeFiles``."""
+        return self.manifests / f"{digest.hex}.pins"
+
     def stage(self, stage_id: str) -> Path:
         """The record of a stage."""
         return self.stages / f"{stage_id}.json"

@@ -23,7 +23,8 @@ from bdn.disk.durable import disk_errors, open_folder, sync_folder, write_all
 from bdn.disk.syscalls import allocate
 from node_agent.background_tasks import in_thread
 from node_agent.disk.cache_directory import CacheDirectory
-from node_agent.disk.places import Places, name_in_files, temporary_name
+from node_agent.disk.places import temporary_name
+from node_agent.disk.whole_files import WholeFiles
 
 SYNC_CHUNKS: Final = 16  # 128 MiB between two fdatasyncs: what a kill costs at most, besides the chunks in flight
 _MAGIC: Final = b"bdnbits1"
@@ -77,12 +78,12 @@ class PartialFile:
     Every method raises ``DiskFailedError``. A file of one chunk has no bitmap: there is nothing to go on from.
     """
 
-    def __init__(self, places: Places, layout: FileLayout, writes: DirectWrites) -> None:
+    def __init__(self, files: WholeFiles, layout: FileLayout, writes: DirectWrites) -> None:
         self.layout = layout
         self.is_committed = False
-        self._places = places
-        self._path = places.part(layout.digest)
-        self._bitmap_path = places.bitmap(layout.digest)
+        self._files = files
+        self._path = files.places.part(layout.digest)
+        self._bitmap_path = files.places.bitmap(layout.digest)
         self._bitmap = Bitmap(len(layout.chunks))
         self._lock = threading.Lock()
         self._unsynced: list[int] = []
@@ -135,12 +136,11 @@ class PartialFile:
 
     def commit(self) -> None:
         """All chunks are here: sync, and let the file appear under its name, read-only."""
-        target = self._places.file(self.layout.digest)
         with disk_errors(self._path):
             os.fchmod(self._file.descriptor, 0o444)
             self._sync(os.fsync)
-            self._path.rename(target)
-            sync_folder(target.parent)
+            self._files.appear(self.layout.digest, self._path)
+            sync_folder(self._files.places.file(self.layout.digest).parent)
             self.is_committed = True
             self._bitmap_path.unlink(missing_ok=True)
 
@@ -220,6 +220,7 @@ class PackedParts:
         self.files = files
         self.is_committed = False
         self._places = disk.places
+        self._whole = disk.files
         self._sync = disk.sync
         self._mark = disk.sync.mark()
         self._unnamed = disk.unnamed
@@ -261,9 +262,9 @@ class PackedParts:
         self._written = size
 
     def _rename(self) -> None:
-        with disk_errors(self._places.files), open_folder(self._places.files) as root:
+        with disk_errors(self._places.files):
             for file in self.files:
-                os.rename(temporary_name(file.digest), name_in_files(file.digest), src_dir_fd=root, dst_dir_fd=root)
+                self._whole.appear(file.digest, f"{self._places.files}/{temporary_name(file.digest)}")
         self._drop_parts()
 
     def _drop_parts(self) -> None:

@@ -6,12 +6,13 @@ so that waiting for peers never keeps a node from reading what its peers wait fo
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.cache.index import Holder
 from bdn.core.chunk import Digest, Manifest, PlacedChunk, Slice
-from bdn.core.errors import single_error
+from bdn.core.errors import BdnError, single_error
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import own_in_flight
 from bdn.transfer.byte_threads import ByteThreads
@@ -92,6 +93,9 @@ class Provision:
         if missing:
             async with blaming(self.cache.space):
                 await _RequestFill(self, request, progress).run(held, missing)
+            for one in held:
+                with suppress(BdnError):  # whoever hands the files on notes it again, before
+                    await in_thread(self.disk.files.save, one.manifest)
         return manifests
 
     async def _obtain(self, digest: Digest, request: FillRequest) -> Held:
@@ -203,7 +207,7 @@ class _UnitFill:
             await self._fill_from_slab(lies)
             return
         (layout,) = self._files
-        part = PartialFile(self._provision.disk.places, layout, self._provision.disk.writes)
+        part = PartialFile(self._provision.disk.files, layout, self._provision.disk.writes)
         try:
             if len(layout.chunks) <= 1:
                 await self._fill_at_once(part)

@@ -26,6 +26,7 @@ from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import ChangedFilesError, WholeFiles
 from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
 from node_agent.fill.part import Bitmap, cut
 from node_agent.fill.provision import FillRequest, Provision
@@ -268,9 +269,14 @@ class FileRepair:
     A file that is taken out stays in views that link to it: nothing is taken from a running job.
     """
 
-    places: Places
+    files: WholeFiles
     quarantine: Quarantine
     staged: StagedFiles
+
+    @property
+    def places(self) -> Places:
+        """The cache's."""
+        return self.files.places
 
     # --- out of the cache; each returns whether a part is left ---
 
@@ -281,6 +287,7 @@ class FileRepair:
         bytes are evidence.
         """
         place, part = self.places.file(file.digest), self.places.part(file.digest)
+        self.files.forget((file.digest,))
         with disk_errors(place):
             right = [index for index in range(len(file.chunks)) if index not in wrong]
             if not right:
@@ -298,6 +305,7 @@ class FileRepair:
     def to_quarantine(self, content: Digest) -> bool:
         """Keep the file, so that it goes on occupying the place where the disk keeps nothing; another one is filled."""
         place = self.places.file(content)
+        self.files.forget((content,))
         with disk_errors(place):
             if place.exists():
                 self.quarantine.take(place)
@@ -315,11 +323,9 @@ class FileRepair:
         for stage, path in self._showing(content, earlier):
             aside = self.places.views / f"{stage.record.id}.relinking"  # after a kill the next start removes it
             try:
-                aside.unlink(missing_ok=True)
-                aside.hardlink_to(self.places.file(content))
-                aside.rename(path)
-            except OSError as error:
-                logger.warning("%s still shows the earlier file %s: %s", path, content, error)
+                self.files.relink(content, aside, path)
+            except (OSError, ChangedFilesError) as error:
+                logger.warning("%s still shows the earlier file %s: %r", path, content, error)
                 stage.mend_at = _ALREADY_DUE
 
     def mark_lacking(self, content: Digest, earlier: os.stat_result) -> None:

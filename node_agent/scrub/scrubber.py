@@ -7,7 +7,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -147,12 +147,27 @@ class Scrubber:
             return
         target = ScrubTarget(self.repair.places.file(content), content, manifest)
         layout = await self.source.layout(content, size)
+        files = self.repair.files
+        before = await in_thread(files.look, content)
         try:
             wrong = await self._look(target, layout, size, findings)
         except FileNotFoundError:
             wrong, layout = [_GONE], None
-        if wrong and self._is_whole(content):  # otherwise it was evicted meanwhile
+        if not wrong:
+            await in_thread(files.confirm, content, before)
+        elif self._is_whole(content):  # otherwise it was evicted meanwhile
             await self._treat(target, layout, wrong, findings)
+            if findings.is_repairing and self._is_whole(content):
+                await in_thread(files.verify, content, size)
+
+    async def settle(self, contents: Iterable[Digest]) -> None:
+        """Files that somebody has changed, and that a stage waits for: those that are wrong are repaired, or held no more."""
+        for content in contents:
+            size = self.cache.index.ledger.size_of(content)
+            if size is None or not self._is_whole(content) or await in_thread(self.repair.files.verify, content, size):
+                continue
+            for manifest in tuple(self.cache.index.named_by(content))[:1]:
+                await self.file(manifest, content, Findings())
 
     async def chunk(self, manifest: Digest, chunk: Digest, findings: Findings) -> None:
         """A chunk of the cluster tier. A wrong one is dropped: it is fetched again when somebody wants it."""

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import Manifest
-from bdn.core.errors import BdnError, InternalError
+from bdn.core.chunk import Digest, Manifest
+from bdn.core.errors import BdnError, DiskFailedError, InternalError
 from bdn.core.events import Ending
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.shapes import body_of
 from bdn.wire.stage_schema import StageState
 from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 from node_agent.cache.node_cache import Clock, NodeCache
+from node_agent.disk.whole_files import ChangedFilesError
 from node_agent.fill.provision import FillRequest, Provision
 from node_agent.stage.records import Decision, StageRecords, decisions
 from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry
@@ -28,6 +29,7 @@ from node_agent.stage.warm import Warmer
 logger = logging.getLogger(__name__)
 _DRIFT_SECONDS: Final = 1.0  # between two clocks, without either having been set
 _MEND_AGAIN_SECONDS: Final = 300.0
+_LOOKS: Final = 3  # at files that somebody changes while they are placed
 _Figures = Mapping[str, object]  # of one line of the log
 
 
@@ -36,7 +38,8 @@ class Lifecycle:
     """Moves stages from state to state. Callers hold the stage's lock, except where a stage's own task is at work.
 
     ``clock`` is the wall's, for records and people; ``elapsed`` only ever goes forward, second by second, and says when a
-    stage's time is over. ``on_ready`` gets the seconds that a stage took.
+    stage's time is over. ``on_ready`` gets the seconds that a stage took. ``settle`` has files of the cache read that somebody
+    changed, and repaired, or taken out of it.
     """
 
     registry: StageRegistry
@@ -48,6 +51,7 @@ class Lifecycle:
     clock: Clock
     elapsed: Clock
     on_ready: Callable[[float], None]
+    settle: Callable[[Iterable[Digest]], Awaitable[None]]
 
     @property
     def cache(self) -> NodeCache:
@@ -84,6 +88,12 @@ class Lifecycle:
         is_free = stage.record.state == "READY" and is_left and stage.record.destination is None
         is_due = stage.mend_at is None or stage.mend_at <= self.elapsed()
         return is_free and is_due and self.is_lacking(stage)
+
+    def is_changed(self, record: StageRecord) -> bool:
+        """Whether a READY stage shows files of the cache that somebody has changed since. Below a read-only mount nobody can. Blocking."""
+        shown = {mount.digest for mount in record.mounts if mount.exposure != "bind" and mount.view == "hardlink"}
+        held = shown & set(self.cache.index.manifests())
+        return any(self.views.files.changed(self.cache.index.contents_of(manifest)) for manifest in held)
 
     def is_lacking(self, stage: NodeStage) -> bool:
         """Whether a READY stage is known to show something that is absent or wrong."""
@@ -136,11 +146,22 @@ class Lifecycle:
         record = stage.record
         wanted = [mount.digest for mount in record.mounts]
         request = FillRequest(wanted, record.grant, record.holder, TrafficClass.STAGE, stage.begin)
-        came = await self.provision.run(request)
-        manifests = {mount.mount_location: manifest for mount, manifest in zip(record.mounts, came, strict=True)}
-        if stage.is_mending and await in_thread(self._is_whole, stage, manifests):
-            return  # it healed where it stands: a job that reads it shall not lose the folder under its feet
-        built = await (self._publish if record.destination else self._show)(stage, manifests)
+        built: dict[str, Built] | None = None
+        for _ in range(_LOOKS):
+            came = await self.provision.run(request)
+            manifests = {mount.mount_location: manifest for mount, manifest in zip(record.mounts, came, strict=True)}
+            if stage.is_mending and await in_thread(self._is_whole, stage, manifests):
+                return  # it healed where it stands: a job that reads it shall not lose the folder under its feet
+            try:
+                built = await (self._publish if record.destination else self._show)(stage, manifests)
+                break
+            except ChangedFilesError as error:
+                logger.warning(
+                    "%s files of stage %s were changed in the cache; they are read", len(error.contents), record.id
+                )
+                await self.settle(error.contents)
+        if built is None:
+            raise DiskFailedError(str(self.views.places.files), "somebody changes its files again and again")
         for mount in record.mounts:
             view = built[mount.mount_location]
             mount.view, mount.view_reason = view.kind, view.reason
@@ -273,7 +294,8 @@ class Lifecycle:
         if record.destination is not None:
             self._destination(record).clear()  # what was published there is the user's, and stays
             return None
-        return self.views.drop(record.id, [mount.mount_location for mount in record.mounts])
+        load = self.cache.files.records.load
+        return self.views.drop(record.id, {mount.mount_location: load(mount.digest) for mount in record.mounts})
 
     # --- recording ---
 
@@ -357,7 +379,7 @@ class Lifecycle:
 
     def stands_at(self, path: Path) -> bool:
         """Whether the directory there is one that we published, whatever happened in it since. Looks at no file. Blocking."""
-        inode = Destination(path, "", self.views.places).inode()
+        inode = Destination(path, "", self.views.files).inode()
         return inode is not None and any(
             stage.record.destination == path and stage.record.inode == inode for stage in self.registry.all()
         )
@@ -373,7 +395,7 @@ class Lifecycle:
 
     def _destination(self, record: StageRecord) -> Destination:
         assert record.destination is not None  # noqa: S101 - of pulls alone
-        return Destination(record.destination, record.id, self.views.places)
+        return Destination(record.destination, record.id, self.views.files, record.link)
 
     def _published(self, record: StageRecord) -> Earlier | None:
         if record.inode is None:

@@ -43,7 +43,8 @@ class StageRecord(BaseModel):
 
     ``expires_at`` is what people are told. What counts is ``ttl_seconds``, from the last renewal or the start of the agent.
 
-    ``destination`` is set for a pulled view; ``inode`` then tells its directory from another one at the same path.
+    ``destination`` is set for a pulled view; ``inode`` then tells its directory from another one at the same path. With ``link``
+    its files are those of the cache, where that is possible.
     """
 
     id: str
@@ -61,6 +62,7 @@ class StageRecord(BaseModel):
     error: ErrorBody | None = None
     destination: Path | None = None
     inode: int | None = None
+    link: bool = False
     warm: bool = False
     mounts: list[MountRecord]
 
@@ -70,6 +72,10 @@ class StageRecord(BaseModel):
         if self.ttl_seconds is None and self.expires_at is not None:  # of an agent that recorded no ttl
             return max(0.0, self.expires_at - self.created_at)
         return self.ttl_seconds
+
+    def is_linked(self, wanted: bool) -> bool:
+        """Whether a pull has put links there, or has not, as is ``wanted``; where links are impossible there are copies."""
+        return self.link == wanted and (wanted or all(mount.view != "hardlink" for mount in self.mounts))
 
     @property
     def holder(self) -> Holder:

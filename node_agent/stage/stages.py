@@ -77,8 +77,11 @@ class StageService:
         record.expires_at = None if ttl_seconds is None else record.created_at + ttl_seconds
         return await self._start(NodeStage(record))
 
-    async def pull(self, token: str, destination: Path) -> NodeStage:
+    async def pull(self, token: str, destination: Path, *, link: bool = False) -> NodeStage:
         """Stage a grant's only manifest and publish it at a directory; the same again, while it is intact, is immediate.
+
+        Its files share blocks with those of the cache, or are copies. With ``link`` they are the cache's own files, on one file
+        system: they take no room, and who writes into one changes what the cache holds, which is noticed before it is used.
 
         The directory is the lease's holder: once it is gone, the stage is released.
 
@@ -91,12 +94,14 @@ class StageService:
             raise InvalidRequestError(f"a pull takes a grant for one source, not for {len(grant.mounts)}")
         path = await in_thread(resolved, destination)
         record = self._record(f"pull:{path}", token, grant)
-        record.destination = path
+        record.destination, record.link = path, link
         known = self.registry.get(record.id)
         if known and known.is_working:
             return known
         is_ready = known is not None and known.record.state == "READY"
-        if known and is_ready and not known.is_ending and await in_thread(self.lifecycle.is_intact_pull, known.record):
+        is_intact = self.lifecycle.is_intact_pull
+        is_alike = known is not None and known.record.is_linked(link)
+        if known and is_alike and is_ready and not known.is_ending and await in_thread(is_intact, known.record):
             return known
         earlier = await in_thread(self.lifecycle.check_destination, record)
         if known and is_ready:
@@ -141,6 +146,8 @@ class StageService:
                 await self.lifecycle.renew(stage, record.ttl_seconds or stage.record.lifetime)
                 if stage.record.state != "READY":  # it is on its way, or has failed by now
                     return stage
+                if not stage.is_working and await in_thread(self.lifecycle.is_changed, stage.record):
+                    stage.mend_at = self.lifecycle.elapsed()
                 if not stage.is_working and self.lifecycle.is_lacking(stage):
                     self.lifecycle.mend(stage)  # who asks now hears whether it is whole, and not that it once was
                 if record.warm and not stage.is_working:

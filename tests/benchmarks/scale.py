@@ -18,6 +18,7 @@ from bdn.wire.layout_form import Layout
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 from tests.benchmarks import many_agents, published
 from tests.benchmarks.report import Figure, scaled
 from tests.support.agent.cache import a_tier
@@ -60,7 +61,7 @@ def chunks() -> Sequence[Figure]:
     count = scaled(200_000)
     tracemalloc.start()
     with tempfile.TemporaryDirectory() as folder:
-        held = HeldChunks(Places(Path(folder)), CacheIndex(), a_tier(Path(folder)), lambda _: None)
+        held = HeldChunks(WholeFiles(Places(Path(folder))), CacheIndex(), a_tier(Path(folder)), lambda _: None)
         in_files = _allocated(lambda: _hold_files(held, count)) / count
     index = ChunkIndex()
     for_peers = _allocated(lambda: _hold_chunks(index, count)) / count

@@ -21,7 +21,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_an_agent_that_lost_power_has_all_that_was_ready"),
     ],
     "node_agent/fill/part.py": [
-        ("a file's name is not synced", "            sync_folder(target.parent)\n", "",
+        ("a file's name is not synced", "            sync_folder(self._files.places.file(self.layout.digest).parent)\n", "",
          "test_an_agent_that_lost_power_has_all_that_was_ready"),
         ("the record of durable chunks is not synced", "        os.fdatasync(self._bitmap_descriptor)\n", "",
          "test_after_a_power_loss_a_fill_goes_on_from_the_last_batch"),

@@ -14,6 +14,7 @@ from bdn.core.errors import MountFailedError
 from bdn.disk import syscalls
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 from node_agent.stage.view import exposure as module
 from node_agent.stage.view.exposure import choose, conceal, expose, mounts_below
 from node_agent.stage.view.views import Views
@@ -236,7 +237,7 @@ def test_what_a_killed_bind_left_mounted_goes_with_its_stage(places: Places, pla
     aside.mkdir(parents=True)
     subprocess.run(["mount", "--bind", aside, aside], check=True)
 
-    assert Views(places, "bind").drop("stg_1", ["/app/model"]) is None
+    assert Views(WholeFiles(places), "bind").drop("stg_1", {"/app/model": None}) is None
 
     assert mounts_below(places.root) == []
     assert list(places.mounts.iterdir()) == []

@@ -112,7 +112,7 @@ def test_a_second_pull_moves_no_bytes_and_one_of_a_changed_source_only_those(
     assert hub.log.bytes_served("/resolve/") == 0
     assert hub.log.count(origin="cdn") == 0
     assert tree(tmp_path / "out") == tree(tmp_path / "elsewhere") == model()
-    assert (tmp_path / "out/model.safetensors").samefile(tmp_path / "elsewhere/model.safetensors")
+    assert not (tmp_path / "out/model.safetensors").samefile(tmp_path / "elsewhere/model.safetensors")
 
     repository.commit({"README.md": b"# changed\n", "config.json": None})
     again = shell.run("bdn", "pull", "hf://org/model", "out", "--json")
@@ -120,6 +120,26 @@ def test_a_second_pull_moves_no_bytes_and_one_of_a_changed_source_only_those(
     assert again.document["bytes_transferred"] == len(b"# changed\n")
     expected = {path: content for path, content in model().items() if path != "config.json"}
     assert tree(tmp_path / "out") == {**expected, "README.md": b"# changed\n"}
+
+
+@pytest.mark.parametrize("options", [(), ("--link",)], ids=["own", "linked"])
+def test_a_byte_that_was_edited_in_one_pull_is_not_in_the_next(
+    shell: Shell, hub: Hub, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    hub.repo("org/model").commit(model())
+    assert shell.run("bdn", "pull", "hf://org/model", "a", *options).code == 0
+    edited = tmp_path / "a/model.safetensors"
+    times = edited.stat()
+    edited.chmod(0o644)
+    with edited.open("r+b") as file:
+        file.write(b"?")
+    os.utime(edited, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    pulled = shell.run("bdn", "pull", "hf://org/model", "b", "--json", *options)
+
+    assert pulled.code == 0, pulled.err
+    assert tree(tmp_path / "b") == model()
+    assert pulled.document["bytes_transferred"] == 0
 
 
 def test_an_outage_of_the_hub_is_waited_out(shell: Shell, hub: Hub, tmp_path: Path) -> None:
@@ -178,7 +198,8 @@ def test_what_a_pull_left_is_explained_and_verified_without_a_service(shell: She
     verified = shell.run("bdn-admin", "verify", "out", "--json")
 
     assert (why.code, "hf://org/model" in why.out) == (0, True), why.out + why.err
-    assert (verified.code, verified.document["chunks_read"], verified.document["items"]) == (0, 1, []), verified.err
+    # The copy there, and the file in the cache.
+    assert (verified.code, verified.document["chunks_read"], verified.document["items"]) == (0, 2, []), verified.err
     assert hub.log.count() == 0
 
 

@@ -3,6 +3,9 @@
 # ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
 
 import asyncio
+import os
+import shutil
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -34,8 +37,10 @@ def dest(tmp_path: Path) -> Path:
     return tmp_path / "models/one"
 
 
-async def pulled(agent: Agent, mirror: AgentMirror, manifest: Manifest, dest: Path) -> StageDocument:
-    stage = await agent.stages.pull(mirror.grant(manifest), dest)
+async def pulled(
+    agent: Agent, mirror: AgentMirror, manifest: Manifest, dest: Path, *, link: bool = False
+) -> StageDocument:
+    stage = await agent.stages.pull(mirror.grant(manifest), dest, link=link)
     return await agent.stages.finish(stage.record.id)
 
 
@@ -43,15 +48,74 @@ def is_leased(agent: Agent, manifest: Manifest) -> bool:
     return agent.cache.index.leases.is_leased(manifest.digest)
 
 
-async def test_a_pull_puts_links_at_the_directory(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
+@pytest.mark.parametrize("link", [False, True])
+async def test_a_pull_puts_the_files_at_the_directory_and_shares_them_with_the_cache_only_if_asked(
+    rig: Rig, mirror: AgentMirror, dest: Path, link: bool
+) -> None:
     manifest = mirror.publish(OLD)
     async with rig.agent() as agent:
-        stage = await pulled(agent, mirror, manifest, dest)
+        stage = await pulled(agent, mirror, manifest, dest, link=link)
 
         assert tree(dest) == OLD
         assert (stage.job_id, stage.mounts[0].path, stage.mounts[0].exposure) == (f"pull:{dest}", str(dest), "none")
-        assert stage.mounts[0].view == "hardlink"
+        assert (stage.mounts[0].view == "hardlink") == link
+        own = [agent.places.file(entry.digest) for entry in manifest.files]
+        assert [path.stat().st_nlink for path in own] == [1 + link] * len(own)
         assert is_leased(agent, manifest)
+
+
+async def test_a_pull_without_links_replaces_one_with_links(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
+    manifest = mirror.publish(OLD)
+    async with rig.agent() as agent:
+        for link in (True, False, True):
+            await pulled(agent, mirror, manifest, dest, link=link)
+            assert tree(dest) == OLD
+            assert agent.places.file(manifest.files[0].digest).stat().st_nlink == 1 + link
+
+
+def edit(path: Path, *, hides: bool) -> None:
+    """Change a byte in place, as root may; who hides it sets the time back."""
+    before = path.stat()
+    path.chmod(0o644)
+    content = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(bytes([content[0] ^ 1]))
+    path.chmod(0o444)
+    if hides:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
+@pytest.mark.parametrize("hides", [False, True], ids=["edited", "edited-and-hidden"])
+async def test_what_was_edited_through_a_link_is_not_pulled_again(
+    rig: Rig, mirror: AgentMirror, dest: Path, hides: bool, restarts: bool
+) -> None:
+    manifest = mirror.publish(OLD)
+    async with AsyncExitStack() as stack:
+        agent = await stack.enter_async_context(rig.agent())
+        await pulled(agent, mirror, manifest, dest, link=True)
+        if restarts:
+            await stack.aclose()
+        edit(dest / "weights", hides=hides)
+        if restarts:
+            agent = await stack.enter_async_context(rig.agent())
+
+        for link in (False, True):
+            await pulled(agent, mirror, manifest, dest.with_name(f"other-{link}"), link=link)
+            assert tree(dest.with_name(f"other-{link}")) == OLD
+        assert tree(dest) == OLD  # it was repaired in place
+        assert list(agent.places.quarantine.glob("*.bytes"))
+
+
+async def test_links_that_others_remove_cost_a_look_and_no_request(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
+    manifest = mirror.publish(OLD)
+    async with rig.agent() as agent:
+        await pulled(agent, mirror, manifest, dest, link=True)
+        shutil.rmtree(dest)
+        mirror.forget()
+        await pulled(agent, mirror, manifest, dest, link=True)
+        assert tree(dest) == OLD
+        assert mirror.requests == 0
 
 
 async def test_the_same_pull_again_returns_at_once(rig: Rig, mirror: AgentMirror, dest: Path) -> None:

@@ -60,6 +60,24 @@ async def test_a_stage_of_several_mounts_shares_what_they_have_in_common(rig: Ri
         assert set(mirror.chunk_requests.values()) == {1}
 
 
+async def test_what_a_job_wrote_through_a_link_is_mended_before_anybody_is_told_that_it_is_ready(
+    rig: Rig, mirror: AgentMirror
+) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent(exposure="symlink") as agent:
+        first = await agent.stages.start("job", mirror.grant(manifest))
+        place = Path((await agent.stages.finish(first.record.id)).mounts[0].path)
+        for again in ("job", "another"):
+            edited = place / "model.safetensors"
+            edited.chmod(0o644)
+            with edited.open("r+b") as file:
+                file.write(b"mine")
+            stage = await agent.stages.start(again, mirror.grant(manifest))
+            document = await agent.stages.finish(stage.record.id)
+
+            assert tree(Path(document.mounts[0].path)) == tree(place) == FILES
+
+
 async def test_asking_twice_is_asking_once(rig: Rig, mirror: AgentMirror) -> None:
     manifest = mirror.publish(FILES)
     async with rig.agent() as agent:

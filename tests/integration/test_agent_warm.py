@@ -197,7 +197,8 @@ async def test_a_file_that_cannot_be_read_ends_it_and_nothing_else(rig: Rig) -> 
         place = place_of(agent, stage)
         (place / "config.json").unlink()
         (place / "config.json").symlink_to("nowhere")
-        await agent.stages.start("job", stage.record.grant, warm=True)
+        stage.record.warm = True  # whoever asks for the stage again has it mended first
+        agent.stages.lifecycle.warmer.begin(stage)
 
         state, _, reason = await warmed(stage)
         assert (state, stage.record.state) == ("STOPPED", "READY")

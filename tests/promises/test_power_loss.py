@@ -12,6 +12,7 @@ from bdn.core.chunk import CHUNK_SIZE, FileLayout, digest_of
 from bdn.disk.direct import DirectWrites
 from bdn.disk.durable import sync_folder, write_at_once, write_durably
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 from node_agent.fill import part as filling
 from node_agent.fill.part import PartialFile
 from tests.doubles.hub import Hub
@@ -128,13 +129,13 @@ def test_after_a_power_loss_a_fill_goes_on_from_the_last_batch(
     layout = FileLayout.of(4 * CHUNK_SIZE, tuple(map(digest_of, pieces)))
     places = Places(disk.place / "cache")
     places.make()
-    part = PartialFile(places, layout, DirectWrites())
+    part = PartialFile(WholeFiles(places), layout, DirectWrites())
     part.open()
     for chunk, piece in list(zip(layout.placed(), pieces, strict=True))[:3]:
         part.write(chunk, memoryview(bytearray(piece)))
     disk.lose_power("forgotten")
     part.close()
-    part = PartialFile(places, layout, DirectWrites())
+    part = PartialFile(WholeFiles(places), layout, DirectWrites())
     part.open()
     held = [part.holds(chunk, memoryview(bytearray(CHUNK_SIZE))) for chunk in layout.placed()]
     part.close()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bdn.core.chunk import CHUNK_SIZE, FileLayout, PlacedChunk
 from bdn.disk.direct import DirectWrites
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 from node_agent.fill import part as module
 from node_agent.fill.part import PartialFile
 from tests.support.agent.rig import noise
@@ -28,7 +29,7 @@ def begin(root: Path, layout: FileLayout, *, is_direct: bool) -> tuple[Places, P
     if not is_direct:
         writes.reason = "so that the page cache is used"
     places.make()
-    part = PartialFile(places, layout, writes)
+    part = PartialFile(WholeFiles(places), layout, writes)
     part.open()
     return places, part
 

@@ -6,16 +6,18 @@ import stat
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, Manifest, digest_of, file_digest
-from bdn.core.errors import CanceledError
+from bdn.core.errors import BdnError, CanceledError
 from bdn.disk.durable import disk_errors, opened, remove_tree
 from bdn.disk.syscalls import clone_file, exchange
 from bdn.wire.stage_schema import ViewKind
-from node_agent.disk.places import Places, name_in_files
+from node_agent.disk.whole_files import ChangedFilesError, WholeFiles
 
 _PIECE: Final = 64 * 1024 * 1024
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -26,14 +28,14 @@ _NO_KERNEL_COPY: Final = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS,
 class Placer:
     """Puts files into one tree, in the cheapest way that works between these two file systems.
 
-    Tries hard links first, then reflinks, then copies, and stays with what works: what stops the first file stops all.
-    A file with as many links as its file system allows (65,000 on ext4) is copied alone.
+    Tries hard links first, where they are allowed, then reflinks, then copies, and stays with what works: what stops the first
+    file stops all. A file with as many links as its file system allows (65,000 on ext4) is copied alone.
     """
 
-    def __init__(self, files: int, stop: threading.Event) -> None:
-        """``files`` is the descriptor of the cache's folder of whole files."""
-        self.kind: ViewKind = "hardlink"
+    def __init__(self, files: WholeFiles, stop: threading.Event, *, links: bool) -> None:
+        self.kind: ViewKind = "hardlink" if links else "reflink"
         self.reasons: list[str] = []
+        self.changed: list[Digest] = []  # contents that were not placed: somebody has changed their files
         self._files = files
         self._stop = stop
         self._too_many_links = 0
@@ -46,19 +48,27 @@ class Placer:
 
     def place(self, digest: Digest, folder: int, name: bytes) -> None:
         """Let the file appear in an open folder. Raises ``OSError``, or ``CanceledError`` when ``stop`` is set."""
-        if self.kind == "hardlink" and self._try_link(digest, folder, name):
-            return
+        try:
+            if self.kind != "hardlink" or not self._try_link(digest, folder, name):
+                self._place_copy(digest, folder, name)
+        except ChangedFilesError as error:
+            self.changed += error.contents
+
+    def _place_copy(self, digest: Digest, folder: int, name: bytes) -> None:
         with (
-            opened(name_in_files(digest), os.O_RDONLY, self._files) as source,
+            opened(self._files.places.file(digest), os.O_RDONLY) as source,
             opened(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as target,
         ):
             if not (self.kind == "reflink" and self._try_clone(source, target)):
                 _copy(source, target, self._stop)
             self._finish(source, target)
+            look = partial(os.fstat, source)
+            if not self._files.is_as_left(digest, look(), look):  # afterwards: it may have changed on the way
+                raise ChangedFilesError((digest,))
 
     def _try_link(self, digest: Digest, folder: int, name: bytes) -> bool:
         try:
-            os.link(name_in_files(digest).encode(), name, src_dir_fd=self._files, dst_dir_fd=folder)
+            self._files.link(digest, name, folder)
         except OSError as error:
             if error.errno == errno.EMLINK:
                 self._too_many_links += 1
@@ -123,8 +133,12 @@ class Built:
     reason: str | None
 
 
-def build_view(manifest: Manifest, root: Path, files: Path, stop: threading.Event) -> Built:
+def build_view(
+    manifest: Manifest, root: Path, files: WholeFiles, stop: threading.Event, *, links: bool = True
+) -> Built:
     """Make the directory ``root``, which is absent, with every file of the manifest. Blocking.
+
+    Without ``links`` it shares no file with the cache: what is written there does not reach it.
 
     Folders are 0755 and files 0444, whatever the umask. Everything is done relative to open folders: paths as long as a
     manifest allows work below a prefix of any length, and nobody can slip a link in between. About 10 µs per linked file.
@@ -132,17 +146,22 @@ def build_view(manifest: Manifest, root: Path, files: Path, stop: threading.Even
     Raises:
         DiskFailedError: the caller removes what is there.
         CanceledError: ``stop`` was set; likewise.
+        ChangedFilesError: somebody has changed these files of the cache; likewise.
     """
     folders: defaultdict[str, list[FileEntry]] = defaultdict(list)
     for entry in manifest.files:
         folders[entry.path.rpartition("/")[0]].append(entry)
-    with disk_errors(root), opened(files, _FOLDER) as source:
-        placer = Placer(source, stop)
+    with disk_errors(root):
+        placer = Placer(files, stop, links=links)
         root.mkdir()
         with opened(root, _FOLDER) as top:
             os.fchmod(top, 0o755)
             for folder, entries in folders.items():
                 _place_all(placer, top, folder, entries)
+        if placer.changed:
+            raise ChangedFilesError(dict.fromkeys(placer.changed))
+        if links:
+            files.save(manifest)  # before anybody can reach the files
         return Built(placer.kind, placer.reason)
 
 
@@ -209,31 +228,49 @@ class Difference:
         return self.lacking is None and self.foreign is None
 
 
-def compare_view(manifest: Manifest, root: Path, places: Places) -> Difference:
+def remove_view(root: Path, manifest: Manifest | None, files: WholeFiles) -> None:
+    """Remove a view whose manifest, if it is still known, says which file of the cache each name belongs to. Blocking."""
+    if manifest and root.is_dir():
+        contents = {entry.path: entry.digest for entry in manifest.files}
+        for folder, _, names, descriptor in os.fwalk(root):
+            below = folder[len(str(root)) + 1 :]
+            for name in names:
+                if content := contents.get(f"{below}/{name}" if below else name):
+                    files.unlink(content, name, descriptor)
+    remove_tree(root)
+    if manifest:
+        with suppress(BdnError):  # then these files are read again after the next start
+            files.save(manifest)
+
+
+def compare_view(manifest: Manifest, root: Path, files: WholeFiles) -> Difference:
     """Compare names and files. Blocking; two looks per file, as a rule. Folders without files are not looked at.
 
-    A file is ours when it is the cache's own inode, or a read-only copy with the same size and time. Where the cache's file
-    is another one by now, the bytes decide: that is slow, and happens after an eviction by force.
+    A file is ours when it is the cache's own inode, as we left it, or a read-only copy with the same size and time. Otherwise
+    the bytes decide: that is slow, and happens after an eviction by force, or when somebody changed the file.
     """
     wanted = {entry.path.encode(): entry for entry in manifest.files}
     foreign: str | None = None
     for path, found in _files(os.fsencode(root)):
         entry = wanted.pop(path, None)
-        if entry is None or not _is_ours(entry, found, places, os.fsencode(root) + b"/" + path):
+        if entry is None or not _is_ours(entry, found, files, os.fsencode(root) + b"/" + path):
             foreign = foreign or os.fsdecode(path)
     lacking = next(iter(wanted), None)
     return Difference(lacking.decode() if lacking is not None else None, foreign)
 
 
-def _is_ours(entry: FileEntry, found: os.stat_result, places: Places, path: bytes) -> bool:
+def _is_ours(entry: FileEntry, found: os.stat_result, files: WholeFiles, path: bytes) -> bool:
     if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
         return False
     try:
-        content = places.file(entry.digest).stat()
+        content = files.places.file(entry.digest).stat()
     except FileNotFoundError:
         return _digest_of_file(path, entry.size) == entry.digest
-    is_copy = not found.st_mode & 0o222 and found.st_mtime_ns == content.st_mtime_ns
-    return is_copy or os.path.samestat(found, content) or _digest_of_file(path, entry.size) == entry.digest
+    if os.path.samestat(found, content):
+        is_right = files.is_as_left(entry.digest, content, partial(os.lstat, path))
+    else:
+        is_right = not found.st_mode & 0o222 and found.st_mtime_ns == content.st_mtime_ns
+    return is_right or _digest_of_file(path, entry.size) == entry.digest
 
 
 def _digest_of_file(path: bytes, size: int) -> Digest:

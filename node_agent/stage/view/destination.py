@@ -13,7 +13,8 @@ from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
 from bdn.disk.durable import remove_tree, sync_folder, sync_folders
 from node_agent.disk.places import Places
-from node_agent.stage.view.build import Built, appear, build_view, compare_view
+from node_agent.disk.whole_files import WholeFiles
+from node_agent.stage.view.build import Built, appear, build_view, compare_view, remove_view
 
 _HINTS: Final = {
     errno.EBUSY: "it is a mount point; name a directory below it",
@@ -39,7 +40,13 @@ class Destination:
 
     path: Path
     stage_id: str
-    places: Places
+    files: WholeFiles
+    links: bool = False  # whether its files are those of the cache, where that is possible
+
+    @property
+    def places(self) -> Places:
+        """The cache's."""
+        return self.files.places
 
     @property
     def aside(self) -> Path:
@@ -83,7 +90,7 @@ class Destination:
             if is_last:
                 self._refuse("what an earlier pull put there is not known any more; move it away first")
             return
-        foreign = compare_view(earlier.manifest, self.path, self.places).foreign
+        foreign = compare_view(earlier.manifest, self.path, self.files).foreign
         if foreign is not None:
             self._refuse(f"it holds {foreign!r}, which did not come from bdn or was changed since; move it away first")
 
@@ -92,7 +99,7 @@ class Destination:
         if earlier.manifest is None or self.inode() != earlier.inode:
             return False
         try:
-            return compare_view(earlier.manifest, self.path, self.places).is_intact
+            return compare_view(earlier.manifest, self.path, self.files).is_intact
         except OSError:
             return False
 
@@ -108,12 +115,13 @@ class Destination:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.clear()
             try:
-                built = build_view(manifest, self.aside, self.places.files, stop)
+                built = build_view(manifest, self.aside, self.files, stop, links=self.links)
                 sync_folders(self.aside)
                 inode = self.aside.stat().st_ino
                 self.check(earlier, is_last=True)  # building took a while
                 appear(self.aside, self.path, replaces=earlier is not None)
                 sync_folder(self.path.parent)
+                remove_view(self.aside, earlier.manifest if earlier else None, self.files)
             finally:
                 self.clear()
         return built, inode

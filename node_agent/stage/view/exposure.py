@@ -124,7 +124,8 @@ def expose(kind: ExposureKind, view: Path, place: Path) -> None:
 
     ``bind`` is a read-only mount, here and in every mount namespace that gets it by propagation: not even root can write
     through it, unless it may mount (``CAP_SYS_ADMIN``). ``symlink`` needs no rights, and protects nothing but what the files'
-    modes protect: root, and the user of the agent, can edit a file of the cache there. With ``none`` the view itself stands there, which is checked.
+    modes protect: root, and the user of the agent, can edit a file of the cache there; that is noticed before the file is
+    handed on (``disk/whole_files.py``). With ``none`` the view itself stands there, which is checked.
 
     Raises ``MountFailedError``: nothing is exposed.
     """

@@ -10,7 +10,8 @@ from bdn.core.chunk import Manifest
 from bdn.disk.durable import disk_errors, make_folder, remove_tree
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.disk.places import Places
-from node_agent.stage.view.build import Built, appear, build_view, compare_view
+from node_agent.disk.whole_files import WholeFiles
+from node_agent.stage.view.build import Built, appear, build_view, compare_view, remove_view
 from node_agent.stage.view.exposure import conceal, expose, mounts_below, unbind
 
 _BUILDING: Final = ".building"
@@ -21,8 +22,13 @@ _DROPPING: Final = ".dropping"
 class Views:
     """Builds, exposes and drops. Blocking. ``kind`` is how new stages are exposed."""
 
-    places: Places
+    files: WholeFiles
     kind: ExposureKind
+
+    @property
+    def places(self) -> Places:
+        """Where views and mounts stand."""
+        return self.files.places
 
     def place(self, stage_id: str, mount_location: str) -> Path:
         """Where a mount's files are for its job."""
@@ -35,22 +41,22 @@ class Views:
     def publish(self, stage_id: str, manifests: Mapping[str, Manifest], stop: threading.Event) -> dict[str, Built]:
         """Build all mounts of a stage aside, and let them appear, in place of an earlier view if there is one.
 
-        Raises ``DiskFailedError``, ``CanceledError``: nothing of it is left.
+        Raises ``DiskFailedError``, ``CanceledError``, ``ChangedFilesError``: nothing of it is left.
         """
         root = self._root(stage_id, self.kind)
         aside = root.with_name(f"{stage_id}{_BUILDING}")
         with disk_errors(aside):
-            remove_tree(aside)
+            self._remove(aside, manifests)
             try:
                 make_folder(aside, 0o755)
                 built = {}
                 for location, manifest in manifests.items():
                     target = aside / location.lstrip("/")
                     make_folder(target.parent, 0o755)
-                    built[location] = build_view(manifest, target, self.places.files, stop)
+                    built[location] = build_view(manifest, target, self.files, stop)
                 appear(aside, root, replaces=True)
             finally:
-                remove_tree(aside)
+                self._remove(aside, manifests)
         return built
 
     def expose(self, stage_id: str, mount_locations: Iterable[str]) -> None:
@@ -68,29 +74,31 @@ class Views:
         """Whether the published view is complete and nothing else, for the present kind of exposure."""
         try:
             return all(
-                compare_view(manifest, self.view(stage_id, location, self.kind), self.places).is_intact
+                compare_view(manifest, self.view(stage_id, location, self.kind), self.files).is_intact
                 for location, manifest in manifests.items()
             )
         except OSError:
             return False
 
-    def drop(self, stage_id: str, mount_locations: Iterable[str]) -> str | None:
+    def drop(self, stage_id: str, manifests: Mapping[str, Manifest | None]) -> str | None:
         """Conceal and remove, whichever way it was exposed; can be repeated. Returns what people should know, if anything.
+
+        A manifest that is not known any more, after an eviction by force, is None.
 
         After a kill the view is whole or gone: its folder goes in one step, and is emptied aside.
 
         Raises ``MountFailedError``, ``DiskFailedError``: something of it is left.
         """
-        notes = [conceal(self.place(stage_id, location), self.places.mounts) for location in mount_locations]
+        notes = [conceal(self.place(stage_id, location), self.places.mounts) for location in manifests]
         for root in (self.places.views / stage_id, self.places.mounts / stage_id):
             aside = root.with_name(f"{stage_id}{_DROPPING}")
             with disk_errors(root):
                 for mounted in mounts_below(root):
                     unbind(mounted)  # of a bind that was killed half-way
-                remove_tree(aside)
+                self._remove(aside, manifests)
                 if root.is_dir():
                     root.rename(aside)
-                    remove_tree(aside)
+                    self._remove(aside, manifests)
         return "; ".join(note for note in notes if note) or None
 
     def drop_others(self, stage_ids: frozenset[str]) -> list[Path]:
@@ -106,6 +114,12 @@ class Views:
                     remove_tree(path)
                     dropped.append(path)
         return dropped
+
+    def _remove(self, aside: Path, manifests: Mapping[str, Manifest | None]) -> None:
+        for location, manifest in manifests.items():
+            if aside.is_dir():
+                remove_view(aside / location.lstrip("/"), manifest, self.files)
+        remove_tree(aside)
 
     def _root(self, stage_id: str, kind: ExposureKind) -> Path:
         return (self.places.mounts if kind == "none" else self.places.views) / stage_id

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bdn.core.cache.index import ChunkIndex
-from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout, Manifest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, digest_of
 from bdn.disk.direct import DirectWrites
 from bdn.wire.layout_form import Layout
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.cluster_tier import ChunkFiles, ClusterTier
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles, seen
 from tests.support.mirror.slabs import whole
 
 
@@ -36,6 +37,13 @@ def put(places: Places, files: Mapping[str, bytes], *, used: float = 1000.0) -> 
             path.write_bytes(files[entry.path])
             path.chmod(0o444)
     return manifest
+
+
+def whole_files(places: Places) -> WholeFiles:
+    """What stands there, believed to be right."""
+    files = WholeFiles(places)
+    files.restore({Digest(path.name): seen(path.stat()) for path in places.files.glob("??/*")}, ())
+    return files
 
 
 def hold_sparse(cache: Path, sizes: dict[str, int]) -> Manifest:

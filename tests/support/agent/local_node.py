@@ -86,7 +86,7 @@ class LocalProvision:
             self.tiers.node.index.commit(file.digest)
 
     async def _write(self, layout: FileLayout) -> None:
-        part = PartialFile(self.disk.places, layout, self.disk.writes)
+        part = PartialFile(self.disk.files, layout, self.disk.writes)
         try:
             part.open()
             for chunk in layout.placed():
@@ -168,11 +168,11 @@ async def local_node(
         disk, _, tiers = await open_disk_and_tiers(stack, settings, metrics, wall)
         provision = LocalProvision(world, disk, tiers)
         background = await stack.enter_async_context(BackgroundTasks())
-        views = Views(disk.places, choose(settings.exposure, disk.places))
+        views = Views(disk.files, choose(settings.exposure, disk.places))
         warmer = Warmer(background, views, StagesFirst(registry, settings.warm_rate))
         records, on_ready = StageRecords(disk.places), metrics.ready_seconds.observe
         source = cast("Any", provision)
-        lifecycle = Lifecycle(registry, background, source, warmer, views, records, wall, elapsed, on_ready)
+        lifecycle = Lifecycle(registry, background, source, warmer, views, records, wall, elapsed, on_ready, _in_vain)
         housekeeping = Housekeeping(lifecycle, disk.is_rebooted)
         stages = StageService(registry, lifecycle, _believed, is_node=True)
         evictions = EvictionCommands("c", "n", lifecycle, _no_prefetch)
@@ -182,6 +182,10 @@ async def local_node(
 
 async def _no_prefetch(_: str) -> bool:
     return False
+
+
+async def _in_vain(_: object) -> None:
+    """Nobody changes files here."""
 
 
 async def _believed(token: str) -> Grant:

@@ -72,7 +72,13 @@ class Ring:
 
 @contextmanager
 def ring(
-    network: Network, root: Path, content: Content, count: int, rate: int, mirror_delay_seconds: float = 0
+    network: Network,
+    root: Path,
+    content: Content,
+    count: int,
+    rate: int,
+    mirror_delay_seconds: float = 0,
+    **environment: str,
 ) -> Iterator[Ring]:
     """``count`` agents behind links of ``rate`` bits per second. With a delay, the mirror is far away and loses connections."""
     with ExitStack() as stack:
@@ -90,7 +96,7 @@ def ring(
             url = url.replace(place.address, network.address)
         hosts = [network.host() for _ in range(count)]
         agents = [
-            stack.enter_context(services.starting_agent(root / f"node-{number}", url, host))
+            stack.enter_context(services.starting_agent(root / f"node-{number}", url, host, **environment))
             for number, host in enumerate(hosts, 1)
         ]
         wait_until(lambda: all(map(_is_up, agents)), seconds=120, what="the start of all agents")

@@ -16,6 +16,7 @@ from bdn.wire.layout_form import Layout
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 from tests.support.agent.cache import a_tier
 from tests.support.content.names import named
 
@@ -62,7 +63,7 @@ def held_in_files(folder: Path) -> object:
     chunks = [tuple(named(f"{file} {index}") for index in range(1000)) for file in range(CHUNKS // 1000)]
     layouts = [FileLayout.of(len(one) * CHUNK_SIZE, one) for one in chunks]
     manifest = Manifest.of(FileEntry(str(number), one.size, one.digest) for number, one in enumerate(layouts))
-    held = HeldChunks(Places(folder), CacheIndex(), a_tier(folder), lambda _: None)
+    held = HeldChunks(WholeFiles(Places(folder)), CacheIndex(), a_tier(folder), lambda _: None)
     held.add(Held(manifest, Layout(manifest.digest, None, {one.digest: one for one in layouts})))
     return held
 

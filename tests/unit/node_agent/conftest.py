@@ -9,6 +9,7 @@ from bdn.disk.direct import DirectWrites
 from node_agent.disk.cache_directory import CacheDirectory, UnnamedBytes
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 
 
 @pytest.fixture
@@ -21,4 +22,4 @@ def places(tmp_path: Path) -> Places:
 @pytest.fixture
 def disk(places: Places) -> Iterator[CacheDirectory]:
     with GroupSync(places.root) as sync:
-        yield CacheDirectory(places, DirectWrites(), sync, UnnamedBytes(), is_rebooted=False)
+        yield CacheDirectory(places, WholeFiles(places), DirectWrites(), sync, UnnamedBytes(), is_rebooted=False)

@@ -9,10 +9,10 @@ import pytest
 
 from bdn.core.chunk import Manifest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
-from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 from node_agent.stage.view import build as module
 from node_agent.stage.view.destination import Destination, Earlier
-from tests.support.agent.cache import cached, put
+from tests.support.agent.cache import cached, put, whole_files
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.content.trees import tree
 from tests.support.crash.scripted_writes import failing
@@ -24,24 +24,25 @@ OLD, NEW = {"config.json": b"{}", "a/old": b"old"}, {"config.json": b"{}", "a/ne
 class Site:
     """A cache that holds two trees, and a place to publish them."""
 
-    places: Places
+    files: WholeFiles
     old: Manifest
     new: Manifest
     path: Path
 
     def publish(self, manifest: Manifest, earlier: Earlier | None = None) -> Earlier:
-        destination = Destination(self.path, "stg_x", self.places)
+        destination = Destination(self.path, "stg_x", self.files)
         _, inode = destination.publish(manifest, earlier, threading.Event())
         return Earlier(inode, manifest.digest, manifest)
 
     def check(self, earlier: Earlier | None = None) -> None:
-        Destination(self.path, "stg_x", self.places).check(earlier)
+        Destination(self.path, "stg_x", self.files).check(earlier)
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     places, old = cached(tmp_path / "cache", OLD)
-    return Site(places, old, put(places, NEW), tmp_path / "here/model")
+    new = put(places, NEW)
+    return Site(whole_files(places), old, new, tmp_path / "here/model")
 
 
 def names(folder: Path) -> list[str]:
@@ -145,12 +146,12 @@ def stand_in(path: Path) -> None:
     (lambda site: touch(site.path.parent), "a part of the path is a file"),
     (lambda site: stand_in(site.path), "name a directory below it"),
     (lambda site: stand_in(site.path / "below"), "name a directory below it"),
-    (lambda site: setattr(site, "path", site.places.root / "x"), "it lies in the cache directory"),
+    (lambda site: setattr(site, "path", site.files.places.root / "x"), "it lies in the cache directory"),
 ], ids=["file", "below a file", "here", "above here", "cache"])  # fmt: skip
 def test_a_path_where_no_view_can_be_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch, happens: Callable[[Site], object], reason: str
 ) -> None:
-    monkeypatch.chdir(site.places.root)  # and back, in the end
+    monkeypatch.chdir(site.files.places.root)  # and back, in the end
     happens(site)
 
     for action in (site.check, lambda: site.publish(site.old)):
@@ -159,7 +160,7 @@ def test_a_path_where_no_view_can_be_is_refused(
 
 
 def test_a_failure_leaves_nothing_behind(site: Site) -> None:
-    site.places.file(site.old.files[0].digest).unlink()
+    site.files.places.file(site.old.files[0].digest).unlink()
 
     with pytest.raises(DiskFailedError):
         site.publish(site.old)

@@ -3,18 +3,19 @@ from pathlib import Path
 from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of
 from node_agent.cache.held_chunks import HeldChunks
+from node_agent.cache.quarantine import SuspectFiles
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
-from tests.support.agent.cache import a_tier, cached, put
+from tests.support.agent.cache import a_tier, cached, put, whole_files
 from tests.support.agent.rig import noise
 from tests.support.mirror.slabs import pieces
 
 LARGE = noise(2 * CHUNK_SIZE + 5)
 
 
-def shelf_of(places: Places, *manifests: Manifest) -> HeldChunks:
+def shelf_of(places: Places, *manifests: Manifest, suspects: SuspectFiles | None = None) -> HeldChunks:
     index = CacheIndex()
-    shelf = HeldChunks(places, index, a_tier(places.root), lambda _: None)
+    shelf = HeldChunks(whole_files(places), index, a_tier(places.root), (suspects or SuspectFiles()).add)
     for manifest in manifests:
         present = dict.fromkeys(manifest.contents, True)
         index.restore(manifest.digest, manifest.contents, present, last_used=0)
@@ -36,6 +37,20 @@ def test_every_chunk_is_found_at_its_place_in_a_whole_file(tmp_path: Path) -> No
 
     for piece in (*pieces(LARGE), b"small", b""):
         assert read(shelf, digest_of(piece)) == piece
+
+
+def test_what_somebody_wrote_into_is_suspected_and_not_served(tmp_path: Path) -> None:
+    places, manifest = cached(tmp_path, {"large": LARGE, "small": b"small"})
+    suspects = SuspectFiles()
+    shelf = shelf_of(places, manifest, suspects=suspects)
+    for digest in manifest.contents:
+        path = places.file(digest)
+        path.chmod(0o644)
+        with path.open("r+b") as file:
+            file.write(b"?")
+
+    assert not any(shelf.holds(digest_of(piece)) for piece in (*pieces(LARGE), b"small"))
+    assert set(suspects.all()) == set(manifest.contents)
 
 
 def test_a_large_file_is_not_a_chunk(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from bdn.core.errors import DiskFailedError
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import write_all
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 from node_agent.fill import part as module
 from node_agent.fill.part import SYNC_CHUNKS, Bitmap, PartialFile
 from tests.support.agent.rig import noise
@@ -32,7 +33,7 @@ CONTENT = noise(2 * CHUNK_SIZE + 1000)
 
 
 def opened(places: Places, content: bytes = CONTENT) -> PartialFile:
-    part = PartialFile(places, whole(content), DirectWrites())
+    part = PartialFile(WholeFiles(places), whole(content), DirectWrites())
     part.open()
     return part
 
@@ -69,7 +70,7 @@ def test_no_chunk_is_recorded_before_it_was_synced(places: Places, monkeypatch: 
         (SYNC_CHUNKS + 1) * CHUNK_SIZE, tuple(digest_of(bytes([index])) for index in range(SYNC_CHUNKS + 1))
     )
     events: list[str] = []
-    part = PartialFile(places, layout, DirectWrites())
+    part = PartialFile(WholeFiles(places), layout, DirectWrites())
     part.open()
     real_sync = os.fdatasync
 

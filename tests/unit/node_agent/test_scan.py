@@ -5,17 +5,19 @@ import pytest
 from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import digest_of
 from node_agent.cache.held_chunks import HeldChunks
+from node_agent.cache.quarantine import SuspectFiles
 from node_agent.cache.records import ManifestRecords, ScannedManifest
 from node_agent.cache.tiers import Scanner
 from node_agent.disk.places import Places, temporary_name
+from node_agent.disk.whole_files import WholeFiles
 from tests.support.agent.cache import a_tier, cached, put
 from tests.support.content.trees import names
 
 
 def scan(places: Places) -> list[ScannedManifest]:
-    return Scanner(
-        places, ManifestRecords(places), HeldChunks(places, CacheIndex(), a_tier(places.root), lambda _: None)
-    ).run()
+    files, suspects = WholeFiles(places), SuspectFiles()
+    chunks = HeldChunks(files, CacheIndex(), a_tier(places.root), suspects.add)
+    return Scanner(files, ManifestRecords(places), chunks, suspects).run()
 
 
 def test_what_is_whole_is_found_least_recently_used_first(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 from bdn.core.chunk import EMPTY, Manifest
 from bdn.core.errors import CanceledError
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 from node_agent.stage.view.build import Built, Difference, build_view, compare_view
-from tests.support.agent.cache import cached
+from tests.support.agent.cache import cached, whole_files
 from tests.support.agent.mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
 from tests.support.agent.rig import noise
 from tests.support.content.trees import tree
@@ -38,13 +39,15 @@ class Site:
     expected: Built = LINKED
     places: Places = field(init=False)
     manifest: Manifest = field(init=False)
+    files: WholeFiles = field(init=False)
 
     def build(self, files: dict[str, bytes] = FILES, stop: threading.Event | None = None) -> Built:
         self.places, self.manifest = cached(self.cache, files)
-        return build_view(self.manifest, self.root, self.places.files, stop or threading.Event())
+        self.files = whole_files(self.places)
+        return build_view(self.manifest, self.root, self.files, stop or threading.Event())
 
     def difference(self) -> Difference:
-        return compare_view(self.manifest, self.root, self.places)
+        return compare_view(self.manifest, self.root, self.files)
 
 
 @pytest.fixture
@@ -101,7 +104,7 @@ def test_a_copy_that_somebody_wrote_to_is_not_ours(kind: str, request: pytest.Fi
 def test_blocks_are_shared(reflinks: Site) -> None:
     places, manifest = cached(reflinks.cache, {"large": noise(40_000_000)})
     before = os.statvfs(reflinks.cache).f_bfree
-    build_view(manifest, reflinks.root, places.files, threading.Event())
+    build_view(manifest, reflinks.root, whole_files(places), threading.Event())
 
     assert (before - os.statvfs(reflinks.cache).f_bfree) * 4096 < 4_000_000
 
@@ -134,8 +137,8 @@ def test_copying_stops_when_nobody_waits_any_more(site: Site, monkeypatch: pytes
 def test_a_file_with_too_many_links_is_copied_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.link
 
-    def link(source: bytes, *names: object, **folders: int) -> None:
-        if source.decode().endswith(EMPTY.hex):
+    def link(source: str, *names: object, **folders: int) -> None:
+        if source.endswith(EMPTY.hex):
             raise OSError(errno.EMLINK, "Too many links")
         real(source, *names, **folders)  # type: ignore[arg-type]
 
