@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,7 +172,13 @@ async def local_node(
         warmer = Warmer(background, views, StagesFirst(registry, settings.warm_rate))
         records, on_ready = StageRecords(disk.places), metrics.ready_seconds.observe
         source = cast("Any", provision)
-        lifecycle = Lifecycle(registry, background, source, warmer, views, records, wall, elapsed, on_ready, _in_vain)
+
+        async def settle(contents: Iterable[Digest]) -> None:
+            """What a kill between a link and its note left is right, and is found so."""
+            for content in contents:
+                assert disk.files.verify(content, tiers.node.index.ledger.size_of(content) or 0)
+
+        lifecycle = Lifecycle(registry, background, source, warmer, views, records, wall, elapsed, on_ready, settle)
         housekeeping = Housekeeping(lifecycle, disk.is_rebooted)
         stages = StageService(registry, lifecycle, _believed, is_node=True)
         evictions = EvictionCommands("c", "n", lifecycle, _no_prefetch)
@@ -182,10 +188,6 @@ async def local_node(
 
 async def _no_prefetch(_: str) -> bool:
     return False
-
-
-async def _in_vain(_: object) -> None:
-    """Nobody changes files here."""
 
 
 async def _believed(token: str) -> Grant:
