@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.tiers import CacheTiers, open_tiers
 from node_agent.disk.cache_directory import CacheDirectory, open_cache_directory
 from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles
 from node_agent.fetch.fill_context import RetryBudget, in_order
 from node_agent.fill.fills import FillUnit
 from node_agent.fill.part import PackedParts, PartialFile
@@ -174,9 +176,10 @@ async def local_node(
         source = cast("Any", provision)
 
         async def settle(contents: Iterable[Digest]) -> None:
-            """What a kill between a link and its note left is right, and is found so."""
+            """What a kill between a link and its note left is right; what is wrong is filled again."""
             for content in contents:
-                assert disk.files.verify(content, tiers.node.index.ledger.size_of(content) or 0)
+                if not disk.files.verify(content, tiers.node.index.ledger.size_of(content) or 0):
+                    await tiers.node.withdraw(content, partial(_taken, disk.files, content))
 
         lifecycle = Lifecycle(registry, background, source, warmer, views, records, wall, elapsed, on_ready, settle)
         housekeeping = Housekeeping(lifecycle, disk.is_rebooted)
@@ -187,6 +190,12 @@ async def local_node(
 
 
 async def _no_prefetch(_: str) -> bool:
+    return False
+
+
+def _taken(files: WholeFiles, content: Digest) -> bool:
+    files.forget((content,))
+    files.places.file(content).unlink(missing_ok=True)
     return False
 
 
