@@ -49,7 +49,7 @@ class Machine(KilledNode):
 
     def cycle(self) -> None:
         """One life, killed or not, and a look at what it left."""
-        self.disk.die_at(int(self.chance.expovariate(1 / 80)) + 1)
+        self.disk.die_at(int(self.chance.expovariate(1 / 120)) + 1)
         with self.disk.mounted():
             self.live(self._live())
         self.counts["kills"] += self.disk.is_dead
