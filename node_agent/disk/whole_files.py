@@ -40,6 +40,7 @@ class WholeFiles:
         self._root = f"{places.files}/"
         self._lock = threading.Lock()  # held while a file's times change, and until its pin says so
         self._pins: dict[Digest, int] = {}
+        self._saving = threading.Lock()  # stages of one manifest write one file
 
     # --- what we do with files; methods raise ``OSError`` ---
 
@@ -157,9 +158,9 @@ class WholeFiles:
 
         Not synced: a pin that was lost costs reading the file once more.
         """
-        pins = b"".join(self._pins.get(content, 0).to_bytes(_PIN_SIZE) for content in manifest.contents)
         path = self.places.pins(manifest.digest)
-        with disk_errors(path):
+        with self._saving, disk_errors(path):
+            pins = b"".join(self._pins.get(content, 0).to_bytes(_PIN_SIZE) for content in manifest.contents)
             write_at_once(path, _MAGIC + pins)
 
     def restore(self, found: Mapping[Digest, int], manifests: Iterable[Manifest]) -> set[Digest]:

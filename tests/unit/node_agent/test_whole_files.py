@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,10 @@ def test_one_manifest_that_knows_the_file_as_it_is_is_enough(site: Site) -> None
 
     files = WholeFiles(site.places)
     assert files.restore({site.content: seen(site.own.stat())}, [site.manifest, other]) == set()
+
+
+def test_stages_of_one_manifest_note_its_files_at_once(site: Site) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        for noted in [threads.submit(site.files.save, site.manifest) for _ in range(400)]:
+            noted.result()
+    assert site.restarted() == set()
