@@ -160,6 +160,8 @@ class Collector:
     async def _take_old(transactions: _Transactions, collected: Collected, now: float, grace_seconds: float) -> None:
         async with transactions.write() as session:
             before = collectable_before(now, grace_seconds, await mirrors.oldest_at_work(session, now))
+            for draft in await contents.left_drafts(session, before):
+                collected.add_rows("manifests", await removal.take_manifest(session, draft, now))
             collected.add_rows("contents", await removal.take_unnamed(session, before))
             collected.add_rows("half_copied", await removal.take_half_copied(session, before))
             collected.add_rows("evidence", await removal.take_evidence(session, now - EVIDENCE_SECONDS))

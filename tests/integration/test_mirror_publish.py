@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection, Engine
 from bdn.core.chunk import Digest
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import WriteSession
+from tests.support.content.calendar import Calendar
 from tests.support.mirror.generated import SOURCE, generated
 from tests.support.mirror.service import LONGEST_SECONDS, MirrorUnderTest, mirror_under_test, source
 
@@ -116,3 +117,18 @@ async def test_two_that_publish_one_manifest_at_once_publish_it_whole(mirror: Mi
         gate.manifest
     ] * 2
     assert len((await mirror.get(f"/manifests/{gate.manifest}/layout"))["files"]) == FILES
+
+
+async def test_what_nobody_goes_on_with_is_collected(
+    upstreams: None, database_options: dict[str, Any], tmp_path: Path, gate: Gate
+) -> None:
+    with generated(FILES):
+        async with mirror_under_test(tmp_path / "mirror", **database_options) as mirror:
+            begun = await mirror.begin(source(SOURCE))
+            await asyncio.wait_for(gate.reached.wait(), LONGEST_SECONDS)
+        async with mirror_under_test(tmp_path / "mirror", work=False, **database_options) as mirror:
+            assert (await mirror.http.post(f"/mirror/{begun['id']}/cancel")).json()["status"] == "CANCELED"
+        calendar = Calendar(days=1)  # by then no worker is at it any more
+        async with mirror_under_test(tmp_path / "mirror", clock=calendar, **database_options) as mirror:
+            counts = {one["kind"]: one["count"] for one in (await mirror.collect(grace_seconds=0))["kinds"]}
+            assert (counts["manifests"], counts["contents"]) == (1, FILES - 250)  # what it named already goes with it

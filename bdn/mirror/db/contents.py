@@ -287,6 +287,11 @@ async def publish(session: WriteSession, draft: Draft, now: float, organisation:
     return True
 
 
+async def left_drafts(session: ReadSession, before: float) -> list[str]:
+    """Manifests that were never published, and that nobody began with or went on with since then."""
+    return list((await session.execute(select(DraftRow.manifest).where(DraftRow.renewed_at < before))).scalars())
+
+
 async def _damaged(session: ReadSession, manifest: str) -> list[str]:
     """Contents of the manifest that a damaged object holds."""
     if not await is_any_damaged(session):
