@@ -121,11 +121,10 @@ async def test_a_mirror_that_lost_what_it_was_told_is_told_all_again(mirror: Lis
             await staged(agent, mirror, manifest)
         while len(mirror.held.get("node-1", ("", {}))[1]) < len(manifests):
             await mirror.heard(lambda beat: beat.changes is not None)
-        before = mirror.held.pop("node-1")
+        del mirror.held["node-1"]  # it takes up no change of what it does not have
         await agent.heartbeats.beat()  # whose answer says so
-        told = await mirror.heard(lambda beat: beat.changes is not None and beat.changes.base is None)
-        assert {one.manifest for one in held(told)} == {str(manifest.digest) for manifest in manifests}
-        assert mirror.held["node-1"] == before
+        while mirror.held.get("node-1", ("", {}))[1].keys() != {str(manifest.digest) for manifest in manifests}:
+            await mirror.heard(lambda _: True)
 
 
 async def test_what_a_mirror_refuses_as_too_large_is_told_in_smaller_pieces(
@@ -263,14 +262,15 @@ async def test_without_a_mirror_only_known_keys_are_believed_and_it_is_complaine
         assert len(complaints) == 1
 
 
-async def test_one_grant_with_an_unknown_key_costs_one_heartbeat(mirror: ListeningMirror, rig: Rig) -> None:
+async def test_a_grant_with_an_unknown_key_costs_one_heartbeat(mirror: ListeningMirror, rig: Rig) -> None:
     manifest = mirror.publish({"f": b"f"})
     stranger = AgentMirror(signer=GrantSigner(new_signing_key()))
     async with rig.agent() as agent:
         await mirror.heard(lambda beat: beat.changes is not None)
         before = len(mirror.heartbeats)
-        with pytest.raises(GrantInvalidError):
-            await agent.stages.start("job", stranger.grant(manifest))
+        for _ in range(10):
+            with pytest.raises(GrantInvalidError):
+                await agent.stages.start("job", stranger.grant(manifest))
 
         asked = [beat for beat in mirror.heartbeats[before:] if beat.wait_seconds == 0]
-        assert len(asked) == 1
+        assert 10 <= len(asked) < 20  # some that tell how the agent began may be among them
