@@ -28,9 +28,10 @@ from node_agent.cache.tiers import open_tiers
 from node_agent.disk.cache_directory import boot_id, open_cache_directory
 from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
-from node_agent.fetch.chain import ReaderChain
+from node_agent.fetch.chain import ReaderChain, owner_policy
 from node_agent.fetch.documents import Catalogue, PeerDocuments
-from node_agent.fetch.owner import ChunkLists, Owner
+from node_agent.fetch.owned_documents import ChunkLists, KeptDocuments, OwnedDocuments
+from node_agent.fetch.owner import Owner
 from node_agent.fetch.peers import Members, Peers, Waits
 from node_agent.fill.fills import Fills
 from node_agent.fill.provision import Pools, Provision
@@ -140,7 +141,9 @@ async def open_agent(
         to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members, elapsed)
         mismatched = metrics.mismatches.inc
         chain = ReaderChain(settings.url, to_mirror, to_peers, tiers.node.chunks, peers, policy, waits, mismatched)
-        catalogue = Catalogue(manifests, client, PeerDocuments(members), policy, waits.document_seconds)
+        catalogue = Catalogue(
+            manifests, client, PeerDocuments(peers), policy, waits.document_seconds, metrics.documented
+        )
         bandwidth = Bandwidth(settings.download_rate, settings.prefetch_rate)
 
         # Fill: files from chunks, in byte threads.
@@ -154,7 +157,9 @@ async def open_agent(
         fills = Fills(await stack.enter_async_context(BackgroundTasks()))
         provision = Provision(catalogue, disk, tiers.node, fills, chain, pools, bandwidth, metrics.filled)
 
-        # Serve: chunks for peers, and what this agent owns is obtained for them.
+        # Serve: chunks and documents for peers, and what this agent owns is obtained for them.
+        kept = KeptDocuments(places.filling)
+        stack.callback(kept.close)
         serving = ByteThreads(settings.byte_threads, "agent-serving")
         stack.push_async_callback(in_thread, serving.close)
         owner = Owner(
@@ -163,18 +168,20 @@ async def open_agent(
             threads=serving,
             origin=pools.origin,
             bandwidth=bandwidth,
-            lists=ChunkLists(catalogue),
+            lists=ChunkLists(replace(catalogue, policy=owner_policy(policy))),
+            documents=OwnedDocuments(client, kept, waits.document_seconds[1], metrics.documented),
             access=tiers.access,
             chain=chain,
             on_obtained=metrics.obtained,
         )
+        served = owner if "cluster" in settings.roles else tiers.access
         server = ChunkServer(
-            owner if "cluster" in settings.roles else tiers.access,
+            served,
             settings.host,
             settings.data_port,
             on_sent=metrics.served_bytes.inc,
             pace=pacer(settings.upload_rate),
-            documents=tiers.access,
+            documents=served,
             is_local=settings.auth == "off",
         )
         stack.push_async_callback(in_thread, server.close)

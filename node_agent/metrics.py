@@ -38,6 +38,9 @@ class AgentMetrics:
         )
         self.obtained_chunks = count("bdn_agent_obtained_chunks", "Chunks read from the mirror because a peer asked")
         self.obtained_bytes = count("bdn_agent_obtained_bytes", "Bytes of these chunks")
+        self.documents = count(
+            "bdn_agent_documents", "Manifests and layouts obtained, by the tier they came from", ["tier"]
+        )
         self.lost_events = count(
             "bdn_agent_lost_events", "Decisions that the journal did not take, because the disk is full or broken"
         )
@@ -73,6 +76,10 @@ class AgentMetrics:
         """A chunk was read from the mirror for a peer."""
         self.obtained_chunks.inc()
         self.obtained_bytes.inc(size)
+
+    def documented(self, tier: str) -> None:
+        """A manifest or a layout is here."""
+        self.documents.labels(tier).inc()
 
     def watch(self, name: str, what: str, read: Callable[[], float]) -> None:
         """A figure that is read whenever somebody asks for it."""

@@ -1,7 +1,10 @@
 """What programs print: results on standard output; remarks and progress on standard error; and how they end.
 
-``--json`` prints one document, errors included; ``--quiet`` prints results alone.
+``--json`` prints one document, errors included; ``--quiet`` prints results alone. What a command only needs when it runs is
+imported then, so that ``--help`` does not wait for it.
 """
+
+from __future__ import annotations
 
 import json
 import re
@@ -14,22 +17,22 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import click
-from pydantic import BaseModel, ValidationError
 
 from bdn.cli.main import missing_extra
 from bdn.core.errors import BdnError, InvalidRequestError
 from bdn.core.units import format_duration, format_size
-from bdn.net.client import OUTAGE_SECONDS, OutageRetry
-from bdn.net.host_lookups import run_program
-from bdn.settings import SettingsError
-from bdn.wire.mirror_schema import Mirror
-from bdn.wire.shapes import ErrorBody, document_of
-from bdn.wire.stage_schema import StageDocument
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
     from rich.console import Console  # 50 ms
 
-Document = BaseModel | dict[str, Any]
+    from bdn.net.client import OutageRetry
+    from bdn.wire.mirror_schema import Mirror
+    from bdn.wire.shapes import ErrorBody
+    from bdn.wire.stage_schema import StageDocument
+
+    Document = BaseModel | dict[str, Any]
+
 _Parsed = TypeVar("_Parsed")
 _LINE_SECONDS: Final = 2.0  # between two lines of progress
 _LEAST_BAR: Final = 8  # columns
@@ -111,6 +114,8 @@ class Output:
     def fail(self, error: BdnError) -> int:
         """Print the error and return the exit code."""
         if self.as_json:
+            from bdn.wire.shapes import document_of  # noqa: PLC0415
+
             self._write(document_of(error))
         else:
             self.error(error)
@@ -119,7 +124,7 @@ class Output:
     @staticmethod
     def error(error: BdnError | ErrorBody) -> None:
         """Say what is wrong, also when quiet."""
-        said = error.message if isinstance(error, ErrorBody) else str(error)
+        said = str(error) if isinstance(error, BdnError) else error.message
         click.echo(f"error: {in_options(said)} [{error.code}]", err=True)
 
     @property
@@ -128,7 +133,7 @@ class Output:
         return not self.quiet and sys.stderr.isatty()
 
     def _write(self, document: Document) -> None:
-        content = document.model_dump(mode="json") if isinstance(document, BaseModel) else document
+        content = document if isinstance(document, dict) else document.model_dump(mode="json")
         click.echo(json.dumps(content, indent=2, ensure_ascii=False))
 
 
@@ -163,6 +168,11 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
     @click.option("--quiet", "-q", is_flag=True, help="Print the result alone.")
     @wraps(function)
     def callback(*, as_json: bool, quiet: bool, **options: Any) -> None:  # noqa: ANN401 - click's own options
+        from pydantic import ValidationError  # noqa: PLC0415
+
+        from bdn.net.host_lookups import run_program  # noqa: PLC0415
+        from bdn.settings import SettingsError  # noqa: PLC0415
+
         output = Output(as_json, quiet)
         try:
             code = run_program(function(output, **options)) or 0
@@ -198,6 +208,7 @@ def _describe(error: ValidationError) -> str:
 
 def waiting_for(output: Output, what: str) -> OutageRetry:
     """Goes on asking about ``what``, such as a mirror's id, and says so once."""
+    from bdn.net.client import OUTAGE_SECONDS, OutageRetry  # noqa: PLC0415
 
     def told(error: BdnError | None) -> None:
         if error is None:
@@ -225,7 +236,7 @@ def progress_bar(output: Output, title: str) -> Iterator[Show]:
 
 
 @contextmanager
-def bar_on(console: "Console", title: str, began: float) -> Iterator[Show]:
+def bar_on(console: Console, title: str, began: float) -> Iterator[Show]:
     """A bar as wide as the terminal leaves it, and behind it the figures that fit."""
     from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
     from rich.table import Column  # noqa: PLC0415

@@ -8,11 +8,12 @@ file digest that the manifest names, and the bytes of a slice are checked agains
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from blake3 import blake3
 
@@ -306,17 +307,23 @@ class Manifest:
         """From files in any order."""
         return cls(tuple(sorted(files, key=attrgetter("path"))))
 
-    @cached_property
+    @property
     def canonical(self) -> bytes:
         """JSON with sorted keys and no white space, in UTF-8."""
-        # In pieces, because the dictionaries of a million files are half a gigabyte.
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """``canonical``, piece by piece: of a million files it is 160 MB, and their dictionaries are half a gigabyte."""
         starts = range(0, len(self.files), _ENCODED_AT_ONCE)
         return _canonical(_canonical_files(self.files[start : start + _ENCODED_AT_ONCE]) for start in starts)
 
     @cached_property
     def digest(self) -> Digest:
         """The manifest's name: the BLAKE3 of its canonical bytes."""
-        return digest_of(self.canonical)
+        hasher = blake3()
+        for piece in self.pieces():
+            hasher.update(piece)
+        return Digest(hasher.hexdigest())
 
     @cached_property
     def bytes_total(self) -> int:
@@ -329,18 +336,26 @@ class Manifest:
         return {entry.digest: entry.size for entry in self.files}
 
     @classmethod
-    def parse(cls, canonical: bytes) -> Self:
+    def parse(cls, canonical: bytes | bytearray) -> Self:
         """Read canonical bytes.
 
         Raises ``MalformedDocumentError``: not a manifest, or not in canonical form (then its name would not be unique).
         """
+        files: list[FileEntry] = []
         try:
-            manifest = cls(tuple(map(_entry, json.loads(canonical, object_hook=_read)["files"])))
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            read_files(canonical, lambda record: files.append(_entry(record)))
+            manifest = cls(tuple(files))
+        except (TypeError, ValueError, RecursionError) as error:
             raise MalformedDocumentError(f"not a manifest: {error}") from error
-        if manifest.canonical != canonical:
-            raise MalformedDocumentError("not a manifest in canonical form")
-        return manifest
+        at, whole = 0, memoryview(canonical)
+        for piece in manifest.pieces():
+            if whole[at : at + len(piece)] != piece:
+                break
+            at += len(piece)
+        else:
+            if at == len(whole):
+                return manifest
+        raise MalformedDocumentError("not a manifest in canonical form")
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,13 +394,18 @@ class ManifestWriter:
 
     def finish(self) -> ManifestDocument:
         """All files are in. Takes a second for a million of them."""
-        canonical = _canonical(self._pieces)
+        canonical = b"".join(_canonical(self._pieces))
         contents = b"".join(sorted(self._contents))
         return ManifestDocument(digest_of(canonical), canonical, self._files, self._bytes, contents)
 
 
-def _canonical(pieces: Iterable[bytes]) -> bytes:
-    return b'{"files":[%b],"schema":"%b"}' % (b",".join(pieces), SCHEMA.encode())
+def _canonical(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    yield b'{"files":['
+    comma = b""
+    for piece in pieces:
+        yield comma + piece
+        comma = b","
+    yield b'],"schema":"%b"}' % SCHEMA.encode()
 
 
 def _canonical_files(entries: Iterable[FileEntry]) -> bytes:
@@ -393,17 +413,53 @@ def _canonical_files(entries: Iterable[FileEntry]) -> bytes:
     return json.dumps(files, ensure_ascii=False, separators=(",", ":"), sort_keys=True)[1:-1].encode()
 
 
-def _read(record: dict[str, object]) -> object:
-    """A file's record becomes an entry as soon as it is read: a million dictionaries would be half a gigabyte."""
-    if "path" not in record:
-        return record
-    path, size, digest = record["path"], record["size"], record["digest"]
+def _entry(record: object) -> FileEntry:
+    fields = record if isinstance(record, dict) else {}
+    path, size, digest = fields.get("path"), fields.get("size"), fields.get("digest")
     if not (isinstance(path, str) and type(size) is int and isinstance(digest, str)):
         raise TypeError(f"expected a file, not {record!r:.80}")
     return FileEntry(path, size, Digest.parse(digest))
 
 
-def _entry(value: object) -> FileEntry:
-    if not isinstance(value, FileEntry):
-        raise TypeError(f"expected a file, not {value!r:.80}")
-    return value
+_READ_AT_ONCE: Final = 256 * 1024  # bytes
+_FILES: Final = re.compile(rb'"files"\s*:\s*\[')
+_NEXT: Final = re.compile(r"\s*(,\s*)?(?=\{)|\s*(\])", re.ASCII)
+
+
+def read_files(
+    document: bytes | bytearray,
+    add: Callable[[object], object],
+    hook: Callable[[dict[str, object]], object] | None = None,
+) -> dict[str, Any]:
+    """Read a JSON object that has a long list ``files`` of objects: gives each to ``add``, and returns the object without them.
+
+    Piece by piece, because of a million files text and dictionaries are a gigabyte. ``hook`` is that of ``json``. Raises ``ValueError``.
+    """
+    begin = _FILES.search(document)
+    if begin is None:
+        raise ValueError("it has no list of files")
+    decoder, scan = getincrementaldecoder("utf-8")(), json.JSONDecoder(object_hook=hook).raw_decode
+    text, at, end, step, count = "", 0, begin.end(), _READ_AT_ONCE, 0
+    while True:
+        found, value = _NEXT.match(text, at), None
+        if found and found[2]:
+            break
+        if found and bool(found[1]) != bool(count):
+            raise ValueError(f"a comma is wrong before file {count}")
+        try:
+            value, at = scan(text, found.end()) if found else (None, at)
+        except json.JSONDecodeError:
+            found = None  # as a rule because the piece ends here
+        if found:
+            add(value)
+            count += 1
+            continue
+        if end >= len(document):
+            raise ValueError(f"file {count} is no JSON")
+        step = 2 * step if not at and text else _READ_AT_ONCE
+        text, at, end = text[at:] + decoder.decode(document[end : end + step]), 0, end + step
+    rest = text[found.end() :] + decoder.decode(document[end:], final=True)
+    body = json.loads(f'{document[: begin.start()].decode()}"files":[]{rest}')
+    if not isinstance(body, dict) or body.pop("files", None) != []:
+        raise ValueError("its list of files is not its own, or not the only one")
+    return body

@@ -1,5 +1,7 @@
 """Who calls, and what they may read. A digest alone grants nothing."""
 
+from __future__ import annotations
+
 import hmac
 import math
 import time
@@ -12,11 +14,43 @@ from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.tokens import TokenTable, is_token
 from bdn.mirror.waiting import SharedReads
-from bdn.wire.access_schema import DEFAULT_ORGANISATION, Caller, Role
+from bdn.wire.access_schema import DEFAULT_ORGANISATION, Role
 from bdn.wire.grants import Grant, GrantVerifier
 
 _OBJECTS_KEPT: Final = 500_000  # about 50 MB; as many chunks and slabs are up to 4 TB
 _STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its manifest was given up
+
+
+class NotPermittedError(UnauthenticatedError):
+    """The token is good, but not for this: what is needed is another one. Says nothing of what exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody with a token, or anybody where authentication is off. ``cluster`` binds an agent's token to one cluster."""
+
+    organisation: str
+    role: Role
+    cluster: str | None = None
+
+    def acting(self, needed: Role, organisation: str | None) -> Caller:
+        """The caller, for a call that needs this role and names this organisation (None: its own), or ``NotPermittedError``."""
+        if self.role is Role.OPERATOR:
+            return Caller(organisation or self.organisation, self.role)
+        if self.role is not needed:
+            raise NotPermittedError(f"a token of role {self.role} may not do this: it takes one of role {needed}")
+        if organisation not in (None, self.organisation):
+            raise NotPermittedError(
+                "BDN-Organisation names another organisation than the token's; that takes an operator"
+            )
+        return self
+
+    def check_cluster(self, cluster: str) -> None:
+        """Refuse to speak for an agent of another cluster. Raises ``NotPermittedError``."""
+        if self.cluster not in (None, cluster):
+            raise NotPermittedError(f"this token is for agents of cluster {self.cluster!r} alone")
+
+
 _OPERATOR: Final = Caller(DEFAULT_ORGANISATION, Role.OPERATOR)
 
 
@@ -35,7 +69,8 @@ class Access:
         """The caller behind a token; ``UnauthenticatedError`` otherwise, whatever the reason."""
         known = self._operator(bearer)
         if known is None and bearer is not None and is_token(bearer):
-            known = await self.tokens.caller(bearer)
+            token = await self.tokens.valid(bearer)
+            known = Caller(token.organisation, token.role, token.cluster) if token else None
         if known is not None:
             return known
         if bearer is None:

@@ -204,6 +204,7 @@ async def open_mirror(
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
         asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds, clock)
         heartbeats = Membership(database, asked, events, watch, clock)
+        await stack.enter_async_context(in_background(heartbeats.keep()))
         services = (
             requests,
             asked,
@@ -214,7 +215,7 @@ async def open_mirror(
             tokens,
             access,
             Names(database, store, settings.tombstone_seconds),
-            ContentsService(database, access, chunks, LayoutDocuments(database, damages, data_port)),
+            ContentsService(database, access, chunks, LayoutDocuments(database, damages, data_port), metrics),
             metrics,
             *filter(None, [issuer]),
         )

@@ -26,20 +26,22 @@ _PIECE: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class LayoutDocument:
-    """The JSON of a ``LayoutBody``, compressed by gzip. ``digest`` is that of the JSON."""
+    """The JSON of a ``LayoutBody``, compressed by gzip. ``digest`` and ``size`` are those of the JSON."""
 
     digest: Digest
+    size: int
     gzip: bytes
 
     @classmethod
     def of(cls, manifest: Digest, data_port: int | None, files: Iterable[contents.ContentLayout]) -> "LayoutDocument":
         """Made piece by piece: a million files are 300 MB of JSON."""
-        hasher, compressor = blake3(), zlib.compressobj(level=1, wbits=_GZIP)
+        hasher, compressor, size = blake3(), zlib.compressobj(level=1, wbits=_GZIP), 0
         packed: list[bytes] = []
         for piece in write_layout(manifest, data_port, map(_file, files)):
+            size += len(piece)
             hasher.update(piece)
             packed.append(compressor.compress(piece))
-        return cls(Digest(hasher.hexdigest()), b"".join((*packed, compressor.flush())))
+        return cls(Digest(hasher.hexdigest()), size, b"".join((*packed, compressor.flush())))
 
     def unpacked(self) -> Iterator[bytes]:
         """The JSON, for who does not read gzip."""

@@ -37,6 +37,10 @@ class Metrics:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.transferred_bytes = counter("bdn_mirror_transferred_bytes", "Bytes read from upstreams")
         self.served_bytes = counter("bdn_mirror_served_bytes", "Bytes served by the data plane")
+        self.documents = counter("bdn_mirror_documents", "Manifests and layouts served", ["kind"])
+        self.document_bytes = counter(
+            "bdn_mirror_document_bytes", "Bytes of these documents, as they were sent", ["kind"]
+        )
         self.scrubbed_bytes = counter("bdn_mirror_scrubbed_bytes", "Bytes of the store read again to verify them")
         self.repaired_chunks = counter("bdn_mirror_repaired_chunks", "Damaged chunks that the store holds again")
         self.damaged_records = gauge(
@@ -56,6 +60,11 @@ class Metrics:
         self._agents = gauge("bdn_mirror_agents_alive", "Agents with a recent heartbeat")
         info = gauge("bdn_mirror_build_info", "The running version", ["version"])
         info.labels(bdn.__version__).set(1)
+
+    def served(self, kind: str, size: int) -> None:
+        """A document goes out."""
+        self.documents.labels(kind).inc()
+        self.document_bytes.labels(kind).inc(size)
 
     async def render(self) -> bytes:
         """The exposition text. Anybody may ask: who asks while others do shares their answer, and the one sum over all contents is a little old."""

@@ -60,7 +60,7 @@ SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 logger = logging.getLogger(__name__)
 
 
-def _bearer_of(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str | None:
+async def _bearer_of(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str | None:
     return credentials.credentials if credentials else None
 
 

@@ -1,11 +1,14 @@
 """Requests to one service and its small JSON documents, over TCP or a unix socket."""
 
 import asyncio
+import gzip
 import random
 import ssl
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -15,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from bdn.core.chunk import Digest, MalformedDocumentError, Manifest, digest_of
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
 from bdn.core.pace.retry import Outage, RetryPolicy
-from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, ORGANISATION_HEADER
+from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, MANIFEST_HEADER, ORGANISATION_HEADER
 from bdn.wire.layout_form import Layout
 from bdn.wire.shapes import ServiceUnreachableError, WrongDocumentError, error_from
 
@@ -23,6 +26,9 @@ _CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all
 # h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
 _ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)
 OUTAGE_SECONDS: Final = 600.0  # a mirror that is restarted, or moved to another machine, is back by then
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_PIECE: Final = 64 * 1024
 _OUTAGE_POLICY: Final = RetryPolicy(OUTAGE_SECONDS, attempts=1, first_seconds=0.5)
 _Body = TypeVar("_Body", bound=BaseModel)
 _Answer = TypeVar("_Answer")
@@ -32,7 +38,8 @@ Params = Mapping[str, str | list[str]]
 class ServiceClient:
     """Requests to one service. ``address`` is a URL, or ``unix:/path/to/socket``. Close it, or use it as a context.
 
-    A request takes ``timeout_seconds`` at most, and in addition what it asks the service to wait, even while bytes come.
+    A request takes ``timeout_seconds`` at most, and in addition what it asks the service to wait, even while bytes come; and
+    ``silence_seconds`` at most without any.
     ``organisation`` is whom an operator acts for; None means its own. An answer of more than ``most_bytes``, unpacked, is not
     read to its end; None means no limit, for trusted services.
     """
@@ -44,9 +51,11 @@ class ServiceClient:
         *,
         organisation: str | None = None,
         timeout_seconds: float = 30.0,
+        silence_seconds: float = inf,
         most_bytes: int | None = None,
     ) -> None:
         self.address = address
+        self._silence_seconds = silence_seconds
         self._most_bytes = most_bytes
         socket = address.removeprefix("unix:") if address.startswith("unix:") else None
         self.base_url = "http://agent" if socket else address.rstrip("/")
@@ -96,14 +105,17 @@ class ServiceClient:
         *,
         body: BaseModel | None = None,
         params: Params | None = None,
-        bearer: str | None = None,
+        headers: Mapping[str, str] | None = None,
         wait_seconds: float = 0,
-    ) -> bytes:
-        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        is_raw: bool = False,
+    ) -> bytearray:
+        """The answer's body; ``is_raw``: as it was sent, not unpacked."""
+        headers = dict(headers or {})
         if body is not None:
             headers["Content-Type"] = "application/json"
         content = body.model_dump_json() if body is not None else None
         longest = self._timeout_seconds + wait_seconds
+        silence, connect = min(self._silence_seconds, longest), min(_CONNECT_SECONDS, self._timeout_seconds)
         try:
             async with asyncio.timeout(longest):
                 async with self._http.stream(
@@ -112,33 +124,32 @@ class ServiceClient:
                     content=content,
                     params=params,
                     headers=headers,
-                    timeout=httpx2.Timeout(longest, connect=min(_CONNECT_SECONDS, self._timeout_seconds)),
+                    timeout=httpx2.Timeout(silence, connect=connect),
                     extensions={"trace": _HandshakeTrace()},
                 ) as response:
-                    answer = await self._read(response, path)
+                    pieces = response.aiter_raw() if is_raw and response.is_success else response.aiter_bytes()
+                    answer = await self._read(pieces, path)
         except httpx2.RequestError as error:
             raise ServiceUnreachableError(self.address, str(error) or type(error).__name__) from error
         except TimeoutError as error:
             raise ServiceUnreachableError(self.address, f"no whole answer within {longest:g} s") from error
         if not response.is_success:
-            reported = error_from(response.status_code, answer)
+            reported = error_from(response.status_code, bytes(answer))
             if isinstance(reported, StoreUnavailableError):
                 # A gateway's, which does not say in front of whom it stands.
                 raise ServiceUnreachableError(self.address, reported.reason)
             raise reported
         return answer
 
-    async def _read(self, response: httpx2.Response, path: str) -> bytes:
-        if self._most_bytes is None:
-            return await response.aread()
+    async def _read(self, pieces: AsyncIterator[bytes], path: str) -> bytearray:
         answer = bytearray()
-        async for piece in response.aiter_bytes():
+        async for piece in pieces:
             answer += piece
-            if len(answer) > self._most_bytes:
+            if self._most_bytes is not None and len(answer) > self._most_bytes:
                 raise WrongDocumentError(
                     f"the answer for {path}", self.address, f"it has more than {self._most_bytes} bytes"
                 )
-        return bytes(answer)
+        return answer  # not copied: the layout of a million files has 300 MB
 
     async def _call(
         self,
@@ -165,21 +176,37 @@ class ServiceClient:
 
 
 class ContentClient(ServiceClient):
-    """Manifests and layouts, of the mirror's API or an agent's data plane: not believed before they were checked."""
+    """Manifests and layouts, of the mirror's API or an agent's data plane: not believed before they were checked.
 
-    async def manifest(self, digest: Digest, bearer: str | None) -> Manifest:
+    ``is_owner`` tells an agent that it owns the document, and is to obtain what it does not hold.
+    """
+
+    async def manifest(self, digest: Digest, bearer: str | None, *, is_owner: bool = False) -> Manifest:
         """The manifest, verified against its name."""
-        content = await self._send("GET", f"/manifests/{digest}", bearer=bearer, wait_seconds=60)
-        if (actual := digest_of(content)) != digest:
-            raise WrongDocumentError(f"manifest {digest}", self.address, f"its content has the name {actual}")
+        content = await self.canonical(digest, bearer, is_owner=is_owner)
         try:
             return Manifest.parse(content)
         except MalformedDocumentError as error:
             raise InternalError(str(error)) from error
 
-    async def layout(self, digest: Digest, bearer: str | None) -> Layout:
+    async def canonical(self, digest: Digest, bearer: str | None, *, is_owner: bool = False) -> bytearray:
+        """The manifest's bytes, verified against its name."""
+        content = await self._document(f"/manifests/{digest}", digest, bearer, is_owner=is_owner)
+        if (actual := digest_of(content)) != digest:
+            raise WrongDocumentError(f"manifest {digest}", self.address, f"its content has the name {actual}")
+        return content
+
+    async def packed_layout(self, digest: Digest, bearer: str | None) -> bytes | bytearray:
+        """The layout's document by gzip, and whole. What it says is for its readers to check."""
+        content = await self._document(f"/manifests/{digest}/layout", digest, bearer, is_raw=True)
+        try:
+            return await asyncio.to_thread(_gzipped, content)
+        except zlib.error as error:
+            raise WrongDocumentError(f"the layout of {digest}", self.address, str(error)) from error
+
+    async def layout(self, digest: Digest, bearer: str | None, *, is_owner: bool = False) -> Layout:
         """Where the manifest's bytes lie: each file's layout is checked against the file's name."""
-        content = await self._send("GET", f"/manifests/{digest}/layout", bearer=bearer, wait_seconds=60)
+        content = await self._document(f"/manifests/{digest}/layout", digest, bearer, is_owner=is_owner)
         name = f"the layout of {digest}"
         try:
             layout = await asyncio.to_thread(Layout.parse, content)  # a million files are 300 MB, and seconds
@@ -188,6 +215,26 @@ class ContentClient(ServiceClient):
         if layout.manifest != digest:
             raise WrongDocumentError(name, self.address, f"it is that of {layout.manifest}")
         return layout
+
+    async def _document(
+        self, path: str, manifest: Digest, bearer: str | None, *, is_owner: bool = False, is_raw: bool = False
+    ) -> bytearray:
+        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        headers |= {MANIFEST_HEADER: str(manifest)} if is_owner else {}
+        headers |= {"Accept-Encoding": "gzip"} if is_raw else {}
+        return await self._send("GET", path, headers=headers, wait_seconds=60, is_raw=is_raw)
+
+
+def _gzipped(content: bytearray) -> bytes | bytearray:
+    """The same by gzip, unless it is already. Raises ``zlib.error``: it is cut off, or a byte is wrong."""
+    if not content.startswith(_GZIP_MAGIC):
+        return gzip.compress(content, compresslevel=1)
+    reader, pieces = zlib.decompressobj(wbits=_GZIP), memoryview(content)
+    for at in range(0, len(content), _PIECE):
+        reader.decompress(pieces[at : at + _PIECE])
+    if not reader.eof or reader.unused_data:
+        raise zlib.error("it does not end where it should")
+    return content
 
 
 class _HandshakeTrace:

@@ -1,16 +1,15 @@
-"""Who calls the mirror, and for whom: callers, their tokens, and the secrets of upstreams, which go in and never come out."""
+"""Who calls the mirror, and for whom: tokens, and the secrets of upstreams, which go in and never come out."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
-from bdn.core.errors import InvalidRequestError, LimitExceededError, UnauthenticatedError
+from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.wire.shapes import Items, StrictModel, json_object
 
 DEFAULT_ORGANISATION: Final = "default"
@@ -20,42 +19,12 @@ DEFAULT_ORGANISATION: Final = "default"
 ORGANISATION_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
-class NotPermittedError(UnauthenticatedError):
-    """The token is good, but not for this: what is needed is another one. Says nothing of what exists."""
-
-
 class Role(StrEnum):
     """What a token is good for."""
 
     OPERATOR = "operator"  # everything, for whatever organisation it names
     CONTROLLER = "controller"  # what its organisation mirrors, and nothing else
     AGENT = "agent"  # heartbeats, and nothing of tenants': agents read with the grants of their jobs
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Somebody with a token, or anybody where authentication is off. ``cluster`` binds an agent's token to one cluster."""
-
-    organisation: str
-    role: Role
-    cluster: str | None = None
-
-    def acting(self, needed: Role, organisation: str | None) -> Caller:
-        """The caller, for a call that needs this role and names this organisation (None: its own), or ``NotPermittedError``."""
-        if self.role is Role.OPERATOR:
-            return Caller(organisation or self.organisation, self.role)
-        if self.role is not needed:
-            raise NotPermittedError(f"a token of role {self.role} may not do this: it takes one of role {needed}")
-        if organisation not in (None, self.organisation):
-            raise NotPermittedError(
-                "BDN-Organisation names another organisation than the token's; that takes an operator"
-            )
-        return self
-
-    def check_cluster(self, cluster: str) -> None:
-        """Refuse to speak for an agent of another cluster. Raises ``NotPermittedError``."""
-        if self.cluster not in (None, cluster):
-            raise NotPermittedError(f"this token is for agents of cluster {self.cluster!r} alone")
 
 
 LONGEST_SECONDS: Final = 100 * 365 * 24 * 3600

@@ -25,7 +25,7 @@ ISSUER: Final = "bdn-mirror"
 _ALGORITHM: Final = "EdDSA"  # RFC 8037
 _BEGIN: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _PEM: Final = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.+?-----END \1-----", re.DOTALL)
-_REMEMBERED_MOUNTS: Final = 32_768  # of all grants that a verifier remembers, about 20 MB
+_REMEMBERED_MOUNTS: Final = 32_768  # of all grants that a verifier remembers, and one for each grant; about 20 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,16 @@ class GrantedMount:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The right of an organisation's job to read these manifests until ``expires_at`` (seconds since the epoch)."""
+    """The right of an organisation's job to read these manifests until ``expires_at`` (seconds since the epoch).
+
+    That of a job without weights names none.
+    """
 
     organisation: str
     mounts: tuple[GrantedMount, ...]
     expires_at: float
 
     def __post_init__(self) -> None:
-        if not self.mounts:
-            raise ValueError("a grant names at least one mount")
         check_mounts([mount.mount_location for mount in self.mounts])
 
     def allows(self, manifest: Digest) -> bool:
@@ -171,9 +172,9 @@ class GrantVerifier:
             return
         with self._lock:
             if self._verified.setdefault(token, grant) is grant:
-                self._mounts += len(grant.mounts)
+                self._mounts += 1 + len(grant.mounts)
             while self._mounts > _REMEMBERED_MOUNTS:
-                self._mounts -= len(self._verified.pop(next(iter(self._verified))).mounts)
+                self._mounts -= 1 + len(self._verified.pop(next(iter(self._verified))).mounts)
 
     def _verify(self, token: str) -> Grant:
         try:

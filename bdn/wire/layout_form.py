@@ -12,11 +12,13 @@ from typing import Final, Self
 
 from pydantic import BaseModel
 
-from bdn.core.chunk import Digest, FileLayout, MalformedDocumentError, Slice, chunk_count
+from bdn.core.cache.digest_table import DigestTable
+from bdn.core.chunk import Digest, FileLayout, MalformedDocumentError, Slice, chunk_count, read_files
 
 _FILES_AT_ONCE: Final = 1000  # in a piece of a document: one of a million files has 300 MB
 _ENTRY_BYTES: Final = 300  # of one file, with its slab and without its chunks
 _NAME_BYTES: Final = 70  # of a chunk
+_WORD: Final = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,14 @@ class Layout:
     files: Mapping[Digest, FileLayout]
 
     @classmethod
-    def parse(cls, document: bytes) -> Self:
+    def parse(cls, document: bytes | bytearray) -> Self:
         """Read it. About 10 µs per file.
 
         Raises ``MalformedDocumentError``: not a layout, or one that is wrong about a file.
         """
+        files = PackedLayouts()
         try:
-            body = json.loads(document, object_hook=_Reader().read)
-            files = {file.digest: file for file in body["files"]}
+            body = read_files(document, files.add, _Reader().read)
             return cls(Digest.parse(body["manifest"]), _port(body["data_port"]), files)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise MalformedDocumentError(f"not a layout: {error}") from error
@@ -96,6 +98,47 @@ def _port(value: object) -> int | None:
     if value is not None and type(value) is not int:
         raise TypeError(f"expected a port, not {value!r:.80}")
     return value
+
+
+class PackedLayouts(Mapping[Digest, FileLayout]):
+    """Layouts by their files' names. One of a single chunk takes 44 bytes here instead of 500; it is made anew when it is asked for."""
+
+    def __init__(self) -> None:
+        self._single = DigestTable(width=12)  # the number of its slab, 0 for none; its size; its offset: 4 bytes each
+        self._slabs: dict[tuple[Digest, int], int] = {}  # name and size, with its number
+        self._by_number: list[tuple[Digest, int] | None] = [None]
+        self._others: dict[Digest, FileLayout] = {}
+
+    def add(self, file: object) -> None:
+        """Raises ``TypeError``: it is no layout."""
+        if not isinstance(file, FileLayout):
+            raise TypeError(f"expected the layout of a file, not {file!r:.80}")
+        if len(file.chunks) != 1:
+            self._single.pop(file.digest, None)
+            self._others[file.digest] = file
+            return
+        self._others.pop(file.digest, None)
+        number, offset = 0, 0
+        if lies := file.slice:
+            slab, offset = (lies.slab, lies.slab_size), lies.offset
+            number = self._slabs.setdefault(slab, len(self._by_number))
+            if number == len(self._by_number):
+                self._by_number.append(slab)
+        self._single[file.digest] = number << 64 | file.size << 32 | offset
+
+    def __getitem__(self, digest: Digest) -> FileLayout:
+        place = self._single.get(digest)
+        if place is None:
+            return self._others[digest]
+        slab = self._by_number[place >> 64]
+        return FileLayout(digest, place >> 32 & _WORD, (digest,), slab and Slice(*slab, place & _WORD))
+
+    def __iter__(self) -> Iterator[Digest]:
+        yield from self._single
+        yield from self._others
+
+    def __len__(self) -> int:
+        return len(self._single) + len(self._others)
 
 
 def _entry(file: FileLayout) -> str:

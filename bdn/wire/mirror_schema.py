@@ -81,7 +81,7 @@ class TrainingJobBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    weights: list[WeightsSourceBody]
+    weights: list[WeightsSourceBody] | None
 
 
 class MirrorRequestBody(StrictModel):
@@ -91,12 +91,16 @@ class MirrorRequestBody(StrictModel):
     training_job: TrainingJobBody | None = None
 
     def sources(self) -> tuple[WeightsSource, ...]:
-        """The checked sources, at least one, with mounts that are neither equal nor nested."""
-        if (self.weights is None) == (self.training_job is None):
+        """The checked sources, with mounts that are neither equal nor nested. None for a job that takes no weights."""
+        if self.training_job is not None:
+            is_exactly_one, bodies = self.weights is None, self.training_job.weights or []
+        else:  # weights that are null and nothing else are none; null for both names neither
+            is_exactly_one, bodies = (
+                self.weights is not None or self.model_fields_set == {"weights"},
+                self.weights or [],
+            )
+        if not is_exactly_one:
             raise InvalidRequestError('send either "weights" or "training_job"')
-        bodies = self.weights if self.weights is not None else self.training_job.weights if self.training_job else []
-        if not bodies:
-            raise InvalidRequestError("weights is empty; name at least one source")
         if len(bodies) > SOURCES_LIMIT:
             raise InvalidRequestError(
                 f"{len(bodies)} sources are too many for one mirror; the limit is {SOURCES_LIMIT}"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.store import SEAL_SIZE, is_closed_to
 from bdn.disk.durable import disk_errors, open_existing
@@ -64,16 +65,18 @@ class PeerAccess:
 
     def open_document(self, request: DocumentRequest) -> OpenChunk:
         """The document as it lies on the disk, which whoever asks checks; not yours and not there look alike."""
-        grant = self._grant(request.bearer)
+        self.reader_of(request.bearer, request.manifest)
         place = self.places.manifest if request.kind == "manifest" else self.places.layout
-        file = open_existing(place(request.manifest)) if grant is None or grant.allows(request.manifest) else None
+        file = open_existing(place(request.manifest))
         if file is None:
             raise NotFoundError(f"manifest {request.manifest}")
         return OpenChunk(file, 0, file.seek(0, os.SEEK_END))
 
-    def reader_of(self, bearer: str | None) -> str:
-        """The organisation whose grant this is; where grants are not checked, nobody's."""
+    def reader_of(self, bearer: str | None, manifest: Digest | None = None) -> str:
+        """The organisation whose grant this is, which must allow ``manifest``; where grants are not checked, nobody's."""
         grant = self._grant(bearer)
+        if grant is not None and manifest is not None and not grant.allows(manifest):
+            raise NotFoundError(f"manifest {manifest}")
         return grant.organisation if grant else ""
 
     def _grant(self, bearer: str | None) -> Grant | None:

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,22 +60,25 @@ class RecentManifests:
 
 @dataclass(frozen=True)
 class Held:
-    """A manifest with its layout. The layout is None where nobody needs it: for what is whole on this disk already."""
+    """A manifest with its layout. The layout is None where nobody needs it: for what is whole on this disk already.
+
+    ``sender`` is the node that sent the layout; empty when the mirror did. Whole files were checked against their names; where it
+    puts small ones in slabs may be out of date, or wrong.
+    """
 
     manifest: Manifest
     layout: Layout | None
+    sender: str = ""
 
-    def file_layouts(self, wanted: frozenset[Digest]) -> dict[Digest, FileLayout]:
+    def file_layouts(self, wanted: Container[Digest]) -> Iterator[FileLayout]:
         """The layouts of these contents, as far as the manifest names them; ``InternalError`` where the layout disagrees."""
         found = self.layout.files if self.layout else {}
-        layouts: dict[Digest, FileLayout] = {}
         for digest, size in self.manifest.contents.items():
             if digest in wanted:
                 layout = found.get(digest)
                 if layout is None or layout.size != size:
                     raise InternalError(f"manifest {self.manifest.digest} and its layout disagree about {digest}")
-                layouts[digest] = layout
-        return layouts
+                yield layout
 
 
 class ManifestRecords:
@@ -96,7 +99,7 @@ class ManifestRecords:
             if held.layout:
                 write_durably(self._places.layout(digest), held.layout.pieces())
             if not path.exists():
-                write_durably(path, held.manifest.canonical)
+                write_durably(path, held.manifest.pieces())
                 self._recent.put(held.manifest)
         self.touch(digest, now)
 

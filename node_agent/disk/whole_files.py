@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from bdn.core.cache.digest_table import DigestTable
 from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of, file_digest
 from bdn.disk.durable import disk_errors, opened, write_at_once
 from node_agent.disk.places import Places, name_in_files
@@ -39,7 +40,7 @@ class WholeFiles:
         self.places = places
         self._root = f"{places.files}/"
         self._lock = threading.Lock()  # held while a file's times change, and until its pin says so
-        self._pins: dict[Digest, int] = {}
+        self._pins = DigestTable(width=_PIN_SIZE)
         self._saving = threading.Lock()  # stages of one manifest write one file
 
     # --- what we do with files; methods raise ``OSError`` ---
@@ -149,7 +150,8 @@ class WholeFiles:
     def forget(self, contents: Iterable[Digest]) -> None:
         """They are not held any more."""
         for content in contents:
-            self._pins.pop(content, None)
+            with self._lock:
+                self._pins.pop(content, None)
 
     # --- across restarts ---
 

@@ -134,8 +134,7 @@ class ReaderChain:
 
     def of_owner(self, data_port: int | None, bearer: str, stop: threading.Event) -> ChunkReader:
         """For what this node obtains for its peers. ``bearer`` is the grant of the one that asks."""
-        policy = replace(self.policy, outage_seconds=min(self.policy.outage_seconds, _OWNER_OUTAGE_SECONDS))
-        return RetryingReader(self._mirror(data_port, bearer, stop), policy, stop)
+        return RetryingReader(self._mirror(data_port, bearer, stop), owner_policy(self.policy), stop)
 
     def _mirror(self, data_port: int | None, bearer: str, stop: threading.Event) -> ChunkReader:
         http = HttpChunkReader(self.to_mirror, _at_port(self.mirror_url, data_port), bearer)
@@ -146,6 +145,11 @@ class ReaderChain:
     def _mismatched(self, chunk: PartialChunk) -> None:
         self.on_mismatch()
         self.peers.sent_wrong(chunk.senders)
+
+
+def owner_policy(policy: RetryPolicy) -> RetryPolicy:
+    """For what is read from the mirror because a peer asked."""
+    return replace(policy, outage_seconds=min(policy.outage_seconds, _OWNER_OUTAGE_SECONDS))
 
 
 def _at_port(api_url: str, data_port: int | None) -> str:

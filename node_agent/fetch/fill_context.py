@@ -17,6 +17,8 @@ from bdn.wire.layout_form import Layout
 from bdn.wire.stage_schema import Transfer
 from node_agent.fetch.peers import Members, RingMember
 
+_NAME: Final = 32  # bytes of a digest
+
 
 @dataclass(frozen=True, slots=True)
 class LanePlace:
@@ -131,22 +133,46 @@ class _Made:
     turns: list[LanePlace]
 
 
+@dataclass(frozen=True, slots=True)
+class FillUnit:
+    """Files that one fetch or one file's fetches bring, and the layout that says so. A name takes 32 bytes here, a layout 500."""
+
+    layout: Layout
+    names: bytes
+
+    @property
+    def manifest(self) -> Digest:
+        """For which they are fetched."""
+        return self.layout.manifest
+
+    @property
+    def first(self) -> FileLayout:
+        """One of them: all are fetched alike."""
+        return self.layout.files[Digest.from_bytes(self.names[:_NAME])]
+
+    def files(self) -> list[FileLayout]:
+        """Their layouts, made anew."""
+        names = (self.names[at : at + _NAME] for at in range(0, len(self.names), _NAME))
+        return [self.layout.files[Digest.from_bytes(name)] for name in names]
+
+
 def chunks_in_order(layout: Layout) -> list[Digest]:
     """The distinct chunks of a manifest in the order that all nodes work through them: the largest files first, then by name.
 
     The whole layout's, whatever is missing here: otherwise nodes would not agree on the bound of everybody's load.
     """
-    return list(dict.fromkeys(chunk for files in in_order(layout.files.values()) for chunk in files[0].fetched))
+    units = in_order(layout, layout.files.values())
+    return list(dict.fromkeys(chunk for unit in units for chunk in unit.first.fetched))
 
 
-def in_order(files: Iterable[FileLayout]) -> list[list[FileLayout]]:
-    """The files, those of a slab together. The largest first, so that the last threads do not wait for a big one at the end."""
-    found: defaultdict[tuple[int, str], list[FileLayout]] = defaultdict(list)
+def in_order(layout: Layout, files: Iterable[FileLayout]) -> list[FillUnit]:
+    """Files of the layout, those of a slab together. The largest first, so that the last threads do not wait for a big one at the end."""
+    found: defaultdict[tuple[int, str], bytearray] = defaultdict(bytearray)
     for file in files:
         # By size as well: a layout that contradicts itself about a slab fails for the files that it is wrong about.
         name = file.slice.slab if file.slice else file.digest
-        found[-file.fetched_size, name.hex].append(file)
-    return [found[key] for key in sorted(found)]
+        found[-file.fetched_size, name.hex] += file.digest.to_bytes()
+    return [FillUnit(layout, bytes(found[key])) for key in sorted(found)]
 
 
 _FREE_ROUNDS: Final = 64  # of failures

@@ -1,92 +1,35 @@
-"""An owner obtains what its peers ask for: one read of the mirror, however many of them ask."""
+"""An owner obtains what its peers ask for, chunks and documents: one read of the mirror, however many of them ask."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Final
+from functools import partial
 
-from bdn.core.chunk import Digest
 from bdn.core.errors import CanceledError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import own_in_flight
-from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.served_chunks import ChunkRequest, DocumentRequest, OpenChunk
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import PartialChunk
-from bdn.wire.layout_form import Layout
-from node_agent.background_tasks import BackgroundTasks, in_thread
+from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.peer_access import PeerAccess
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
-from node_agent.fetch.chain import ReaderChain, ReadsInProgress, landed
-from node_agent.fetch.documents import Catalogue
-
-_REMEMBERED: Final = 16  # manifests; one of 140 GB has 17,000 chunks, which take 4 MB
-_Key = tuple[Digest, str]  # a manifest, and the organisation whose list of it this is: each has slabs of its own
-
-
-@dataclass(frozen=True)
-class ChunkList:
-    """The sizes of everything that travels for a manifest: chunks of files, and slabs rather than the files in them."""
-
-    sizes: Mapping[Digest, int]
-    data_port: int | None  # of the mirror's data plane; None where it serves chunks itself
-
-    @classmethod
-    def of(cls, layout: Layout) -> ChunkList:
-        """From where the manifest's bytes lie. Takes a while for a million files."""
-        sizes: dict[Digest, int] = {}
-        for file in layout.files.values():
-            if file.slice is not None:
-                sizes[file.slice.slab] = file.slice.slab_size
-            else:
-                sizes.update((chunk.digest, chunk.range.size) for chunk in file.placed())
-        return cls(sizes, layout.data_port)
-
-
-@dataclass(frozen=True)
-class ChunkLists:
-    """The lists of the manifests that were asked about last. ``known`` may be called from any thread.
-
-    A layout is read with a peer's grant, which proves that the peer may read the manifest and that it exists.
-    """
-
-    catalogue: Catalogue
-    _known: dict[_Key, ChunkList] = field(default_factory=dict)  # the one used last stands last
-    _asking: ReadsInProgress = field(default_factory=ReadsInProgress)
-
-    def known(self, manifest: Digest, organisation: str) -> ChunkList | None:
-        """The list, if it was obtained and is remembered."""
-        return self._known.get((manifest, organisation))
-
-    async def obtain(self, manifest: Digest, organisation: str, bearer: str | None) -> ChunkList:
-        """The list; one request for all who ask at the same time. Raises ``BdnError``: why it cannot be had."""
-        key = manifest, organisation
-        while (known := self._known.get(key)) is None:
-            if (flight := self._asking.flight(key)) is not None:
-                await landed(flight)
-                continue
-            with self._asking.lead(key):  # nobody else does: the loop has not turned since we looked
-                self._remember(key, await in_thread(ChunkList.of, await self.catalogue.layout(manifest, bearer)))
-        self._remember(key, known)
-        return known
-
-    def _remember(self, key: _Key, known: ChunkList) -> None:
-        self._known.pop(key, None)
-        self._known[key] = known
-        while len(self._known) > _REMEMBERED:
-            del self._known[next(iter(self._known))]
+from node_agent.fetch.chain import ReaderChain, landed
+from node_agent.fetch.owned_documents import ChunkList, ChunkLists, OwnedDocuments
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A ``ServedChunks``: what is asked of an owner and is not here is brought into the cluster tier.
+    """A ``ServedChunks`` and a ``ServedDocuments``: what is asked of an owner and is not here is obtained.
 
-    It comes from the mirror and never from another peer, so that no request goes in circles. ``threads`` are not those of
-    this node's fills: no peer waits behind a whole stage of ours. They read in the same places, ``origin``: what a peer asks
-    for comes before what this node wants next. ``on_obtained`` is told the bytes of each chunk.
+    Chunks go into the cluster tier, documents are kept for a while. Both come from the mirror and never from another peer, so that
+    no request goes in circles. ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. They
+    read in the same places, ``origin``: what a peer asks for comes before what this node wants next. ``on_obtained`` is told
+    the bytes of each chunk.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -95,6 +38,7 @@ class Owner:
     origin: OrderedLimit
     bandwidth: Bandwidth
     lists: ChunkLists
+    documents: OwnedDocuments
     access: PeerAccess
     chain: ReaderChain
     on_obtained: Callable[[int], None]
@@ -110,20 +54,36 @@ class Owner:
             return self.access.open_chunk(request)
         known = self.lists.known(request.manifest, self.access.reader_of(request.bearer))
         if known is not None and request.digest in known.sizes:
-            return self.access.open_for(request) or self._begin(request)
+            return self.access.open_for(request) or self._begin(partial(self.obtain, request))
         try:
             return self.access.open_chunk(request)
         except NotFoundError:
-            return self._begin(request)
+            return self._begin(partial(self.obtain, request))
 
-    def _begin(self, request: ChunkRequest) -> Future[object]:
-        """Done when the chunk is here, or with the reason why it cannot be. From any thread; blocks nobody."""
+    def open_document(self, request: DocumentRequest) -> OpenChunk | Future[object]:
+        """The document, or a Future until it is here. One that does not say that this node owns it is not obtained.
+
+        What it owns it has from the mirror itself: a layout of its own stages may be older, or another organisation's.
+        """
+        organisation = self.access.reader_of(request.bearer, request.manifest)
+        if (kept := self.documents.open(request, organisation)) is not None:
+            return kept
+        if not (request.is_owner and request.kind == "layout"):
+            try:
+                return self.access.open_document(request)
+            except NotFoundError:
+                if not request.is_owner:
+                    raise
+        return self._begin(partial(self.documents.obtain, request, organisation))
+
+    def _begin(self, obtain: Callable[[], Coroutine[object, object, None]]) -> Future[object]:
+        """Done when it is here, or with the reason why it cannot be. From any thread; blocks nobody."""
         future: Future[object] = Future()
-        self.loop.call_soon_threadsafe(self._start, request, future)
+        self.loop.call_soon_threadsafe(self._start, obtain, future)
         return future
 
-    def _start(self, request: ChunkRequest, future: Future[object]) -> None:
-        task = self.background.start(self._answer(request, future), f"obtain {request.digest}")
+    def _start(self, obtain: Callable[[], Coroutine[object, object, None]], future: Future[object]) -> None:
+        task = self.background.start(self._answer(obtain, future), "obtain for a peer")
 
         def end(_: asyncio.Task[None]) -> None:
             if not future.done():
@@ -131,9 +91,9 @@ class Owner:
 
         task.add_done_callback(end)  # not a finally of the task: one that is canceled before its first step has none
 
-    async def _answer(self, request: ChunkRequest, future: Future[object]) -> None:
+    async def _answer(self, obtain: Callable[[], Coroutine[object, object, None]], future: Future[object]) -> None:
         try:
-            await self.obtain(request)
+            await obtain()
         except Exception as error:  # noqa: BLE001 - the server makes an answer of it, or a line in the log
             future.set_exception(error)
         else:
@@ -151,7 +111,7 @@ class Owner:
         request = replace(request, is_suspect=False)  # it is checked when it is asked for again
         assert request.manifest is not None  # noqa: S101 - without it nobody is asked to obtain anything
         reader = self.access.reader_of(request.bearer)
-        chunks = await self.lists.obtain(request.manifest, reader, request.bearer)
+        chunks = await self.lists.obtain(request.manifest, reader, request.bearer or "")
         size = chunks.sizes.get(request.digest)
         if size is None:
             raise NotFoundError(f"chunk {request.digest}")

@@ -317,6 +317,11 @@ class Peers:
             self._heads.came(0, taken.head_seconds)
             self._bodies.came(size, taken.body_seconds)
 
+    def answered(self, node: str) -> None:
+        """It did its part, with something else than a chunk."""
+        with self._lock:
+            self._standing.succeeded(node, self.clock())
+
     def read(self, size: int, taken: Limits) -> None:
         """The mirror sent so many bytes in so long. An owner's answer begins when it has read as much."""
         with self._lock:

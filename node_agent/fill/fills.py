@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bdn.core.chunk import Digest, FileLayout
+from bdn.core.chunk import Digest
 from bdn.core.errors import DiskFailedError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.operation_schema import Tier
@@ -15,19 +15,6 @@ from node_agent.background_tasks import BackgroundTasks, to_the_end
 
 Report = Callable[[Tier, int], None]  # bytes that are here now, and the tier that they came from
 FileReport = Callable[[Digest, Tier, int], None]  # and of which file they are
-
-
-@dataclass(frozen=True)
-class FillUnit:
-    """Files that one fetch or one file's fetches bring, and the manifest for which they are fetched."""
-
-    files: tuple[FileLayout, ...]
-    manifest: Digest
-
-    @property
-    def digests(self) -> tuple[Digest, ...]:
-        """The files' names."""
-        return tuple(file.digest for file in self.files)
 
 
 Start = Callable[["Fill"], Coroutine[object, object, None]]

@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+from bdn.core.cache.digest_table import DigestTable
 from bdn.core.chunk import Digest, Manifest
 from bdn.wire.operation_schema import Tier
 from bdn.wire.stage_schema import BytesFrom
@@ -52,13 +53,19 @@ class FillProgress:
     def __init__(self, manifests: Sequence[Manifest], missing: Collection[Digest], budget: RetryBudget) -> None:
         self.budget = budget
         self.on_bytes: Callable[[], None] = lambda: None
-        self._paths = [
-            Counter(entry.digest for entry in manifest.files if entry.digest in missing) for manifest in manifests
-        ]
-        self._first = {digest: mount for mount, paths in reversed([*enumerate(self._paths)]) for digest in paths}
         self._mounts: list[Counter[Tier]] = []
-        for manifest, paths in zip(manifests, self._paths, strict=True):
-            to_come = sum(manifest.contents[digest] * count for digest, count in paths.items())
+        self._first = DigestTable(width=4)  # of what is to come: the first mount that has it
+        self._again: dict[Digest, Counter[int]] = {}  # mounts that have it once more, and how often
+        for mount, manifest in enumerate(manifests):
+            to_come = 0
+            for entry in manifest.files:
+                if entry.digest not in missing:
+                    continue
+                to_come += entry.size
+                if entry.digest in self._first:
+                    self._again.setdefault(entry.digest, Counter())[mount] += 1
+                else:
+                    self._first[entry.digest] = mount
             self._mounts.append(Counter({"node": manifest.bytes_total - to_come}))
         self._coming: dict[Digest, Counter[Tier]] = {}
         self.rate = Rate()
@@ -75,11 +82,13 @@ class FillProgress:
         self._mounts[self._first[content]] -= self._coming.pop(content, Counter())
 
     def finish(self, content: Digest, size: int) -> None:
-        """It is whole; its other paths have it, too."""
-        coming = self._coming.pop(content, None)
-        self._mounts[self._first[content]]["node"] -= sum(coming.values()) if coming else 0
-        for tiers, paths in zip(self._mounts, self._paths, strict=True):
-            tiers["node"] += size * paths[content]
+        """It is whole; its other paths have it, too. Whoever says so again, because the fills are begun anew, changes nothing."""
+        first, coming = self._first.pop(content, None), self._coming.pop(content, None)
+        if first is None:
+            return
+        self._mounts[first]["node"] += size - (sum(coming.values()) if coming else 0)
+        for mount, count in self._again.pop(content, Counter()).items():
+            self._mounts[mount]["node"] += size * count
 
     def bytes_from(self) -> list[BytesFrom]:
         """The bytes of each mount so far."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.cache.index import Holder
-from bdn.core.chunk import Digest, Manifest, PlacedChunk, Slice
-from bdn.core.errors import BdnError, single_error
+from bdn.core.chunk import Digest, FileLayout, Manifest, PlacedChunk, Slice
+from bdn.core.errors import BdnError, InternalError, NotFoundError, single_error
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import own_in_flight
 from bdn.transfer.byte_threads import ByteThreads
@@ -25,8 +25,8 @@ from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit, Position
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.documents import Catalogue
-from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing, in_order
-from node_agent.fill.fills import Fill, Fills, FillUnit, Report
+from node_agent.fetch.fill_context import FillContext, FillUnit, RetryBudget, Routing, in_order
+from node_agent.fill.fills import Fill, Fills, Report
 from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.fill.progress import FillProgress
 
@@ -92,7 +92,15 @@ class Provision:
         request.begin(manifests, progress)
         if missing:
             async with blaming(self.cache.space):
-                await _RequestFill(self, request, progress).run(held, missing)
+                try:
+                    await _RequestFill(self, request, progress).run(held, missing)
+                except (InternalError, NotFoundError):
+                    if not any(one.sender for one in held):
+                        raise
+                    # A layout that came from a peer named a slab that is not there, or not what it should be.
+                    held = [await self.catalogue.renew(one, request.grant) for one in held]
+                    missing = await self.cache.admit(held, request.holder)
+                    await _RequestFill(self, request, progress).run(held, missing)
             for one in held:
                 with suppress(BdnError):  # whoever hands the files on notes it again, before
                     await in_thread(self.disk.files.save, one.manifest)
@@ -131,9 +139,10 @@ class _RequestFill:
         members = max(routing.count for routing in routings)
         self.from_mirror.places.limit = own_in_flight(members, self.from_mirror.threads.count)
         # Two queues: units that wait for peers must not keep those from being read that peers wait for.
-        shared = [unit for unit in units if any(not self._is_own(unit, chunk) for chunk in unit.files[0].fetched)]
-        others = frozenset(unit.digests for unit in shared)
-        own = [unit for unit in units if unit.digests not in others]
+        own, shared = list[FillUnit](), list[FillUnit]()
+        for unit in units:
+            turns = map(self.contexts[unit.manifest].routing.turn, unit.first.fetched)
+            (own if all(turn.is_own for turn in turns) else shared).append(unit)
         with single_error():
             async with asyncio.TaskGroup() as group:
                 for queue, most in ((own, _UNITS_AT_ONCE), (shared, _SHARED_UNITS_AT_ONCE)):
@@ -149,48 +158,46 @@ class _RequestFill:
             if one.layout is None:
                 continue
             digest = one.manifest.digest
-            layouts = await in_thread(one.file_layouts, wanted)
-            wanted -= layouts.keys()
-            units += [FillUnit(tuple(files), digest) for files in await in_thread(in_order, layouts.values())]
+            units += await in_thread(in_order, one.layout, one.file_layouts(wanted))
+            wanted -= one.manifest.contents.keys()
             routing = Routing(one.layout, self.provision.chain.peers.members)
             budget, is_ending = self._progress.budget, self._is_ending
             self.contexts[digest] = FillContext(digest, self._request.grant, routing, budget, is_ending)
-        return sorted(units, key=lambda unit: unit.files[0].fetched_size, reverse=True)
+        return sorted(units, key=lambda unit: unit.first.fetched_size, reverse=True)
 
     def _is_ending(self) -> bool:
         """Whether all chunks that are left to ask of peers are in hand."""
         return self.from_peers.places.is_last
 
-    def _is_own(self, unit: FillUnit, chunk: Digest) -> bool:
-        return self.contexts[unit.manifest].routing.turn(chunk).is_own
-
     async def _fill_from(self, queue: Iterator[FillUnit]) -> None:
         """One of several that draw units from the same queue."""
         progress, fills = self._progress, self.provision.fills
         for unit in queue:
+            files = unit.files()
 
-            def start(fill: Fill, unit: FillUnit = unit) -> Coroutine[object, object, None]:
-                return _UnitFill(self, unit, fill).run()
+            def start(
+                fill: Fill, unit: FillUnit = unit, files: Sequence[FileLayout] = files
+            ) -> Coroutine[object, object, None]:
+                return _UnitFill(self, unit.manifest, files, fill).run()
 
-            await fills.join(unit.digests, start, progress.report, progress.restart, self._request.traffic)
-            for file in unit.files:
+            names = [file.digest for file in files]
+            await fills.join(names, start, progress.report, progress.restart, self._request.traffic)
+            for file in files:
                 progress.finish(file.digest, file.size)
 
 
 class _UnitFill:
     """One unit is fetched. ``fill`` names those of its files that nobody else fills, and is told what came."""
 
-    def __init__(self, whole: _RequestFill, unit: FillUnit, fill: Fill) -> None:
+    def __init__(self, whole: _RequestFill, manifest: Digest, files: Sequence[FileLayout], fill: Fill) -> None:
         self._whole = whole
         self._provision = whole.provision
         self._cache = whole.provision.cache
-        self._context = whole.contexts[unit.manifest]
+        self._context = whole.contexts[manifest]
         self._fill = fill
         self._reader = whole.provision.chain.of_fill(self._context, fill.stop)
         ledger = self._cache.index.ledger  # another stage may have finished some between our admission and now
-        self._files = [
-            file for file in unit.files if file.digest in fill.files and not ledger.is_committed(file.digest)
-        ]
+        self._files = [file for file in files if file.digest in fill.files and not ledger.is_committed(file.digest)]
 
     async def run(self) -> None:
         """Make the files whole; returns when they are committed.

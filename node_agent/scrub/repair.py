@@ -160,7 +160,7 @@ class RepairSource:
         provision = self.provision
         manifest, bearer = self.grants.find(provision.cache.index.named_by(content))
         held = await provision.catalogue.obtain(manifest, bearer, is_complete=False)
-        file = held.file_layouts(frozenset((content,)))[content]
+        file = next(held.file_layouts((content,)))
         assert held.layout is not None  # noqa: S101 - asked for
         peers = provision.chain.peers
         routing, budget = Routing(held.layout, peers.members), RetryBudget(file.size, peers.avoided)

@@ -3,7 +3,9 @@
 CPU seconds are those of this thread, so that what else the machine does is not counted.
 """
 
+import asyncio
 import gc
+import gzip
 import tempfile
 import time
 import tracemalloc
@@ -19,9 +21,11 @@ from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
-from tests.benchmarks import many_agents, published
+from tests.benchmarks import agent_memory, many_agents, published
 from tests.benchmarks.report import Figure, scaled
 from tests.support.agent.cache import a_tier
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.ring import Ring
 from tests.support.content.names import named
 
 
@@ -114,10 +118,36 @@ def layouts() -> Sequence[Figure]:
     ]
 
 
+def documents() -> Sequence[Figure]:
+    """What a mirror is asked for, besides chunks, by a cold cluster that stages one manifest of small files at once."""
+    agents, files = 20, scaled(500)
+    with AgentMirror(is_packed=True).running() as mirror, tempfile.TemporaryDirectory() as folder:
+        manifest = mirror.publish({f"{number % 100}/{number}": f"{number}".encode() for number in range(files)})
+
+        async def stage() -> None:
+            ring = Ring(mirror, Path(folder))
+            async with ring.nodes(agents, byte_threads=2):
+                mirror.forget()
+                await ring.staged_by_all(manifest)
+
+        asyncio.run(stage())
+        asked = dict(mirror.documents)
+        sizes = {f"/manifests/{manifest.digest}": len(manifest.canonical)}
+        layout = mirror.layouts[manifest.digest].model_dump_json(exclude_defaults=True).encode()
+        sizes[f"/manifests/{manifest.digest}/layout"] = len(gzip.compress(layout, compresslevel=1))
+    what = f"{agents} agents stage {files} files: documents of the mirror"
+    return [
+        Figure(f"{what}: requests", "requests", (sum(asked.values()),), "2"),
+        Figure(f"{what}: sent", "MB", (sum(count * sizes[path] for path, count in asked.items()) / 1e6,)),
+    ]
+
+
 SECTIONS: dict[str, Callable[[], Sequence[Figure]]] = {
     "plans": plans,
     "chunks": chunks,
     "layouts": layouts,
+    "documents": documents,
     "published": published.measure,
     "agents": many_agents.measure,
+    "agent": agent_memory.measure,
 }

@@ -60,6 +60,18 @@ async def test_a_stage_of_several_mounts_shares_what_they_have_in_common(rig: Ri
         assert set(mirror.chunk_requests.values()) == {1}
 
 
+async def test_a_grant_for_nothing_is_a_stage_without_mounts(rig: Rig, mirror: AgentMirror) -> None:
+    async with rig.agent(exposure="symlink") as agent:
+        stage = await agent.stages.start("job", mirror.grant(), warm=True)
+        document = await agent.stages.finish(stage.record.id)
+        assert (document.state, document.mounts, document.error) == ("READY", [], None)
+        assert (await agent.stages.start("job", mirror.grant())).record.state == "READY"
+    async with rig.agent(exposure="symlink") as agent:
+        assert agent.stages.registry.find(document.id).record.state == "READY"
+        assert (await agent.stages.release(document.id)).record.state == "RELEASED"
+    assert not mirror.chunk_requests
+
+
 async def test_what_a_job_wrote_through_a_link_is_mended_before_anybody_is_told_that_it_is_ready(
     rig: Rig, mirror: AgentMirror
 ) -> None:

@@ -311,6 +311,33 @@ async def test_a_change_costs_rows_for_what_changed_and_a_heartbeat_without_one_
     assert not [statement for statement in seen if statement.startswith(("DELETE", "SELECT holdings"))]
 
 
+async def test_heartbeats_that_are_kept_open_and_say_nothing_new_are_written_down_together(
+    either: MirrorUnderTest,
+) -> None:
+    crowd = [FakeAgent(either, f"n{number}", holdings=None) for number in range(20)]
+    for agent in crowd:
+        await agent.beat(changes=changes(None, "one", 1))
+    before = {agent["node"]: agent["last_heartbeat"] for agent in await agents_of(either)}
+    with statements_of(either) as seen:
+        replies = await asyncio.gather(*(agent.beat(wait_seconds=1) for agent in crowd))
+    assert {reply["holdings_digest"] for reply in replies} == {"one"}
+    assert len([statement for statement in seen if statement.startswith("UPDATE agents")]) <= 3
+    assert all(agent["last_heartbeat"] > before[agent["node"]] for agent in await agents_of(either))
+
+
+async def test_an_open_heartbeat_of_an_agent_that_was_taken_for_gone_makes_it_a_member_again(
+    idle: MirrorUnderTest,
+) -> None:
+    agent = FakeAgent(idle, "n1")
+    epoch = (await agent.beat())["epoch"]
+    with closing(sqlite3.connect(idle.data_dir / "mirror.sqlite", timeout=30)) as database, database:
+        database.execute("UPDATE agents SET joined_at = NULL")  # as another process does it
+        database.execute("UPDATE clusters SET epoch = epoch + 1")
+    reply = await agent.beat(epoch=epoch, wait_seconds=30)
+    assert members(reply) == ["n1"]
+    assert reply["epoch"] > epoch + 1
+
+
 async def test_no_answer_about_agents_reads_what_they_hold(either: MirrorUnderTest) -> None:
     for node in ("n1", "n2"):
         await FakeAgent(either, node, holdings=[{"manifest": name(1), "bytes": 1}]).beat()

@@ -1,9 +1,10 @@
 """The migrations make the tables that the code knows, on SQLite and on PostgreSQL."""
 
 import asyncio
+import sqlite3
 import threading
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from alembic.config import Config
 from alembic.config import main as alembic
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import event, text
+from sqlalchemy import event, select, text
 from sqlalchemy.engine import Connection
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, digest_of
@@ -23,7 +24,7 @@ from bdn.mirror.db import contents, mirrors, objects
 from bdn.mirror.db.contents import Record
 from bdn.mirror.db.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
 from bdn.mirror.db.objects import StoredObject
-from bdn.mirror.db.tables import Base
+from bdn.mirror.db.tables import Base, ManifestRow, ManifestUseRow
 from tests.support.mirror.service import mirror_under_test
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -176,3 +177,49 @@ async def test_a_name_with_a_nul_is_nobody_s_and_no_failure_of_the_database(migr
         async with migrated.read() as session:
             found += await mirrors.manifests_of_source(session, "acme", "hf://org/\0")
     assert found == []
+
+
+async def test_the_use_of_a_long_manifest_is_noted_beside_it_and_at_most_once_a_minute(
+    migrated: Database, tmp_path: Path
+) -> None:
+    names = [digest_of(bytes([number])).hex for number in range(2)]
+    async with migrated.write() as session:
+        for name in names:
+            row = ManifestRow(digest=name, canonical=bytes(4_000_000), files_total=1, bytes_total=1)
+            row.created_at = row.last_used = 1.0
+            session.add(row)
+
+    async def used(name: str, now: float) -> int:
+        """The rows that it changes."""
+        with changes_of(migrated) as changed:
+            async with migrated.write() as session:
+                await contents.touch(session, [name, digest_of(b"collected").hex], now)
+        return sum(changed)
+
+    if (log := tmp_path / "new.sqlite-wal").exists():
+        with closing(sqlite3.connect(tmp_path / "new.sqlite")) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert await used(names[0], 1000) == 1
+    assert not log.exists() or log.stat().st_size < 100_000
+    assert [await used(names[0], 1000 + seconds) for seconds in (0, 59, 60, 61)] == [0, 0, 1, 0]
+    assert await used(names[1], 1050) == 1
+    async with migrated.read() as reading:
+        noted = await reading.execute(select(ManifestUseRow.manifest, ManifestUseRow.last_used))
+        assert {tuple(row) for row in noted} == {(names[0], 1060), (names[1], 1050)}
+
+
+@contextmanager
+def changes_of(database: Database) -> Iterator[list[int]]:
+    """How many rows each statement changes meanwhile."""
+    counted: list[int] = []
+
+    def count(_connection: Any, cursor: Any, statement: str, *_: object) -> None:
+        if statement.startswith(("INSERT", "UPDATE", "DELETE")):
+            counted.append(cursor.rowcount)
+
+    engine = database._engine.sync_engine
+    event.listen(engine, "after_cursor_execute", count)
+    try:
+        yield counted
+    finally:
+        event.remove(engine, "after_cursor_execute", count)

@@ -29,6 +29,15 @@ async def test_a_layout_is_made_at_most_twice_for_all_who_ask_at_the_same_time(
     assert 1 <= len(read) <= 2  # the one under way when the others came, and one for all of them
 
 
+async def test_who_reads_a_manifest_again_writes_nothing(mirror: MirrorUnderTest, hub: Hub) -> None:
+    path = (await layout_path(mirror, hub)).removesuffix("/layout")
+    first = await mirror.http.get(path)
+    with statements_of(mirror) as seen:
+        again = await mirror.http.get(path)
+    assert (first.status_code, again.content) == (200, first.content)
+    assert [one for one in seen if "manifest" in one and not one.startswith("SELECT")] == []
+
+
 async def test_a_layout_comes_as_its_reader_takes_it_or_not_at_all_where_it_is_known(
     mirror: MirrorUnderTest, hub: Hub
 ) -> None:

@@ -1,5 +1,6 @@
 """A source goes in at ``POST /mirror`` and comes out as a manifest, a layout and chunks; or fails for good, and harms no other."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.units import format_size
-from bdn.wire.grants import LONGEST_GRANT
+from bdn.wire.grants import LONGEST_GRANT, GrantVerifier
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import flip_byte, stall
 from tests.doubles.hub import Hub
@@ -115,6 +116,24 @@ async def test_the_sources_of_a_training_job_are_manifests_of_one_grant(
     assert document["files_total"] == len(TREE) + 1
     assert await mirror.tree(document["sources"][1]["manifest"]) == {"a.csv": b"1,2"}
     assert (await mirror.ready(model, data))["bytes_transferred"] == 0
+
+
+@pytest.mark.parametrize("weights", [None, []])
+async def test_a_job_without_weights_is_ready_at_once_with_a_grant_for_nothing(
+    idle: MirrorUnderTest, weights: list[Json] | None
+) -> None:
+    job = {"training_job": {"image": {"base_image": "x"}, "weights": weights}}
+    plan = await idle.http.post("/mirror", json=job, params={"dry_run": True})
+    assert (plan.status_code, plan.json()["sources"], plan.json()["bytes"]) == (200, [], 0)
+    begun = await idle.http.post("/mirror", json=job)
+    document = begun.json()
+    assert (begun.status_code, document["status"], document["sources"]) == (202, "READY", [])
+    assert (document["files_total"], document["bytes_total"], document["error"]) == (0, 0, None)
+    assert document["completed_at"] is not None
+    grant = GrantVerifier(idle.service.requests.signer.public_keys).verify(document["grant"], now=time.time())
+    assert (grant.organisation, grant.mounts) == ("default", ())
+    assert (await idle.canceled(document["id"]))["status"] == "READY"
+    assert [one["id"] for one in (await idle.get("/mirror", status="READY"))["items"]] == [document["id"]]
 
 
 async def test_a_source_that_stands_twice_in_a_request_is_read_once(mirror: MirrorUnderTest, hub: Hub) -> None:

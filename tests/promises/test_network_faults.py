@@ -97,10 +97,12 @@ async def pair(ring: FaultyRing) -> AsyncIterator[tuple[Manifest, FaultProxy, Ag
         yield manifest, ring.peers["holder"], guest
 
 
+@pytest.mark.parametrize("what", ["chunks", "manifests"])
 @pytest.mark.parametrize("fault", [*PASSING, parted], ids=name_of)
-async def test_a_fault_of_a_peer_costs_a_retry(ring: FaultyRing, fault: Fault, tally: Tally) -> None:
+async def test_a_fault_of_a_peer_costs_a_retry(ring: FaultyRing, fault: Fault, what: str, tally: Tally) -> None:
     """Once, and in the full run whatever a peer is asked: then the mirror serves."""
     async with asyncio.timeout(LONGEST_SECONDS), pair(ring) as (manifest, proxy, guest):
+        proxy.chosen = lambda asked: f"/{what}/" in asked
         proxy.play(*[fault] * at_scale(1, 1000))
         stage = await staged(guest, ring.mirror, manifest)
 
@@ -117,7 +119,7 @@ async def test_a_peer_that_stays_at_fault_is_left_and_the_mirror_is_asked(
 ) -> None:
     """Neither what it is asked nor what it answers arrives; or it hears, and is not heard; or hardly anything comes."""
     async with asyncio.timeout(LONGEST_SECONDS), pair(ring) as (manifest, proxy, guest):
-        proxy.every = fault
+        proxy.chosen, proxy.every = lambda asked: "/chunks/" in asked, fault
         stage = await staged(guest, ring.mirror, manifest)
 
         tally.add(scenarios=1, faults=proxy.met.total(), wrong=tree(Path(stage.mounts[0].path)) != FILES)

@@ -86,7 +86,7 @@ class DigestTable(MutableMapping[Digest, int]):
             stays: list[bytes] = []
             goes: list[bytes] = []
             for record in self._records(bucket):
-                (goes if _hash(record) & len(old) else stays).append(record)
+                (goes if _hash(record[:_NAME]) & len(old) else stays).append(record)
             buckets[place], buckets[place + len(old)] = b"".join(stays), b"".join(goes)
         self._buckets = buckets
 
@@ -96,8 +96,8 @@ class DigestTable(MutableMapping[Digest, int]):
 
 
 def _hash(name: bytes) -> int:
-    """A digest is as good as a hash of itself."""
-    return int.from_bytes(name[:4], "little")
+    """Another one in each process: nobody shall choose contents whose names fill one bucket."""
+    return hash(name)
 
 
 class NameTable(MutableMapping[Digest, frozenset[Digest]]):

@@ -42,10 +42,10 @@ class SpaceLedger:
     Keeps running sums; every method is constant time. The budget is not ours: it changes with the disk, so callers pass it.
     """
 
-    def __init__(self, table: Callable[[], MutableMapping[Digest, int]] = dict) -> None:
-        """``table`` makes what sizes are kept in."""
-        self._reserved = table()
-        self._committed = table()
+    def __init__(self, sizes: MutableMapping[Digest, int]) -> None:
+        """``sizes`` is what sizes are kept in, twice as large."""
+        self._sizes = sizes  # twice the bytes, and one more where the content is committed
+        self.reserved_count = 0  # contents that are promised and not whole yet
         self.reserved_bytes = 0
         self.committed_bytes = 0
 
@@ -55,46 +55,46 @@ class SpaceLedger:
         return self.reserved_bytes + self.committed_bytes
 
     @property
-    def reserved_count(self) -> int:
-        """How many contents are promised and not whole yet."""
-        return len(self._reserved)
-
-    @property
     def count(self) -> int:
         """How many contents are counted."""
-        return len(self._reserved) + len(self._committed)
+        return len(self._sizes)
 
     def size_of(self, digest: Digest) -> int | None:
         """The bytes counted for this content, or None when it is not counted."""
-        return self._committed.get(digest, self._reserved.get(digest))
+        found = self._sizes.get(digest)
+        return None if found is None else found >> 1
 
     def is_committed(self, digest: Digest) -> bool:
         """Whether the content is whole on this disk."""
-        return digest in self._committed
+        return bool(self._sizes.get(digest, 0) & 1)
 
     def reserve(self, digest: Digest, size: int) -> None:
         """Set space aside for content that is not counted yet."""
-        self._reserved[digest] = size
+        self._sizes[digest] = size << 1
+        self.reserved_count += 1
         self.reserved_bytes += size
 
     def commit(self, digest: Digest) -> None:
         """A fill finished: its reservation becomes committed content. Committing twice changes nothing."""
-        if digest in self._committed:
+        found = self._sizes[digest]
+        if found & 1:
             return
-        size = self._reserved.pop(digest)
-        self._committed[digest] = size
-        self.reserved_bytes -= size
-        self.committed_bytes += size
+        self._sizes[digest] = found | 1
+        self.reserved_count -= 1
+        self.reserved_bytes -= found >> 1
+        self.committed_bytes += found >> 1
 
     def release(self, digest: Digest) -> int:
         """The content left the disk, whole or partial; returns the bytes that were counted, 0 when none were."""
-        if digest in self._committed:
-            size = self._committed.pop(digest)
-            self.committed_bytes -= size
+        found = self._sizes.pop(digest, None)
+        if found is None:
+            return 0
+        if found & 1:
+            self.committed_bytes -= found >> 1
         else:
-            size = self._reserved.pop(digest, 0)
-            self.reserved_bytes -= size
-        return size
+            self.reserved_count -= 1
+            self.reserved_bytes -= found >> 1
+        return found >> 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +394,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
     """The node tier: manifests are admitted whole, and leased ones stay. Contents are files, with their sizes."""
 
     def __init__(self) -> None:
-        super().__init__(SpaceLedger(), {})
+        super().__init__(SpaceLedger({}), {})
         self._totals: dict[Digest, _Totals] = {}  # by manifest
         self._shared: set[Digest] = set()  # contents that several manifests name
 
@@ -561,7 +561,7 @@ class ChunkIndex(TierIndex[DigestTable]):
     """
 
     def __init__(self) -> None:
-        super().__init__(SpaceLedger(lambda: DigestTable(width=4)), NameTable())
+        super().__init__(SpaceLedger(DigestTable(width=4)), NameTable())
         self._bytes: dict[Digest, int] = {}  # of a manifest's chunks
 
     def admit(self, manifest: Digest, chunk: Digest, size: int, *, now: float, budget: int) -> Admission:

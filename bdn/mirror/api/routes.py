@@ -17,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from bdn.core.chunk import digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import manifest_fault
-from bdn.mirror.access import Access
+from bdn.mirror.access import Access, Caller, NotPermittedError
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
@@ -36,9 +36,7 @@ from bdn.net.chunk_server.served_chunks import ChunkRequest
 from bdn.wire.access_schema import (
     NAME_PATTERN,
     ORGANISATION_PATTERN,
-    Caller,
     NewToken,
-    NotPermittedError,
     Role,
     SecretBody,
     SecretEntry,
@@ -192,6 +190,7 @@ class ContentsService:
     access: Access
     shelf: StoreShelf
     layouts: LayoutDocuments
+    metrics: Metrics
 
 
 _Contents = Annotated[ContentsService, provided(ContentsService)]
@@ -281,14 +280,15 @@ async def held(names: _Names, caller: Controller, cursor: str | None = None, lim
 async def manifest(service: _Contents, digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
     name = digest_in(digest)
     await service.access.check_manifest(bearer, name, organisation)
-    async with service.database.write() as session:
+    async with service.database.read() as session:
         row = await contents.manifest(session, name.hex)
-        await contents.touch(session, [name.hex], time.time())
     if row is None:
         raise NotFoundError(f"manifest {name}")
     if fault := await asyncio.to_thread(manifest_fault, name, row.canonical):
         with service.shelf.damages.records_noted():
             raise contents.Record("manifest", name).damaged(fault)
+    await contents.note_use(service.database, name.hex, time.time())
+    service.metrics.served("manifest", len(row.canonical))
     return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
 
 
@@ -304,6 +304,7 @@ async def layout(
     headers = {"ETag": etag, "Vary": "Accept-Encoding", "Cache-Control": "private, no-cache"}
     if etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
+    service.metrics.served("layout", len(document.gzip) if is_packed else document.size)
     if is_packed:
         return Response(document.gzip, media_type=MEDIA_JSON, headers={**headers, "Content-Encoding": "gzip"})
     return StreamingResponse(document.unpacked(), media_type=MEDIA_JSON, headers=headers)

@@ -1,12 +1,13 @@
 """Every statement about agents and clusters."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, bindparam, delete, exists, func, select, tuple_, update
 from sqlalchemy.orm import defer
 
-from bdn.mirror.db.database import ReadSession, WriteSession, batches, insert, insert_new, select_in
+from bdn.mirror.db.database import ReadSession, Values, WriteSession, batches, insert, insert_new, select_in
 from bdn.mirror.db.tables import AgentRow, ClusterRow, HoldingRow
 from bdn.wire.heartbeat_schema import HoldingsChange
 from bdn.wire.mirror_schema import Holding
@@ -145,13 +146,26 @@ async def drop_silent(session: WriteSession, cluster: str, since: float) -> list
     return sorted(dropped.scalars())
 
 
-async def note_heartbeat(session: WriteSession, cluster: str, node: str, **values: Any) -> AgentRow | None:  # noqa: ANN401
-    """Set these columns if the agent is a member; the row as it is then, or None when it is none, or no longer."""
-    statement = update(AgentRow).where(
-        AgentRow.cluster == cluster, AgentRow.node == node, AgentRow.joined_at.is_not(None)
-    )
-    found = await session.execute(statement.values(**values).returning(AgentRow))
-    return found.scalar()
+async def note_heartbeats(session: WriteSession, notes: Mapping[Name, Values]) -> dict[Name, AgentRow]:
+    """Set these columns of each that is a member and that nobody else changes now; returns these as they were before."""
+    found: dict[Name, AgentRow] = {}
+    for cluster in sorted({cluster for cluster, _ in notes}):
+        for batch in batches(sorted(node for its_cluster, node in notes if its_cluster == cluster)):
+            query = select(AgentRow).where(AgentRow.cluster == cluster, AgentRow.node.in_(batch))
+            query = query.where(AgentRow.joined_at.is_not(None)).with_for_update(skip_locked=True)
+            found |= {(cluster, row.node): row for row in (await session.execute(query)).scalars()}
+    by_columns: defaultdict[tuple[str, ...], list[Values]] = defaultdict(list)
+    for (cluster, node), row in found.items():
+        news = {name: value for name, value in notes[cluster, node].items() if value != getattr(row, name)}
+        by_columns[tuple(news)].append({"its_cluster": cluster, "its_node": node, **news})
+    agent = and_(AgentRow.cluster == bindparam("its_cluster"), AgentRow.node == bindparam("its_node"))
+    for columns, values in by_columns.items():
+        if columns:
+            statement = update(AgentRow.__table__).where(agent)  # type: ignore[arg-type]
+            await (await session.connection()).execute(
+                statement.values({name: bindparam(name) for name in columns}), values
+            )
+    return found
 
 
 async def remove(session: WriteSession, cluster: str, node: str) -> None:

@@ -20,14 +20,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Row, and_, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Float, Row, and_, delete, exists, func, literal, or_, select, update
 
 from bdn.core.chunk import Digest, FileLayout, ManifestDocument, Slab, Slice
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.store import PUBLIC, content_fault, scope_of, split_digests
 from bdn.mirror.db import mirrors
-from bdn.mirror.db.database import ReadSession, WriteSession, changed, delete_in, insert, insert_new, select_in
+from bdn.mirror.db.database import (
+    Database,
+    ReadSession,
+    WriteSession,
+    changed,
+    delete_in,
+    insert,
+    insert_new,
+    select_in,
+)
 from bdn.mirror.db.tables import (
     ContentRow,
     CopiedChunkRow,
@@ -37,6 +46,7 @@ from bdn.mirror.db.tables import (
     IdentityRow,
     ManifestContentRow,
     ManifestRow,
+    ManifestUseRow,
     SlabRow,
     SlabScopeRow,
     SlabSliceRow,
@@ -318,9 +328,30 @@ async def files_total(session: ReadSession, digest: str) -> int | None:
     return (await session.execute(select(ManifestRow.files_total).where(ManifestRow.digest == digest))).scalar()
 
 
+_USE_SECONDS: Final = 60.0  # a later use is not noted before
+
+
 async def touch(session: WriteSession, digests: Sequence[str], now: float) -> None:
-    """These manifests are used now."""
-    await session.execute(update(ManifestRow).where(ManifestRow.digest.in_(digests)).values(last_used=now))
+    """Those of these manifests that are here are used now."""
+    here = select(ManifestRow.digest, literal(now, Float)).where(ManifestRow.digest.in_(digests))
+    noted = insert(session, ManifestUseRow).from_select(["manifest", "last_used"], here.order_by(ManifestRow.digest))
+    await session.execute(
+        noted.on_conflict_do_update(
+            index_elements=["manifest"],
+            set_={"last_used": now},
+            where=ManifestUseRow.last_used <= now - _USE_SECONDS,
+        )
+    )
+
+
+async def note_use(database: Database, digest: str, now: float) -> None:
+    """A published manifest is used now. As ``touch``; and where nothing is to be noted, nothing is written, and no writer waited for."""
+    async with database.read() as session:
+        query = select(ManifestUseRow.last_used).where(ManifestUseRow.manifest == digest)
+        last_used = (await session.execute(query)).scalar()
+    if last_used is None or last_used <= now - _USE_SECONDS:
+        async with database.write() as session:
+            await touch(session, [digest], now)
 
 
 async def totals(session: ReadSession) -> tuple[int, int]:

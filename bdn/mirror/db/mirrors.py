@@ -30,6 +30,7 @@ from bdn.mirror.db.tables import (
     Json,
     ManifestContentRow,
     ManifestRow,
+    ManifestUseRow,
     MirrorRow,
     MirrorSourceRow,
     TombstoneRow,
@@ -385,7 +386,8 @@ async def all_readable(session: ReadSession, organisation: str) -> dict[str, tup
     query = select(ManifestRow.digest, ManifestRow.files_total, ManifestRow.bytes_total).where(
         is_mirrored_for(organisation, ManifestRow.digest), ~is_given_up(organisation, ManifestRow.digest)
     )
-    rows = await session.execute(query.order_by(ManifestRow.last_used))
+    last_used = func.coalesce(ManifestUseRow.last_used, ManifestRow.last_used)
+    rows = await session.execute(query.outerjoin(ManifestUseRow).order_by(last_used))
     return {digest: (files, size) for digest, files, size in rows}
 
 

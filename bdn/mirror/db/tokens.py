@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 from bdn.core.errors import NotFoundError
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import TokenRow
-from bdn.wire.access_schema import Caller, NewToken, Role, Token, TokenRequest
+from bdn.wire.access_schema import NewToken, Role, Token, TokenRequest
 from bdn.wire.shapes import moment
 
 _PREFIX: Final = "bdn_"  # what scanners of leaked secrets can look for
@@ -64,15 +64,15 @@ class TokenTable:
             raise NotFoundError(f"token {token_id}")
         return _view(row)
 
-    async def caller(self, bearer: str) -> Caller | None:
-        """Whose it is; None when it is nobody's, was revoked, or has expired. One statement."""
+    async def valid(self, bearer: str) -> Token | None:
+        """The token that this is; None when it is none, was revoked, or has expired. One statement."""
         async with self.database.read() as session:
             row = (await session.execute(select(TokenRow).where(TokenRow.digest == _digest_of(bearer)))).scalar()
         if row is None or row.revoked_at is not None:
             return None
         if row.expires_at is not None and row.expires_at <= self.clock():
             return None
-        return Caller(row.organisation, Role(row.role), row.cluster)
+        return _view(row)
 
 
 def is_token(bearer: str) -> bool:

@@ -60,7 +60,10 @@ class MirrorRequests:
     asked: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
 
     async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
-        """A new mirror, or the one that is running for the same request. ``LimitExceededError``: its grant would be too long."""
+        """A new mirror, or the one that is running for the same request; without sources one that is READY.
+
+        ``LimitExceededError``: its grant would be too long.
+        """
         self._check_grant(sources, organisation)
         for source in sources:
             self.surveyor.sign_ins.check(source.auth, organisation)
@@ -89,6 +92,8 @@ class MirrorRequests:
                 try:
                     async with self.database.write() as session:
                         await mirrors.insert(session, mirror_id, organisation, request_key, bodies, now=time.time())
+                        if not bodies:  # there is nothing for a worker to do
+                            await mirrors.finish(session, mirror_id, "READY", now=time.time())
                 except IntegrityError:
                     continue  # somebody else was faster with the same request
                 self.watch.notify(NEW_WORK)
@@ -105,8 +110,7 @@ class MirrorRequests:
             if row is None or row.manifest is None:
                 return None
             mirror = (await mirrors.get(session, row.mirror_id, organisation)).row
-        async with self.database.write() as session:
-            await contents.touch(session, [row.manifest], time.time())
+        await contents.note_use(self.database, row.manifest, time.time())
         mount = GrantedMount(wanted.mount_location, Digest(row.manifest), str(wanted.source))
         grant = self.signer.sign(Grant(organisation, (mount,), time.time() + self.grant_seconds))
         return HeldSource(_source_of(row), mirror.completed_at or mirror.created_at, grant)

@@ -3,13 +3,16 @@
 A member joins, leaves or falls silent; each change is a new epoch of its cluster.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError
+from bdn.core.errors import BdnError, InUseError, InvalidRequestError, NotFoundError
 from bdn.mirror.db import agents
 from bdn.mirror.db.agents import Name
 from bdn.mirror.db.database import Database, WriteSession
@@ -32,14 +35,23 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.5
 INTERVAL_SECONDS: Final = 10.0
 _SILENCE_SECONDS: Final = 15.0  # in which nobody at all is heard of: it is us who cannot be reached
-_LOOK_AGAIN_SECONDS: Final = 1.0
+_TOGETHER_SECONDS: Final = 1.0  # so long notes wait for others, and heartbeats for what another process has for them
 
 _Members = tuple[int, list[MemberDocument]]  # the epoch, and who is a member in it, in the order of their names
 
 
+@dataclass(eq=False)
+class _Note:
+    """A heartbeat that says nothing new, and the digest of its agent's holdings, once it was written down."""
+
+    heartbeat: Heartbeat
+    heard_at: float
+    digest: asyncio.Future[str]
+
+
 @dataclass
 class Membership:
-    """The service behind ``/agents`` and ``/clusters``. An agent that stays what it is costs one statement.
+    """The service behind ``/agents`` and ``/clusters``. Agents that stay what they are are written down together, once a second.
 
     A mirror or a database that was away for a minute has not heard of anybody. If that made everybody a stranger, the
     first agents to be back would be told that they are alone, and would each read everything from the mirror. So nobody is
@@ -53,13 +65,29 @@ class Membership:
     clock: Callable[[], float]
     _reads: dict[str, SharedRead[_Members]] = field(default_factory=dict)  # by cluster, for all who ask
     _known: dict[str, _Members] = field(default_factory=dict)  # by cluster, as it was read last
+    _identities: dict[Name, tuple[object, ...]] = field(default_factory=dict)  # agents that this process has heard
+    _notes: list[_Note] = field(default_factory=list)
+    _note_is_awaited: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiting: dict[int, Heartbeat] = field(default_factory=dict)  # those that are kept open
 
     def __post_init__(self) -> None:
         self._hearing_since = self._heard_at = self.clock()
 
+    async def keep(self) -> None:
+        """Without end: write down what heartbeats say, and wake those that another process has something for."""
+        while True:
+            until = time.monotonic() + _TOGETHER_SECONDS
+            while (left := until - time.monotonic()) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self._note_is_awaited.wait()
+                self._note_is_awaited.clear()
+                await self._write_down()
+            await self._wake()
+
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Take an agent's state and reports; answer when there is something for it, or when its waiting time is over."""
-        digest = await self._note(heartbeat)
+        note = await self._note(heartbeat)
         await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)
         for report in heartbeat.reports:
             result = report.evict or report.prefetch or report.verify
@@ -71,20 +99,26 @@ class Membership:
                 node=heartbeat.node,
                 is_running=report.running,
             )
-        (epoch, members), commands, _ = await self.watch.look_until(
-            agent_topic(heartbeat.cluster, heartbeat.node),
-            partial(self._look, heartbeat),
-            lambda seen: seen[-1],
-            heartbeat.wait_seconds,
-            _LOOK_AGAIN_SECONDS,
-        )
+        self._waiting[id(heartbeat)] = heartbeat
+        try:
+            (epoch, members), commands, _ = await self.watch.look_until(
+                agent_topic(heartbeat.cluster, heartbeat.node),
+                partial(self._look, heartbeat),
+                lambda seen: seen[-1] or (note.done() and note.exception() is not None),
+                heartbeat.wait_seconds,
+                heartbeat.wait_seconds,
+            )
+        finally:
+            del self._waiting[id(heartbeat)]
+        if not note.done():
+            self._note_is_awaited.set()
         return HeartbeatReply(
             members=None if heartbeat.epoch == epoch else members,
             epoch=epoch,
             pending=commands,
             public_keys=self.requests.signer.public_keys,
             interval_seconds=INTERVAL_SECONDS,
-            holdings_digest=digest,
+            holdings_digest=await note,
         )
 
     async def _look(self, heartbeat: Heartbeat) -> tuple[_Members, list[Command], bool]:
@@ -97,30 +131,78 @@ class Membership:
         are_others = heartbeat.epoch not in (None, epoch)
         return (epoch, members), commands, bool(heartbeat.leaving or commands or are_others)
 
-    async def _note(self, heartbeat: Heartbeat) -> str:
-        """Write down what it says; returns the digest of the holdings that stand there now."""
-        now = self.clock()
-        columns = heartbeat.model_dump(include={"boot_id", "roles", "advertise", "version", "tiers"})
-        columns["last_heartbeat"] = now
-        digest = await self._note_known(heartbeat, columns)
-        if digest is None:
-            digest = await self._note_change(heartbeat, columns, now)
-            self._members(heartbeat.cluster).forget()
-        if now - self._heard_at > _SILENCE_SECONDS:
-            self._hearing_since = now
-        self._heard_at = max(self._heard_at, now)
-        return digest
+    async def _note(self, heartbeat: Heartbeat) -> asyncio.Future[str]:
+        """Write down what it says; the digest of the holdings that stand there then.
 
-    async def _note_known(self, heartbeat: Heartbeat, columns: dict[str, Any]) -> str | None:
-        """None when the cluster's row must be locked: something about its members is another now."""
+        What says something is written now, and what says nothing new, and is kept open, with others of its second.
+        """
+        note = _Note(heartbeat, self.clock(), asyncio.get_running_loop().create_future())
+        who, name = _who(heartbeat), (heartbeat.cluster, heartbeat.node)
+        says = heartbeat.leaving or heartbeat.changes or heartbeat.holdings or heartbeat.reports or heartbeat.events
+        can_wait = heartbeat.wait_seconds >= _TOGETHER_SECONDS and self._identities.get(name) == who
+        self._identities[name] = who
         if heartbeat.leaving:
-            return None
-        said = {name: columns[name] for name in ("tiers", "version", "last_heartbeat")}
+            del self._identities[name]
+        if can_wait and not says:
+            note.digest.add_done_callback(lambda done: done.cancelled() or done.exception())  # who asked may have left
+            self._notes.append(note)
+        else:
+            await self._write([note])
+            note.digest.result()
+        return note.digest
+
+    async def _write_down(self) -> None:
+        notes, self._notes = self._notes, []
+        try:
+            await self._write(notes)
+        except Exception as error:  # noqa: BLE001 - it is raised again, by everybody who waits
+            for note in notes:
+                if not note.digest.done():
+                    note.digest.set_exception(error)
+                self.watch.notify(agent_topic(note.heartbeat.cluster, note.heartbeat.node))
+
+    async def _write(self, notes: Sequence[_Note]) -> None:
+        """Those whose members must be looked at anew one by one, with their cluster's row locked."""
+        digests = await self._note_known(notes) if notes else {}
+        for note in notes:
+            heartbeat, now = note.heartbeat, note.heard_at
+            digest = digests.get(id(note))
+            if digest is None:
+                digest = await self._note_change(heartbeat, _columns(note), now)
+                self._members(heartbeat.cluster).forget()
+            if now - self._heard_at > _SILENCE_SECONDS:
+                self._hearing_since = now
+            self._heard_at = max(self._heard_at, now)
+            if not note.digest.done():
+                note.digest.set_result(digest)
+
+    async def _note_known(self, notes: Sequence[_Note]) -> dict[int, str]:
+        """The digests of those that can be written down without their clusters' rows."""
+        staying = {(note.heartbeat.cluster, note.heartbeat.node): note for note in notes if not note.heartbeat.leaving}
+        said = {name: _columns(note) for name, note in staying.items()}
+        columns = ("tiers", "version", "last_heartbeat")
         async with self.database.write() as session:
-            row = await agents.note_heartbeat(session, heartbeat.cluster, heartbeat.node, **said)
-            if row is None or _who(row) != _who(heartbeat):
-                return None
-            return await _hold(session, heartbeat, row.holdings_digest or "")
+            rows = await agents.note_heartbeats(
+                session, {name: {column: said[name][column] for column in columns} for name in said}
+            )
+            return {
+                id(note): await _hold(session, note.heartbeat, rows[name].holdings_digest or "")
+                for name, note in staying.items()
+                if name in rows and _who(rows[name]) == _who(note.heartbeat)
+            }
+
+    async def _wake(self) -> None:
+        """Those that are kept open and may be told something: what another process has done wakes nobody by itself."""
+        clusters = {heartbeat.cluster for heartbeat in self._waiting.values()}
+        try:
+            asked = await self.requests.operations.asked()
+            epochs = {cluster: (await self._members(cluster).get())[0] for cluster in clusters}
+        except BdnError:  # whoever waits looks, and hears of it
+            asked, epochs = (), {}
+        for heartbeat in tuple(self._waiting.values()):
+            name = heartbeat.cluster, heartbeat.node
+            if name in asked or heartbeat.epoch not in (None, epochs.get(heartbeat.cluster)):
+                self.watch.notify(agent_topic(*name))
 
     async def _note_change(self, heartbeat: Heartbeat, columns: dict[str, Any], now: float) -> str:
         async with self.database.write() as session:
@@ -235,6 +317,11 @@ async def _hold(session: WriteSession, heartbeat: Heartbeat, digest: str) -> str
     if change is None and heartbeat.holdings is not None:  # an agent of the version before
         change = HoldingsChange(base=None, digest="", held=heartbeat.holdings)
     return digest if change is None else await agents.hold(session, heartbeat.cluster, heartbeat.node, change)
+
+
+def _columns(note: _Note) -> dict[str, Any]:
+    said = note.heartbeat.model_dump(include={"boot_id", "roles", "advertise", "version", "tiers"})
+    return said | {"last_heartbeat": note.heard_at}
 
 
 def _advance(cluster: ClusterRow, now: float) -> None:

@@ -39,6 +39,7 @@ from bdn.wire.http_fields import (
     check_local,
     parse_chunk_path,
     parse_document_path,
+    takes_gzip,
 )
 
 logger = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ class ChunkConnection:
     _reader: RequestReader = field(init=False)
     _step: Callable[[], Wait | None] = field(init=False)
     _head: RequestHead = field(init=False)
-    _request: ChunkRequest = field(init=False)
+    _request: ChunkRequest | DocumentRequest = field(init=False)
     _sending: Sending | None = field(default=None, init=False)
     _until: float = field(default=0.0, init=False)
     _next_processing: float = field(default=0.0, init=False)
@@ -198,21 +199,17 @@ class ChunkConnection:
             self._head = head
             if self._service.is_local:
                 check_local(head.headers.get("host"), head.headers.get("origin"))
-            request = _parse_request(head)
+            self._request = _parse_request(head)
         except HeadRefusedError as error:
             self._send(answer_error(None, InvalidRequestError(str(error)), error.status))
         except (ForeignRequestError, NotFoundError) as error:
             self._send(answer_error(self._head, error))
         else:
-            if isinstance(request, DocumentRequest):
-                self._attempt(partial(self._send_document, request))
-            else:
-                self._request = request
-                self._until = time.monotonic() + self._service.timeouts.obtaining_seconds
-                self._attempt(self._authorize)
+            self._until = time.monotonic() + self._service.timeouts.obtaining_seconds
+            self._attempt(self._authorize)
         return None
 
-    # --- looking the chunk up, which may block ---
+    # --- looking the chunk or the document up, which may block ---
 
     def _attempt(self, step: Callable[[], None]) -> None:
         """Take a step that ends with an answer or a Future. Any error that is not ours is not the client's fault."""
@@ -224,18 +221,32 @@ class ChunkConnection:
             raise RuntimeError(f"the look-up of {self._head.target} failed") from error
 
     def _authorize(self) -> None:
-        self._service.chunks.authorize(self._request)
+        if isinstance(self._request, ChunkRequest):
+            self._service.chunks.authorize(self._request)
         self._open()
 
     def _open(self) -> None:
-        found = self._service.chunks.open_chunk(self._request)
+        request = self._request
+        if isinstance(request, ChunkRequest):
+            found = self._service.chunks.open_chunk(request)
+        elif self._service.documents is not None:
+            found = self._service.documents.open_document(request)
+        else:
+            raise NotFoundError(f"path {self._head.target[:100]!a}")
         if isinstance(found, OpenChunk):
-            self._send_file(found, lambda: answer_chunk(self._head, self._request.digest, found.size))
+            self._send_file(found, lambda: self._answer(found))
         else:
             self._step, self._next_processing = partial(self._await, found), 0.0
 
+    def _answer(self, found: OpenChunk) -> Response:
+        if isinstance(self._request, ChunkRequest):
+            return answer_chunk(self._head, self._request.digest, found.size)
+        if found.is_packed and not takes_gzip(self._head.headers.get("accept-encoding", "")):
+            raise NotFoundError(f"an unpacked {self._request.kind}")
+        return answer_document(self._head, found.size, is_packed=found.is_packed)
+
     def _await(self, future: Future[object]) -> Wait | None:
-        """The chunk is on its way. A client that closes its side now has gone: that is nginx's rule, too."""
+        """It is on its way. A client that closes its side now has gone: that is nginx's rule, too."""
         if future.done() or time.monotonic() >= self._until:
             self._attempt(partial(self._resume, future))
             return None
@@ -244,11 +255,12 @@ class ChunkConnection:
         return Wait(select.EPOLLRDHUP, min(self._until, self._send_processing()), future)
 
     def _send_processing(self) -> float:
-        """Send ``102 Processing`` to a peer now and then while its chunk is on its way (ADR 0012). Returns when to do so next.
+        """Send ``102 Processing`` to a peer now and then while it waits (ADR 0012). Returns when to do so next.
 
-        A client that names no manifest is no peer and may not expect it, and HTTP/1.0 has no interim answers (RFC 9110, 15.2).
+        A client that sends no ``BDN-Manifest`` is no peer and may not expect it, and HTTP/1.0 has no interim answers (RFC 9110,
+        15.2).
         """
-        if self._request.manifest is None or self._head.is_http_1_0:
+        if _MANIFEST not in self._head.headers or self._head.is_http_1_0:
             return self._until
         now = time.monotonic()
         if now >= self._next_processing:
@@ -261,19 +273,13 @@ class ChunkConnection:
     def _resume(self, future: Future[object]) -> None:
         if not future.done():
             seconds = self._service.timeouts.obtaining_seconds
-            raise StoreUnavailableError(f"{self._request.digest} did not come within {seconds:g} s")
+            raise StoreUnavailableError(f"{self._head.target} did not come within {seconds:g} s")
         if future.cancelled():
-            raise StoreUnavailableError(f"{self._request.digest} was given up")
+            raise StoreUnavailableError(f"{self._head.target} was given up")
         future.result()
         self._open()
 
     # --- sending ---
-
-    def _send_document(self, request: DocumentRequest) -> None:
-        if self._service.documents is None:
-            raise NotFoundError(f"path {self._head.target[:100]!a}")
-        document = self._service.documents.open_document(request)
-        self._send_file(document, lambda: answer_document(self._head, document.size))
 
     def _send_file(self, chunk: OpenChunk, make: Callable[[], Response]) -> None:
         try:
@@ -323,14 +329,15 @@ class ChunkConnection:
 def _parse_request(head: RequestHead) -> ChunkRequest | DocumentRequest:
     if head.method not in ("GET", "HEAD"):
         raise HeadRefusedError(501, f"the method {head.method[:20]} is not supported")
-    manifest = head.headers.get(_MANIFEST)
-    if (document := parse_document_path(head.target)) is not None:
-        return DocumentRequest(*document, head.bearer)
-    digest = parse_chunk_path(head.target)
-    if digest is None:
+    document, digest = parse_document_path(head.target), parse_chunk_path(head.target)
+    if document is None and digest is None:
         raise NotFoundError(f"path {head.target[:100]!a}")
+    manifest = head.headers.get(_MANIFEST)
     try:
         named = None if manifest is None else Digest.parse(manifest)
-        return ChunkRequest(digest, head.bearer, named, is_suspect=_SUSPECT in head.headers)
     except ValueError:
         raise HeadRefusedError(400, f"{MANIFEST_HEADER} is not the name of a manifest") from None
+    if document is not None:
+        return DocumentRequest(*document, head.bearer, is_owner=named == document[0])
+    assert digest is not None  # noqa: S101 - one of the two
+    return ChunkRequest(digest, head.bearer, named, is_suspect=_SUSPECT in head.headers)

@@ -19,7 +19,6 @@ from node_agent.disk.cache_directory import CacheDirectory, open_cache_directory
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 from node_agent.fetch.fill_context import RetryBudget, in_order
-from node_agent.fill.fills import FillUnit
 from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.fill.progress import FillProgress
 from node_agent.fill.provision import FillRequest
@@ -59,19 +58,18 @@ class LocalProvision:
         missing = await self.tiers.node.admit(held, request.holder)
         request.begin(manifests, FillProgress(manifests, missing, RetryBudget(0, list)))
         for one in held:
-            layouts = one.file_layouts(missing).values()
-            for files in in_order(layouts):
-                await self._fill(FillUnit(tuple(files), one.manifest.digest))
+            assert one.layout
+            for unit in in_order(one.layout, one.file_layouts(missing)):
+                await self._fill(unit.files())
         return manifests
 
-    async def _fill(self, unit: FillUnit) -> None:
+    async def _fill(self, unit: list[FileLayout]) -> None:
         """At most one fill per file, as ``Flights`` has it."""
-        async with self._locks[next(iter(unit.files[0].fetched), unit.digests[0])]:
+        async with self._locks[next(iter(unit[0].fetched), unit[0].digest)]:
             cache = self.tiers.node
-            missing = [digest for digest in unit.digests if not cache.index.ledger.is_committed(digest)]
+            files = tuple(file for file in unit if not cache.index.ledger.is_committed(file.digest))
             await asyncio.sleep(0)
-            if missing:
-                files = tuple(file for file in unit.files if file.digest in missing)
+            if files:
                 await (self._cut(files) if files[0].slice else self._write(files[0]))
 
     async def _cut(self, files: tuple[FileLayout, ...]) -> None:

@@ -53,3 +53,29 @@ def test_a_command_that_talks_to_a_service_loads_none(module: str) -> None:
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert module in loaded
     assert not {"sqlalchemy", "fastapi", "uvicorn", "bdn.mirror.app", "node_agent"} & set(loaded)
+
+
+@pytest.mark.parametrize("command", ["bdn pull", "bdn-admin"])
+def test_help_loads_no_module_that_only_a_command_at_work_needs(command: str) -> None:
+    module = {"bdn": "main", "bdn-admin": "admin"}[command.split(maxsplit=1)[0]]
+    script = f"""
+import atexit, sys
+from bdn.cli.{module} import main
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+main()
+"""
+    arguments = [sys.executable, "-c", script, *command.split()[1:], "--help"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert "Usage" in done.stdout
+    heavy = {
+        "aiohttp",
+        "asyncio",
+        "cryptography",
+        "fastapi",
+        "httpx2",
+        "huggingface_hub",
+        "pydantic",
+        "rich",
+        "sqlalchemy",
+    }
+    assert not heavy & set(done.stderr.split())

@@ -1,6 +1,7 @@
 """Our clients: what they ask, what they believe of an answer, and for how long they ask again while there is none."""
 
 import asyncio
+import gzip
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -290,3 +291,17 @@ async def test_a_layout_that_does_not_add_up_is_refused(service: Scripted, clien
 async def test_the_layout_of_another_manifest_is_refused(service: Scripted, client: MirrorClient) -> None:
     with pytest.raises(WrongDocumentError, match=f"it is that of {SMALL.digest}"):
         await read_layout(service, client, layout_of(LARGE, SMALL) | {"manifest": str(SMALL.digest)})
+
+
+async def test_a_layout_is_passed_on_by_gzip_and_whole(service: Scripted, client: MirrorClient) -> None:
+    content = json.dumps(layout_of(LARGE, SMALL)).encode()
+    packed, path = gzip.compress(content), f"/manifests/{MANIFEST.digest}/layout"
+    service.say(path, content)
+    assert gzip.decompress(await client.packed_layout(MANIFEST.digest, "grant")) == content
+    service.say(path, packed)
+    assert await client.packed_layout(MANIFEST.digest, "grant") == packed
+    wrong = packed[:-5] + bytes([packed[-5] ^ 1]) + packed[-4:]
+    for damaged in (packed[:-1], packed[:-40], wrong, packed + b"more"):
+        service.say(path, damaged)
+        with pytest.raises(WrongDocumentError, match=f"the layout of {MANIFEST.digest} is wrong"):
+            await client.packed_layout(MANIFEST.digest, "grant")

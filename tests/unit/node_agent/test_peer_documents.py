@@ -18,7 +18,7 @@ from bdn.wire.layout_form import Layout, LayoutBody
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.fetch.documents import Catalogue, PeerDocuments
-from node_agent.fetch.peers import Members
+from node_agent.fetch.peers import Members, Peers
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import IMPATIENT
 from tests.support.content.names import named
@@ -50,10 +50,9 @@ async def test_the_peer_that_has_them_is_found_among_those_that_have_not(tmp_pat
     manifest = peer.publish(FILES)
     with ExitStack() as stack:
         empty = [stack.enter_context(AgentMirror(signer=peer.signer).running()) for _ in range(2)]
-        documents = PeerDocuments(members(tmp_path, DEAD, DEAD, DEAD, *(one.url for one in empty), peer.url))
+        known = members(tmp_path, DEAD, DEAD, DEAD, *(one.url for one in empty), peer.url)
 
-        found = await documents.manifest(manifest.digest, peer.grant(manifest))
-        layout = await documents.layout(manifest, peer.grant(manifest))
+        found, layout = await _held(known, manifest, peer.grant(manifest))
 
     assert found == manifest
     assert layout is not None
@@ -63,16 +62,16 @@ async def test_the_peer_that_has_them_is_found_among_those_that_have_not(tmp_pat
 async def test_nobody_has_what_nobody_gives(tmp_path: Path, peer: AgentMirror) -> None:
     manifest = peer.publish(FILES)
     for known in (members(tmp_path), members(tmp_path, DEAD), members(tmp_path, peer.url)):
-        documents = PeerDocuments(known)
-        assert await documents.manifest(named("another"), peer.grant(manifest)) is None
-        assert await documents.layout(manifest, "no grant") is None
+        documents = PeerDocuments(Peers(known))
+        assert await documents.held(documents.manifest(named("another"), peer.grant(manifest))) is None
+        assert await documents.held(documents.layout(manifest, "no grant")) is None
 
 
 async def test_another_manifest_under_this_name_is_not_taken(tmp_path: Path, peer: AgentMirror) -> None:
     manifest = peer.publish(FILES)
     peer.manifests[manifest.digest] = Manifest.of([FileEntry("a", 5, named("other"))])
 
-    assert await PeerDocuments(members(tmp_path, peer.url)).manifest(manifest.digest, peer.grant(manifest)) is None
+    assert (await _held(members(tmp_path, peer.url), manifest, peer.grant(manifest)))[0] is None
 
 
 async def test_a_layout_that_leaves_out_a_file_is_not_taken(tmp_path: Path, peer: AgentMirror) -> None:
@@ -80,7 +79,7 @@ async def test_a_layout_that_leaves_out_a_file_is_not_taken(tmp_path: Path, peer
     whole = peer.layouts[manifest.digest]
     peer.layouts[manifest.digest] = LayoutBody(manifest=whole.manifest, data_port=None, files=whole.files[1:])
 
-    assert await PeerDocuments(members(tmp_path, peer.url)).layout(manifest, peer.grant(manifest)) is None
+    assert (await _held(members(tmp_path, peer.url), manifest, peer.grant(manifest)))[1] is None
 
 
 def endless(head: bytes, piece: bytes, sent: list[int]) -> Play:
@@ -110,10 +109,9 @@ async def test_a_document_without_end_is_not_read_to_its_end(
 ) -> None:
     manifest, sent = peer.publish(FILES), list[int]()
     with RawServer(*[endless(*ENDLESS[form], sent)] * 2) as server:
-        documents = PeerDocuments(members(tmp_path, server.url), most_manifest_bytes=1_000_000)
         async with asyncio.timeout(60):
-            assert await documents.manifest(manifest.digest, peer.grant(manifest)) is None
-            assert await documents.layout(manifest, peer.grant(manifest)) is None
+            found = await _held(members(tmp_path, server.url), manifest, peer.grant(manifest), most_bytes=1_000_000)
+            assert found == (None, None)
 
     tally.add(scenarios=2, refused=2)
     assert sum(sent) < 50_000_000  # what lay in the buffers of two connections
@@ -157,9 +155,18 @@ async def test_a_mirror_that_says_nothing_to_anybody_is_named(tmp_path: Path, si
     assert (caught.value.code, caught.value.transient) == ("STORE_UNAVAILABLE", True)
 
 
+async def _held(
+    known: Members, manifest: Manifest, grant: str, most_bytes: int = 2**30
+) -> tuple[Manifest | None, Layout | None]:
+    """What the members give who hold it."""
+    documents = PeerDocuments(Peers(known), most_bytes)
+    found = await documents.held(documents.manifest(manifest.digest, grant))
+    layout = await documents.held(documents.layout(manifest, grant))
+    return found and found[0], layout and layout[0]
+
+
 def _catalogue(folder: Path, client: MirrorClient, policy: RetryPolicy, *peers: str) -> Catalogue:
     places = Places(folder / "cache", None)
     places.make()
-    return Catalogue(
-        ManifestRecords(places), client, PeerDocuments(members(folder, *peers)), policy, answer_seconds=(0.2, 0.2)
-    )
+    asked = PeerDocuments(Peers(members(folder, *peers)))
+    return Catalogue(ManifestRecords(places), client, asked, policy, answer_seconds=(0.2, 0.2))

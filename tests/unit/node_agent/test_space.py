@@ -23,10 +23,10 @@ def four_in_ten_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def space_of(disk: CacheDirectory, committed: int = 0, roles: str = "node", **allowed: int | None) -> Space:
-    node = SpaceLedger()
+    node = SpaceLedger({})
     node.reserve(named("file"), committed)
     node.commit(named("file"))
-    return Space(load_settings(roles=roles, **allowed), disk, node=node, cluster=SpaceLedger())
+    return Space(load_settings(roles=roles, **allowed), disk, node=node, cluster=SpaceLedger({}))
 
 
 @pytest.mark.parametrize(("limit", "headroom", "committed", "budget"), [
