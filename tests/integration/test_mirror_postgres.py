@@ -192,3 +192,37 @@ async def test_agents_that_report_at_the_same_moment_all_become_members(pg_mirro
     await asyncio.gather(*(agent.beat(reports=[report]) for agent in agents))
     done = await pg_mirror.get(f"/evictions/{eviction['id']}")
     assert (done["status"], len(done["items"]), done["unreachable"]) == ("DONE", 8, [])
+
+
+async def test_a_heartbeat_and_a_command_at_one_replica_are_seen_at_the_other(
+    pg_mirror: MirrorUnderTest, database_url: str, tmp_path: Path
+) -> None:
+    async with beside(database_url, tmp_path, "b", work=False) as other:
+        await FakeAgent(pg_mirror, "n1").beat()
+        # The load balancer sends the agent to one and to the other.
+        for here, there in ((pg_mirror, other), (other, pg_mirror)):
+            agent, before = FakeAgent(here, "n1"), await _last_heartbeat(there)
+            waiting = asyncio.create_task(agent.beat(wait_seconds=30))
+            while await _last_heartbeat(there) == before:  # noqa: ASYNC110 - a row of another process
+                await asyncio.sleep(0.05)
+            eviction = await there.ask("evictions", all=True, tier="node")
+            reply = await asyncio.wait_for(waiting, LONGEST_SECONDS)
+            assert [command["id"] for command in reply["pending"]] == [eviction["id"]]
+            await agent.carry_out(reply)
+
+
+async def test_a_command_that_was_answered_at_one_replica_is_not_given_again_by_the_other(
+    pg_mirror: MirrorUnderTest, database_url: str, tmp_path: Path
+) -> None:
+    async with beside(database_url, tmp_path, "b", work=False) as other:
+        agents = [FakeAgent(pg_mirror, "n1"), FakeAgent(other, "n2")]
+        for agent in agents:
+            await agent.beat()
+        await other.ask("evictions", all=True, tier="node")
+        first, _ = [await agent.beat() for agent in agents]  # now the other replica has looked at what is open
+        await agents[0].carry_out(first)
+        assert (await FakeAgent(other, "n1").beat())["pending"] == []
+
+
+async def _last_heartbeat(mirror: MirrorUnderTest) -> str:
+    return str((await mirror.get("/agents"))["items"][0]["last_heartbeat"])

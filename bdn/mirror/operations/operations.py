@@ -7,7 +7,7 @@ recorded, RUNNING: a part for each who is asked, PENDING for agents that live, U
 
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -142,15 +142,30 @@ class Operations:
             self._watch.notify(agent_topic(agent.cluster, agent.node))
 
     async def asked_of(self, cluster: str, node: str, running: Collection[str]) -> list[OperationRow]:
-        """What an agent has not answered and still may, but for those that it says to be at work on, oldest first."""
-        who, now = (cluster, node), self._clock()
+        """What an agent has not answered and still may, but for those that it says to be at work on, oldest first.
+
+        What is given to an agent is read anew: another process may have taken its answer since the last look.
+        """
+        who = cluster, node
+        return self._unanswered(who, running, await self._open.get()) and self._unanswered(
+            who, running, await self._open.get(anew=True)
+        )
+
+    def _unanswered(
+        self, who: Who, running: Collection[str], is_open: Mapping[Who, Sequence[OperationRow]]
+    ) -> list[OperationRow]:
+        now = self._clock()
         return [
             row
-            for row in (await self._open.get()).get(who, ())
+            for row in is_open.get(who, ())
             if row.id not in running
             and who not in self._answered.get(row.id, ())
             and not _KINDS[row.kind].is_late(row, now)
         ]
+
+    async def asked(self) -> Collection[Who]:
+        """All agents that have something to answer, perhaps what they are at work on."""
+        return (await self._open.get()).keys()
 
     async def answer(
         self,
