@@ -219,7 +219,7 @@ async def test_a_command_that_was_answered_at_one_replica_is_not_given_again_by_
         for agent in agents:
             await agent.beat()
         await other.ask("evictions", all=True, tier="node")
-        first, _ = [await agent.beat(wait_seconds=30) for agent in agents]  # the other replica has looked at what is open
+        first, _ = [await agent.beat(wait_seconds=30) for agent in agents]  # both have looked at what is open
         await agents[0].carry_out(first)
         assert (await FakeAgent(other, "n1").beat())["pending"] == []
 
