@@ -20,14 +20,17 @@ import h11
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.sse import format_sse_event
 from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -121,9 +124,31 @@ class _Service(FastAPI):
         return super().openapi()
 
 
+def _operation_id(route: APIRoute) -> str:
+    """From method and path, such as ``get_mirror_by_id_events``: what generated clients call their functions."""
+    path = re.sub(r"{(?:\w*_)?(\w+)}", r"by_\1", route.path_format)
+    return "_".join([min(route.methods or ()).lower(), *re.findall(r"\w+", path)])
+
+
+async def _docs(request: Request) -> HTMLResponse:
+    """Swagger UI, all of it from this service: a cluster may have no way to the internet. Addresses are relative, for proxies."""
+    return get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title=request.app.title,
+        swagger_js_url="docs/swagger-ui-bundle.js",
+        swagger_css_url="docs/swagger-ui.css",
+        swagger_favicon_url="docs/favicon-32x32.png",
+    )
+
+
+_DOCS: Final = (Route("/docs", _docs), Mount("/docs", StaticFiles(packages=[("fastapi_swagger", "resources")])))
+
+
 def new_router(tag: str) -> APIRouter:
     """A router for applications of ``new_service``."""
-    return APIRouter(tags=[tag], dependencies=_DEPENDENCIES, responses=_RESPONSES)
+    return APIRouter(
+        tags=[tag], dependencies=_DEPENDENCIES, responses=_RESPONSES, generate_unique_id_function=_operation_id
+    )
 
 
 def new_service(
@@ -138,9 +163,12 @@ def new_service(
         version=bdn.__version__,
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
         responses=_RESPONSES,
+        docs_url=None,
         redoc_url=None,
         dependencies=_DEPENDENCIES,
+        generate_unique_id_function=_operation_id,
     )
+    app.router.routes.extend(_DOCS)
     app.state.provided = {type(each): each for each in provides}
     for router in routers:
         app.router.routes.extend(router.routes)  # ``include_router`` would build them again
@@ -162,11 +190,12 @@ def new_service(
             return _answer(LimitExceededError(_LIMITED, limit_request_bytes + 1, limit_request_bytes))
         headers, said = error.headers, error.detail
         if error.status_code == 405:
-            # Starlette names those of the first route of this path alone.
+            # Starlette names those of the first route of this path alone, and none for a file.
             routes = [
                 route for route in app.routes if isinstance(route, Route) and route.path_regex.match(request.url.path)
             ]
-            headers = {"Allow": ", ".join(sorted({method for route in routes for method in route.methods or ()}))}
+            methods = {method for route in routes for method in route.methods or ()} or {"GET", "HEAD"}
+            headers = {"Allow": ", ".join(sorted(methods))}
             said = f"{said}; this path has {headers['Allow']}"
         problem = InvalidRequestError(f"{request.method} {request.url.path[:200]}: {said}")
         return _answer(problem, error.status_code, headers)

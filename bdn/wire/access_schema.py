@@ -32,7 +32,10 @@ Line = Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x0
 Organisation = Annotated[StrictStr, Field(pattern=f"^{ORGANISATION_PATTERN}$")]
 
 
-class TokenRequest(StrictModel):
+class TokenRequest(
+    StrictModel,
+    json_schema_extra={"examples": [{"name": "job controller", "organisation": "research", "role": "controller"}]},
+):
     """A token to be made. ``name`` is for people; ``expires_seconds`` null means until it is revoked.
 
     ``cluster`` is for the role ``agent``: then the token speaks for agents of this cluster alone.
@@ -74,7 +77,7 @@ LIMIT_VALUE_BYTES: Final = 64 * 1024
 _NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 
 
-class SecretBody(StrictModel):
+class SecretBody(StrictModel, json_schema_extra={"examples": [{"value": "hf_example"}]}):
     """A secret's value, on its way in: a token, or a JSON object with keys."""
 
     model_config = ConfigDict(hide_input_in_errors=True)

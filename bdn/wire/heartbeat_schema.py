@@ -1,9 +1,9 @@
 """Heartbeats: an agent reports itself, and how far it is with commands; the answer brings further commands."""
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, JsonValue
 
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
 from bdn.wire.mirror_schema import Holding, ManifestName
@@ -52,7 +52,19 @@ class HoldingsChange(BaseModel):
     gone: list[ManifestName] = []
 
 
-class Heartbeat(BaseModel):
+_EXAMPLE: Final[dict[str, JsonValue]] = {
+    "node": "node-1",
+    "cluster": "gpus",
+    "boot_id": "3f8e",
+    "roles": ["node"],
+    "advertise": "10.0.0.1:8461",
+    "version": "0.1.0",
+    "tiers": {},
+    "holdings": [],
+}
+
+
+class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     """An agent's state. The mirror may keep the request open for ``wait_seconds`` until it has something to say.
 
     ``changes`` is null when nothing changed since the last heartbeat that was answered. ``holdings`` is all that is held, from

@@ -84,7 +84,12 @@ class TrainingJobBody(BaseModel):
     weights: list[WeightsSourceBody] | None
 
 
-class MirrorRequestBody(StrictModel):
+class MirrorRequestBody(
+    StrictModel,
+    json_schema_extra={
+        "examples": [{"weights": [{"source": "hf://org/model@main", "mount_location": "/app/models/model"}]}]
+    },
+):
     """``{"weights": […]}``, or the body that ``truss train push`` sends, unchanged."""
 
     weights: list[WeightsSourceBody] | None = None

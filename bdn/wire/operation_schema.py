@@ -18,7 +18,7 @@ _Source = Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)]
 Tier = Literal["node", "cluster", "mirror"]
 
 
-class EvictionRequest(SelectingModel):
+class EvictionRequest(SelectingModel, json_schema_extra={"examples": [{"source": "hf://org/model", "dry_run": True}]}):
     """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes`` and ``all`` says what; the rest narrows where.
 
     ``lru_bytes`` frees that much on each tier that is selected, and spares the mirror unless ``tier`` names it. ``purge``: what
@@ -110,7 +110,9 @@ class EvictReport(BaseModel):
     items: list[EvictedItem] = []
 
 
-class PrefetchRequest(SelectingModel):
+class PrefetchRequest(
+    SelectingModel, json_schema_extra={"examples": [{"source": "hf://org/model@main", "cluster": "gpus"}]}
+):
     """Exactly one of ``mirror_id``, ``manifest`` and ``source`` says what; ``cluster`` and ``nodes`` say where.
 
     A source means what it was last mirrored as. Nodes without a cluster are meant by their names in every cluster; a
@@ -171,7 +173,9 @@ Outcome = Literal["damaged", "repaired", "lost"]
 LISTED: Final = 500  # by each who reads: a disk may lose a million files, and a heartbeat has to fit into a request
 
 
-class VerificationRequest(SelectingModel):
+class VerificationRequest(
+    SelectingModel, json_schema_extra={"examples": [{"source": "hf://org/model", "tier": "node"}]}
+):
     """Exactly one of ``source``, ``manifest`` and ``all`` says what; the rest narrows where. Without ``repair`` it only looks."""
 
     selectors = ("source", "manifest", "all")
@@ -185,7 +189,9 @@ class VerificationRequest(SelectingModel):
     repair: StrictBool = True
 
 
-class PathVerificationRequest(StrictModel):
+class PathVerificationRequest(
+    StrictModel, json_schema_extra={"examples": [{"path": "/app/models/model/config.json", "repair": False}]}
+):
     """To one agent: verify a file of a view, or everything below a folder of it, where the job sees it."""
 
     path: Annotated[StrictStr, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
@@ -265,7 +271,7 @@ def listed(items: Sequence[DamagedItem], *, before: int = 0) -> tuple[list[Damag
     )
 
 
-class CollectionRequest(StrictModel):
+class CollectionRequest(StrictModel, json_schema_extra={"examples": [{"dry_run": True}]}):
     """``grace_seconds`` instead of the mirror's own; ``dry_run`` only tells what would go."""
 
     grace_seconds: Annotated[float, Field(ge=0, le=10 * 365 * 86400)] | None = None
@@ -290,7 +296,7 @@ class Collection(OperationModel):
     error: ErrorBody | None = None
 
 
-class RestorationRequest(SelectingModel):
+class RestorationRequest(SelectingModel, json_schema_extra={"examples": [{"source": "hf://org/model@main"}]}):
     """Exactly one of ``manifest`` and ``source``, which means all its revisions unless it names one."""
 
     selectors = ("manifest", "source")

@@ -7,7 +7,7 @@ import json
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from bdn.core import errors
 from bdn.core.errors import BdnError, InvalidRequestError, ServiceError
@@ -141,7 +141,15 @@ class ErrorBody(BaseModel):
     details: dict[str, errors.Fact] = {}
 
 
-class ErrorDocument(BaseModel):
+_EXAMPLE: Final[dict[str, JsonValue]] = {
+    "code": "NOT_FOUND",
+    "message": "mirror mir_0123456789ab does not exist, or is not yours",
+    "retryable": False,
+    "details": {"what": "mirror mir_0123456789ab"},
+}
+
+
+class ErrorDocument(BaseModel, json_schema_extra={"examples": [{"error": _EXAMPLE}]}):
     """Every answer that is not a success has this form."""
 
     error: ErrorBody

@@ -15,7 +15,10 @@ ExposureKind = Literal["bind", "symlink", "none"]
 WarmState = Literal["WARMING", "WARM", "SKIPPED", "STOPPED"]
 
 
-class StageRequest(StrictModel):
+class StageRequest(
+    StrictModel,
+    json_schema_extra={"examples": [{"job_id": "job-1", "grant": "the grant of a READY mirror", "wait": True}]},
+):
     """Make a grant's files appear on this node for a job. With ``warm`` they are then read into memory, too."""
 
     job_id: Annotated[StrictStr, Field(min_length=1, max_length=256)]
@@ -25,7 +28,7 @@ class StageRequest(StrictModel):
     warm: StrictBool = False
 
 
-class RenewRequest(StrictModel):
+class RenewRequest(StrictModel, json_schema_extra={"examples": [{"ttl_seconds": 3600}]}):
     """A new time to live, counted from now; null means until the stage is released."""
 
     ttl_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
@@ -72,15 +73,36 @@ def offered(document: dict[str, Any]) -> dict[str, tuple[set[str], set[str]]]:
     }
 
 
+def check_description(document: dict[str, Any], *some: str) -> None:
+    """Each call has a name of its own, which a program can use, and an example that is right; so has the error document."""
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(set(names)) == len(names)
+    assert set(some) <= set(names)
+    assert all(re.fullmatch("[a-z]+(_[a-z]+)+", name) for name in names)
+    bodies = {
+        operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        for operation in operations
+        if "requestBody" in operation
+    }
+    for reference in (*bodies, "#/components/schemas/ErrorDocument"):
+        (example,) = document["components"]["schemas"][reference.rsplit("/", 1)[1]]["examples"]
+        jsonschema.validate(example, {"$ref": reference, "components": document["components"]})
+
+
 async def test_every_call_of_the_mirror_has_its_row(idle: MirrorUnderTest) -> None:
     section = PAGE.split("\n## Mirror\n")[1].split("\n## ")[0]
-    assert routes(section) == offered((await idle.http.get("/openapi.json")).json())
+    document = (await idle.http.get("/openapi.json")).json()
+    assert routes(section) == offered(document)
+    check_description(document, "post_mirror", "get_mirror_by_id_events", "head_chunks_by_digest")
 
 
 async def test_every_call_of_the_agent_has_its_row(agents_mirror: AgentMirror, tmp_path: Path) -> None:
     section = PAGE.split("\n## Agent\n")[1].split("\n## ")[0]
     async with serving_agent(Rig(agents_mirror, tmp_path)) as site:
-        assert routes(section) == offered((await site.http.get("/openapi.json")).json())
+        document = (await site.http.get("/openapi.json")).json()
+    assert routes(section) == offered(document)
+    check_description(document, "post_stages", "delete_stages_by_id", "get_metrics")
 
 
 def test_the_headers_and_the_fields_of_a_source_are_those_of_the_wire() -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator
+from urllib.parse import urljoin, urlsplit
 
 import httpx2
 import pytest
@@ -116,6 +117,19 @@ async def test_the_description_says_that_any_failure_has_this_form(client: httpx
         for call in calls.values():
             schema = call["responses"]["default"]["content"]["application/json"]["schema"]
             assert schema == {"$ref": "#/components/schemas/ErrorDocument"}
+
+
+async def test_the_documentation_needs_no_other_server(client: httpx2.AsyncClient) -> None:
+    page = await client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    named = re.findall(r"""(?:src|href|url)(?:=|:\s*)["']([^"']+)""", page.text)
+    assert len(named) == 4  # the page's icon, style and script, and the document
+    for address in named:
+        assert not urlsplit(address).netloc
+        answer = await client.get(urljoin("/docs", address))
+        assert (answer.status_code, bool(answer.content)) == (200, True), address
+    assert (await client.post("/docs/swagger-ui.css")).headers["allow"] == "GET, HEAD"
+    assert refusal_of(await client.get("/docs/nothing"))[:2] == (404, "NOT_FOUND")
 
 
 HALF = '{"text": "%s"}'
