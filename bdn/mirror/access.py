@@ -5,11 +5,12 @@ from __future__ import annotations
 import hmac
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.tokens import TokenTable, is_token
@@ -17,8 +18,15 @@ from bdn.mirror.waiting import SharedReads
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, Role
 from bdn.wire.grants import Grant, GrantVerifier
 
-_OBJECTS_KEPT: Final = 500_000  # about 50 MB; as many chunks and slabs are up to 4 TB
+_OBJECTS_KEPT: Final = (
+    500_000  # about 50 MB; as many chunks and slabs are up to 4 TB. Beyond it each chunk is looked up
+)
+_IN_USE_SECONDS: Final = 60.0  # since its last chunk a manifest makes room for no other
 _STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its manifest was given up
+_STANDING_KEPT: Final = 10_000
+_NOT: Final = (0.0, 0)  # standing
+
+_Key = tuple[str, str]  # a manifest, and for which organisation
 
 
 class NotPermittedError(UnauthenticatedError):
@@ -54,6 +62,43 @@ class Caller:
 _OPERATOR: Final = Caller(DEFAULT_ORGANISATION, Role.OPERATOR)
 
 
+class OpenedObjects:
+    """The objects that a grant for a manifest opens, by manifest and organisation: ``limit`` of them at most, in all.
+
+    Who was read from least recently goes first, but not within ``_IN_USE_SECONDS``: manifests that do not fit together
+    would push each other out at each chunk.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._kept: dict[_Key, tuple[float, frozenset[bytes]]] = {}  # least recently used first
+        self._total = 0
+
+    def get(self, key: _Key) -> frozenset[bytes] | None:
+        """They are used now."""
+        if (known := self._kept.pop(key, None)) is None:
+            return None
+        self._kept[key] = (self._clock(), known[1])
+        return known[1]
+
+    def make_room(self, size: int) -> bool:
+        """Whether so many more can be kept now."""
+        while size <= self._limit < self._total + size:
+            key, (used_at, objects) = next(iter(self._kept.items()))
+            if self._clock() - used_at < _IN_USE_SECONDS:
+                break
+            del self._kept[key]
+            self._total -= len(objects)
+        return self._total + size <= self._limit
+
+    def keep(self, key: _Key, objects: frozenset[bytes]) -> None:
+        """If there is room."""
+        if key not in self._kept and self.make_room(len(objects)):
+            self._kept[key] = (self._clock(), objects)
+            self._total += len(objects)
+
+
 @dataclass(frozen=True)
 class Access:
     """Checks tokens for what a role may do, grants for what they name. No ``token``: everybody is the operator."""
@@ -61,9 +106,10 @@ class Access:
     token: str | None = field(repr=False)
     tokens: TokenTable
     verifier: GrantVerifier
-    _objects: dict[tuple[str, str], frozenset[bytes]] = field(default_factory=dict, repr=False)
-    _standing: dict[tuple[str, str], float] = field(default_factory=dict, repr=False)
-    _reads: SharedReads[tuple[str, str], frozenset[bytes]] = field(default_factory=partial(SharedReads, math.inf))
+    _objects: OpenedObjects = field(default_factory=lambda: OpenedObjects(_OBJECTS_KEPT), repr=False)
+    # Until when a manifest stands, and how many objects it can have.
+    _standing: dict[_Key, tuple[float, int]] = field(default_factory=dict, repr=False)
+    _reads: SharedReads[_Key, frozenset[bytes]] = field(default_factory=partial(SharedReads, math.inf))
 
     async def caller(self, bearer: str | None) -> Caller:
         """The caller behind a token; ``UnauthenticatedError`` otherwise, whatever the reason."""
@@ -102,15 +148,13 @@ class Access:
             reader.acting(Role.OPERATOR, None)
             return
         owner = reader.organisation
-        manifests = list(dict.fromkeys(mount.manifest for mount in reader.mounts))
+        manifests = await self._standing_of([mount.manifest.hex for mount in reader.mounts], owner)
         for manifest in manifests:
-            if await self._stands(manifest, owner) and chunk.to_bytes() in await self._objects_of(manifest, owner):
+            if chunk.to_bytes() in await self._objects_of(manifest, owner):
                 return
-        # A packed file by its own name, or a slab that came since we looked: too many to keep, too few to matter.
-        for manifest in manifests:
-            if await self._stands(manifest, owner) and await self._opens(manifest, owner, chunk):
-                return
-        raise NotFoundError(f"chunk {chunk}")
+        # Of a manifest that is not kept, a packed file by its own name, or a slab that came since we looked.
+        if not manifests or not await self._opens(manifests, owner, chunk):
+            raise NotFoundError(f"chunk {chunk}")
 
     async def _reader(self, bearer: str | None) -> Caller | Grant:
         """Who reads: by a token, or by a grant, which is its own proof."""
@@ -124,37 +168,38 @@ class Access:
         is_his = bearer is not None and hmac.compare_digest(bearer.encode(), self.token.encode())
         return _OPERATOR if is_his else None
 
-    async def _opens(self, manifest: Digest, organisation: str, chunk: Digest) -> bool:
+    async def _opens(self, manifests: Sequence[str], organisation: str, chunk: Digest) -> bool:
         async with self.tokens.database.read() as session:
-            return await contents.opens(session, manifest.hex, organisation, chunk.hex)
+            return await contents.opens(session, manifests, organisation, chunk.hex)
 
-    async def _stands(self, manifest: Digest, organisation: str) -> bool:
-        """Whether the organisation may still read it, now or a second ago: a reader asks a hundred times a second."""
-        key, now = (manifest.hex, organisation), time.monotonic()
-        if self._standing.get(key, 0.0) > now:
-            return True
-        async with self.tokens.database.read() as session:
-            stands = await mirrors.may_read(session, organisation, manifest.hex)
-        if stands:
-            self._standing[key] = now + _STANDING_SECONDS
-        else:
-            self._standing.pop(key, None)
-        return stands
+    async def _standing_of(self, manifests: Sequence[str], organisation: str) -> list[str]:
+        """Those that the organisation may still read, now or a second ago: a reader asks a hundred times a second."""
+        now = time.monotonic()
+        asked = [name for name in dict.fromkeys(manifests) if self._standing.get((name, organisation), _NOT)[0] <= now]
+        if asked:
+            async with self.tokens.database.read() as session:
+                found = await mirrors.readable(session, organisation, asked)
+            if len(self._standing) > _STANDING_KEPT:
+                self._standing.clear()
+            for name in asked:
+                self._standing.pop((name, organisation), None)
+            for name, (files, size) in found.items():
+                self._standing[name, organisation] = now + _STANDING_SECONDS, files + size // CHUNK_SIZE
+        return [name for name in dict.fromkeys(manifests) if (name, organisation) in self._standing]
 
-    async def _objects_of(self, manifest: Digest, organisation: str) -> frozenset[bytes]:
-        """Manifests are immutable, so what they contain can be kept."""
-        key = (manifest.hex, organisation)
+    async def _objects_of(self, manifest: str, organisation: str) -> frozenset[bytes]:
+        """Manifests are immutable, so what they contain can be kept. Nothing where there is no room for it."""
+        key = (manifest, organisation)
         if (known := self._objects.get(key)) is not None:
             return known
+        if not self._objects.make_room(self._standing.get(key, _NOT)[1]):
+            return frozenset()
 
         async def read() -> frozenset[bytes]:
             async with self.tokens.database.read() as session:
-                found = await contents.objects(session, manifest.hex, organisation)
-            if sum(map(len, self._objects.values())) + len(found) > _OBJECTS_KEPT:
-                self._objects.clear()
-                self._standing.clear()
+                found = await contents.objects(session, manifest, organisation)
             if found:
-                self._objects[key] = found
+                self._objects.keep(key, found)
             return found
 
         return await self._reads.of(key, read).get()

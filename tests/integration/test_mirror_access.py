@@ -3,15 +3,17 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import GrantInvalidError, InvalidRequestError
 from bdn.wire.grants import GrantVerifier
 from bdn.wire.mirror_schema import MirrorRequestBody
 from tests.doubles.hub import Hub
 from tests.support.mirror.fake_agent import FakeAgent
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, statements_of, with_secret
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("access")
@@ -64,6 +66,31 @@ async def test_there_is_no_grant_for_what_was_evicted(mirror: MirrorUnderTest) -
     again = await mirror.ready(source("hf://org/one", "/a"), source("hf://org/two", "/b"))
     assert (again["bytes_transferred"], again["bytes_reused"]) == (0, 6)
     assert (await mirror.ended(document["id"]))["grant"]
+
+
+async def test_chunks_of_more_manifests_than_are_kept_cost_one_look_each(
+    upstreams: None, hub: Hub, database_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bdn.mirror.access._OBJECTS_KEPT", 4)
+    monkeypatch.setattr("bdn.mirror.access._STANDING_SECONDS", 3600.0)
+    content = {name: name.encode() * (2 * CHUNK_SIZE + 5) for name in "ab"}
+    for name, model in content.items():
+        hub.repo(f"org/{name}").commit({"model.bin": model})
+    async with mirror_under_test(tmp_path, bearer=TOKEN, auth="token", token=TOKEN, **database_options) as mirror:
+        grants = {name: (await mirror.ready(source(f"hf://org/{name}")))["grant"] for name in content}
+
+        async def looks(reader: str, name: str, place: int, status: int = 200) -> int:
+            """Into the tables of contents, for one chunk."""
+            part = content[name][place * CHUNK_SIZE :][:CHUNK_SIZE]
+            with statements_of(mirror) as statements:
+                headers = {"Authorization": f"Bearer {grants[reader]}"}
+                answer = await mirror.http.get(f"/chunks/{digest_of(part)}", headers=headers)
+            assert (answer.status_code, answer.content if status == 200 else part) == (status, part)
+            return sum("manifest_contents" in statement for statement in statements)
+
+        await looks("a", "a", 0)
+        assert [await looks(name, name, place) for place in (0, 2) for name in "abab"] == [0, 1] * 4
+        assert await looks("b", "a", 0, status=404) == 1
 
 
 async def test_private_content_is_never_found_by_another_organisation(mirror: MirrorUnderTest, hub: Hub) -> None:

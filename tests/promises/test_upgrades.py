@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import MetaData, Table
+from sqlalchemy import MetaData, Table, select
 from sqlalchemy.engine import Connection
 
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.db import agents
 from bdn.mirror.db.database import HEAD, MIGRATIONS, Database
+from bdn.mirror.db.tables import ContentChunkRow
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig, staged
+from tests.support.content.names import named
 from tests.support.content.trees import tree
 from tests.support.mirror import earlier
 from tests.support.mirror.fake_agent import FakeAgent
@@ -98,6 +100,30 @@ async def test_what_an_earlier_version_left_is_kept_whole(
         await mirror.collect(grace_seconds=0)
         assert await mirror.tree(manifest) == earlier.MODEL
     assert (tmp_path / "mirror/mirror.sqlite").exists() == url.startswith("sqlite")
+    tally.add(scenarios=1)
+
+
+async def test_the_chunks_of_contents_that_were_mirrored_before_are_found_by_name(url: str, tally: Tally) -> None:
+    names = [named(f"chunk {number}") for number in range(2500)]
+    files = {"large": names, "again": [names[7]] * 3, "small": names[:1], "packed": []}
+
+    def fill(connection: Connection) -> None:
+        upgrade(connection, "0014")
+        rows = [
+            {"digest": named(file).hex, "size": 1, "chunks": b"".join(name.to_bytes() for name in chunks)}
+            for file, chunks in files.items()
+        ]
+        connection.execute(Table("contents", MetaData(), autoload_with=connection).insert(), rows)
+
+    database = Database(url)
+    async with database._engine.begin() as connection:
+        await connection.run_sync(fill)
+    await database.migrate()
+    async with database.read() as session:
+        found = (await session.execute(select(ContentChunkRow.content, ContentChunkRow.chunk))).all()
+    await database.close()
+    large, again = named("large").hex, named("again").hex
+    assert sorted(map(tuple, found)) == sorted([*((large, name.hex) for name in names), (again, names[7].hex)])
     tally.add(scenarios=1)
 
 

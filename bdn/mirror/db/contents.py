@@ -30,6 +30,7 @@ from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import (
     Database,
     ReadSession,
+    Values,
     WriteSession,
     changed,
     delete_in,
@@ -38,6 +39,7 @@ from bdn.mirror.db.database import (
     select_in,
 )
 from bdn.mirror.db.tables import (
+    ContentChunkRow,
     ContentRow,
     CopiedChunkRow,
     DamagedChunkRow,
@@ -207,6 +209,7 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
         where=and_(ContentRow.chunks == b"", fresh.excluded.chunks != b""),
     )
     await insert_new(session, ContentRow, list(rows.values()), with_chunks)
+    await insert_new(session, ContentChunkRow, [row for layout in whole for row in _chunk_rows(layout)])
     await record_slices(session, packed)
     identities = [{"key": key, "content": layout.digest.hex} for key, layout in contents.items()]
     newer = insert(session, IdentityRow)
@@ -218,6 +221,11 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
     await insert_new(session, IdentityRow, identities, newer)
     await forget_chunks(session, [key for key, layout in contents.items() if not layout.slice])
     await _note_damage(session, whole)
+
+
+def _chunk_rows(layout: FileLayout) -> list[Values]:
+    names = {chunk.hex for chunk in layout.chunks} if len(layout.chunks) > 1 else set()
+    return [{"content": layout.digest.hex, "chunk": name} for name in names]
 
 
 async def record_slices(session: WriteSession, layouts: Iterable[FileLayout]) -> None:
@@ -430,20 +438,20 @@ async def objects(session: ReadSession, manifest: str, organisation: str) -> fro
     return frozenset(found)
 
 
-async def opens(session: ReadSession, manifest: str, organisation: str, digest: str) -> bool:
-    """Whether a grant for the manifest opens this content or slab, by one look. Also what came after ``objects``."""
-    content = select(ManifestContentRow.content).where(
-        ManifestContentRow.manifest == manifest, ManifestContentRow.content == digest
+async def opens(session: ReadSession, manifests: Sequence[str], organisation: str, digest: str) -> bool:
+    """Whether a grant for these manifests opens this content, chunk or slab, by one look. Also what came after ``objects``."""
+    is_named = ManifestContentRow.manifest.in_(manifests)
+    content = exists().where(ManifestContentRow.content == digest, is_named)
+    chunk = exists().where(
+        ContentChunkRow.chunk == digest, ManifestContentRow.content == ContentChunkRow.content, is_named
     )
-    if (await session.execute(content)).first() is not None:
-        return True
-    slab = (
-        select(SlabSliceRow.content)
-        .join(ManifestContentRow, ManifestContentRow.content == SlabSliceRow.content)
-        .where(SlabSliceRow.slab == digest, ManifestContentRow.manifest == manifest, is_of(scope_of(organisation)))
-        .limit(1)
+    slab = exists().where(
+        SlabSliceRow.slab == digest,
+        ManifestContentRow.content == SlabSliceRow.content,
+        is_named,
+        is_of(scope_of(organisation)),
     )
-    return (await session.execute(slab)).first() is not None
+    return bool((await session.execute(select(or_(content, chunk, slab)))).scalar())
 
 
 async def a_slice(session: ReadSession, content: str) -> tuple[Slice, int] | None:

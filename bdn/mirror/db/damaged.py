@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from sqlalchemy import ColumnElement, delete, exists, func, literal, select
+from sqlalchemy import delete, exists, func, select
 
 from bdn.core.chunk import Digest
 from bdn.core.store import owner_of, split_digests
@@ -19,6 +19,7 @@ from bdn.mirror.db.contents import drop_slabs, unreadable
 from bdn.mirror.db.database import ReadSession, WriteSession, insert_new
 from bdn.mirror.db.mirrors import hold_claims, is_mirrored_for
 from bdn.mirror.db.tables import (
+    ContentChunkRow,
     ContentRow,
     CopiedChunkRow,
     DamagedChunkRow,
@@ -59,21 +60,14 @@ async def register(session: WriteSession, digest: Digest, now: float, reason: st
 
 
 async def _with_chunk(session: ReadSession, digest: Digest) -> list[str]:
-    found = await session.execute(select(ContentRow.digest, ContentRow.chunks).where(_contains(session, digest)))
-    raw = digest.to_bytes()
-    return [content for content, chunks in found.all() if raw in split_digests(chunks)]
+    """Contents of which it is a chunk, or the only one."""
+    several = select(ContentChunkRow.content).where(ContentChunkRow.chunk == digest.hex)
+    only = select(ContentRow.digest).where(ContentRow.digest == digest.hex, ContentRow.chunks != b"")
+    return list((await session.execute(several.union(only))).scalars())
 
 
 async def _is_slab(session: ReadSession, digest: Digest) -> bool:
     return await session.get(SlabRow, digest.hex) is not None
-
-
-def _contains(session: ReadSession, digest: Digest) -> ColumnElement[bool]:
-    """The content's chunks hold these bytes, wherever: in SQL, because there may be a million contents."""
-    raw = literal(digest.to_bytes())
-    if session.get_bind().dialect.name == "postgresql":
-        return func.position(raw.op("IN")(ContentRow.chunks)) > 0
-    return func.instr(ContentRow.chunks, raw) > 0
 
 
 async def forgive(session: WriteSession, digest: Digest, now: float) -> bool:

@@ -13,6 +13,7 @@ from bdn.mirror.db import mirrors
 from bdn.mirror.db.contents import check_contents, chunks_are_sound, drop_slabs
 from bdn.mirror.db.database import ReadSession, WriteSession, delete_in, select_in
 from bdn.mirror.db.tables import (
+    ContentChunkRow,
     ContentRow,
     CopiedChunkRow,
     DamagedChunkRow,
@@ -161,7 +162,7 @@ async def _take(session: WriteSession, contents: Sequence[str]) -> tuple[set[byt
     async for raw, content_size in select_in(session, query, ContentRow.digest, contents):
         chunks.update(split_digests(raw[: len(raw) - len(raw) % 32]))  # a damaged record may end in half a name
         size += content_size
-    for column in (SlabSliceRow.content, IdentityRow.content, ContentRow.digest):
+    for column in (SlabSliceRow.content, IdentityRow.content, ContentChunkRow.content, ContentRow.digest):
         await delete_in(session, column, contents)
     await drop_slabs(session, slabs)
     return chunks, size

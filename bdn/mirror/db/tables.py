@@ -118,6 +118,16 @@ class ContentRow(Base):
     recorded_at: Mapped[float] = mapped_column(server_default="0")
 
 
+class ContentChunkRow(Base):
+    """A chunk of a content that has several: who has the chunk finds the content. One of a single chunk is named like that."""
+
+    __tablename__ = "content_chunks"
+    __table_args__ = ({"sqlite_with_rowid": False},)  # or SQLite would keep each key twice
+
+    content: Mapped[str] = mapped_column(ForeignKey("contents.digest"), primary_key=True)
+    chunk: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
+
+
 class SlabRow(Base):
     """A chunk that holds small files one after the other."""
 
