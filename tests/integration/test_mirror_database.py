@@ -1,10 +1,13 @@
 """The migrations make the tables that the code knows, on SQLite and on PostgreSQL."""
 
 import asyncio
+import gc
+import itertools
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from bdn.mirror.db.contents import Record
 from bdn.mirror.db.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
 from bdn.mirror.db.objects import StoredObject
 from bdn.mirror.db.tables import Base, ManifestRow, ManifestUseRow
-from tests.support.mirror.service import mirror_under_test
+from tests.support.mirror.service import LONGEST_SECONDS, mirror_under_test
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -107,6 +110,85 @@ async def test_a_write_that_is_canceled_at_its_end_gives_its_connection_back_in_
 
 
 @pytest.mark.promise("upgrades")
+class _Canceled:
+    """A coroutine that is canceled where it waits for the ``at``-th time, and with ``again`` each time from then on."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], at: int, *, again: bool) -> None:
+        self._work = work
+        self._at = at
+        self._again = again
+        self.waits = 0
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        steps = self._work.__await__()
+        send: Callable[[], Any] = partial(next, steps)
+        while True:
+            try:
+                awaited = send()
+            except StopIteration:
+                return
+            self.waits += 1
+            if self.waits == self._at or (self._again and self.waits > self._at):
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            try:
+                yield awaited
+            except BaseException as error:
+                send = partial(steps.throw, error)
+            else:
+                send = partial(next, steps)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "at each await"])
+async def test_a_write_that_is_canceled_wherever_it_waits_is_whole_or_nothing_and_frees_the_database(
+    migrated: Database, url: str, again: bool
+) -> None:
+    rows = [{"key": f"{number:064x}", "content": "0" * 64} for number in range(2)]
+
+    async def write() -> None:
+        async with migrated.write() as session:
+            for row in rows:
+                await session.execute(text("INSERT INTO identities (key, content) VALUES (:key, :content)"), row)
+                changed = text("UPDATE clusters SET epoch = epoch + 1 RETURNING cluster")
+                assert (await session.execute(changed)).scalars().all() == ["c", "d"]
+                assert len((await session.execute(text("SELECT * FROM clusters"))).all()) == 2
+
+    async with migrated.write() as session:
+        await session.execute(text("INSERT INTO contents (digest, size, chunks) VALUES (:content, 0, '')"), rows[0])
+        await session.execute(text("INSERT INTO clusters (cluster, epoch) VALUES ('c', 0), ('d', 0)"))
+    gc.disable()  # it would mend what was left open, and so would the end of a task, whose exception has all frames
+    tasks = []
+    try:
+        outcomes = []
+        for at in itertools.count(1):
+            canceled = _Canceled(write(), at, again=again)
+
+            async def run(canceled: _Canceled = canceled) -> None:
+                await canceled
+
+            tasks.append(asyncio.create_task(run()))
+            with suppress(asyncio.CancelledError):
+                await tasks[-1]
+            others = Database(url)  # as another process would
+            try:
+                async with asyncio.timeout(LONGEST_SECONDS), others.write() as session:
+                    epoch = (await session.execute(text("SELECT max(epoch) FROM clusters"))).scalar()
+                    found = (await session.execute(text("SELECT count(*) FROM identities"))).scalar()
+                    await session.execute(text("DELETE FROM identities"))
+            finally:
+                await others.close()
+            outcomes.append((found, epoch))
+            async with asyncio.timeout(LONGEST_SECONDS), migrated.write() as session:  # nor is our own turn lost
+                await session.execute(text("UPDATE clusters SET epoch = 0"))
+            if canceled.waits < at:
+                break
+    finally:
+        gc.enable()
+    assert set(outcomes) == {(0, 0), (2, 2)}
+    assert len(outcomes) > 5
+
+
 async def test_a_database_of_a_newer_version_is_refused_and_left_alone(migrated: Database) -> None:
     async with migrated.write() as session:
         await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))

@@ -25,7 +25,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, ExceptionContext
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import InstrumentedAttribute
@@ -87,6 +87,7 @@ class Database:
             self._engine = self._patient = create_async_engine(url, pool_size=10, max_overflow=20)
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
             event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
+            event.listen(self._engine.sync_engine, "handle_error", _keep_sqlite)
         else:
             from bdn.mirror.db.postgres import PATIENT_SECONDS, STATEMENT_SECONDS, open_postgres  # noqa: PLC0415 - its driver
 
@@ -227,6 +228,16 @@ def _begin_sqlite(connection: Connection) -> None:
     # A transaction that begins as a reader and writes later fails when another wrote meanwhile; IMMEDIATE waits instead.
     immediate = connection.get_execution_options().get("bdn_write")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+def _keep_sqlite(context: ExceptionContext) -> None:
+    """Who is canceled rolls back, in the driver's thread, once what is under way there has ended.
+
+    SQLAlchemy would close the connection. SQLite ends a transaction with its connection only when nobody has a cursor any
+    more, and the exception has one: the lock would stay for as long as anybody keeps that.
+    """
+    if isinstance(context.original_exception, asyncio.CancelledError):
+        context.is_disconnect = False
 
 
 _BATCH: Final = 250  # rows per statement: SQLite allowed 999 bound parameters for a long time
