@@ -31,6 +31,8 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_who_may_read_which_chunk_on_either_plane"),
         ("a digest is enough", "if not manifests or not await self._opens(manifests, owner, chunk):", "if False:",
          "test_who_may_read_which_chunk_on_either_plane"),
+        ("manifests push each other out at each chunk", "if self._clock() - used_at < _IN_USE_SECONDS:", "if False:",
+         "test_chunks_of_more_manifests_than_are_kept_cost_one_look_each[sqlite]"),
         ("a grant outlives its manifest", "found = await mirrors.readable(session, organisation, asked)",
          "found = dict.fromkeys(asked, (1, 1))", "test_who_may_read_which_chunk_on_either_plane"),
         ("who sends no token is the operator", "is_his = bearer is not None and hmac",
