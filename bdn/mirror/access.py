@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -24,7 +24,7 @@ _OBJECTS_KEPT: Final = (
 _IN_USE_SECONDS: Final = 60.0  # since its last chunk a manifest makes room for no other
 _STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its manifest was given up
 _STANDING_KEPT: Final = 10_000
-_NOT: Final = (0.0, 0)  # standing
+_NOT: Final = (0.0, 0)
 
 _Key = tuple[str, str]  # a manifest, and for which organisation
 
@@ -149,8 +149,8 @@ class Access:
             return
         owner = reader.organisation
         manifests = await self._standing_of([mount.manifest.hex for mount in reader.mounts], owner)
-        for manifest in manifests:
-            if chunk.to_bytes() in await self._objects_of(manifest, owner):
+        for manifest, count in manifests.items():
+            if chunk.to_bytes() in await self._objects_of(manifest, owner, count):
                 return
         # Of a manifest that is not kept, a packed file by its own name, or a slab that came since we looked.
         if not manifests or not await self._opens(manifests, owner, chunk):
@@ -168,14 +168,19 @@ class Access:
         is_his = bearer is not None and hmac.compare_digest(bearer.encode(), self.token.encode())
         return _OPERATOR if is_his else None
 
-    async def _opens(self, manifests: Sequence[str], organisation: str, chunk: Digest) -> bool:
+    async def _opens(self, manifests: Iterable[str], organisation: str, chunk: Digest) -> bool:
         async with self.tokens.database.read() as session:
-            return await contents.opens(session, manifests, organisation, chunk.hex)
+            return await contents.opens(session, list(manifests), organisation, chunk.hex)
 
-    async def _standing_of(self, manifests: Sequence[str], organisation: str) -> list[str]:
-        """Those that the organisation may still read, now or a second ago: a reader asks a hundred times a second."""
-        now = time.monotonic()
-        asked = [name for name in dict.fromkeys(manifests) if self._standing.get((name, organisation), _NOT)[0] <= now]
+    async def _standing_of(self, manifests: Iterable[str], organisation: str) -> dict[str, int]:
+        """Those that the organisation may still read, now or a second ago, and how many objects each can have.
+
+        A reader asks a hundred times a second.
+        """
+        now, names = time.monotonic(), dict.fromkeys(manifests)
+        known = {name: self._standing.get((name, organisation), _NOT) for name in names}
+        standing = {name: objects for name, (until, objects) in known.items() if until > now}
+        asked = [name for name in names if name not in standing]
         if asked:
             async with self.tokens.database.read() as session:
                 found = await mirrors.readable(session, organisation, asked)
@@ -184,15 +189,16 @@ class Access:
             for name in asked:
                 self._standing.pop((name, organisation), None)
             for name, (files, size) in found.items():
-                self._standing[name, organisation] = now + _STANDING_SECONDS, files + size // CHUNK_SIZE
-        return [name for name in dict.fromkeys(manifests) if (name, organisation) in self._standing]
+                standing[name] = files + size // CHUNK_SIZE
+                self._standing[name, organisation] = now + _STANDING_SECONDS, standing[name]
+        return standing
 
-    async def _objects_of(self, manifest: str, organisation: str) -> frozenset[bytes]:
-        """Manifests are immutable, so what they contain can be kept. Nothing where there is no room for it."""
+    async def _objects_of(self, manifest: str, organisation: str, count: int) -> frozenset[bytes]:
+        """Manifests are immutable, so what they contain, ``count`` at most, can be kept. Nothing where there is no room for it."""
         key = (manifest, organisation)
         if (known := self._objects.get(key)) is not None:
             return known
-        if not self._objects.make_room(self._standing.get(key, _NOT)[1]):
+        if not self._objects.make_room(count):
             return frozenset()
 
         async def read() -> frozenset[bytes]:

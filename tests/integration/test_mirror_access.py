@@ -93,6 +93,19 @@ async def test_chunks_of_more_manifests_than_are_kept_cost_one_look_each(
         assert await looks("b", "a", 0, status=404) == 1
 
 
+async def test_a_grant_reads_all_of_its_manifests_when_the_mirror_forgets_which_of_them_stand(
+    upstreams: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bdn.mirror.access._STANDING_KEPT", 0)
+    monkeypatch.setattr("bdn.mirror.access._STANDING_SECONDS", 3600.0)
+    one, two = source("hf://org/one", "/a"), source("hf://org/two", "/b")
+    async with mirror_under_test(tmp_path, bearer=TOKEN, auth="token", token=TOKEN) as mirror:
+        for sources in ((one,), (one, two)):
+            grant = (await mirror.ready(*sources))["grant"]
+            headers = {"Authorization": f"Bearer {grant}"}
+            assert (await mirror.http.get(f"/chunks/{digest_of(b'one')}", headers=headers)).content == b"one"
+
+
 async def test_private_content_is_never_found_by_another_organisation(mirror: MirrorUnderTest, hub: Hub) -> None:
     private = source("hf://org/private", **with_secret("hub-token"))
     acme = await mirror.ready_for("acme", private)

@@ -109,7 +109,6 @@ async def test_a_write_that_is_canceled_at_its_end_gives_its_connection_back_in_
         assert (await session.execute(text("SELECT * FROM written"))).all() == []
 
 
-@pytest.mark.promise("upgrades")
 class _Canceled:
     """A coroutine that is canceled where it waits for the ``at``-th time, and with ``again`` each time from then on."""
 
@@ -189,6 +188,7 @@ async def test_a_write_that_is_canceled_wherever_it_waits_is_whole_or_nothing_an
     assert len(outcomes) > 5
 
 
+@pytest.mark.promise("upgrades")
 async def test_a_database_of_a_newer_version_is_refused_and_left_alone(migrated: Database) -> None:
     async with migrated.write() as session:
         await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
