@@ -130,8 +130,8 @@ def parcels(files: Iterable[UpstreamFile]) -> Iterator[tuple[UpstreamFile, ...]]
 class SlabNeeds:
     """Slabs, what lies in them, and what has gone. Names are whatever the caller uses.
 
-    Before it is asked it is told of every slab that holds a content which may go, of everything in these slabs, of every other
-    slice of those contents, and of the scopes and damages of every slab named so far.
+    It speaks of slabs that were added. Before it is asked it is told of everything in these, of every other slice of those
+    contents, and of the scopes and damages of every slab named so far.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class SlabNeeds:
     def going(self, contents: Collection[str]) -> list[str]:
         """The slabs that would go with these contents. Changes nothing."""
         leaving = frozenset(contents)
-        touched = sorted({slab for content in leaving for slab in self._slabs.get(content, ())})
+        touched = sorted({slab for content in leaving for slab in self._slabs.get(content, ()) if self.knows(slab)})
         dropped: set[str] = set()
         for slab in touched:
             staying = self._inside[slab] - leaving

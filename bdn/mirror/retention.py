@@ -21,9 +21,8 @@ no row names, and the next collection takes it. Who may lose what, and why nobod
 import asyncio
 import logging
 import time
-from collections import ChainMap
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -32,11 +31,11 @@ from typing import Final
 from bdn.core.chunk import Digest
 from bdn.core.errors import Fact, NotFoundError
 from bdn.core.events import Event
-from bdn.core.store import EVIDENCE_SECONDS, KINDS, CollectableStore, Kind, SlabNeeds, StoredChunk, collectable_before
+from bdn.core.store import EVIDENCE_SECONDS, KINDS, CollectableStore, Kind, StoredChunk, collectable_before
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import agents, contents, damaged, events, mirrors, operations, removal
-from bdn.mirror.db.database import Database, ReadSession, WriteSession
-from bdn.mirror.db.removal import Taken
+from bdn.mirror.db.database import Database, ReadSession, WriteSession, batches
+from bdn.mirror.db.removal import Going, Leaving, Rehearsal, Taken
 from bdn.wire.operation_schema import EvictCommand, EvictedItem, RestorationRequest, RestoredItem
 from bdn.wire.shapes import Items, moment
 
@@ -63,6 +62,10 @@ class Collected:
     def add_rows(self, kind: Kind, taken: Taken) -> None:
         """Count rows that went."""
         self.add(kind, taken.count, 0)
+        self.add_chunks(kind, taken)
+
+    def add_chunks(self, kind: Kind, taken: Taken) -> None:
+        """Remember the chunks in rows that went."""
         for chunk in taken.chunks:
             self.unnamed.setdefault(chunk, kind)
 
@@ -71,24 +74,121 @@ class Collected:
         self.bytes[self.unnamed[chunk.digest.to_bytes()]] += chunk.size
 
 
-@dataclass(frozen=True)
-class _Transactions:
-    """Beside which no mirror writes anything and nobody restores a manifest; in a dry run all are one, which is taken back."""
+_Begin = Callable[[WriteSession], Awaitable[bool]]
+_Leave = Callable[[ReadSession], Awaitable[Leaving | None]]
+_Find = Callable[[ReadSession, Leaving], Awaitable[Going]]
+_Some = Callable[[WriteSession], Awaitable[Taken]]
+
+
+@dataclass
+class _Rows:
+    """What a collection does with rows: it takes them in short transactions, beside which no mirror writes and nobody restores a manifest.
+
+    In a rehearsal nothing goes: the same steps tell what would.
+    """
 
     database: Database
-    rehearsal: WriteSession | None
+    now: float
+    rehearsal: Rehearsal | None
+    collected: Collected = field(default_factory=Collected)
 
-    def read(self) -> AbstractAsyncContextManager[ReadSession]:
-        return self.database.read(patient=True) if self.rehearsal is None else nullcontext(self.rehearsal)
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[ReadSession]:
+        if self.rehearsal is not None:
+            yield self.rehearsal.session
+            return
+        async with self.database.read(patient=True) as session:
+            yield session
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[WriteSession]:
-        if self.rehearsal is not None:
-            yield self.rehearsal
-            return
         async with self.database.write(patient=True) as session:
             await mirrors.hold_claims(session)
             yield session
+
+    async def before(self, session: ReadSession, grace_seconds: float) -> float:
+        """Until when what nobody needs may go, beside the mirrors that are at work now."""
+        return collectable_before(self.now, grace_seconds, await mirrors.oldest_at_work(session, self.now))
+
+    async def take_manifest(self, manifest: str, begin: _Begin) -> None:
+        """Take it step by step. Whatever ends this in between, the next collection goes on, or who mirrors it again has it whole."""
+        if self.rehearsal is not None:
+            await self.rehearsal.doom(manifest)
+        else:
+            async with self.write() as session:
+                if not await begin(session):
+                    return
+
+        async def leaving(session: ReadSession) -> Leaving | None:
+            is_going = self.rehearsal is not None or await mirrors.is_being_collected(session, manifest)
+            return removal.leaving_with(manifest, is_rehearsal=self.rehearsal is not None) if is_going else None
+
+        sizes = [taken.bytes async for taken in self._take_contents("manifests", leaving)]
+        if self.rehearsal is not None or await self._forget(manifest, sum(sizes)):
+            self.collected.add("manifests", 1, 0)
+
+    async def _forget(self, manifest: str, size: int) -> bool:
+        """Take what is left of a manifest, whose contents have gone; False when somebody mirrors it again."""
+        is_left = True
+        while is_left:
+            async with self.write() as session:
+                if not await mirrors.is_being_collected(session, manifest):
+                    return False
+                is_left = await removal.forget_names(session, manifest)
+                if not is_left:
+                    await events.record(session, self.now, [events.event_of("collected", {"bytes": size}, manifest)])
+        return True
+
+    async def take_unnamed(self, grace_seconds: float) -> None:
+        """Take contents that no manifest names."""
+
+        async def leaving(session: ReadSession) -> Leaving:
+            before = await self.before(session, grace_seconds)
+            return removal.leaving_unnamed(before, is_rehearsal=self.rehearsal is not None)
+
+        counts = [taken.count async for taken in self._take_contents("contents", leaving)]
+        # A rehearsal meets a content in each slab that holds it.
+        count = sum(counts) if self.rehearsal is None else await self.rehearsal.unnamed()
+        self.collected.add("contents", count, 0)
+
+    async def take_some(self, kind: Kind, some: _Some) -> None:
+        """Take rows of which none hangs on another, some at a time, until there are no more."""
+        taken: Taken | None = None
+        while taken is None or taken.count:
+            async with self.write() as session:
+                taken = await some(session)
+            self.collected.add_rows(kind, taken)
+
+    async def _take_contents(self, kind: Kind, leaving: _Leave) -> AsyncIterator[Taken]:
+        """A few slabs at a time with what lies in them, then what lies in none."""
+        dropped = set[str]() if self.rehearsal is None else self.rehearsal.dropped
+        async with self.read() as session:
+            all_of_them = await leaving(session)
+            slabs = await removal.slabs_of(session, all_of_them) if all_of_them is not None else []
+        for batch in batches(slabs, removal.SLABS_AT_ONCE):
+            step = await self._take(kind, leaving, partial(removal.in_slabs, slabs=batch, dropped=dropped))
+            if step is None:
+                return
+            yield step[1]
+        after = ""
+        while (step := await self._take(kind, leaving, partial(removal.beside_slabs, after=after))) and step[
+            0
+        ].contents:
+            yield step[1]
+            after = step[0].contents[-1]
+
+    async def _take(self, kind: Kind, leaving: _Leave, find: _Find) -> tuple[Going, Taken] | None:
+        """One step. None: what was to go is to stay."""
+        async with self.read() if self.rehearsal is not None else self.write() as session:
+            what = await leaving(session)
+            if what is None:
+                return None
+            going = await find(session, what)
+            taken = await removal.objects_of(session, going)
+            if self.rehearsal is None:
+                await removal.forget(WriteSession(session), going)
+        self.collected.add_chunks(kind, taken)
+        return going, taken
 
 
 @dataclass(frozen=True)
@@ -107,7 +207,7 @@ class Collector:
         Args:
             grace_seconds: how old has to be what nobody gave up explicitly: contents and chunks without a name, half-copied
                 files, half-written ones. None: they stay.
-            dry_run: changes nothing; the rows go in a transaction that is taken back.
+            dry_run: changes nothing, and only reads.
 
         Raises:
             StoreUnavailableError: the store is away. What has gone until then has gone, and the next collection goes on.
@@ -117,18 +217,20 @@ class Collector:
             now = self.clock()
             # Rows that go while the store is away would leave chunks that are strangers to the next collection.
             await asyncio.to_thread(self.store.check)
-            async with self.database.rehearsal() if dry_run else nullcontext() as rehearsal:
-                transactions = _Transactions(self.database, rehearsal)
-                collected = await self._take_expired(transactions, now)
+            async with removal.rehearsal(self.database) if dry_run else nullcontext() as rehearsal:
+                rows = _Rows(self.database, now, rehearsal)
+                await self._take_expired(rows)
                 if grace_seconds is not None:
-                    await self._take_old(transactions, collected, now, grace_seconds)
-                await self._forget_damage(transactions, now)
+                    await self._take_old(rows, grace_seconds)
+                if not dry_run:
+                    await self._forget_damage(rows)
+                collected = rows.collected
                 # The chunks that lost a name are looked at before every name that is left.
                 unnamed = [Digest.from_bytes(raw) for raw in collected.unnamed]
                 seen = await asyncio.to_thread(lambda: list(self.store.stored(unnamed)))
-                async with transactions.read() as session:
+                async with rows.read() as session:
                     with self.damages.records_noted():
-                        named = await removal.named(session)
+                        named = await removal.named(session, rehearsal)
                     at_work = await mirrors.oldest_at_work(session, now)
             remove: Remove = (lambda _: True) if dry_run else self.store.collect
             # Those that have no other name. What named them was old enough: they need no grace of their own.
@@ -144,33 +246,42 @@ class Collector:
             collected.add("incoming", *left)
             return collected
 
-    async def _take_expired(self, transactions: _Transactions, now: float) -> Collected:
-        """One manifest at a time, as a whole: others get their turn in between."""
-        collected = Collected()
-        while True:
-            async with transactions.write() as session:
-                manifest = await mirrors.an_expired_manifest(session, now - self.tombstone_seconds)
-                if manifest is None:
-                    return collected
-                taken = await removal.take_manifest(session, manifest, now)
-                collected.add_rows("manifests", taken)
-                await events.record(session, now, [events.event_of("collected", {"bytes": taken.bytes}, manifest)])
+    async def _take_expired(self, rows: _Rows) -> None:
+        before = rows.now - self.tombstone_seconds
+        async with rows.read() as session:
+            expired = await mirrors.expired(session, before)
+        for name in expired:
+            begin = partial(mirrors.begin_to_collect, manifest=name, expired_before=before, now=rows.now)
+            await rows.take_manifest(name, begin)
 
     @staticmethod
-    async def _take_old(transactions: _Transactions, collected: Collected, now: float, grace_seconds: float) -> None:
-        async with transactions.write() as session:
-            before = collectable_before(now, grace_seconds, await mirrors.oldest_at_work(session, now))
-            for draft in await contents.left_drafts(session, before):
-                collected.add_rows("manifests", await removal.take_manifest(session, draft, now))
-            collected.add_rows("contents", await removal.take_unnamed(session, before))
-            collected.add_rows("half_copied", await removal.take_half_copied(session, before))
-            collected.add_rows("evidence", await removal.take_evidence(session, now - EVIDENCE_SECONDS))
+    async def _take_old(rows: _Rows, grace_seconds: float) -> None:
+        async with rows.read() as session:
+            before = await rows.before(session, grace_seconds)
+            left = await mirrors.left_drafts(session, before)
+        evidence_before = rows.now - EVIDENCE_SECONDS
+        if rows.rehearsal is not None:
+            rows.rehearsal.before, rows.rehearsal.evidence_before = before, evidence_before
+        for name in left:
+            begin = partial(mirrors.begin_to_collect_draft, manifest=name, before=before, now=rows.now)
+            await rows.take_manifest(name, begin)
+        await rows.take_unnamed(grace_seconds)
+        if rows.rehearsal is not None:
+            rows.collected.add_rows("half_copied", await rows.rehearsal.half_copied())
+            rows.collected.add_rows("evidence", await rows.rehearsal.evidence())
+            return
+
+        async def half_copied(session: WriteSession) -> Taken:
+            return await removal.take_half_copied(session, await rows.before(session, grace_seconds))
+
+        await rows.take_some("half_copied", half_copied)
+        await rows.take_some("evidence", partial(removal.take_evidence, before=evidence_before))
 
     @staticmethod
-    async def _forget_damage(transactions: _Transactions, now: float) -> None:
+    async def _forget_damage(rows: _Rows) -> None:
         """Of what went. A mirror at work that counted on it before it was found damaged has to hear of that when it records."""
-        async with transactions.write() as session:
-            before = collectable_before(now, 0, await mirrors.oldest_at_work(session, now))
+        async with rows.write() as session:
+            before = collectable_before(rows.now, 0, await mirrors.oldest_at_work(session, rows.now))
             await damaged.forget_unneeded(session, before)
 
 
@@ -204,45 +315,48 @@ class StoreEviction:
     async def run(self, command: EvictCommand, organisation: str) -> None:
         """Plan, record and, unless it is a dry run, carry out; not if nobody waits for the mirror's answer any more.
 
-        What the plan takes is recorded with what it does; the caller says when the mirror's part is over.
+        The plan is made beside all others. What came into use meanwhile, or was published by a mirror that still runs, is refused
+        when the plan is carried out. What it takes is recorded with what it does; the caller says when the mirror's part is over.
         """
         async with self.database.alone("eviction"):
+            now = self.clock()
+            async with removal.rehearsal(self.database) as rehearsal:
+                items = await self._plan(rehearsal, command, organisation, now)
             async with self.database.write() as session:
                 part = await operations.lock_mirrors_part(session, command.id)
                 if part is None:
                     return
                 if not command.dry_run:
-                    # A looks at what mirrors at work have published; B publishes, and is at work; A gives up what B counts on.
-                    await mirrors.hold_claims(session)
-                now = self.clock()
-                items = await self._purged(session, command, organisation, now)
+                    items = await self._give_up(session, command, organisation, now, items)
                 part.result = {"items": [item.model_dump(mode="json") for item in items]}
-                victims = [item.manifest.removeprefix("b3:") for item in items if not item.refused]
-                if not command.dry_run:
-                    given_up_at = 0.0 if command.purge else now  # as long ago as it takes to be collected
-                    await mirrors.give_up(session, organisation, victims, command.id, given_up_at)
-                    await events.record(session, now, (_fate(item, command, organisation) for item in items))
-            if not command.dry_run and victims:
-                facts = {"tier": "mirror", "eviction": command.id, "organisation": organisation}
-                size = sum(item.bytes for item in items if not item.refused)
-                logger.info("evicted", extra={**facts, "manifests": len(victims), "bytes": size})
-            if not command.dry_run and victims and (command.purge or not self.tombstone_seconds):
+            victims = [item for item in items if not item.refused]
+            if command.dry_run or not victims:
+                return
+            facts = {"tier": "mirror", "eviction": command.id, "organisation": organisation}
+            size = sum(item.bytes for item in victims)
+            logger.info("evicted", extra={**facts, "manifests": len(victims), "bytes": size})
+            if command.purge or not self.tombstone_seconds:
                 await self.collector.collect(grace_seconds=None)
 
-    async def _purged(
-        self, session: WriteSession, command: EvictCommand, organisation: str, now: float
+    async def _give_up(
+        self, session: WriteSession, command: EvictCommand, organisation: str, now: float, planned: list[EvictedItem]
     ) -> list[EvictedItem]:
-        """The plan. To purge what was evicted before is to restore it, and to evict it again; a dry run takes that back."""
-        if not command.purge or command.lru_bytes is not None:
-            return await self._plan(session, command, organisation, now)
-        savepoint = await session.begin_nested()
-        evicted = await mirrors.restorable(session, organisation)
-        named = (
-            evicted if command.all else evicted.keys() & {one.removeprefix("b3:") for one in command.manifests or ()}
-        )
-        await mirrors.restore(session, organisation, sorted(named))
-        items = await self._plan(session, command, organisation, now)
-        await (savepoint.rollback() if command.dry_run else savepoint.commit())
+        """Carry out a plan, but for what may no longer go; what was done."""
+        # A looks at what mirrors at work have published; B publishes, and is at work; A gives up what B counts on.
+        await mirrors.hold_claims(session)
+        uses = await self._uses(session, command, organisation, [_hex(item) for item in planned])
+        items: list[EvictedItem] = []
+        for item in planned:
+            held_by, refused = uses[_hex(item)]
+            if not refused or item.refused:
+                items.append(item)
+            elif command.lru_bytes is None:  # which passes over what is in use
+                items.append(item.model_copy(update={"refused": True, "holders": held_by, "restorable_until": None}))
+        victims = [_hex(item) for item in items if not item.refused]
+        if command.purge:  # what was evicted before is evicted again, as long ago as it takes to be collected
+            await mirrors.restore(session, organisation, victims)
+        await mirrors.give_up(session, organisation, victims, command.id, 0.0 if command.purge else now)
+        await events.record(session, now, (_fate(item, command, organisation) for item in items))
         return items
 
     async def restore(self, request: RestorationRequest, organisation: str) -> Items[RestoredItem]:
@@ -269,28 +383,23 @@ class StoreEviction:
         )
 
     async def _plan(
-        self, session: ReadSession, command: EvictCommand, organisation: str, now: float
+        self, rehearsal: Rehearsal, command: EvictCommand, organisation: str, now: float
     ) -> list[EvictedItem]:
-        """What goes, and what is refused because a node leases it, or a mirror that still runs has published it.
-
-        Such a mirror is never robbed, forced or not: it would become READY with what nobody may read.
-        """
-        busy = await mirrors.running_with(session, organisation)
+        """What goes, and what is refused. LRU passes over what is in use."""
+        session = rehearsal.session
         candidates = await self._candidates(session, command, organisation)
-        holders = await agents.holders(session, candidates)
+        uses = await self._uses(session, command, organisation, candidates)
         shared = await mirrors.others_read(session, organisation, candidates)
         is_kept = self.tombstone_seconds and not command.purge
         until = moment(now + self.tombstone_seconds) if is_kept else None
+        await rehearsal.doom_dead(but=candidates)
         items: list[EvictedItem] = []
-        weights = EvictionWeights()
         freed = 0
         for digest in candidates:
-            working = [f"mirror {mirror_id}" for mirror_id in busy.get(digest, [])]
-            held_by = working or holders.get(digest, [])
-            refused = bool(working) or (bool(held_by) and not command.force)
+            held_by, refused = uses[digest]
             if refused and command.lru_bytes is not None:
-                continue  # LRU passes over what is in use
-            size = 0 if digest in shared else await weights.take(session, digest, is_kept=refused)
+                continue
+            size = 0 if digest in shared else await rehearsal.freed(digest, is_kept=refused)
             items.append(
                 EvictedItem(
                     tier="mirror",
@@ -307,13 +416,36 @@ class StoreEviction:
         return items
 
     @staticmethod
+    async def _uses(
+        session: ReadSession, command: EvictCommand, organisation: str, manifests: Sequence[str]
+    ) -> dict[str, tuple[list[str], bool]]:
+        """Who uses each of these manifests, and whether it is refused for that: a node that leases it, or a mirror that has published it and still runs.
+
+        Such a mirror is never robbed, forced or not: it would become READY with what nobody may read.
+        """
+        busy = await mirrors.running_with(session, organisation)
+        holders = await agents.holders(session, manifests)
+        found: dict[str, tuple[list[str], bool]] = {}
+        for digest in manifests:
+            working = [f"mirror {mirror_id}" for mirror_id in busy.get(digest, [])]
+            held_by = working or holders.get(digest, [])
+            found[digest] = held_by, bool(working) or (bool(held_by) and not command.force)
+        return found
+
+    @staticmethod
     async def _candidates(session: ReadSession, command: EvictCommand, organisation: str) -> list[str]:
-        """The manifests that the organisation may read and the selector names, least recently used first."""
+        """The manifests that the organisation may read, or restore if they are purged, and the selector names; least recently used first."""
         if command.manifests is None and not command.all and command.lru_bytes is None:
             return []
-        own = await mirrors.all_readable(session, organisation)
+        own = await mirrors.all_readable(
+            session, organisation, or_restorable=command.purge and command.lru_bytes is None
+        )
         named = own if command.manifests is None else {name.removeprefix("b3:") for name in command.manifests}
         return [digest for digest in own if digest in named]
+
+
+def _hex(item: EvictedItem) -> str:
+    return item.manifest.removeprefix("b3:")
 
 
 def _fate(item: EvictedItem, command: EvictCommand, organisation: str) -> Event:
@@ -323,36 +455,4 @@ def _fate(item: EvictedItem, command: EvictCommand, organisation: str) -> Event:
         facts |= {"tier": "mirror", "asked_by": command.asked_by, "holders": item.holders}
     else:
         facts["restorable_until"] = item.restorable_until.timestamp() if item.restorable_until else None
-    return events.event_of(kind, facts, item.manifest.removeprefix("b3:"), organisation=organisation)
-
-
-@dataclass
-class EvictionWeights:
-    """Counts down, manifest by manifest, who still needs each content and each slab. The dead need nothing.
-
-    A content's own bytes are freed with the last manifest that names it, a slab's when the last content goes that needs
-    it. So the last of several manifests that share a slab frees all of it, and the others nothing.
-    """
-
-    _names: dict[str, int] = field(default_factory=dict)  # of each content, how many manifests that stay name it
-    _needs: SlabNeeds = field(default_factory=SlabNeeds)
-
-    async def take(self, session: ReadSession, manifest: str, *, is_kept: bool) -> int:
-        """The bytes that the manifest frees; ``is_kept`` only asks, and takes nothing."""
-        names = ChainMap({}, self._names) if is_kept else self._names
-        await self._look_at_slabs(session, manifest)
-        freed = 0
-        unnamed: list[str] = []
-        for content, size, manifests in await removal.contents_of(session, manifest):
-            names[content] = names.get(content, manifests) - 1
-            if not names[content]:
-                unnamed.append(content)
-                freed += size
-        gone = self._needs.going(unnamed) if is_kept else self._needs.take(unnamed)
-        return freed + self._needs.size(gone)
-
-    async def _look_at_slabs(self, session: ReadSession, manifest: str) -> None:
-        slabs = [slab for slab in await removal.slabs_of(session, manifest) if not self._needs.knows(slab)]
-        inside = await removal.add_slabs(session, self._needs, slabs)
-        living = await mirrors.living_contents(session, inside)
-        self._needs.take([content for content in inside if content not in living])
+    return events.event_of(kind, facts, _hex(item), organisation=organisation)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from bdn.core.store import SEAL_SIZE, seal_of
 from bdn.mirror.db import contents, damaged, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
-from bdn.mirror.retention import EvictionWeights
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.layout_form import Layout
 from tests.doubles.hub import Hub
@@ -79,14 +79,27 @@ class Holdings:
 
     async def evict(self, *manifests: Manifest) -> tuple[list[int], set[str]]:
         """What each frees when it is given up, and the names of the objects that go when they are collected."""
-        async with self.database.write() as session:
-            weights = EvictionWeights()
-            names = [manifest.digest.hex for manifest in manifests]
-            asked = [await weights.take(session, name, is_kept=True) for name in names[:1]]
-            freed = [await weights.take(session, name, is_kept=False) for name in names]
+        names = [manifest.digest.hex for manifest in manifests]
+        async with removal.rehearsal(self.database) as rehearsal:
+            await rehearsal.doom_dead(but=names)
+            asked = [await rehearsal.freed(name, is_kept=True) for name in names[:1]]
+            freed = [await rehearsal.freed(name, is_kept=False) for name in names]
             assert asked == freed[:1]
-            taken = [(await removal.take_manifest(session, name, 2.0)).chunks for name in names]
-            return freed, {raw.hex() for raw in set().union(*taken) - await removal.named(session)}
+        async with self.database.write() as session:
+            gone = set[bytes]()
+            for name in names:
+                leaving = removal.leaving_with(name, is_rehearsal=False)
+                slabs = await removal.slabs_of(session, leaving)
+                for find in (
+                    partial(removal.in_slabs, slabs=slabs, dropped=set()),
+                    partial(removal.beside_slabs, after=""),
+                ):
+                    going = await find(session, leaving)
+                    gone |= (await removal.objects_of(session, going)).chunks
+                    await removal.forget(session, going)
+                while await removal.forget_names(session, name):
+                    pass
+            return freed, {raw.hex() for raw in gone - await removal.named(session)}
 
     async def opens(self, manifest: Manifest, organisation: str, digest: Digest) -> bool:
         async with self.database.read() as session:

@@ -32,7 +32,6 @@ from bdn.mirror.db.database import (
     ReadSession,
     Values,
     WriteSession,
-    changed,
     delete_in,
     insert,
     insert_new,
@@ -243,7 +242,8 @@ class Draft:
     """A manifest on its way to be published, in transactions of ``NAMES_AT_ONCE`` rows: as one, those of a million files take a minute.
 
     Until ``publish`` nobody can read it. Several may write one draft at once, and it is the same. What is left of one is gone
-    on with, or collected: not beside a mirror at work that began earlier. ``created_at`` tells whether it was collected meanwhile.
+    on with, or collected: not beside a mirror at work that began earlier. ``created_at`` tells whether it was collected
+    meanwhile, or was to be.
     """
 
     manifest: str
@@ -259,10 +259,14 @@ NAMES_AT_ONCE: Final = 2000
 async def draft(session: WriteSession, document: ManifestDocument, now: float) -> Draft:
     """Begin to write a manifest, or go on with it."""
     name = document.digest.hex
-    created_at = (await session.execute(select(ManifestRow.created_at).where(ManifestRow.digest == name))).scalar()
-    if created_at is not None:
-        renewed = update(DraftRow).where(DraftRow.manifest == name).values(renewed_at=now)
-        return Draft(name, created_at, is_published=await changed(session, renewed) == 0)
+    found = await _state(session, name)
+    if found is not None:
+        if found.renewed_at == mirrors.COLLECTED:
+            # A has written its names; a collection takes some away; B writes them anew; A must not publish before B has.
+            await session.execute(update(ManifestRow).where(ManifestRow.digest == name).values(created_at=now))
+        await session.execute(update(DraftRow).where(DraftRow.manifest == name).values(renewed_at=now))
+        created_at = now if found.renewed_at == mirrors.COLLECTED else found.created_at
+        return Draft(name, created_at, is_published=found.renewed_at is None)
     row = {
         "digest": name,
         "canonical": document.canonical,
@@ -293,8 +297,8 @@ async def publish(session: WriteSession, draft: Draft, now: float, organisation:
 
     False when it was collected meanwhile, or some of it was found damaged; then nothing was done.
     """
-    query = select(ManifestRow.created_at).where(ManifestRow.digest == draft.manifest)
-    if (await session.execute(query)).scalar() != draft.created_at:
+    found = await _state(session, draft.manifest)
+    if found is None or found.created_at != draft.created_at or found.renewed_at == mirrors.COLLECTED:
         return False
     if await unreadable(session, await _damaged(session, draft.manifest), scope_of(organisation)):
         return False
@@ -305,9 +309,15 @@ async def publish(session: WriteSession, draft: Draft, now: float, organisation:
     return True
 
 
-async def left_drafts(session: ReadSession, before: float) -> list[str]:
-    """Manifests that were never published, and that nobody began with or went on with since then."""
-    return list((await session.execute(select(DraftRow.manifest).where(DraftRow.renewed_at < before))).scalars())
+class _State(NamedTuple):
+    created_at: float
+    renewed_at: float | None  # of its draft, if it is one
+
+
+async def _state(session: ReadSession, manifest: str) -> _State | None:
+    query = select(ManifestRow.created_at, DraftRow.renewed_at).outerjoin(DraftRow)
+    row = (await session.execute(query.where(ManifestRow.digest == manifest))).one_or_none()
+    return None if row is None else _State(row[0], row[1])
 
 
 async def _damaged(session: ReadSession, manifest: str) -> list[str]:

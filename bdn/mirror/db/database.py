@@ -145,15 +145,6 @@ class Database:
             raise DatabaseUnavailableError(f"database: another process has kept it locked for more than {seconds:g} s")
 
     @asynccontextmanager
-    async def rehearsal(self) -> AsyncIterator[WriteSession]:
-        """As a patient ``write``, and taken back at the end whatever happens."""
-        async with self.write(patient=True) as session:
-            try:
-                yield session
-            finally:
-                await session.rollback()
-
-    @asynccontextmanager
     async def alone(self, name: str) -> AsyncIterator[None]:
         """Nobody else, in any process, is in a block of this name. ``LockLostError`` may end it in its middle."""
         async with self._alone[name]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, select, text, update
+from sqlalchemy import ColumnElement, CompoundSelect, Select, and_, delete, exists, func, or_, select, text, update
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from bdn.core.chunk import digest_in, digest_of
@@ -28,7 +28,6 @@ from bdn.mirror.db.database import (
 from bdn.mirror.db.tables import (
     DraftRow,
     Json,
-    ManifestContentRow,
     ManifestRow,
     ManifestUseRow,
     MirrorRow,
@@ -37,6 +36,7 @@ from bdn.mirror.db.tables import (
 )
 
 RUNNING = ("PENDING", "SYNCING")
+COLLECTED: Final = 0.0  # the ``renewed_at`` of a draft that a collection takes apart
 _Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None]  # a column
 
 
@@ -381,10 +381,18 @@ async def readable(session: ReadSession, organisation: str, manifests: Sequence[
     return {digest: (files, size) async for digest, files, size in found}
 
 
-async def all_readable(session: ReadSession, organisation: str) -> dict[str, tuple[int, int]]:
-    """Files and bytes of every manifest that this organisation may read, least recently used first."""
+async def all_readable(
+    session: ReadSession, organisation: str, *, or_restorable: bool = False
+) -> dict[str, tuple[int, int]]:
+    """Files and bytes of every manifest that this organisation may read, or restore, least recently used first."""
+    restorable = exists().where(
+        TombstoneRow.organisation == organisation,
+        TombstoneRow.manifest == ManifestRow.digest,
+        TombstoneRow.collected_at.is_(None),
+    )
+    is_read = ~is_given_up(organisation, ManifestRow.digest)
     query = select(ManifestRow.digest, ManifestRow.files_total, ManifestRow.bytes_total).where(
-        is_mirrored_for(organisation, ManifestRow.digest), ~is_given_up(organisation, ManifestRow.digest)
+        is_mirrored_for(organisation, ManifestRow.digest), or_(is_read, restorable) if or_restorable else is_read
     )
     last_used = func.coalesce(ManifestUseRow.last_used, ManifestRow.last_used)
     rows = await session.execute(query.outerjoin(ManifestUseRow).order_by(last_used))
@@ -478,7 +486,7 @@ async def lift_tombstone(session: WriteSession, organisation: str, manifest: str
     await session.execute(statement)
 
 
-async def mark_collected(session: WriteSession, manifest: str, now: float) -> None:
+async def _mark_collected(session: WriteSession, manifest: str, now: float) -> None:
     """Nothing can be restored any more, and who gave it up may not read it either when somebody else mirrors it again."""
     await session.execute(update(TombstoneRow).where(TombstoneRow.manifest == manifest).values(collected_at=now))
 
@@ -504,28 +512,66 @@ async def others_read(session: ReadSession, organisation: str, manifests: Sequen
     return {str(manifest) async for (manifest,) in select_in(session, query, MirrorSourceRow.manifest, manifests)}
 
 
-async def an_expired_manifest(session: ReadSession, before: float) -> str | None:
-    """A published manifest that is dead since then or longer. One that no mirror names any more is as old as it is."""
+async def expired(session: ReadSession, before: float) -> list[str]:
+    """Manifests that are dead since then or longer, and those that a collection which was killed had begun with."""
+    begun = select(DraftRow.manifest).where(DraftRow.renewed_at == COLLECTED)
+    found = {*(await session.execute(_expired(before))).scalars(), *(await session.execute(begun)).scalars()}
+    return sorted(found)
+
+
+async def begin_to_collect(session: WriteSession, manifest: str, expired_before: float, now: float) -> bool:
+    """Make a draft of a manifest, if it is still dead since then or longer: nobody restores it or reads it any more.
+
+    Who mirrors it again goes on with the draft. False: somebody has restored it or mirrored it again.
+    """
+    if await is_being_collected(session, manifest):
+        return True
+    found = (await session.execute(_expired(expired_before).where(ManifestRow.digest == manifest))).scalar()
+    if found is not None:
+        await insert_new(session, DraftRow, [{"manifest": manifest, "renewed_at": COLLECTED}])
+        await _mark_collected(session, manifest, now)
+    return found is not None
+
+
+async def left_drafts(session: ReadSession, before: float) -> list[str]:
+    """Manifests that were never published, and that nobody began with or went on with since then."""
+    query = select(DraftRow.manifest).where(DraftRow.renewed_at < before, DraftRow.renewed_at != COLLECTED)
+    return sorted((await session.execute(query)).scalars())
+
+
+async def begin_to_collect_draft(session: WriteSession, manifest: str, before: float, now: float) -> bool:
+    """The same with a manifest of ``left_drafts``. False: somebody went on with it."""
+    statement = update(DraftRow).where(
+        DraftRow.manifest == manifest, DraftRow.renewed_at < before, DraftRow.renewed_at != COLLECTED
+    )
+    is_left = await changed(session, statement.values(renewed_at=COLLECTED)) > 0
+    if is_left:
+        await _mark_collected(session, manifest, now)
+    return is_left
+
+
+async def is_being_collected(session: ReadSession, manifest: str) -> bool:
+    """A collection has begun with it, and nobody mirrors it again."""
+    query = select(DraftRow.manifest).where(DraftRow.manifest == manifest, DraftRow.renewed_at == COLLECTED)
+    return (await session.execute(query)).scalar() is not None
+
+
+def _expired(before: float) -> Select[str]:
+    """Published manifests that are dead since then or longer. One that no mirror names any more is as old as it is."""
     given_up = exists().where(TombstoneRow.manifest == ManifestRow.digest, TombstoneRow.created_at <= before)
-    query = select(ManifestRow.digest).where(
+    return select(ManifestRow.digest).where(
         or_(ManifestRow.created_at <= before, given_up),
         ~exists(_living_sources(ManifestRow.digest, before)),
         ~exists().where(DraftRow.manifest == ManifestRow.digest),
     )
-    return (await session.execute(query.order_by(ManifestRow.digest).limit(1))).scalar()
 
 
-def dead_manifests() -> Select[str]:
-    """The manifests that nobody may read, whether or not they can still be restored."""
-    return select(TombstoneRow.manifest).where(
+def dead_manifests() -> CompoundSelect[str]:
+    """The manifests that nobody may read, whether or not they can still be restored, and that are not collected yet."""
+    given_up = select(TombstoneRow.manifest).where(
         TombstoneRow.collected_at.is_(None), ~exists(_living_sources(TombstoneRow.manifest))
     )
-
-
-async def living_contents(session: ReadSession, contents: Sequence[str]) -> set[str]:
-    """Which of these contents a manifest names that somebody may read."""
-    query = select(ManifestContentRow.content).where(ManifestContentRow.manifest.not_in(dead_manifests())).distinct()
-    return {content async for (content,) in select_in(session, query, ManifestContentRow.content, contents)}
+    return given_up.union(select(DraftRow.manifest).where(DraftRow.renewed_at == COLLECTED))
 
 
 async def count_restorable(session: ReadSession) -> int:

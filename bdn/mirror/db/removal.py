@@ -1,17 +1,40 @@
-"""What is collected: manifests, contents and chunks that nothing names any more, and slabs that nothing needs."""
+"""What is collected: manifests, contents and chunks that nothing names any more, and slabs that nothing needs.
+
+A manifest of a million files goes in many short transactions, each of a few slabs with what of the manifest lies in them: never
+by digest, since neighbours in that order lie in slabs that have nothing in common. The same steps tell what a collection or
+an eviction would free, in a session that only reads: manifests that would be gone by then are noted in a table of that
+session's own (``doomed``), and slabs in a set.
+"""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
-from sqlalchemy import Row, delete, exists, func, select
-from sqlalchemy.orm import aliased
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    MetaData,
+    Row,
+    String,
+    Table,
+    and_,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    tuple_,
+)
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from bdn.core.store import SlabNeeds, split_digests
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.contents import check_contents, chunks_are_sound, drop_slabs
-from bdn.mirror.db.database import ReadSession, WriteSession, delete_in, select_in
+from bdn.mirror.db.database import Database, ReadSession, WriteSession, batches, delete_in, select_in
 from bdn.mirror.db.tables import (
     ContentChunkRow,
     ContentRow,
@@ -27,57 +50,167 @@ from bdn.mirror.db.tables import (
 )
 
 _AT_ONCE: Final = 1000  # records that one trip to a thread looks at
+SLABS_AT_ONCE: Final = 8  # slabs of one step, of at most 256 files each
+ROWS_AT_ONCE: Final = 2000  # rows of one step where nothing lies in slabs
+_FILES_AT_ONCE: Final = 20  # wrong files: each may have a hundred thousand chunks
+
+_DOOMED: Final = Table("doomed", MetaData(), Column("manifest", String(64), primary_key=True), prefixes=["TEMPORARY"])
+_Name = InstrumentedAttribute[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Rows that went, raw names of chunks and slabs in them, which others may name, too, and their bytes."""
+    """Rows that went, or would go: raw names of chunks and slabs in them, which others may name, too, and their bytes."""
 
     count: int
     chunks: set[bytes]
     bytes: int = 0
 
 
-async def contents_of(session: ReadSession, manifest_digest: str) -> list[tuple[str, int, int]]:
-    """Each content of a manifest: digest, its bytes outside of slabs, and how many living manifests name it."""
-    other = aliased(ManifestContentRow)
-    names = (
-        select(func.count())
-        .where(other.content == ManifestContentRow.content, other.manifest.not_in(mirrors.dead_manifests()))
-        .scalar_subquery()
-    )
-    query = (
-        select(ContentRow.digest, ContentRow.size, ContentRow.chunks == b"", names)
-        .join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
-        .where(ManifestContentRow.manifest == manifest_digest)
-    )
-    return [(row[0], 0 if row[2] else row[1], row[3]) for row in (await session.execute(query)).all()]
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Contents that go together: those where ``own`` holds, a condition on ``column``, which has their digests.
+
+    ``gone`` is one on ``ContentRow``: what goes now, or would be gone by then. No slab has to stay for that.
+    """
+
+    column: _Name
+    own: ColumnElement[bool]
+    gone: ColumnElement[bool]
 
 
-async def slabs_of(session: ReadSession, manifest_digest: str) -> list[str]:
-    """Every slab, of whatever scope, that holds a content of the manifest."""
-    query = (
-        select(SlabSliceRow.slab)
-        .distinct()
-        .join(ManifestContentRow, ManifestContentRow.content == SlabSliceRow.content)
-        .where(ManifestContentRow.manifest == manifest_digest)
-    )
-    return list((await session.execute(query)).scalars())
+def leaving_with(manifest: str, *, is_rehearsal: bool) -> Leaving:
+    """What no other manifest names; in a rehearsal none but doomed ones, of which this is one."""
+    column = ManifestContentRow.content
+
+    def is_needed(content: _Name) -> ColumnElement[bool]:
+        return _named_beside_doomed(content) if is_rehearsal else _named_by(content, but=manifest)
+
+    gone = and_(_named(ContentRow.digest), ~is_needed(ContentRow.digest))
+    return Leaving(column, and_(ManifestContentRow.manifest == manifest, ~is_needed(column)), gone)
 
 
-async def add_slabs(session: ReadSession, needs: SlabNeeds, slabs: Sequence[str]) -> list[str]:
-    """Tell ``needs`` everything about these slabs, and about where else their contents lie. Returns these contents."""
+def leaving_unnamed(before: float, *, is_rehearsal: bool) -> Leaving:
+    """What no manifest names, recorded before then: their mirrors came to no good end.
+
+    A mirror that runs may count on one of them, because its identity is known; then publishing finds that it is gone, and
+    it is copied again.
+    """
+    own = and_(ContentRow.recorded_at < before, ~_named(ContentRow.digest))
+    return Leaving(ContentRow.digest, own, or_(own, _gone_with_doomed()) if is_rehearsal else own)
+
+
+def _named(content: _Name) -> ColumnElement[bool]:
+    name = aliased(ManifestContentRow)
+    return exists().where(name.content == content)
+
+
+def _named_by(content: _Name, *, but: str) -> ColumnElement[bool]:
+    name = aliased(ManifestContentRow)
+    return exists().where(name.content == content, name.manifest != but)
+
+
+def _named_beside_doomed(content: _Name) -> ColumnElement[bool]:
+    name = aliased(ManifestContentRow)
+    return exists().where(name.content == content, ~exists().where(_DOOMED.c.manifest == name.manifest))
+
+
+def _gone_with_doomed() -> ColumnElement[bool]:
+    return and_(_named(ContentRow.digest), ~_named_beside_doomed(ContentRow.digest))
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """Contents of one step, and the slabs, with their bytes, that nobody needs without them."""
+
+    contents: list[str]
+    slabs: dict[str, int] = field(default_factory=dict)
+
+
+async def slabs_of(session: ReadSession, leaving: Leaving) -> list[str]:
+    """Every slab, of whatever scope, that holds one of the contents."""
+    query = select(SlabSliceRow.slab).distinct().join(leaving.column.class_, leaving.column == SlabSliceRow.content)
+    return sorted((await session.execute(query.where(leaving.own))).scalars())
+
+
+async def in_slabs(session: ReadSession, leaving: Leaving, slabs: Sequence[str], dropped: set[str]) -> Going:
+    """What goes of these slabs, a few of ``slabs_of``. In a rehearsal ``dropped`` are slabs that would be gone; it gets those of this step."""
+    own = select(SlabSliceRow.content).join(leaving.column.class_, leaving.column == SlabSliceRow.content)
+    found = {content async for (content,) in select_in(session, own.where(leaving.own), SlabSliceRow.slab, slabs)}
+    contents = sorted(found)
+    # Other slabs that hold one of them are looked at now: later nothing would lead to them.
+    query = select(SlabSliceRow.slab).distinct()
+    touched = {slab async for (slab,) in select_in(session, query, SlabSliceRow.content, contents)} - dropped
+    needs = SlabNeeds()
+    await _add_slabs(session, needs, sorted(touched), dropped)
+    query = select(SlabSliceRow.content).join(ContentRow, ContentRow.digest == SlabSliceRow.content)
+    gone = {
+        content
+        async for (content,) in select_in(session, query.where(leaving.gone), SlabSliceRow.slab, sorted(touched))
+    }
+    going = needs.take(gone)
+    dropped.update(going)
+    return Going(contents, {slab: needs.size([slab]) for slab in going})
+
+
+async def beside_slabs(session: ReadSession, leaving: Leaving, after: str) -> Going:
+    """The next contents, in the order of their digests, that lie in no slab."""
+    in_none = ~exists().where(SlabSliceRow.content == leaving.column)
+    query = select(leaving.column).where(leaving.own, in_none, leaving.column > after)
+    return Going(list((await session.execute(query.order_by(leaving.column).limit(ROWS_AT_ONCE))).scalars()))
+
+
+async def objects_of(session: ReadSession, going: Going) -> Taken:
+    """The chunks and slabs that lose a name with these contents, and their bytes."""
+    chunks = set(map(bytes.fromhex, going.slabs))
+    size = sum(going.slabs.values())
+    query = select(ContentRow.chunks, ContentRow.size).where(ContentRow.chunks != b"")
+    async for raw, content_size in select_in(session, query, ContentRow.digest, going.contents):
+        chunks.update(split_digests(raw[: len(raw) - len(raw) % 32]))  # a damaged record may end in half a name
+        size += content_size
+    return Taken(len(going.contents), chunks, size)
+
+
+async def forget(session: WriteSession, going: Going) -> None:
+    """Forget contents, with what names them, the identities that led to them, and the slabs that nothing else needs."""
+    for column in (
+        ManifestContentRow.content,
+        SlabSliceRow.content,
+        IdentityRow.content,
+        ContentChunkRow.content,
+        ContentRow.digest,
+    ):
+        await delete_in(session, column, going.contents)
+    await drop_slabs(session, list(going.slabs))
+
+
+async def forget_names(session: WriteSession, manifest: str) -> bool:
+    """Forget some of what a manifest names, which others name, too; False when nothing is left, and then the manifest itself."""
+    query = select(ManifestContentRow.content).where(ManifestContentRow.manifest == manifest).limit(ROWS_AT_ONCE)
+    names = list((await session.execute(query)).scalars())
+    for batch in batches(names):
+        statement = delete(ManifestContentRow).where(
+            ManifestContentRow.manifest == manifest, ManifestContentRow.content.in_(batch)
+        )
+        await session.execute(statement)
+    if not names:
+        await session.execute(delete(ManifestRow).where(ManifestRow.digest == manifest))
+    return bool(names)
+
+
+async def _add_slabs(session: ReadSession, needs: SlabNeeds, slabs: Sequence[str], dropped: AbstractSet[str]) -> None:
+    """Tell ``needs`` everything about these slabs, and about where else their contents lie: not in what was dropped."""
     other = aliased(SlabSliceRow)
-    named, contents = set(slabs), set[str]()
+    named = set(slabs)
     async for slab, size in select_in(session, select(SlabRow.digest, SlabRow.size), SlabRow.digest, slabs):
         needs.add_slab(slab, size)
     slices = select(SlabSliceRow.content, SlabSliceRow.slab).join(other, other.content == SlabSliceRow.content)
     async for content, slab in select_in(session, slices, other.slab, slabs):
         needs.add_slice(content, slab)
-        contents.add(content)
         named.add(slab)
-    whole = select(ContentRow.digest).where(ContentRow.chunks != b"", chunks_are_sound())
-    async for (content,) in select_in(session, whole, ContentRow.digest, sorted(contents)):
+    whole = select(ContentRow.digest).join(SlabSliceRow, SlabSliceRow.content == ContentRow.digest)
+    whole = whole.where(ContentRow.chunks != b"", chunks_are_sound())
+    async for (content,) in select_in(session, whole, SlabSliceRow.slab, slabs):
         needs.add_whole(content)
     scopes = select(SlabScopeRow.slab, SlabScopeRow.scope)
     async for slab, scope in select_in(session, scopes, SlabScopeRow.slab, sorted(named)):
@@ -85,66 +218,135 @@ async def add_slabs(session: ReadSession, needs: SlabNeeds, slabs: Sequence[str]
     damaged = select(DamagedChunkRow.digest)
     async for (slab,) in select_in(session, damaged, DamagedChunkRow.digest, sorted(named)):
         needs.add_damaged(slab)
-    return sorted(contents)
+    for slab in named & dropped:
+        needs.add_damaged(slab)
 
 
-async def take_manifest(session: WriteSession, manifest: str, now: float) -> Taken:
-    """Unpublish a manifest, and forget what it alone names."""
-    other = aliased(ManifestContentRow)
-    alone = select(ManifestContentRow.content).where(
-        ManifestContentRow.manifest == manifest,
-        ~exists().where(other.content == ManifestContentRow.content, other.manifest != manifest),
-    )
-    contents = list((await session.execute(alone)).scalars())
-    await session.execute(delete(ManifestContentRow).where(ManifestContentRow.manifest == manifest))
-    await session.execute(delete(ManifestRow).where(ManifestRow.digest == manifest))
-    await mirrors.mark_collected(session, manifest, now)
-    chunks, size = await _take(session, contents)
-    return Taken(1, chunks, size)
-
-
-async def take_unnamed(session: WriteSession, before: float) -> Taken:
-    """Forget contents that no manifest names, recorded before then: their mirrors came to no good end.
-
-    A mirror that runs may count on one of them, because its identity is known; then publishing finds that it is gone, and
-    it is copied again.
-    """
-    query = select(ContentRow.digest).where(
-        ContentRow.recorded_at < before, ~exists().where(ManifestContentRow.content == ContentRow.digest)
-    )
-    contents = list((await session.execute(query)).scalars())
-    chunks, size = await _take(session, contents)
-    return Taken(len(contents), chunks, size)
+# --- what is old ---
 
 
 async def take_half_copied(session: WriteSession, before: float) -> Taken:
-    """Forget chunks of files that nobody went on with since then."""
-    statement = delete(CopiedChunkRow).where(CopiedChunkRow.recorded_at < before).returning(CopiedChunkRow.digest)
-    digests = [bytes.fromhex(digest) for digest in (await session.execute(statement)).scalars()]
-    return Taken(len(digests), set(digests))
+    """Forget some chunks of files that nobody went on with since then; none: no more are left."""
+    key = (CopiedChunkRow.identity, CopiedChunkRow.chunk_index)
+    some = select(*key).where(CopiedChunkRow.recorded_at < before).limit(ROWS_AT_ONCE)
+    statement = delete(CopiedChunkRow).where(tuple_(*key).in_(some)).returning(CopiedChunkRow.digest)
+    return _half_copied((await session.execute(statement)).scalars())
 
 
 async def take_evidence(session: WriteSession, before: float) -> Taken:
-    """Forget files that came wrong before then."""
-    statement = delete(QuarantinedFileRow).where(QuarantinedFileRow.created_at < before)
-    found = list((await session.execute(statement.returning(QuarantinedFileRow.chunks))).scalars())
+    """Forget some files that came wrong before then; none: no more are left."""
+    some = select(QuarantinedFileRow.id).where(QuarantinedFileRow.created_at < before).limit(_FILES_AT_ONCE)
+    statement = delete(QuarantinedFileRow).where(QuarantinedFileRow.id.in_(some)).returning(QuarantinedFileRow.chunks)
+    return _evidence((await session.execute(statement)).scalars())
+
+
+def _half_copied(digests: Iterable[str]) -> Taken:
+    found = list(digests)
+    return Taken(len(found), set(map(bytes.fromhex, found)))
+
+
+def _evidence(files: Iterable[bytes]) -> Taken:
+    found = list(files)
     return Taken(len(found), {chunk for raw in found for chunk in split_digests(raw)})
 
 
-async def named(session: ReadSession) -> set[bytes]:
-    """The raw names of all objects of the store that some row names: about 100 bytes of memory for each chunk.
+# --- what only looks ---
+
+
+@dataclass
+class Rehearsal:
+    """A session that only reads, and what would be gone by now: manifests in a table of its own, slabs in a set.
+
+    What is old: contents without a name and half-copied files from before ``before``, wrong files from before ``evidence_before``.
+    """
+
+    session: ReadSession
+    dropped: set[str] = field(default_factory=set)
+    before: float = 0.0
+    evidence_before: float = 0.0
+
+    async def doom(self, manifest: str) -> None:
+        """The manifest would be gone."""
+        await self.session.execute(insert(_DOOMED).values(manifest=manifest))
+
+    async def spare(self, manifest: str) -> None:
+        """It would not."""
+        await self.session.execute(delete(_DOOMED).where(_DOOMED.c.manifest == manifest))
+
+    async def doom_dead(self, but: Sequence[str]) -> None:
+        """All that nobody may read would be gone, but for some of which it is asked."""
+        await self.session.execute(insert(_DOOMED).from_select(["manifest"], mirrors.dead_manifests()))
+        for batch in batches(but):
+            await self.session.execute(delete(_DOOMED).where(_DOOMED.c.manifest.in_(batch)))
+
+    async def freed(self, manifest: str, *, is_kept: bool) -> int:
+        """The bytes that go with one manifest more, if nobody else needs them; one that ``is_kept`` does not go.
+
+        A content's own bytes are freed with the last manifest that names it, a slab's when the last content goes that needs
+        it. So the last of several manifests that share a slab frees all of it, and the others nothing.
+        """
+        await self.doom(manifest)
+        leaving = leaving_with(manifest, is_rehearsal=True)
+        dropped = set(self.dropped) if is_kept else self.dropped
+        whole = select(func.coalesce(func.sum(ContentRow.size), 0)).where(ContentRow.chunks != b"")
+        names = whole.join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
+        freed = int((await self.session.execute(names.where(leaving.own))).scalar_one())
+        for batch in batches(await slabs_of(self.session, leaving), SLABS_AT_ONCE):
+            freed += sum((await in_slabs(self.session, leaving, batch, dropped)).slabs.values())
+        if is_kept:
+            await self.spare(manifest)
+        return freed
+
+    async def unnamed(self) -> int:
+        """How many old contents no manifest names."""
+        query = select(func.count()).select_from(ContentRow).where(leaving_unnamed(self.before, is_rehearsal=True).own)
+        return (await self.session.execute(query)).scalar_one()
+
+    async def half_copied(self) -> Taken:
+        """All that ``take_half_copied`` takes."""
+        query = select(CopiedChunkRow.digest).where(CopiedChunkRow.recorded_at < self.before)
+        return _half_copied((await self.session.execute(query)).scalars())
+
+    async def evidence(self) -> Taken:
+        """All that ``take_evidence`` takes."""
+        query = select(QuarantinedFileRow.chunks).where(QuarantinedFileRow.created_at < self.evidence_before)
+        return _evidence((await self.session.execute(query)).scalars())
+
+
+@asynccontextmanager
+async def rehearsal(database: Database) -> AsyncIterator[Rehearsal]:
+    """Nothing is doomed yet. Nobody waits for the session, however long it lives, and nothing of it stays."""
+    async with database.read(patient=True) as session:
+        connection = await session.connection()
+        await connection.run_sync(_DOOMED.create)
+        yield Rehearsal(session)
+
+
+async def named(session: ReadSession, but: Rehearsal | None = None) -> set[bytes]:
+    """The raw names of all objects of the store that some row names, but for what would be gone: about 100 bytes of memory for each chunk.
 
     What a chunk's row becomes is read after that row: a half-copied file's chunk is a complete file's, or evidence, later.
     ``RecordDamagedError``: a file's chunks have lost their name.
     """
+    copied, slabs, files, evidence = (
+        select(CopiedChunkRow.digest),
+        select(SlabRow.digest),
+        select(ContentRow.digest, ContentRow.size, ContentRow.chunks),
+        select(QuarantinedFileRow.chunks),
+    )
+    if but is not None:
+        copied = copied.where(CopiedChunkRow.recorded_at >= but.before)
+        files = files.where(~leaving_unnamed(but.before, is_rehearsal=True).gone)
+        evidence = evidence.where(QuarantinedFileRow.created_at >= but.evidence_before)
     found: set[bytes] = set()
-    for digests in (select(CopiedChunkRow.digest), select(SlabRow.digest)):
+    for digests in (copied, slabs):
         async for (digest,) in await session.stream(digests):
             found.add(bytes.fromhex(digest))
-    contents = await session.stream(select(ContentRow.digest, ContentRow.size, ContentRow.chunks))
-    async for rows in contents.partitions(_AT_ONCE):
+    if but is not None:
+        found.difference_update(map(bytes.fromhex, but.dropped))
+    async for rows in (await session.stream(files)).partitions(_AT_ONCE):
         found.update(await asyncio.to_thread(_chunks_of, rows))
-    async for (raw,) in await session.stream(select(QuarantinedFileRow.chunks)):
+    async for (raw,) in await session.stream(evidence):
         found.update(split_digests(raw))
     return found
 
@@ -152,26 +354,3 @@ async def named(session: ReadSession) -> set[bytes]:
 def _chunks_of(contents: Sequence[Row[str, int, bytes]]) -> set[bytes]:
     check_contents(contents)
     return {chunk for _, _, chunks in contents for chunk in split_digests(chunks)}
-
-
-async def _take(session: WriteSession, contents: Sequence[str]) -> tuple[set[bytes], int]:
-    """Forget contents, with the identities that led to them, and the slabs that nothing else needs; their chunks and bytes."""
-    slabs, size = await _slabs_going(session, contents)
-    chunks = set(map(bytes.fromhex, slabs))
-    query = select(ContentRow.chunks, ContentRow.size).where(ContentRow.chunks != b"")
-    async for raw, content_size in select_in(session, query, ContentRow.digest, contents):
-        chunks.update(split_digests(raw[: len(raw) - len(raw) % 32]))  # a damaged record may end in half a name
-        size += content_size
-    for column in (SlabSliceRow.content, IdentityRow.content, ContentChunkRow.content, ContentRow.digest):
-        await delete_in(session, column, contents)
-    await drop_slabs(session, slabs)
-    return chunks, size
-
-
-async def _slabs_going(session: ReadSession, contents: Sequence[str]) -> tuple[list[str], int]:
-    query = select(SlabSliceRow.slab).distinct()
-    slabs = {slab async for (slab,) in select_in(session, query, SlabSliceRow.content, contents)}
-    needs = SlabNeeds()
-    await add_slabs(session, needs, sorted(slabs))
-    going = needs.take(contents)
-    return going, needs.size(going)

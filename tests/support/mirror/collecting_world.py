@@ -127,7 +127,8 @@ class World:
         """What may be gone, and is, is promised no longer."""
         async with self.database.read() as session:
             for manifest in doomed:
-                if await session.get(ManifestRow, manifest) is None:
+                is_there = await session.get(ManifestRow, manifest) is not None
+                if not is_there or await mirrors.is_being_collected(session, manifest):
                     for organisation in ORGANISATIONS:
                         self.promised.pop((organisation, manifest), None)
 
@@ -395,9 +396,6 @@ class _GatedDatabase:
 
     def alone(self, name: str) -> AbstractAsyncContextManager[None]:
         return self.world.database.alone(name)
-
-    def rehearsal(self) -> AbstractAsyncContextManager[WriteSession]:
-        return self.world.database.rehearsal()
 
     @asynccontextmanager
     async def read(self, *, patient: bool) -> AsyncIterator[ReadSession]:
