@@ -7,7 +7,7 @@ session's own (``doomed``), and slabs in a set.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ from sqlalchemy import (
     insert,
     or_,
     select,
+    true,
     tuple_,
 )
 from sqlalchemy.orm import InstrumentedAttribute, aliased
@@ -50,12 +51,11 @@ from bdn.mirror.db.tables import (
 )
 
 _AT_ONCE: Final = 1000  # records that one trip to a thread looks at
-SLABS_AT_ONCE: Final = 8  # slabs of one step, of at most 256 files each
+SLABS_AT_ONCE: Final = 4  # slabs of one step, of at most 256 files each
 ROWS_AT_ONCE: Final = 2000  # rows of one step where nothing lies in slabs
 _FILES_AT_ONCE: Final = 20  # wrong files: each may have a hundred thousand chunks
 
 _DOOMED: Final = Table("doomed", MetaData(), Column("manifest", String(64), primary_key=True), prefixes=["TEMPORARY"])
-_Name = InstrumentedAttribute[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +67,37 @@ class Taken:
     bytes: int = 0
 
 
+_Name = InstrumentedAttribute[str]  # a column of contents' digests
+_Which = Callable[[_Name], ColumnElement[bool]]
+
+
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Contents that go together: those where ``own`` holds, a condition on ``column``, which has their digests.
+    """Contents that go together: those in ``column`` where ``where`` holds, or in any other column where ``is_own`` holds.
 
-    ``gone`` is one on ``ContentRow``: what goes now, or would be gone by then. No slab has to stay for that.
+    ``is_gone`` is what goes now, or would be gone by then: no slab has to stay for that. A column and its condition serve to find
+    all of them; the others to look at those in few slabs, whatever the number of all.
     """
 
     column: _Name
-    own: ColumnElement[bool]
-    gone: ColumnElement[bool]
+    where: ColumnElement[bool]
+    is_own: _Which
+    is_gone: _Which
 
 
 def leaving_with(manifest: str, *, is_rehearsal: bool) -> Leaving:
     """What no other manifest names; in a rehearsal none but doomed ones, of which this is one."""
-    column = ManifestContentRow.content
 
     def is_needed(content: _Name) -> ColumnElement[bool]:
-        return _named_beside_doomed(content) if is_rehearsal else _named_by(content, but=manifest)
+        return _named_beside_doomed(content) if is_rehearsal else _named(content, but=manifest)
 
-    gone = and_(_named(ContentRow.digest), ~is_needed(ContentRow.digest))
-    return Leaving(column, and_(ManifestContentRow.manifest == manifest, ~is_needed(column)), gone)
+    def is_own(content: _Name) -> ColumnElement[bool]:
+        name = aliased(ManifestContentRow)
+        return and_(exists().where(name.manifest == manifest, name.content == content), ~is_needed(content))
+
+    column = ManifestContentRow.content
+    where = and_(ManifestContentRow.manifest == manifest, ~is_needed(column))
+    return Leaving(column, where, is_own, _is_doomed if is_rehearsal else is_own)
 
 
 def leaving_unnamed(before: float, *, is_rehearsal: bool) -> Leaving:
@@ -96,18 +106,22 @@ def leaving_unnamed(before: float, *, is_rehearsal: bool) -> Leaving:
     A mirror that runs may count on one of them, because its identity is known; then publishing finds that it is gone, and
     it is copied again.
     """
-    own = and_(ContentRow.recorded_at < before, ~_named(ContentRow.digest))
-    return Leaving(ContentRow.digest, own, or_(own, _gone_with_doomed()) if is_rehearsal else own)
+
+    def is_own(content: _Name) -> ColumnElement[bool]:
+        file = aliased(ContentRow)
+        return and_(exists().where(file.digest == content, file.recorded_at < before), ~_named(content))
+
+    def is_gone(content: _Name) -> ColumnElement[bool]:
+        return or_(is_own(content), _is_doomed(content))
+
+    column = ContentRow.digest
+    where = and_(ContentRow.recorded_at < before, ~_named(column))
+    return Leaving(column, where, is_own, is_gone if is_rehearsal else is_own)
 
 
-def _named(content: _Name) -> ColumnElement[bool]:
+def _named(content: _Name, *, but: str | None = None) -> ColumnElement[bool]:
     name = aliased(ManifestContentRow)
-    return exists().where(name.content == content)
-
-
-def _named_by(content: _Name, *, but: str) -> ColumnElement[bool]:
-    name = aliased(ManifestContentRow)
-    return exists().where(name.content == content, name.manifest != but)
+    return exists().where(name.content == content, true() if but is None else name.manifest != but)
 
 
 def _named_beside_doomed(content: _Name) -> ColumnElement[bool]:
@@ -115,8 +129,8 @@ def _named_beside_doomed(content: _Name) -> ColumnElement[bool]:
     return exists().where(name.content == content, ~exists().where(_DOOMED.c.manifest == name.manifest))
 
 
-def _gone_with_doomed() -> ColumnElement[bool]:
-    return and_(_named(ContentRow.digest), ~_named_beside_doomed(ContentRow.digest))
+def _is_doomed(content: _Name) -> ColumnElement[bool]:
+    return and_(_named(content), ~_named_beside_doomed(content))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +144,21 @@ class Going:
 async def slabs_of(session: ReadSession, leaving: Leaving) -> list[str]:
     """Every slab, of whatever scope, that holds one of the contents."""
     query = select(SlabSliceRow.slab).distinct().join(leaving.column.class_, leaving.column == SlabSliceRow.content)
-    return sorted((await session.execute(query.where(leaving.own))).scalars())
+    return sorted((await session.execute(query.where(leaving.where))).scalars())
 
 
 async def in_slabs(session: ReadSession, leaving: Leaving, slabs: Sequence[str], dropped: set[str]) -> Going:
     """What goes of these slabs, a few of ``slabs_of``. In a rehearsal ``dropped`` are slabs that would be gone; it gets those of this step."""
-    own = select(SlabSliceRow.content).join(leaving.column.class_, leaving.column == SlabSliceRow.content)
-    found = {content async for (content,) in select_in(session, own.where(leaving.own), SlabSliceRow.slab, slabs)}
+    own = select(SlabSliceRow.content).where(leaving.is_own(SlabSliceRow.content))
+    found = {content async for (content,) in select_in(session, own, SlabSliceRow.slab, slabs)}
     contents = sorted(found)
     # Other slabs that hold one of them are looked at now: later nothing would lead to them.
     query = select(SlabSliceRow.slab).distinct()
     touched = {slab async for (slab,) in select_in(session, query, SlabSliceRow.content, contents)} - dropped
     needs = SlabNeeds()
     await _add_slabs(session, needs, sorted(touched), dropped)
-    query = select(SlabSliceRow.content).join(ContentRow, ContentRow.digest == SlabSliceRow.content)
-    gone = {
-        content
-        async for (content,) in select_in(session, query.where(leaving.gone), SlabSliceRow.slab, sorted(touched))
-    }
+    query = select(SlabSliceRow.content).where(leaving.is_gone(SlabSliceRow.content))
+    gone = {content async for (content,) in select_in(session, query, SlabSliceRow.slab, sorted(touched))}
     going = needs.take(gone)
     dropped.update(going)
     return Going(contents, {slab: needs.size([slab]) for slab in going})
@@ -156,7 +167,7 @@ async def in_slabs(session: ReadSession, leaving: Leaving, slabs: Sequence[str],
 async def beside_slabs(session: ReadSession, leaving: Leaving, after: str) -> Going:
     """The next contents, in the order of their digests, that lie in no slab."""
     in_none = ~exists().where(SlabSliceRow.content == leaving.column)
-    query = select(leaving.column).where(leaving.own, in_none, leaving.column > after)
+    query = select(leaving.column).where(leaving.where, in_none, leaving.column > after)
     return Going(list((await session.execute(query.order_by(leaving.column).limit(ROWS_AT_ONCE))).scalars()))
 
 
@@ -290,7 +301,7 @@ class Rehearsal:
         dropped = set(self.dropped) if is_kept else self.dropped
         whole = select(func.coalesce(func.sum(ContentRow.size), 0)).where(ContentRow.chunks != b"")
         names = whole.join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
-        freed = int((await self.session.execute(names.where(leaving.own))).scalar_one())
+        freed = int((await self.session.execute(names.where(leaving.where))).scalar_one())
         for batch in batches(await slabs_of(self.session, leaving), SLABS_AT_ONCE):
             freed += sum((await in_slabs(self.session, leaving, batch, dropped)).slabs.values())
         if is_kept:
@@ -299,7 +310,9 @@ class Rehearsal:
 
     async def unnamed(self) -> int:
         """How many old contents no manifest names."""
-        query = select(func.count()).select_from(ContentRow).where(leaving_unnamed(self.before, is_rehearsal=True).own)
+        query = (
+            select(func.count()).select_from(ContentRow).where(leaving_unnamed(self.before, is_rehearsal=True).where)
+        )
         return (await self.session.execute(query)).scalar_one()
 
     async def half_copied(self) -> Taken:
@@ -336,7 +349,7 @@ async def named(session: ReadSession, but: Rehearsal | None = None) -> set[bytes
     )
     if but is not None:
         copied = copied.where(CopiedChunkRow.recorded_at >= but.before)
-        files = files.where(~leaving_unnamed(but.before, is_rehearsal=True).gone)
+        files = files.where(~leaving_unnamed(but.before, is_rehearsal=True).is_gone(ContentRow.digest))
         evidence = evidence.where(QuarantinedFileRow.created_at >= but.evidence_before)
     found: set[bytes] = set()
     for digests in (copied, slabs):
