@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, Slab, digest_of
 from bdn.core.source.upstream import Identity
 from bdn.core.store import SEAL_SIZE, seal_of
-from bdn.mirror.db import contents, damaged, removal
+from bdn.mirror.db import contents, damaged, mirrors, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
@@ -22,7 +22,7 @@ from bdn.wire.layout_form import Layout
 from tests.doubles.hub import Hub
 from tests.support.content.memory_store import MemoryStore
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, with_secret
-from tests.support.mirror.slabs import pack, publish
+from tests.support.mirror.slabs import document, pack, publish
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 A, B, C, D = b"content a", b"content bb", b"content ccc", b"content dddd"
@@ -230,6 +230,34 @@ async def test_a_slab_goes_with_the_last_of_its_files_and_frees_its_bytes_once(h
     assert await held.slabs(both, "acme") == dict.fromkeys((B, C), slab.digest.hex)
     assert await held.evict(two, both) == ([0, slab.size], {slab.digest.hex})
     assert await held.counts() == (0, 0)
+
+
+@pytest.mark.promise("collection")
+@pytest.mark.parametrize("is_published", [True, False], ids=["published before", "half-written"])
+async def test_who_had_written_names_that_a_collection_took_does_not_publish(
+    held: Holdings, *, is_published: bool
+) -> None:
+    """A has written the names of a manifest; a collection begins with it; B mirrors it again, and only B's names are all there."""
+    await held.pack("public", A, B)
+    written = document(manifest_of([A, B]))
+    names = [digest_of(one).hex for one in (A, B)]
+    if is_published:
+        await held.publish("acme", A, B)
+    async with held.database.write() as session:
+        first = await contents.draft(session, written, 2.0)
+        assert (await contents.add_names(session, first, names, "rival"), first.is_published) == ([], is_published)
+        begun = (
+            await mirrors.begin_to_collect(session, first.manifest, 10.0, 10.0)
+            if is_published
+            else await mirrors.begin_to_collect_draft(session, first.manifest, 10.0, 10.0)
+        )
+        assert begun
+        assert not await contents.publish(session, first, 11.0, "rival")
+        second = await contents.draft(session, written, 12.0)
+        assert not await mirrors.is_being_collected(session, first.manifest)
+        assert not await contents.publish(session, first, 13.0, "rival")
+        assert (await contents.add_names(session, second, names, "rival"), second.is_published) == ([], False)
+        assert await contents.publish(session, second, 14.0, "rival")
 
 
 ACME, RIVAL = "organisation:acme", "organisation:rival"

@@ -1,4 +1,4 @@
-"""A manifest of very many files is published in many short transactions, of which the last one makes it visible."""
+"""A manifest of very many files is published in many short transactions, of which the last one makes it visible, and collected in as many."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +12,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 
 from bdn.core.chunk import Digest
-from bdn.mirror.db import contents
+from bdn.mirror.db import contents, removal
 from bdn.mirror.db.database import WriteSession
 from tests.support.content.calendar import Calendar
 from tests.support.mirror.generated import SOURCE, generated
@@ -34,16 +34,16 @@ async def mirror(upstreams: None, database_options: dict[str, Any], tmp_path: Pa
 
 @contextmanager
 def rows_written() -> Iterator[list[dict[str, int]]]:
-    """For each transaction of this process, how many rows were given to each table."""
+    """For each transaction of this process, how many rows of each table were written or deleted."""
     found: list[dict[str, int]] = []
 
     def begun(_: Connection) -> None:
         found.append({})
 
-    def executed(_: Connection, __: Any, statement: str, given: Any, ___: Any, many: bool) -> None:
+    def executed(_: Connection, cursor: Any, statement: str, given: Any, ___: Any, many: bool) -> None:
         words = statement.split()
         if words[0] in ("INSERT", "DELETE"):
-            rows = len(given) if many else 1
+            rows = len(given) if many else max(1, cursor.rowcount)
             found[-1][words[2]] = found[-1].get(words[2], 0) + rows
 
     event.listen(Engine, "begin", begun)
@@ -61,6 +61,28 @@ async def test_no_transaction_writes_more_than_a_batch(mirror: MirrorUnderTest) 
     assert document["files_total"] == MANY
     assert sum(one.get("manifest_contents", 0) for one in transactions) == MANY
     assert max(max(one.values(), default=0) for one in transactions) <= MOST_ROWS
+    with rows_written() as transactions:
+        await mirror.evict(all=True, purge=True, tier="mirror")
+    assert sum(one.get("contents", 0) for one in transactions) >= MANY
+    assert max(max(one.values(), default=0) for one in transactions) <= MOST_ROWS
+
+
+async def test_others_write_while_an_eviction_is_planned_and_a_collection_is_rehearsed(
+    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mirror.ready(source(SOURCE))
+    look, answers = removal.slabs_of, list[int]()
+
+    async def looking(*given: Any) -> list[str]:
+        answer = await mirror.http.post("/evictions", json={"all": True, "tier": "node", "dry_run": True})
+        answers.append(answer.status_code)
+        return await look(*given)
+
+    monkeypatch.setattr(removal, "slabs_of", looking)
+    planned = await mirror.evict(all=True, tier="mirror", dry_run=True)
+    assert (await mirror.collect(grace_seconds=0, dry_run=True))["bytes_freed"] == 0
+    assert planned["bytes_freed"] > 0
+    assert set(answers) == {202}
 
 
 @dataclass

@@ -1,13 +1,14 @@
 """What a manifest names is never collected, whoever copies, gives up, restores or is killed meanwhile; all else goes."""
 
 import asyncio
+import itertools
 import os
 import shutil
 import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -15,9 +16,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from sqlalchemy import select
 
 from bdn.core.chunk import digest_of
-from bdn.mirror.db import damaged, mirrors
+from bdn.mirror.db import damaged, mirrors, removal
+from bdn.mirror.db.tables import ContentRow, ManifestRow
 from tests.doubles.hub import Hub
 from tests.support.content.calendar import Calendar
 from tests.support.crash.rot import rot
@@ -30,6 +33,14 @@ pytest_plugins = ("tests.support.mirror.fixtures",)
 
 _Result = TypeVar("_Result")
 _MEMORY: Final = Path("/dev/shm")
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees are small: as many transactions as a manifest of a million files takes."""
+    monkeypatch.setattr(removal, "SLABS_AT_ONCE", 1)
+    monkeypatch.setattr(removal, "ROWS_AT_ONCE", 1)
+
 
 organisations = st.sampled_from(ORGANISATIONS)
 trees = st.sampled_from(TREES)
@@ -258,6 +269,43 @@ async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(
             except AssertionError as error:
                 error.add_note(f"step {step} ({names[step]}): {deed} {number}")
                 raise
+
+
+async def test_a_purge_that_is_killed_is_gone_on_with_by_the_next_one() -> None:
+    """Also by one that takes only what was given up, and no draft that is merely old."""
+    steps = await _purged_after(None)
+    assert steps > 5
+    for step in range(steps):
+        assert await _purged_after(step) == step + 1
+
+
+async def _purged_after(kill: int | None) -> int:
+    """A purge that is killed after so many transactions, and another one after which nothing is left; how many the first had."""
+    done = itertools.count(1)
+    last = 0
+
+    async def gate(name: str) -> None:
+        nonlocal last
+        if name == "rows went":
+            last = next(done)
+            if last - 1 == kill:
+                raise Killed
+
+    async with a_world() as world:
+        await world.begin("acme", "ABy", private=False).finish()
+        for organisation, manifest in list(world.promised):
+            await world.evict(organisation, manifest)
+        world.now += TOMBSTONE_SECONDS + 1
+        world.gate = gate
+        with suppress(Killed):
+            await world.collector().collect(grace_seconds=None)
+        world.gate = World.gate
+        world.restart()
+        await world.collector().collect(grace_seconds=None)
+        async with world.database.read() as session:
+            for column in (ManifestRow.digest, ContentRow.digest):
+                assert (await session.execute(select(column))).all() == []
+    return last
 
 
 # Copies of each tree by each organisation, public and private; evictions, restorations, kills.
