@@ -1,6 +1,7 @@
 """A manifest of very many files on its way through a mirror, which goes on answering others."""
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -64,10 +65,21 @@ def _published(title: str, environment: dict[str, str]) -> Iterator[Figure]:
                 document = mirror.http.get(f"{path}/{document['id']}").raise_for_status().json()
             assert document["status"] == "DONE", document
 
+        agents_peak: list[float] = []
+
+        def stage() -> None:
+            with services.agent(Path(folder) / "agent", mirror.url) as agent:
+                staged = agent.stage(mirror.ready(SOURCE)["grant"], "job")
+                assert staged["mounts"][0]["files_total"] == files, staged
+                agents_peak.append(agent.peak_megabytes)
+                agent.unstage(staged)
+            shutil.rmtree(Path(folder) / "agent")
+
         for name, work, memory in (
             ("plan", lambda: mirror.plan(SOURCE), "< 600"),
             ("mirrored", lambda: mirror.ready(SOURCE), "< 1200"),
             ("mirrored again", lambda: mirror.ready(SOURCE), "< 1200"),
+            ("mirrored once more, and staged by an agent", stage, "< 1200"),
             ("eviction rehearsed", lambda: operation("/evictions", all=True, tier="mirror", dry_run=True), "< 1200"),
             ("evicted", lambda: operation("/evictions", all=True, tier="mirror"), "< 1200"),
             ("collection rehearsed", lambda: operation("/collections", dry_run=True, grace_seconds=0), "< 1200"),
@@ -76,6 +88,7 @@ def _published(title: str, environment: dict[str, str]) -> Iterator[Figure]:
             for figure in step(name, work, memory):
                 print(figure.row(), flush=True)  # each takes minutes
                 yield figure
+        yield Figure(f"{title}, {files} files, staged: memory of the agent", "MB", agents_peak, "< 1200")
 
 
 class _Meanwhile(threading.Thread):
