@@ -233,6 +233,15 @@ async def test_a_slab_goes_with_the_last_of_its_files_and_frees_its_bytes_once(h
 
 
 @pytest.mark.promise("collection")
+async def test_of_two_slabs_that_stand_in_for_each_other_one_goes_and_the_plan_says_so(held: Holdings) -> None:
+    first = await held.pack("public", A, B)
+    second = await held.pack("public", A, C)
+    stays, one, two = [await held.publish("acme", content) for content in (A, B, C)]
+    assert await held.evict(one, two) == ([first.size, 0], {first.digest.hex})
+    assert await held.slabs(stays, "acme") == {A: second.digest.hex}
+
+
+@pytest.mark.promise("collection")
 @pytest.mark.parametrize("is_published", [True, False], ids=["published before", "half-written"])
 async def test_who_had_written_names_that_a_collection_took_does_not_publish(
     held: Holdings, *, is_published: bool

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -273,23 +273,49 @@ async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(
 
 async def test_a_purge_that_is_killed_is_gone_on_with_by_the_next_one() -> None:
     """Also by one that takes only what was given up, and no draft that is merely old."""
-    steps = await _purged_after(None)
-    assert steps > 5
-    for step in range(steps):
-        assert await _purged_after(step) == step + 1
+
+    async def kill(_: World) -> None:
+        raise Killed
+
+    for step in range(await _steps_of_a_purge()):
+        async with _purged(step, kill) as world:
+            world.restart()
+            await world.collector().collect(grace_seconds=None)
+            async with world.database.read() as session:
+                for column in (ManifestRow.digest, ContentRow.digest):
+                    assert (await session.execute(select(column))).all() == []
 
 
-async def _purged_after(kill: int | None) -> int:
-    """A purge that is killed after so many transactions, and another one after which nothing is left; how many the first had."""
-    done = itertools.count(1)
-    last = 0
+async def test_who_mirrors_again_what_is_being_collected_has_it_whole() -> None:
+    async def mirror(world: World) -> None:
+        await world.begin("acme", "ABy", private=False).finish()
+
+    for step in range(await _steps_of_a_purge()):
+        async with _purged(step, mirror) as world:
+            assert list(world.promised.values()) == [None]
+            assert await world.check() == 3
+
+
+async def _steps_of_a_purge() -> int:
+    steps = itertools.count(1)
+
+    async def count(_: World) -> None:
+        next(steps)
+
+    async with _purged(None, count):
+        found = next(steps) - 1
+    assert found > 5
+    return found
+
+
+@asynccontextmanager
+async def _purged(step: int | None, deed: Callable[[World], Awaitable[None]]) -> AsyncIterator[World]:
+    """A manifest is given up and purged; after the transaction of this number, or after each, comes the deed."""
+    done = itertools.count()
 
     async def gate(name: str) -> None:
-        nonlocal last
-        if name == "rows went":
-            last = next(done)
-            if last - 1 == kill:
-                raise Killed
+        if name == "rows went" and step in (next(done), None):
+            await deed(world)
 
     async with a_world() as world:
         await world.begin("acme", "ABy", private=False).finish()
@@ -300,12 +326,7 @@ async def _purged_after(kill: int | None) -> int:
         with suppress(Killed):
             await world.collector().collect(grace_seconds=None)
         world.gate = World.gate
-        world.restart()
-        await world.collector().collect(grace_seconds=None)
-        async with world.database.read() as session:
-            for column in (ManifestRow.digest, ContentRow.digest):
-                assert (await session.execute(select(column))).all() == []
-    return last
+        yield world
 
 
 # Copies of each tree by each organisation, public and private; evictions, restorations, kills.

@@ -52,6 +52,7 @@ from bdn.mirror.db.tables import (
 
 _AT_ONCE: Final = 1000  # records that one trip to a thread looks at
 SLABS_AT_ONCE: Final = 4  # slabs of one step, of at most 256 files each
+_SLABS_READ_AT_ONCE: Final = 32  # where nothing is written
 ROWS_AT_ONCE: Final = 2000  # rows of one step where nothing lies in slabs
 _FILES_AT_ONCE: Final = 20  # wrong files: each may have a hundred thousand chunks
 
@@ -150,11 +151,12 @@ async def slabs_of(session: ReadSession, leaving: Leaving) -> list[str]:
 async def in_slabs(session: ReadSession, leaving: Leaving, slabs: Sequence[str], dropped: set[str]) -> Going:
     """What goes of these slabs, a few of ``slabs_of``. In a rehearsal ``dropped`` are slabs that would be gone; it gets those of this step."""
     own = select(SlabSliceRow.content).where(leaving.is_own(SlabSliceRow.content))
-    found = {content async for (content,) in select_in(session, own, SlabSliceRow.slab, slabs)}
-    contents = sorted(found)
+    contents = sorted({content async for (content,) in select_in(session, own, SlabSliceRow.slab, slabs)})
     # Other slabs that hold one of them are looked at now: later nothing would lead to them.
-    query = select(SlabSliceRow.slab).distinct()
-    touched = {slab async for (slab,) in select_in(session, query, SlabSliceRow.content, contents)} - dropped
+    other = aliased(SlabSliceRow)
+    query = select(other.slab).distinct().join(SlabSliceRow, SlabSliceRow.content == other.content)
+    query = query.where(leaving.is_own(SlabSliceRow.content))
+    touched = {slab async for (slab,) in select_in(session, query, SlabSliceRow.slab, slabs)} - dropped
     needs = SlabNeeds()
     await _add_slabs(session, needs, sorted(touched), dropped)
     query = select(SlabSliceRow.content).where(leaving.is_gone(SlabSliceRow.content))
@@ -302,7 +304,7 @@ class Rehearsal:
         whole = select(func.coalesce(func.sum(ContentRow.size), 0)).where(ContentRow.chunks != b"")
         names = whole.join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
         freed = int((await self.session.execute(names.where(leaving.where))).scalar_one())
-        for batch in batches(await slabs_of(self.session, leaving), SLABS_AT_ONCE):
+        for batch in batches(await slabs_of(self.session, leaving), _SLABS_READ_AT_ONCE):
             freed += sum((await in_slabs(self.session, leaving, batch, dropped)).slabs.values())
         if is_kept:
             await self.spare(manifest)
