@@ -119,9 +119,8 @@ class Worker:
                     await mirrors.release_claims(session, claimant)
             finally:
                 progress.abandon()
-                if (
-                    self.at_work.get(row.id) is progress
-                ):  # else the claim ran out, and this worker took the mirror again
+                # It is another one when the claim ran out, and this very worker took the mirror again.
+                if self.at_work.get(row.id) is progress:
                     del self.at_work[row.id]
                 self.watch.notify(row.id)
 
