@@ -227,12 +227,28 @@ def progress_bar(output: Output, title: str) -> Iterator[Show]:
     """Yields what shows how far it is: bytes done, all bytes, where they are known yet, and bytes that moved for that."""
     began = time.monotonic()
     if not output.wants_bars:
-        yield _Lines(output, title, began).update
+        yield _furthest(_Lines(output, title, began).update)
         return
     from rich.console import Console  # noqa: PLC0415 - only where somebody looks
 
     with bar_on(Console(stderr=True), title, began) as show:
-        yield show
+        yield _furthest(show)
+
+
+def _furthest(show: Show) -> Show:
+    """Shows the furthest that it was, and no more than all.
+
+    Bytes that come again were thrown away, a chunk at the most for each request; and of several replicas of a mirror only one
+    knows of the bytes under way, so that a bar which followed each answer would swing.
+    """
+    most_done = most_moved = 0
+
+    def forward(done: int, total: int | None, moved: int) -> None:
+        nonlocal most_done, most_moved
+        most_done, most_moved = max(most_done, done), max(most_moved, moved)
+        show(most_done if total is None else min(most_done, total), total, most_moved)
+
+    return forward
 
 
 @contextmanager
@@ -292,7 +308,8 @@ async def last_mirror(output: Output, title: str, updates: AsyncIterator[Mirror]
     """The last of a mirror's ``updates``, at least one; meanwhile a bar shows how far it is."""
     with progress_bar(output, title) as show:
         async for mirror in updates:
-            show(mirror.bytes_transferred + mirror.bytes_reused, mirror.bytes_total, mirror.bytes_transferred)
+            came = mirror.bytes_transferred + mirror.bytes_under_way
+            show(came + mirror.bytes_reused, mirror.bytes_total, came)
     return mirror
 
 
@@ -302,6 +319,7 @@ async def last_stage(output: Output, title: str, updates: AsyncIterator[StageDoc
         async for stage in updates:
             sizes = [mount.bytes_total for mount in stage.mounts]
             total = None if None in sizes else sum(size for size in sizes if size is not None)
+            under_way = sum(mount.bytes_under_way for mount in stage.mounts)
             moved = sum(mount.bytes_from.cluster + mount.bytes_from.mirror for mount in stage.mounts)
-            show(sum(mount.bytes_done for mount in stage.mounts), total, moved)
+            show(sum(mount.bytes_done for mount in stage.mounts) + under_way, total, moved + under_way)
     return stage

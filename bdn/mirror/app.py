@@ -24,7 +24,7 @@ from bdn.mirror.db.events import Events
 from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.copier import Copier
-from bdn.mirror.ingest.progress import CopiesInProgress
+from bdn.mirror.ingest.progress import CopiesInProgress, Progress
 from bdn.mirror.ingest.requests import MirrorRequests, keep_pruning
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
@@ -107,7 +107,7 @@ async def open_mirror(
             stack.enter_context(_single_process(settings.data_dir, program))
         database = await _open_database(stack, settings)
         store = await asyncio.to_thread(open_store, settings.effective_store, exclusive=settings.is_embedded)
-        watch, metrics = Watch(), Metrics(database, store)
+        watch, metrics, at_work = Watch(), Metrics(database, store), dict[str, Progress]()
         signer = await asyncio.to_thread(load_grant_signer, settings)
         damages = Damages(database, store, watch, clock, metrics.repaired_chunks.inc)
         metrics.damaged_records.set_function(lambda: len(damages.records))
@@ -172,7 +172,7 @@ async def open_mirror(
             )
             await stack.enter_async_context(in_background(keeper.keep()))
 
-            worker = Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc)
+            worker = Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc, at_work)
             await stack.enter_async_context(worker.running())
             stack.callback(connections.close)  # runs first: a worker that ends does not wait for a silent upstream
 
@@ -200,7 +200,7 @@ async def open_mirror(
         # API: what callers may ask.
         hasty = replace(context, asker=retries.for_a_caller_who_waits())
         planner = replace(surveyor, sign_ins=replace(sign_ins, context=hasty))
-        requests = MirrorRequests(database, planner, signer, settings.grant_seconds, watch)
+        requests = MirrorRequests(database, planner, signer, settings.grant_seconds, watch, at_work)
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
         asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds, clock)
         heartbeats = Membership(database, asked, events, watch, clock)

@@ -13,6 +13,7 @@ from blake3 import blake3
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, StoreUnavailableError
 from bdn.core.pace.retry import Outage, RetryPolicy
+from bdn.transfer.under_way import Arriving
 from bdn.wire.operation_schema import Tier
 
 BytesByTier = Mapping[Tier, int]  # bytes of one chunk by the tier that they came from
@@ -26,16 +27,23 @@ class PartialChunk:
     cache.
     """
 
-    def __init__(self, digest: Digest, buffer: memoryview, store: Callable[[], None] | None = None) -> None:
-        """``store`` puts the whole chunk where this node serves it from."""
+    def __init__(
+        self,
+        digest: Digest,
+        buffer: memoryview,
+        store: Callable[[], None] | None = None,
+        arriving: Arriving | None = None,
+    ) -> None:
+        """``store`` puts the whole chunk where this node serves it from. ``arriving`` counts what other sources send of it."""
         self.digest = digest
         self.buffer = buffer
         self._store = store
+        self._arriving = arriving or Arriving()
         self.restart()
 
     def restart(self) -> None:
         """Nothing of what came so far is to be used."""
-        self.done = 0
+        self.done = self._arriving.received = 0
         self._sources: list[tuple[Tier, str, int]] = []  # tier, name, and how much was there before it
         self._hasher = blake3()
 
@@ -52,6 +60,7 @@ class PartialChunk:
         """The next bytes are in the buffer."""
         self._hasher.update(piece)
         self.done += len(piece)
+        self._arriving.received = self.done
 
     def found(self, tier: Tier) -> None:
         """The whole chunk is in the buffer, verified, from a tier of this node."""
@@ -100,9 +109,15 @@ class ChunkReader(Protocol):
         """
 
 
-def fetch(reader: ChunkReader, digest: Digest, buffer: memoryview, store: Callable[[], None]) -> BytesByTier:
+def fetch(
+    reader: ChunkReader,
+    digest: Digest,
+    buffer: memoryview,
+    store: Callable[[], None],
+    arriving: Arriving | None = None,
+) -> BytesByTier:
     """Read a chunk into ``buffer`` and ``store`` it where this node serves it from. Says where its bytes came from."""
-    chunk = PartialChunk(digest, buffer, store)
+    chunk = PartialChunk(digest, buffer, store, arriving)
     reader.read_into(chunk)
     chunk.store()
     return chunk.bytes_by_tier

@@ -131,9 +131,12 @@ class RangedReader:
         location: Location,
         request: RangeRequest,
         buffer: memoryview,
-        is_wanted: Callable[[], bool] | None = None,
+        goes_on: Callable[[int], bool] | None = None,
     ) -> Checksum | None:
         """Fill ``buffer``, which is exactly as long as the range.
+
+        ``goes_on`` is told how many bytes of it are there, whenever some have come and once in every window of the stall policy,
+        and says whether anybody wants the rest.
 
         Returns what the answer stated about the whole file, where the location knows how to read that and the range is the
         whole file. It is then asked for without a Range, because some upstreams state it for whole objects alone.
@@ -144,9 +147,9 @@ class RangedReader:
             UpstreamRateLimitedError, UpstreamUnavailableError: may work later; the buffer's content is then undefined.
             UpstreamUntrustedError: will not work.
             EgressRefusedError: the address, or one that it redirects to, may not be contacted.
-            CanceledError: ``is_wanted`` said no while the body came. A trickle would hold its thread for many minutes.
+            CanceledError: ``goes_on`` said no while the body came. A trickle would hold its thread for many minutes.
         """
-        return _Reading(self, location, request, buffer, is_wanted).run()
+        return _Reading(self, location, request, buffer, goes_on or (lambda _: True)).run()
 
 
 @dataclass(slots=True)
@@ -157,7 +160,7 @@ class _Reading:
     location: Location
     request: RangeRequest
     buffer: memoryview
-    is_wanted: Callable[[], bool] | None
+    goes_on: Callable[[int], bool]
     done: int = 0
     first: Headers | None = None  # of the answer that the buffer begins with
     asked: str = ""  # the address asked last; it may be signed
@@ -220,9 +223,10 @@ class _Reading:
     def _read_body(self, answer: Answer) -> None:
         rest = self.buffer[self.done :] if self.done else self.buffer
         try:
-            answer.fill(rest, self.reader.stall, self.reader.clock, self.is_wanted)
+            answer.fill(rest, self.reader.stall, self.reader.clock, lambda: self.goes_on(self.done + answer.received))
         finally:
             self.done += answer.received
+            self.goes_on(self.done)
         if self.done != len(self.buffer):
             raise ConnectionResetError(f"the answer ended after {self.done} of {len(self.buffer)} bytes")
         if not answer.has_ended():

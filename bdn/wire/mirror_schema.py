@@ -134,7 +134,11 @@ TERMINAL: frozenset[MirrorStatus] = frozenset({"READY", "FAILED", "CANCELED"})
 
 
 class MirrorSource(BaseModel):
-    """One source of a mirror. ``bytes_transferred`` counts bytes read from the upstream."""
+    """One source of a mirror. ``bytes_transferred`` counts bytes that were read from the upstream and are durable.
+
+    ``bytes_under_way`` have come from the upstream and are not among these yet. The process that does the work knows them; every
+    other one says 0.
+    """
 
     source: str
     mount_location: str
@@ -144,13 +148,14 @@ class MirrorSource(BaseModel):
     files_total: int | None = None
     bytes_total: int | None = None
     bytes_transferred: int = 0
+    bytes_under_way: int = 0
     bytes_reused: int = 0
     warnings: list[str] = []
     error: ErrorBody | None = None
 
 
 class Mirror(BaseModel):
-    """A request to mirror sources, and how far it is. ``grant`` is there once it is READY."""
+    """A request to mirror sources, and how far it is; bytes are those of all sources. ``grant`` is there once it is READY."""
 
     id: str
     status: MirrorStatus
@@ -160,6 +165,7 @@ class Mirror(BaseModel):
     files_total: int | None = None
     bytes_total: int | None = None
     bytes_transferred: int = 0
+    bytes_under_way: int = 0
     bytes_reused: int = 0
     bytes_per_second: float | None = None
     eta_seconds: float | None = None

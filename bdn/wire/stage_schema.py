@@ -62,10 +62,14 @@ class MountFacts(BaseModel):
 
 
 class StageMount(MountFacts):
-    """One manifest of a stage. ``path`` is where its files are on this host, once the stage is READY."""
+    """One manifest of a stage. ``path`` is where its files are on this host, once the stage is READY.
+
+    ``bytes_under_way`` have come from the cluster or the mirror, and are not among ``bytes_done`` yet.
+    """
 
     path: str
     bytes_done: int = 0
+    bytes_under_way: int = 0
 
 
 class Transfer(BaseModel):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from bdn.core.chunk import Digest
 from bdn.core.errors import DiskFailedError
 from bdn.core.pace.rate_limit import TrafficClass
+from bdn.transfer.under_way import UnderWay
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import BackgroundTasks, to_the_end
 
@@ -22,12 +23,16 @@ Start = Callable[["Fill"], Coroutine[object, object, None]]
 
 @dataclass(eq=False)
 class Fill:
-    """A fill in progress. It belongs to nobody: its leader may leave, and it goes on while somebody waits."""
+    """A fill in progress. It belongs to nobody: its leader may leave, and it goes on while somebody waits.
+
+    ``under_way`` is what has come and was not reported yet.
+    """
 
     leader: FileReport
     task: asyncio.Task[None] = field(init=False)
     files: dict[Digest, FileFill] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
+    under_way: UnderWay = field(default_factory=UnderWay)
     error: Exception | None = None
 
     def report(self, file: Digest, tier: Tier, size: int) -> None:
@@ -103,6 +108,11 @@ class Fills:
                 waiting = self._still_waiting(waiting, joined, report, restart)
         finally:
             await _leave(joined.values(), report)
+
+    def bytes_under_way(self, file: Digest) -> int:
+        """What has come of the fill that this file is part of, and was not reported yet."""
+        file_fill = self._files.get(file)
+        return file_fill.fill.under_way.received if file_fill else 0
 
     def stop_trying(self) -> None:
         """The agent ends: no fill shall go through its retries any more."""

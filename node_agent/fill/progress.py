@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from bdn.core.cache.digest_table import DigestTable
@@ -68,6 +69,7 @@ class FillProgress:
                     self._first[entry.digest] = mount
             self._mounts.append(Counter({"node": manifest.bytes_total - to_come}))
         self._coming: dict[Digest, Counter[Tier]] = {}
+        self._awaited: dict[Digest, Callable[[], int]] = {}
         self.rate = Rate()
 
     def report(self, content: Digest, tier: Tier, size: int) -> None:
@@ -89,6 +91,24 @@ class FillProgress:
         self._mounts[first]["node"] += size - (sum(coming.values()) if coming else 0)
         for mount, count in self._again.pop(content, Counter()).items():
             self._mounts[mount]["node"] += size * count
+
+    @contextmanager
+    def awaiting(self, content: Digest, received: Callable[[], int]) -> Iterator[None]:
+        """During the block ``received`` tells what has come of this content, or of more beside it, and was not reported."""
+        self._awaited[content] = received
+        try:
+            yield
+        finally:
+            del self._awaited[content]
+
+    def bytes_under_way(self) -> list[int]:
+        """What has come for each mount and was not reported yet."""
+        came = [0] * len(self._mounts)
+        for content, received in self._awaited.items():
+            mount = self._first.get(content)
+            if mount is not None:
+                came[mount] += received()
+        return came
 
     def bytes_from(self) -> list[BytesFrom]:
         """The bytes of each mount so far."""

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from bdn.core.cache.index import Holder
@@ -17,6 +18,7 @@ from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import own_in_flight
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import BytesByTier, fetch
+from bdn.transfer.under_way import Arriving
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
@@ -180,10 +182,15 @@ class _RequestFill:
             ) -> Coroutine[object, object, None]:
                 return _UnitFill(self, unit.manifest, files, fill).run()
 
-            names = [file.digest for file in files]
-            await fills.join(names, start, progress.report, progress.restart, self._request.traffic)
-            for file in files:
-                progress.finish(file.digest, file.size)
+            names, size = [file.digest for file in files], sum(file.size for file in files)
+
+            def received(name: Digest = names[0], size: int = size) -> int:
+                return min(fills.bytes_under_way(name), size)  # of a slab, others' files may come along
+
+            with progress.awaiting(names[0], received):
+                await fills.join(names, start, progress.report, progress.restart, self._request.traffic)
+                for file in files:
+                    progress.finish(file.digest, file.size)
 
 
 class _UnitFill:
@@ -229,7 +236,7 @@ class _UnitFill:
         parts = PackedParts(self._provision.disk, self._files)
         lane, position = self._turn(lies.slab)
 
-        def work(buffer: memoryview) -> BytesByTier:
+        def work(arriving: Arriving, buffer: memoryview) -> BytesByTier:
             def store() -> None:
                 lane.threads.received()
                 parts.write(buffer)
@@ -237,11 +244,12 @@ class _UnitFill:
                     # It was cut into files, of which nobody could make it again; its owner keeps it for its peers.
                     self._cache.chunks.tier.keep(self._context.manifest, lies.slab, buffer)
 
-            return fetch(self._reader, lies.slab, buffer, store)
+            return fetch(self._reader, lies.slab, buffer, store, arriving)
 
         try:
-            bytes_by_tier = await self._run(lane, position, lies.slab_size, work)
-            await to_the_end(parts.commit())  # without the thread, which others need to fetch the next slab
+            with self._fill.under_way.read() as arriving:
+                bytes_by_tier = await self._run(lane, position, lies.slab_size, partial(work, arriving))
+                await to_the_end(parts.commit())  # without the thread, which others need to fetch the next slab
             tier = max(bytes_by_tier, key=bytes_by_tier.__getitem__)
             for file in self._files:
                 self._report(file.digest, {tier: file.size})
@@ -257,7 +265,7 @@ class _UnitFill:
         layout = part.layout
         lane, position = self._turn(layout.digest)
 
-        def work(buffer: memoryview) -> BytesByTier:
+        def work(arriving: Arriving, buffer: memoryview) -> BytesByTier:
             try:
                 part.open()
                 placed = layout.placed()
@@ -269,13 +277,15 @@ class _UnitFill:
                     part.commit()
 
                 if placed:
-                    return fetch(self._reader, placed[0].digest, buffer, store)
+                    return fetch(self._reader, placed[0].digest, buffer, store, arriving)
                 store()  # an empty file
                 return {}
             finally:
                 part.close()
 
-        self._report(layout.digest, await self._run(lane, position, layout.size, work))
+        with self._fill.under_way.read() as arriving:
+            came = await self._run(lane, position, layout.size, partial(work, arriving))
+        self._report(layout.digest, came)
 
     async def _fill_in_pieces(self, part: PartialFile) -> None:
         lanes: dict[_Lane, list[tuple[Position, PlacedChunk]]] = {}
@@ -300,16 +310,17 @@ class _UnitFill:
         """One of several that draw from the same queue, so that there is always a chunk waiting for a free thread."""
         try:
             for position, chunk in queue:
-
-                def work(buffer: memoryview, chunk: PlacedChunk = chunk) -> BytesByTier:
-                    return self._obtain(lane, part, chunk, buffer)
-
-                self._report(part.layout.digest, await self._run(lane, position, chunk.range.size, work))
+                with self._fill.under_way.read() as arriving:
+                    work = partial(self._obtain, lane, part, chunk, arriving)
+                    came = await self._run(lane, position, chunk.range.size, work)
+                self._report(part.layout.digest, came)
         except BaseException:
             self._fill.stop.set()  # before the group cancels the others: they shall not go on trying
             raise
 
-    def _obtain(self, lane: _Lane, part: PartialFile, chunk: PlacedChunk, buffer: memoryview) -> BytesByTier:
+    def _obtain(
+        self, lane: _Lane, part: PartialFile, chunk: PlacedChunk, arriving: Arriving, buffer: memoryview
+    ) -> BytesByTier:
         """A chunk that an earlier fill left and that is still right, or one that is fetched, verified and written."""
         file, chunks = part.layout.digest, self._cache.chunks
         if part.holds(chunk, buffer):
@@ -321,7 +332,7 @@ class _UnitFill:
             part.write(chunk, buffer)
             chunks.arrived(file, chunk.index)
 
-        return fetch(self._reader, chunk.digest, buffer, store)
+        return fetch(self._reader, chunk.digest, buffer, store, arriving)
 
     def _turn(self, chunk: Digest) -> tuple[_Lane, Position]:
         """Where a chunk is to be fetched, and when."""

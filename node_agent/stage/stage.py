@@ -191,9 +191,11 @@ class NodeStage:
                 **mount.model_dump(exclude={"bytes_from"}),
                 path=path_of(mount),
                 bytes_done=bytes_from.total,
+                # Of a slab with files that came otherwise, too much may be under way.
+                bytes_under_way=min(under_way, (mount.bytes_total or 0) - bytes_from.total),
                 bytes_from=bytes_from,
             )
-            for mount, bytes_from in zip(record.mounts, self.bytes_from(), strict=True)
+            for mount, bytes_from, under_way in zip(record.mounts, self.bytes_from(), self._under_way(), strict=True)
         ]
         rate = record.bytes_per_second
         if not self.is_terminal:
@@ -218,6 +220,9 @@ class NodeStage:
     def bytes_from(self) -> list[BytesFrom]:
         """Where the bytes of each mount came from."""
         return self.progress.bytes_from() if self.progress else [mount.bytes_from for mount in self.record.mounts]
+
+    def _under_way(self) -> list[int]:
+        return self.progress.bytes_under_way() if self.progress else [0] * len(self.record.mounts)
 
 
 class StageRegistry:

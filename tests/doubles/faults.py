@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Literal
 
-Spoiling = Literal["truncate", "stall", "flip", "reset", "trickle"]  # from a place in the body on
+Spoiling = Literal["truncate", "stall", "cut", "flip", "reset", "trickle"]  # from a place in the body on
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,11 @@ def truncate(at: int) -> Fault:
 def stall(at: int = 0) -> Fault:
     """Nothing more comes after ``at`` bytes of the body, until the double is told to go on or is closed."""
     return Fault("stall", at=at)
+
+
+def cut(at: int = 0) -> Fault:
+    """Nothing more comes after ``at`` bytes of the body, until the double is told to go on: then the connection closes."""
+    return Fault("cut", at=at)
 
 
 def ignore_range() -> Fault:

@@ -209,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.sendall(piece)
 
     def _spoil(self, pieces: Iterator[memoryview], fault: Fault | None) -> Iterator[memoryview]:
-        if fault is None or fault.kind not in {"truncate", "stall", "flip", "reset", "trickle"}:
+        if fault is None or fault.kind not in {"truncate", "stall", "cut", "flip", "reset", "trickle"}:
             yield from pieces
             return
         sent = 0
@@ -220,7 +220,9 @@ class _Handler(BaseHTTPRequestHandler):
                 yield piece
                 continue
             yield piece[:until]
-            if fault.kind == "truncate":
+            if fault.kind in {"truncate", "cut"}:
+                if fault.kind == "cut":
+                    self.server.origin.go_on.wait()
                 self.close_connection = True
                 return
             if fault.kind == "reset":

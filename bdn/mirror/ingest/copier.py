@@ -19,6 +19,7 @@ from bdn.core.source.upstream import Checksum
 from bdn.core.store import SEAL_SIZE, ChunkStore, seal_of
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
 from bdn.transfer.checksums import OrderedChecksum, PartChecksums, RunningChecksum, part_checksum
+from bdn.transfer.under_way import Arriving, UnderWay
 
 ChunkStored = Callable[[int, Digest, int], None]
 PackedFile = Callable[[LocatedFile, FileLayout, Slab], None]
@@ -32,13 +33,16 @@ class Copier:
     store: ChunkStore
     reader: UpstreamReader
 
-    async def copy(self, located: LocatedFile, stored: Mapping[int, Digest], on_stored: ChunkStored) -> FileLayout:
+    async def copy(
+        self, located: LocatedFile, stored: Mapping[int, Digest], on_stored: ChunkStored, under_way: UnderWay
+    ) -> FileLayout:
         """Make every chunk of the file durable in the store.
 
         Args:
             located: what to copy.
             stored: chunks that the store holds already, from an earlier attempt.
             on_stored: told of each further chunk (index, digest, size) once it is durable.
+            under_way: what has come and was not told of.
 
         Raises:
             UpstreamError, AuthRequiredError, StoreUnavailableError: chunks that were stored stay stored.
@@ -50,16 +54,17 @@ class Copier:
         check = whole_check(expected, file.size, chunks, self._read_back) if expected is not None else None
         loop = asyncio.get_running_loop()
 
-        def told(index: int, digest: Digest) -> None:
+        def told(index: int, digest: Digest, arriving: Arriving) -> None:
+            arriving.received = 0
             if index not in chunks:
                 chunks[index] = digest
                 on_stored(index, digest, chunk_range(file.size, index).size)
 
-        def accept(index: int, content: memoryview, stated: Checksum | None) -> None:
+        def accept(index: int, arriving: Arriving, content: memoryview, stated: Checksum | None) -> None:
             digest = digest_of(content)
             self.store.put(digest, content)
             # Tell before checking: the check may wait for other chunks, and wrong content is evidence.
-            loop.call_soon_threadsafe(told, index, digest)
+            loop.call_soon_threadsafe(told, index, digest, arriving)
             if check is not None:
                 check.take(index, digest, content)
             elif stated is not None and len(content) == file.size:
@@ -67,8 +72,10 @@ class Copier:
 
         async def work() -> None:
             for index in missing:
-                wanted = FileRange(located, chunk_range(file.size, index), partial(accept, index))
-                await self.reader.read([wanted], on_cancel=None if check is None else check.stop)
+                with under_way.read() as arriving:
+                    wanted = FileRange(located, chunk_range(file.size, index), partial(accept, index, arriving))
+                    on_cancel = None if check is None else check.stop
+                    await self.reader.read([wanted], on_cancel=on_cancel, arriving=arriving)
 
         with single_error():
             async with asyncio.TaskGroup() as group:
@@ -79,7 +86,9 @@ class Copier:
             await self._check(located, layout, check)
         return layout
 
-    async def pack(self, parcel: Sequence[LocatedFile], on_packed: PackedFile, on_wrong: WrongContent) -> None:
+    async def pack(
+        self, parcel: Sequence[LocatedFile], on_packed: PackedFile, on_wrong: WrongContent, under_way: UnderWay
+    ) -> None:
         """Make every file of the parcel durable in the store.
 
         An interruption makes a smaller slab of what arrived, and another one of the rest: no file is read twice.
@@ -88,6 +97,7 @@ class Copier:
             parcel: files of one scope that fit one chunk together, none of them empty.
             on_packed: told of each file once it is durable.
             on_wrong: told of a file that came with the wrong content, and under which name that is kept.
+            under_way: what has come and was not told of.
 
         Raises:
             UpstreamError, AuthRequiredError, StoreUnavailableError: what was told of stays stored.
@@ -117,6 +127,7 @@ class Copier:
             loop.call_soon_threadsafe(tell, packed, slab)
 
         def tell(packed: list[tuple[LocatedFile, FileLayout]], slab: Slab) -> None:
+            arriving.received = 0
             for located, layout in packed:
                 on_packed(located, layout, slab)
 
@@ -126,7 +137,8 @@ class Copier:
             await on_wrong(located, digest, error)
 
         wanted = [FileRange(file, ByteRange(0, file.file.size), partial(accept, file)) for file in parcel]
-        await self.reader.read(wanted, on_batch=store_slab, spare=SEAL_SIZE, on_wrong=keep_wrong)
+        with under_way.read() as arriving:
+            await self.reader.read(wanted, on_batch=store_slab, spare=SEAL_SIZE, on_wrong=keep_wrong, arriving=arriving)
 
     @staticmethod
     async def _expected(located: LocatedFile) -> Checksum | None:

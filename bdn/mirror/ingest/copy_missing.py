@@ -19,6 +19,7 @@ from bdn.mirror.ingest.copier import ChunkStored, Copier
 from bdn.mirror.ingest.progress import CopiesInProgress, Progress, StoredContents
 from bdn.mirror.ingest.survey import Survey
 from bdn.mirror.upstream.reader import LocatedFile
+from bdn.transfer.under_way import UnderWay
 
 _FILES_AT_ONCE: Final = 8  # of one source; each of them keeps many threads busy
 _PARCELS_AT_ONCE: Final = 32  # while one waits for its locations or is recorded, others have the threads
@@ -133,7 +134,7 @@ class CopyMissing:
     async def _copy_once(self, file: UpstreamFile, half: Mapping[int, Digest], stored: ChunkStored) -> FileLayout:
         key = file.identity.key
         try:
-            return await self.copier.copy(self._located(file), half, stored)
+            return await self.copier.copy(self._located(file), half, stored, self._under_way)
         except SourceChangedError:
             await self.progress.drop(key)  # its chunks are not parts of the right file
             raise
@@ -174,7 +175,11 @@ class CopyMissing:
         async def on_wrong(located: LocatedFile, kept: Digest, error: ChecksumMismatchError) -> None:
             await self._quarantine(located.file, error, kept)
 
-        await self.copier.pack([self._located(file) for file in files], packed, on_wrong)
+        await self.copier.pack([self._located(file) for file in files], packed, on_wrong, self._under_way)
+
+    @property
+    def _under_way(self) -> UnderWay:
+        return self.progress.counters[self.position].under_way
 
     async def _quarantine(self, file: UpstreamFile, error: ChecksumMismatchError, *kept: Digest) -> str:
         """The name of the evidence."""

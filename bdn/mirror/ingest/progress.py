@@ -17,6 +17,7 @@ from bdn.core.store import ChunkStore
 from bdn.mirror.db import contents, damaged, mirrors
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.waiting import SingleFlight
+from bdn.transfer.under_way import UnderWay
 
 logger = logging.getLogger(__name__)
 
@@ -95,11 +96,12 @@ class ClaimLostError(Exception):
 
 @dataclass
 class SourceCounters:
-    """Bytes of one source so far; ``changed`` says that the database does not know yet."""
+    """Bytes of one source so far; ``changed`` says that the database does not know yet. It never hears of ``under_way``."""
 
     transferred: int = 0
     reused: int = 0
     changed: bool = False
+    under_way: UnderWay = field(default_factory=UnderWay)
 
 
 @dataclass
@@ -136,6 +138,11 @@ class Progress:
         counters.transferred += size
         counters.changed = True
         self.on_transferred(size)
+
+    def bytes_under_way(self, position: int, recorded: int) -> int:
+        """What has come of a source and is not among the ``recorded`` bytes that the database knows."""
+        counters = self.counters.get(position)
+        return max(0, counters.transferred - recorded) + counters.under_way.received if counters else 0
 
     def lies_in(self, slab: Slab) -> None:
         """A slab that completed files lie in, whoever packed it: that one may tell the database later than we do."""

@@ -5,7 +5,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Cursor, Database
 from bdn.mirror.db.mirrors import MirrorState
 from bdn.mirror.db.tables import MirrorSourceRow
+from bdn.mirror.ingest.progress import Progress
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.worker import is_alike, published_before
 from bdn.mirror.waiting import NEW_WORK, SharedReads, Watch
@@ -49,13 +50,14 @@ class HeldSource:
 
 @dataclass(frozen=True)
 class MirrorRequests:
-    """The service behind ``/mirror``."""
+    """The service behind ``/mirror``. ``at_work`` are the mirrors that this process works on."""
 
     database: Database
     surveyor: Surveyor
     signer: GrantSigner
     grant_seconds: int
     watch: Watch
+    at_work: Mapping[str, Progress]
     watched: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
     asked: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
 
@@ -142,9 +144,24 @@ class MirrorRequests:
 
     async def get(self, mirror_id: str, organisation: str) -> Mirror:
         """The mirror now; ``NotFoundError`` also when it is another organisation's."""
+        return self._now(await self._recorded(mirror_id, organisation))
+
+    async def _recorded(self, mirror_id: str, organisation: str) -> Mirror:
         async with self.database.read() as session:
             found = await mirrors.get(session, mirror_id, organisation)
         return (await self._documents([found], organisation))[0]
+
+    def _now(self, recorded: Mirror) -> Mirror:
+        """With what has come since, where this process does the work: the database is told of whole chunks, now and then."""
+        progress = self.at_work.get(recorded.id)
+        if progress is None or recorded.status != "SYNCING":
+            return recorded
+        sources = [
+            source.model_copy(update={"bytes_under_way": progress.bytes_under_way(position, source.bytes_transferred)})
+            for position, source in enumerate(recorded.sources)
+        ]
+        under_way = sum(source.bytes_under_way for source in sources)
+        return recorded.model_copy(update={"sources": sources, "bytes_under_way": under_way})
 
     async def page(
         self,
@@ -159,27 +176,27 @@ class MirrorRequests:
             found, following = await mirrors.page(
                 session, organisation, status=status, source=source, before=before, limit=limit
             )
-        return await self._documents(found, organisation), following
+        return [self._now(mirror) for mirror in await self._documents(found, organisation)], following
 
     async def wait(self, mirror_id: str, organisation: str, seconds: float) -> Mirror:
         """The mirror once it is in a terminal state, or when the time is over."""
         deadline = time.monotonic() + seconds
-        look = self.watched.of((mirror_id, organisation), partial(self.get, mirror_id, organisation))
+        look = self.watched.of((mirror_id, organisation), partial(self._recorded, mirror_id, organisation))
         mirror = await look.get(anew=True)
         while mirror.status not in TERMINAL and not self.watch.stopping and (left := deadline - time.monotonic()) > 0:
             is_news = await self.watch.changed(mirror_id, min(left, _LOOK_AGAIN_SECONDS))
             mirror = await look.get(anew=is_news)
-        return mirror
+        return self._now(mirror)
 
     async def follow(self, mirror_id: str, organisation: str, interval_seconds: float) -> AsyncGenerator[Mirror]:
         """The mirror at least once per interval, the last time in a terminal state."""
-        look = self.watched.of((mirror_id, organisation), partial(self.get, mirror_id, organisation))
+        look = self.watched.of((mirror_id, organisation), partial(self._recorded, mirror_id, organisation))
         mirror = await look.get(anew=True)
         while mirror.status not in TERMINAL and not self.watch.stopping:
-            yield mirror
+            yield self._now(mirror)
             is_news = await self.watch.changed(mirror_id, interval_seconds)
             mirror = await look.get(anew=is_news)
-        yield mirror
+        yield self._now(mirror)
 
     async def cancel(self, mirror_id: str, organisation: str) -> Mirror:
         """Stop it if it runs. What was stored stays and is not fetched again."""
@@ -254,7 +271,7 @@ async def keep_pruning(database: Database, keep_seconds: float, clock: Callable[
 
 
 def _source_of(row: MirrorSourceRow) -> MirrorSource:
-    fields = {name: getattr(row, name) for name in MirrorSource.model_fields}
+    fields = {name: getattr(row, name) for name in MirrorSource.model_fields if name != "bytes_under_way"}
     return MirrorSource.model_validate(fields | {"manifest": row.manifest and f"b3:{row.manifest}"})
 
 

@@ -50,6 +50,7 @@ class Worker:
     watch: Watch
     jobs: int
     on_transferred: Callable[[int], None]
+    at_work: dict[str, Progress]  # by mirror; whoever is asked in this process how far it is looks here, too
     name: str = field(default_factory=lambda: f"{socket.gethostname()[:200]}:{os.getpid()}:{os.urandom(4).hex()}")
     _claims: Iterator[int] = field(default_factory=itertools.count)
 
@@ -108,7 +109,7 @@ class Worker:
             self.ingest.copies.recorded(keys, row.id)
             self.watch.notify(row.id)
 
-        progress = Progress(self.database, row.id, claimant, flushed, self.on_transferred)
+        progress = self.at_work[row.id] = Progress(self.database, row.id, claimant, flushed, self.on_transferred)
         async with in_background(self._hold_claim(row.id, claimant)):
             try:
                 await self._run(mirror, progress)
@@ -118,6 +119,9 @@ class Worker:
                     await mirrors.release_claims(session, claimant)
             finally:
                 progress.abandon()
+                # It is another one when the claim ran out, and this very worker took the mirror again.
+                if self.at_work.get(row.id) is progress:
+                    del self.at_work[row.id]
                 self.watch.notify(row.id)
 
     async def _hold_claim(self, mirror_id: str, claimant: str) -> None:

@@ -21,6 +21,7 @@ from bdn.mirror.upstream.budget import BudgetSlot
 from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
+from bdn.transfer.under_way import Arriving
 
 _MARGIN_SECONDS: Final = 60.0  # a range that is requested now is still being sent then
 
@@ -103,6 +104,7 @@ class UpstreamReader:
         spare: int = 0,
         on_wrong: OnWrong | None = None,
         on_cancel: Callable[[], None] | None = None,
+        arriving: Arriving | None = None,
     ) -> None:
         """Read every range. Several are read one after the other into one buffer, in one visit to a byte thread.
 
@@ -115,6 +117,7 @@ class UpstreamReader:
             spare: see ``on_batch``.
             on_wrong: told of content that ``accept`` refused. Without it such content is not read once more.
             on_cancel: tells ``accept`` to hurry, because cancelling waits for the byte thread.
+            arriving: counts what has come of the ranges that nobody has accounted for; what comes again is taken back.
 
         Raises:
             UpstreamError, AuthRequiredError: whatever arrived before was accepted.
@@ -124,7 +127,7 @@ class UpstreamReader:
         outage = Outage(self.retries.policy)
         refused = wrong = None  # the range whose location was asked for anew, or that is being read once more
         while left:
-            batch = await self._visit(left, on_batch, spare, on_cancel)
+            batch = await self._visit(left, on_batch, spare, on_cancel, arriving or Arriving())
             for item in left[: batch.arrived]:
                 item.located.rounds.arrived(batch.sent)
                 outage = Outage(self.retries.policy)
@@ -151,6 +154,7 @@ class UpstreamReader:
         on_batch: Callable[[memoryview, int, int], None] | None,
         spare: int,
         on_cancel: Callable[[], None] | None,
+        arriving: Arriving,
     ) -> _Batch:
         locations = [await item.located.location() for item in wanted]
         stop = threading.Event()
@@ -160,10 +164,17 @@ class UpstreamReader:
             if on_cancel is not None:
                 on_cancel()
 
+        def goes_on(before: int, received: int) -> bool:
+            arriving.received = before + received
+            return not stop.is_set()
+
         def work(slot: BudgetSlot, buffer: memoryview) -> _Batch:
-            batch = self._read_until_failure(wanted, locations, buffer, slot, stop)
+            batch = self._read_until_failure(wanted, locations, buffer, slot, goes_on)
+            size = sum(item.range.size for item in wanted[: batch.arrived])
+            if batch.failure is not None:  # else it may have been accounted for by now
+                arriving.received = size
             if batch.arrived and on_batch is not None:
-                on_batch(buffer, batch.arrived, sum(item.range.size for item in wanted[: batch.arrived]))
+                on_batch(buffer, batch.arrived, size)
             return batch
 
         size = sum(item.range.size for item in wanted) + spare
@@ -176,17 +187,17 @@ class UpstreamReader:
         locations: Sequence[Location],
         buffer: memoryview,
         slot: BudgetSlot,
-        stop: threading.Event,
+        goes_on: Callable[[int, int], bool],
     ) -> _Batch:
         offset = arrived = 0
         clock = self.retries.budgets.clock
         sent = clock()
         for item, location in zip(wanted, locations, strict=True):
-            if stop.is_set() or not slot.is_open:  # nobody waits for the rest, or the host asked for a pause
+            if not (goes_on(offset, 0) and slot.is_open):  # nobody waits for the rest, or the host asked for a pause
                 break
             content, sent = buffer[offset : offset + item.range.size], clock()
             try:
-                checksum = self._request(item, location, content, slot, stop)
+                checksum = self._request(item, location, content, slot, partial(goes_on, offset))
                 item.accept(content, checksum)
             except ChecksumMismatchError as error:
                 return _Batch(arrived, sent, error, location, bytes(content))
@@ -197,11 +208,16 @@ class UpstreamReader:
         return _Batch(arrived, sent)
 
     def _request(
-        self, item: FileRange, location: Location, content: memoryview, slot: BudgetSlot, stop: threading.Event
+        self,
+        item: FileRange,
+        location: Location,
+        content: memoryview,
+        slot: BudgetSlot,
+        goes_on: Callable[[int], bool],
     ) -> Checksum | None:
         file = item.located.file
         request = RangeRequest(item.located.name, file.path, item.range, file.size)
         with slot.budget.request() as sent:
-            stated = self.ranges.read_into(location, request, content, lambda: not stop.is_set())
+            stated = self.ranges.read_into(location, request, content, goes_on)
             sent.size = len(content)
         return file.checksum or location.checksum or stated

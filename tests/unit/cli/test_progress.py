@@ -1,13 +1,20 @@
 """Bars and lines of progress: their figures are true, and they fit the terminal."""
 
 import io
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime
+from typing import TypeVar
 
 import pytest
 from rich.console import Console
 
-from bdn.cli.output import Output, _figures, bar_on, progress_bar
+from bdn.cli import output
+from bdn.cli.output import Output, _figures, bar_on, last_mirror, last_stage, progress_bar
+from bdn.wire.mirror_schema import Mirror
+from bdn.wire.stage_schema import BytesFrom, StageDocument, StageMount
 
 GB = 10**9
+LINES = Output(as_json=False, quiet=False)
 
 
 @pytest.mark.parametrize("width", [50, 80, 200])
@@ -37,7 +44,55 @@ def test_only_bytes_that_moved_have_a_rate(done: int, total: int | None, moved: 
 
 
 def test_a_line_tells_the_end_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar(Output(as_json=False, quiet=False), "staging") as show:
+    with progress_bar(LINES, "staging") as show:
         for _ in range(3):
             show(5, 5, 0)
     assert capsys.readouterr().err == "staging: 5 B of 5 B\n"
+
+
+_Update = TypeVar("_Update")
+NOW = datetime(2026, 11, 25, tzinfo=UTC)
+
+
+async def all_of(updates: Sequence[_Update]) -> AsyncIterator[_Update]:
+    for update in updates:
+        yield update
+
+
+def mirror(transferred: int, under_way: int, reused: int = 0) -> Mirror:
+    return Mirror(
+        id="mir_1", status="SYNCING", created_at=NOW, sources=[], bytes_total=100,
+        bytes_transferred=transferred, bytes_under_way=under_way, bytes_reused=reused,
+    )  # fmt: skip
+
+
+def stage(mirrored: int, under_way: int) -> StageDocument:
+    mount = StageMount(
+        mount_location="/m", manifest="b3:", source="hf://o/r", path="/p", bytes_total=100,
+        bytes_done=mirrored, bytes_under_way=under_way, bytes_from=BytesFrom(mirror=mirrored),
+    )  # fmt: skip
+    return StageDocument(id="stg_1", job_id="j", state="STAGING", created_at=NOW, mounts=[mount])
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
+    """How much was done, line by line; every update is a line."""
+    monkeypatch.setattr(output, "_LINE_SECONDS", 0.0)
+    return lambda: [line.partition(": ")[2].partition(",")[0] for line in capsys.readouterr().err.splitlines()]
+
+
+async def test_what_is_under_way_is_shown_with_what_is_done(said: Callable[[], list[str]]) -> None:
+    shown = ["7 B of 100 B", "90 B of 100 B", "100 B of 100 B"]
+    await last_mirror(LINES, "mirroring", all_of([mirror(0, 7), mirror(40, 30, 20), mirror(80, 0, 20)]))
+    assert said() == shown
+    await last_stage(LINES, "staging", all_of([stage(0, 7), stage(40, 50), stage(100, 0)]))
+    assert said() == shown
+
+
+async def test_a_bar_stands_still_while_bytes_come_again_and_ends_at_the_total(
+    said: Callable[[], list[str]],
+) -> None:
+    """A chunk was lost; another replica answered; a file came wrong, and once more."""
+    updates = [mirror(40, 30), mirror(40, 0), mirror(40, 50), mirror(90, 20), mirror(90, 20)]
+    await last_mirror(LINES, "mirroring", all_of(updates))
+    assert said() == ["70 B of 100 B", "70 B of 100 B", "90 B of 100 B", "100 B of 100 B"]

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, EMPTY, Digest, FileLayout, Slab, digest_of
+from bdn.core.chunk import CHUNK_SIZE, EMPTY, Buffer, Digest, FileLayout, Slab, digest_of
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
@@ -31,6 +31,7 @@ from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
+from bdn.transfer.under_way import UnderWay
 from tests.support.content.memory_store import MemoryStore
 from tests.support.mirror.slabs import pieces
 
@@ -55,16 +56,23 @@ class Upstream(RangedReader):
         self.stated: Checksum | None = None
 
     def read_into(
-        self, location: Location, request: RangeRequest, buffer: memoryview, is_wanted: Callable[[], bool] | None = None
+        self,
+        location: Location,
+        request: RangeRequest,
+        buffer: memoryview,
+        goes_on: Callable[[int], bool] | None = None,
     ) -> Checksum | None:
+        assert goes_on is not None
         self.asked.append(request.path)
         self.chunks.append(request.range.start // CHUNK_SIZE)
         if scripted := self.scripted.get(request.path):
+            goes_on(len(buffer) // 2)
             happening = scripted.pop(0)
             if isinstance(happening, BdnError):
                 raise happening
             happening()
         buffer[:] = SMALL.get(request.path, CONTENT)[request.range.start : request.range.stop]
+        goes_on(len(buffer))
         return self.stated
 
 
@@ -81,12 +89,17 @@ class Places:
 
 
 class CountingStore(MemoryStore):
-    """Says when a chunk is read back."""
+    """Says when a chunk is put, and when one is read back."""
 
     def __init__(self) -> None:
         super().__init__()
         self.opened = 0
         self.on_open: Callable[[], object] = bool
+        self.on_put: Callable[[], object] = bool
+
+    def put(self, digest: Digest, content: Buffer) -> None:
+        self.on_put()
+        super().put(digest, content)
 
     def open(self, digest: Digest) -> BinaryIO:
         self.opened += 1
@@ -103,9 +116,20 @@ class Bench:
         self.told: list[tuple[int, Digest, int]] = []
         self.wrong: list[tuple[str, Digest]] = []
         self.packed: dict[str, tuple[FileLayout, Slab]] = {}
+        self.under_way = UnderWay()
+        self.shown: list[int] = []  # bytes told of and bytes under way, whenever somebody could look
 
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
+        self.look()
+
+    def break_off(self) -> None:
+        self.look()
+        raise unavailable()
+
+    def look(self) -> None:
+        told = sum(size for _, _, size in self.told) + sum(layout.size for layout, _ in self.packed.values())
+        self.shown.append(told + self.under_way.received)
 
     async def copy(
         self, sha256: str | None = SHA256, size: int = len(CONTENT), stored: Mapping[int, Digest] = {}
@@ -113,7 +137,7 @@ class Bench:
         checksum = Checksum(ChecksumKind.SHA256, sha256) if sha256 else None
         file = UpstreamFile("a.bin", size, Identity.of("public", "a"), "a.bin", "v", checksum)
         located = LocatedFile("hf://o/r", self.source, file)
-        return await self.copier.copy(located, stored, lambda *chunk: self.told.append(chunk))
+        return await self.copier.copy(located, stored, self._note_chunk, self.under_way)
 
     def have(self, *indexes: int) -> dict[int, Digest]:
         """An earlier attempt has stored these chunks."""
@@ -124,7 +148,11 @@ class Bench:
     async def pack(self, paths: Sequence[str] = PATHS, checksum: Checksum | None = None, scope: str = "public") -> None:
         files = [UpstreamFile(p, len(SMALL[p]), Identity.of(scope, p), p, "v", checksum) for p in paths]
         parcel = [LocatedFile("s3://bucket", self.source, file) for file in files]
-        await self.copier.pack(parcel, self._note, self._note_wrong)
+        await self.copier.pack(parcel, self._note, self._note_wrong, self.under_way)
+
+    def _note_chunk(self, index: int, digest: Digest, size: int) -> None:
+        self.told.append((index, digest, size))
+        self.look()
 
     def _note(self, located: LocatedFile, layout: FileLayout, slab: Slab) -> None:
         assert located.file.path not in self.packed
@@ -168,6 +196,15 @@ async def test_an_outage_that_fails_more_requests_than_a_file_is_forgiven_rounds
     bench.upstream.scripted["a.bin"] = [unavailable() for _ in range(15)]
     await bench.copy()
     assert len(bench.pauses) == 15
+
+
+async def test_what_has_come_of_a_chunk_is_under_way_until_it_is_told_or_lost(bench: Bench) -> None:
+    bench.upstream.scripted["a.bin"] = [bench.break_off, bench.look]
+    bench.store.on_put = bench.look
+    await bench.copy(sha256=None, size=CHUNK_SIZE)
+    half_lost, half_put_told = [CHUNK_SIZE // 2, 0], [CHUNK_SIZE // 2, CHUNK_SIZE, CHUNK_SIZE]
+    assert bench.shown == half_lost + half_put_told
+    assert bench.under_way.received == 0
 
 
 async def test_chunks_that_are_stored_already_are_not_fetched_but_checked_with_the_others(bench: Bench) -> None:
@@ -257,6 +294,16 @@ async def test_an_interruption_makes_a_smaller_slab_and_nothing_is_fetched_twice
     assert len(bench.check()) == 2
     assert bench.upstream.asked == [*PATHS[:5], *PATHS[4:]]
     assert len(bench.pauses) == 1
+
+
+async def test_what_has_come_of_a_parcel_is_under_way_until_it_is_told_or_lost(bench: Bench) -> None:
+    bench.upstream.scripted["file-4"] = [bench.break_off]
+    bench.store.on_put = bench.look
+    await bench.pack()
+    sizes = [len(content) for content in SMALL.values()]
+    come = sum(sizes[:4])
+    assert bench.shown == [come + sizes[4] // 2, come, come, sum(sizes)]  # broken off, put, told, and the rest put
+    assert bench.under_way.received == 0
 
 
 async def test_a_file_that_fails_again_and_again_is_waited_for_and_then_given_up(bench: Bench) -> None:

@@ -22,6 +22,7 @@ from bdn.mirror.ingest.copy_missing import CopyMissing
 from bdn.mirror.ingest.progress import ClaimLostError, CopiesInProgress, Progress, SourceCounters, StoredContents
 from bdn.mirror.ingest.survey import Survey
 from bdn.mirror.upstream.reader import LocatedFile
+from bdn.transfer.under_way import UnderWay
 from tests.support.content.memory_store import MemoryStore
 from tests.support.mirror.service import database_under_test, rows_of
 
@@ -101,6 +102,18 @@ async def test_chunks_are_kept_until_their_file_is_complete(kept: Kept, progress
     assert kept.rows("contents") == [(LAYOUT.digest.hex, LAYOUT.size, ONE.to_bytes() + TWO.to_bytes())]
     assert kept.counters() == (LAYOUT.size, 0)
     assert (kept.flushed, kept.transferred) == (["id"], [CHUNK_SIZE, 1])
+
+
+async def test_what_has_come_and_is_not_in_the_database_is_under_way(kept: Kept, progress: Progress) -> None:
+    with progress.counters[0].under_way.read() as arriving:
+        arriving.received = 5
+        progress.chunk_stored(0, "id", 0, ONE, CHUNK_SIZE)
+        assert progress.bytes_under_way(0, kept.counters()[0]) == CHUNK_SIZE + 5
+        await progress.flush()
+        assert progress.bytes_under_way(0, kept.counters()[0]) == 5
+    assert progress.bytes_under_way(0, CHUNK_SIZE) == 0
+    assert progress.bytes_under_way(0, CHUNK_SIZE + 1) == 0  # another worker has taken over
+    assert progress.bytes_under_way(1, 0) == 0  # a source that nobody has begun
 
 
 async def test_what_could_not_be_told_is_told_the_next_time(kept: Kept, progress: Progress) -> None:
@@ -237,7 +250,9 @@ class Copies:
     wrong_parts: bool = False  # what an earlier attempt stored is not of this file
     store: MemoryStore = field(default_factory=MemoryStore)
 
-    async def copy(self, located: LocatedFile, stored: Mapping[int, Digest], on_stored: ChunkStored) -> FileLayout:
+    async def copy(
+        self, located: LocatedFile, stored: Mapping[int, Digest], on_stored: ChunkStored, _: UnderWay
+    ) -> FileLayout:
         self.asked.append((located.file.path, set(stored)))
         if self.wrong_parts and stored:
             raise ChecksumMismatchError(located.file.path, "right", "wrong")
@@ -254,7 +269,9 @@ class Copies:
         for digest in layout.chunks if layout.slice is None else (SLAB.digest,):
             self.store.put(digest, bytearray())
 
-    async def pack(self, parcel: Sequence[LocatedFile], on_packed: PackedFile, on_wrong: WrongContent) -> None:
+    async def pack(
+        self, parcel: Sequence[LocatedFile], on_packed: PackedFile, on_wrong: WrongContent, _: UnderWay
+    ) -> None:
         self.parcels.append([located.file.path for located in parcel])
         await asyncio.sleep(0)
         for located in parcel:

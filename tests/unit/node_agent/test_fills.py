@@ -7,6 +7,7 @@ import pytest
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import DiskFailedError, GrantExpiredError
+from bdn.transfer.under_way import UnderWay
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.fill.fills import Fill, Fills
@@ -88,6 +89,24 @@ async def test_a_fill_goes_on_when_its_leader_leaves(fills: Fills) -> None:
     leader.gate.set()
     await waiting
     assert (leader.count, other.count) == (1, 0)
+
+
+async def test_whoever_waits_for_a_file_knows_what_is_under_way_of_it(fills: Fills) -> None:
+    under_way: list[UnderWay] = []
+
+    async def fill(fill: Fill) -> None:
+        with fill.under_way.read() as one, fill.under_way.read() as other:
+            one.received, other.received = 3, 4
+            under_way.append(fill.under_way)
+            await gate.wait()
+
+    gate, waiter = asyncio.Event(), Waiter(fills)
+    filling = asyncio.create_task(fills.join((FILE, SECOND), fill, waiter.report, waiter.restart))
+    await settle()
+    assert [fills.bytes_under_way(file) for file in (FILE, SECOND, THIRD)] == [7, 7, 0]
+    gate.set()
+    await filling
+    assert (fills.bytes_under_way(FILE), under_way[0].received) == (0, 0)
 
 
 async def test_a_disk_that_failed_for_one_failed_for_all(fills: Fills) -> None:

@@ -40,6 +40,16 @@ def test_a_file_that_somebody_else_finished_comes_from_the_node() -> None:
     assert progress.bytes_from() == [BytesFrom(node=2)]
 
 
+def test_what_is_under_way_counts_for_the_mount_that_it_comes_for_until_it_is_whole() -> None:
+    progress = FillProgress([Manifest.of([A]), Manifest.of([B])], {A.digest, B.digest}, NO_FAILURES)
+
+    with progress.awaiting(B.digest, lambda: 1):
+        assert progress.bytes_under_way() == [0, 1]
+        progress.finish(B.digest, 2)
+        assert progress.bytes_under_way() == [0, 0]
+    assert progress.bytes_under_way() == [0, 0]
+
+
 def test_the_rate_is_that_of_the_last_five_seconds() -> None:
     rate = Rate()
     assert rate.per_second(0.0) is None

@@ -15,6 +15,7 @@ from bdn.core.errors import (
 )
 from bdn.core.pace.retry import RetryPolicy
 from bdn.transfer.chunk_readers import PartialChunk, RetryingReader, VerifyingReader, WrongLengthError, fetch
+from bdn.transfer.under_way import Arriving
 from tests.support.content.readers import CountedWaits, ScriptedReader, read_chunk
 
 POLICY = RetryPolicy(0, attempts=4, first_seconds=1.0, longest_seconds=3.0, longest_retry_after_seconds=60.0)
@@ -110,6 +111,20 @@ def test_a_chunk_knows_which_source_sent_how_much_of_it() -> None:
     assert (chunk.senders, chunk.missing, chunk.bytes_by_tier) == ([], 5, {})
     chunk.found("node")
     assert chunk.bytes_by_tier == {"node": 5}
+
+
+def test_of_a_chunk_what_others_sent_is_under_way_until_it_is_dropped() -> None:
+    arriving, reader = Arriving(), verified(WRONG, RIGHT)[0]
+    chunk = PartialChunk(digest_of(RIGHT), memoryview(bytearray(5)), arriving=arriving)
+    chunk.received(chunk.buffer[:3])
+    assert arriving.received == 3
+    chunk.restart()
+    assert arriving.received == 0
+    reader.read_into(chunk)
+    assert arriving.received == 5
+    chunk.restart()
+    chunk.found("node")
+    assert arriving.received == 0
 
 
 def test_a_chunk_is_stored_once_whoever_does_it() -> None:

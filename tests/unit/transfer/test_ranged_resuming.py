@@ -1,5 +1,6 @@
 """A connection that breaks or stalls inside a body costs nothing of what it brought: the rest is asked for on another one."""
 
+from collections.abc import Callable
 from contextlib import closing, suppress
 from select import select
 from socket import MSG_PEEK, socket
@@ -43,7 +44,11 @@ class Outcome(NamedTuple):
 
 
 def read(
-    *plays: Play, resume: ResumePolicy | None = None, stall: StallPolicy = WINDOW, etag: str | None = None
+    *plays: Play,
+    resume: ResumePolicy | None = None,
+    stall: StallPolicy = WINDOW,
+    etag: str | None = None,
+    goes_on: Callable[[int], bool] | None = None,
 ) -> Outcome:
     """The first 1000 bytes from a server that plays one play per connection."""
     asked: list[str] = []
@@ -54,7 +59,7 @@ def read(
         reader = RangedReader(pool, resume or ResumePolicy(), stall)
         request = RangeRequest(SOURCE, "file", ByteRange(0, 1000), SIZE)
         try:
-            reader.read_into(Location(server.url, etag=etag), request, memoryview(buffer))
+            reader.read_into(Location(server.url, etag=etag), request, memoryview(buffer), goes_on)
         except BdnError as caught:
             error = caught
     return Outcome(bytes(buffer), error, asked)
@@ -98,6 +103,18 @@ def test_the_rest_is_asked_for_where_the_first_connection_left_off(brought: int,
     first: Play = end(good(0)[: HEAD + brought])  # type: ignore[operator]
     outcome = read(first, answering(good(brought)))
     assert outcome == (CONTENT[:1000], None, ["bytes=0-999", f"bytes={brought}-999"])
+
+
+def test_how_much_is_there_is_told_as_it_comes_and_at_the_end_also_of_what_was_gone_on_with() -> None:
+    told: list[int] = []
+
+    def goes_on(received: int) -> bool:
+        told.append(received)
+        return True
+
+    plays = resetting_after(good(0)[: HEAD + 600]), answering(good(600))
+    assert read(*plays, goes_on=goes_on).error is None
+    assert (told == sorted(told), 600 in told, told[-1]) == (True, True, 1000)
 
 
 def test_pieces_of_unknown_length_are_gone_on_with_too() -> None:
@@ -282,7 +299,7 @@ def test_a_transfer_that_nobody_wants_any_more_ends_in_the_middle_of_a_body() ->
 
     asked = 0
 
-    def is_wanted() -> bool:
+    def goes_on(_: int) -> bool:
         nonlocal asked
         asked += 1
         return asked < 3
@@ -292,5 +309,5 @@ def test_a_transfer_that_nobody_wants_any_more_ends_in_the_middle_of_a_body() ->
         request = RangeRequest(SOURCE, "file", ByteRange(0, 1000), SIZE)
         with pytest.raises(CanceledError):
             RangedReader(pool, stall=patient).read_into(
-                Location(server.url), request, memoryview(bytearray(1000)), is_wanted
+                Location(server.url), request, memoryview(bytearray(1000)), goes_on
             )
