@@ -26,7 +26,7 @@ class LocalAgent:
         path = await in_thread(destination.resolve)
         # Whether what stands there is intact is looked at later, once: that takes a while for many files.
         if not await in_thread(self.agent.stages.lifecycle.stands_at, path):
-            await in_thread(Destination(path, "check", self.agent.stages.lifecycle.views.files).check, None)
+            await in_thread(Destination(path, "check", self.agent.stages.lifecycle.views.files, 0).check, None)
 
     async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
         """Publish a grant's only manifest at a directory, as hard links with ``link``; the stage again and again, the last time in a terminal state."""
