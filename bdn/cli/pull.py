@@ -21,6 +21,7 @@ from bdn.cli.output import Output, command_line
     is_flag=True,
     help="Hard links into the cache, on one file system: they take no room, but an edit of a file reaches the cache.",
 )
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @command_line
 async def pull(
     output: Output,
@@ -39,6 +40,7 @@ async def pull(
     \b
     Example: bdn pull hf://org/model@main ./model --allow '**/*.safetensors' --allow '*.json'
     Example: bdn pull s3://bucket/data ./data --secret my_keys
+    Example: bdn pull hf://org/model ./model --dry-run --json
     """
     from bdn.cli.pulling import run_pull  # noqa: PLC0415
 
