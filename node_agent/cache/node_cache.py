@@ -234,6 +234,8 @@ class NodeCache:
             users = {one.stage_id for name in names for one in self.index.leases.holders(name)}
             if self.index.ledger.is_committed(content) and users <= idle:
                 giving[content] = self.index.contents_of(manifest)[content]
+        if not giving:
+            return
         facts = {"files": len(giving), "bytes": sum(giving.values())}
         await in_thread(self.events.decided, [about_holder("given", manifest, holder, facts)])
         for content in giving:  # before they go: nobody shall be told that they are whole, and not find them

@@ -375,6 +375,31 @@ async def test_what_somebody_changed_in_the_cache_is_not_given(
 
 
 @pytest.mark.usefixtures("no_reflinks")
+@pytest.mark.parametrize("kind", ["group", "attribute"])
+async def test_a_file_that_is_not_what_a_copy_would_be_is_copied(
+    rig: Rig, mirror: AgentMirror, dest: Path, kind: str
+) -> None:
+    manifest = mirror.publish(OLD)
+    async with rig.agent() as agent:
+        stage = await staged(agent, mirror, manifest)
+        await agent.stages.release(stage.id)
+        for entry in manifest.files:
+            try:
+                if kind == "group":
+                    os.chown(agent.places.file(entry.digest), -1, os.getgid() + 1)
+                else:
+                    os.setxattr(agent.places.file(entry.digest), "user.of-the-cache", b"1")
+            except OSError as error:
+                pytest.skip(f"not permitted here: {error}")
+
+        pulled_there = await pulled(agent, mirror, manifest, dest)
+
+        assert (pulled_there.mounts[0].view, tree(dest)) == ("copy", OLD)
+        assert {path.stat().st_gid for path in dest.iterdir()} == {os.getgid()}
+        assert [os.listxattr(path) for path in dest.iterdir()] == [[], []]
+
+
+@pytest.mark.usefixtures("no_reflinks")
 async def test_a_pull_that_fails_after_files_were_given_leaves_nothing_behind_and_can_be_asked_again(
     rig: Rig, mirror: AgentMirror, dest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
