@@ -1,15 +1,20 @@
 """The agent inside another program: what the entry point ``bdn.embedded`` names, for ``bdn pull``, ``bdn up`` and the demo."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bdn.core.chunk import Manifest
+from bdn.core.errors import CacheFullError, CacheTooSmallError
+from bdn.core.room import Need, Tree
+from bdn.disk.durable import disk_errors
 from bdn.wire.stage_schema import BytesFrom, StageDocument
 from node_agent.api import serving_api
 from node_agent.app import Agent, open_agent
-from node_agent.background_tasks import in_thread
+from node_agent.background_tasks import in_steps, in_thread
 from node_agent.settings import load_settings
 from node_agent.stage.view.destination import Destination
 
@@ -26,7 +31,7 @@ class LocalAgent:
         path = await in_thread(destination.resolve)
         # Whether what stands there is intact is looked at later, once: that takes a while for many files.
         if not await in_thread(self.agent.stages.lifecycle.stands_at, path):
-            await in_thread(Destination(path, "check", self.agent.stages.lifecycle.views.files).check, None)
+            await in_thread(Destination(path, "check", self.agent.stages.lifecycle.views.files, 0).check, None)
 
     async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
         """Publish a grant's only manifest at a directory, as hard links with ``link``; the stage again and again, the last time in a terminal state."""
@@ -39,18 +44,64 @@ class LocalAgent:
                     mount.bytes_from = BytesFrom(node=mount.bytes_total or 0)
             yield document
 
-    async def would_lose(self, grant: str, destination: Path) -> tuple[str, list[str]]:
-        """What an earlier pull put at the directory and this one would remove or replace: its manifest's digest as hex, and the paths."""
+    async def coming(self, grant: str) -> Manifest:
+        """A grant's only manifest. It is not taken into the cache."""
+        (mount,) = (await self.agent.stages.verify(grant)).mounts
+        catalogue = self.agent.stages.lifecycle.provision.catalogue
+        return (await catalogue.obtain(mount.manifest, grant, is_complete=True)).manifest
+
+    async def earlier(self, destination: Path) -> Manifest | None:
+        """What an earlier pull put at the directory that stands there now."""
         lifecycle = self.agent.stages.lifecycle
         path = await in_thread(destination.resolve)
         earlier = await in_thread(lifecycle.published_at, path)
-        if earlier is None or earlier.manifest is None or not await in_thread(lifecycle.stands_at, path):
-            return "", []
-        (mount,) = (await self.agent.stages.verify(grant)).mounts
-        coming = await lifecycle.provision.catalogue.obtain(mount.manifest, grant, is_complete=True)
-        kept = {(file.path, file.digest) for file in coming.manifest.files}
-        lost = [file.path for file in earlier.manifest.files if (file.path, file.digest) not in kept]
-        return earlier.digest.hex, lost
+        if earlier is None or not await in_thread(lifecycle.stands_at, path):
+            return None
+        return earlier.manifest
+
+    async def is_whole(self, destination: Path, *, link: bool) -> bool:
+        """Whether the directory is as the last pull left it, and that was with, or without, ``link``."""
+        path = await in_thread(destination.resolve)
+        stages = self.agent.stages
+        known = [
+            stage.record
+            for stage in stages.registry.all()
+            if stage.record.destination == path and stage.record.state == "READY" and stage.record.is_linked(link)
+        ]
+        return any([await in_thread(stages.lifecycle.is_intact_pull, record) for record in known])
+
+    async def needs(self, destination: Path, before: Need | None, tree: Tree) -> list[Need]:
+        """What the cache and the directory need of a tree, after what is written ``before``.
+
+        A directory on the cache's file system needs nothing: it shares blocks, or is given the cache's files.
+
+        Raises ``CacheTooSmallError``, ``CacheFullError``: even alone it does not fit the cache.
+        """
+        index = self.agent.cache.index
+        absent = (size for content, size in tree.contents.items() if index.ledger.size_of(content) is None)
+        lacking = tree.unknown + sum(absent)
+        leased = await in_steps(index.counting_leased())
+        return await in_thread(self._needs, destination, before, tree, lacking, leased)
+
+    def _needs(self, destination: Path, before: Need | None, tree: Tree, lacking: int, leased: int) -> list[Need]:
+        space, root = self.agent.cache.space, self.agent.places.root
+        path = destination.resolve()
+        place = next(folder for folder in (path, *path.parents) if folder.exists())
+        with disk_errors(place):
+            own, other, disk = root.stat().st_dev, place.stat().st_dev, os.statvfs(place)
+        budget = space.room().budgets.node
+        total = tree.unknown + sum(tree.contents.values())
+        if lacking and total > budget:
+            raise CacheTooSmallError(total, budget)
+        if lacking > budget - leased:
+            raise CacheFullError(lacking, max(0, budget - space.node.used_bytes), leased, budget)
+        earlier = {before.device: before.size} if before else {}
+        room = space.room(padding=earlier.get(own, 0)).budgets.node - leased
+        needs = [Need("the cache", str(root), own, lacking, room)]
+        if other != own:
+            free = disk.f_bavail * disk.f_frsize - earlier.get(other, 0)
+            needs.append(Need("the files", str(path), other, tree.size, free))
+        return needs
 
 
 @asynccontextmanager

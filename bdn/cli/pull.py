@@ -21,6 +21,7 @@ from bdn.cli.output import Output, command_line
     is_flag=True,
     help="Hard links into the cache, on one file system: they take no room, but an edit of a file reaches the cache.",
 )
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @command_line
 async def pull(
     output: Output,
@@ -31,7 +32,7 @@ async def pull(
 ) -> None:
     """Put the files of SOURCE at DEST, through a mirror and a cache on this machine.
 
-    The files are yours: they share blocks with the cache where the file system can do that (xfs, btrfs), else they are copies.
+    The files are yours: they share blocks with the cache where the file system can do that (xfs, btrfs). Elsewhere the cache gives them away, or copies what others need.
     With --link they are the cache's own files; one that was edited is read and repaired before it is put anywhere again.
     DEST must be new, empty, or from an earlier pull; of another source or other patterns only with --replace. Removing DEST lets the cache evict its files when it needs room.
     A commit that was pulled before is put there without asking the upstream.
@@ -39,6 +40,7 @@ async def pull(
     \b
     Example: bdn pull hf://org/model@main ./model --allow '**/*.safetensors' --allow '*.json'
     Example: bdn pull s3://bucket/data ./data --secret my_keys
+    Example: bdn pull hf://org/model ./model --dry-run --json
     """
     from bdn.cli.pulling import run_pull  # noqa: PLC0415
 

@@ -13,9 +13,11 @@ from pydantic import BaseModel
 
 from bdn.cli.clients import request_body
 from bdn.cli.output import Output
+from bdn.cli.pull_plan import AtDestination, contents_of, plan_pull
 from bdn.cli.running import embedded_services, spare_collector
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.core.room import Tree, check_room
 from bdn.core.source.uri import WeightsSource
 from bdn.core.units import counted, format_size
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
@@ -54,9 +56,10 @@ async def run_pull(
     offline: bool,
     replace: bool,
     link: bool,
+    dry_run: bool,
     **asked: Any,  # noqa: ANN401 - of request_body
 ) -> None:
-    """Put the files of a source at a directory, and print what was done."""
+    """Put the files of a source at a directory, and print what was done, or with ``dry_run`` what would be."""
     (wanted,) = request_body((source,), **asked).sources()
     async with embedded_services(output, "bdn pull") as (running, agent):
         requests = running.service.requests
@@ -73,18 +76,27 @@ async def run_pull(
             began = time.perf_counter()
         spare_collector()
         await agent.check_destination(dest)
+        running.service.room.beside = lambda store, tree: agent.needs(dest, store, tree)
+        if dry_run:
+            look = AtDestination.look(agent, requests, wanted, dest, link=link)
+            planned = await plan_pull(running.service, agent, wanted, held, await look)
+            output.result(planned, planned.lines())
+            return
         if held is None:
             mirrored, grant = await _mirror(output, requests, wanted)
         else:
             mirrored, grant = held.source.model_copy(update={"bytes_transferred": 0}), held.grant
             if offline:
                 output.say(f"offline: {_of_then(held)}")
-        manifest, lost = await agent.would_lose(grant, dest)
-        if lost and not replace and not await requests.is_update(manifest, wanted, DEFAULT_ORGANISATION):
+        coming, at_dest = await agent.coming(grant), await AtDestination.look(agent, requests, wanted, dest, link=link)
+        lost = at_dest.lost(contents_of(coming))
+        if lost and not replace and not at_dest.is_same_request:
             raise InvalidRequestError(
                 f"{dest} holds what another pull put there, and this one would remove or replace {_named(lost)}; add --replace, "
                 "or name another directory"
             )
+        if not at_dest.has(contents_of(coming)):
+            check_room(mirrored.source, await agent.needs(dest, None, Tree.of(coming)))
         stage = await ready_stage(output, "staging", agent.pull(grant, dest, link=link))
         seconds = time.perf_counter() - began
     mount = stage.mounts[0]

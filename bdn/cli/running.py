@@ -17,7 +17,9 @@ from typing import Final, Protocol
 import bdn
 from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output
+from bdn.core.chunk import Manifest
 from bdn.core.errors import InUseError, InvalidRequestError
+from bdn.core.room import Need, Tree
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.db.database import database_url, place_of
 from bdn.mirror.settings import MirrorSettings
@@ -109,8 +111,17 @@ class EmbeddedAgent(Protocol):
     async def check_destination(self, destination: Path) -> None:
         """Refuse a directory where no view could be published, before anything is moved."""
 
-    async def would_lose(self, grant: str, destination: Path) -> tuple[str, list[str]]:
-        """What an earlier pull put at the directory and this one would remove or replace: its manifest's digest as hex, and the paths."""
+    async def coming(self, grant: str) -> Manifest:
+        """A grant's only manifest."""
+
+    async def earlier(self, destination: Path) -> Manifest | None:
+        """What an earlier pull put at the directory that stands there now."""
+
+    async def is_whole(self, destination: Path, *, link: bool) -> bool:
+        """Whether the directory is as the last pull left it, and that was with, or without, ``link``."""
+
+    async def needs(self, destination: Path, before: Need | None, tree: Tree) -> list[Need]:
+        """What the cache and the directory need of a tree, after what is written ``before``."""
 
     def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
         """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""

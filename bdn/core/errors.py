@@ -258,6 +258,13 @@ class StoreUnavailableError(ServiceError):
     reason: str
 
 
+class NoRoomError(ServiceError):
+    code = "NO_ROOM"
+    message = "{what} does not fit. {figures}. Free the disk, select fewer files, or set BDN_STORE or BDN_AGENT_CACHE_DIR to another one"
+    what: str
+    figures: str
+
+
 class CacheTooSmallError(ServiceError):
     code = "CACHE_TOO_SMALL"
     needed_bytes: int

@@ -323,6 +323,11 @@ KINDS: Final[dict[str, EventKind]] = {
         "node:size cluster:size mirror:size",
         "here",
     ),
+    # Of a pull where nothing can share blocks: the directory has the cache's own files, and the cache has none.
+    "given": _stage(
+        "gave {bytes} to the directory of {holder}, {files} files that nobody else needed, instead of copies",
+        "bytes:size files:count",
+    ),
     "failed": _stage("was given up for {holder}: {problem} [{code}]", "code problem"),
     # Files of a READY stage were lost, and cannot be fetched now.
     "not_mended": _stage("stays as it is for {holder}, although files were lost: {problem} [{code}]", "code problem"),

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import BinaryIO, Final, Literal, Protocol
+from typing import BinaryIO, Final, Literal, NamedTuple, Protocol
 
 from blake3 import blake3
 
@@ -56,6 +56,15 @@ class CollectableStore(ChunkStore, Protocol):
         """Remove what was left half-written and last changed before then. How many there are, and their bytes."""
 
 
+class StoreDisk(NamedTuple):
+    """Of the file system where a store rests: bytes that are free, and all of them; which it is, and where."""
+
+    free: int
+    size: int
+    device: int
+    path: str
+
+
 class MirrorStore(CollectableStore, Protocol):
     """What a mirror rests on: it is scrubbed, too."""
 
@@ -68,8 +77,8 @@ class MirrorStore(CollectableStore, Protocol):
     def evidence(self) -> int:
         """How many wrong chunks are kept."""
 
-    def disk(self) -> tuple[int, int]:
-        """Bytes of its disk that are free, and all of them."""
+    def disk(self) -> StoreDisk:
+        """Its disk."""
 
 
 PUBLIC: Final = "public"  # everybody

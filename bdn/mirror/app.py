@@ -26,6 +26,7 @@ from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.progress import CopiesInProgress, Progress
 from bdn.mirror.ingest.requests import MirrorRequests, keep_pruning
+from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
 from bdn.mirror.key_files import load_grant_signer
@@ -67,6 +68,7 @@ class MirrorService:
 
     api: FastAPI
     requests: MirrorRequests
+    room: RoomForSources
     data_port: int | None
     watch: Watch
 
@@ -143,6 +145,7 @@ async def open_mirror(
             clock,
         )
 
+        room = RoomForSources(store, database)
         if work:
             await stack.enter_async_context(in_background(events.keep_expiring()))
             await stack.enter_async_context(in_background(keep_pruning(database, settings.mirrors_seconds, clock)))
@@ -154,7 +157,7 @@ async def open_mirror(
             )
             threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
             reader = UpstreamReader(RangedReader(connections, stall=stall), threads, retries)
-            ingest = Ingest(database, surveyor, Copier(store, reader), CopiesInProgress(), damages)
+            ingest = Ingest(database, surveyor, Copier(store, reader), CopiesInProgress(), damages, room)
 
             # Scrub: the store is read again, and repaired from agents and upstreams.
             to_agents = stack.enter_context(closing(ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS)))
@@ -222,7 +225,7 @@ async def open_mirror(
         api = new_service(
             "BDN mirror", limit_request_bytes=settings.limit_request_bytes, routers=ROUTERS, provides=services
         )
-        yield MirrorService(api, requests, data_port, watch)
+        yield MirrorService(api, requests, room, data_port, watch)
 
 
 def check_binding(settings: MirrorSettings) -> None:

@@ -28,7 +28,7 @@ from blake3 import blake3
 
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest
 from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
-from bdn.core.store import MirrorStore, StoredChunk
+from bdn.core.store import MirrorStore, StoredChunk, StoreDisk
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import make_folder, sync_folder
 
@@ -63,11 +63,11 @@ class DirectoryStore:
         with self._failures_mapped(), os.scandir(f"{self._chunks}/.") as found:
             next(found, None)
 
-    def disk(self) -> tuple[int, int]:
-        """Bytes of its disk that are free, and all of them."""
+    def disk(self) -> StoreDisk:
+        """Its disk."""
         with self._failures_mapped():
-            found = os.statvfs(self._root)
-        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+            found, device = os.statvfs(self._root), self._root.stat().st_dev
+        return StoreDisk(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, device, str(self._root))
 
     def clear_incoming(self) -> None:
         """Remove what a crash left half-written. Only while no other process writes here."""

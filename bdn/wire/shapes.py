@@ -123,6 +123,7 @@ STATUS: Final[dict[type[BdnError], int]] = {
     errors.LimitExceededError: 413,
     errors.CallerError: 422,
     errors.UpstreamError: 502,
+    errors.NoRoomError: 507,
     errors.CacheTooSmallError: 507,
     errors.CacheFullError: 507,
     errors.ServiceError: 503,

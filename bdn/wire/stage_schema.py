@@ -10,7 +10,7 @@ from bdn.wire.shapes import ErrorBody, StrictModel
 
 StageState = Literal["PENDING", "STAGING", "READY", "FAILED", "RELEASED"]
 TERMINAL: frozenset[StageState] = frozenset({"READY", "FAILED", "RELEASED"})
-ViewKind = Literal["hardlink", "reflink", "copy"]
+ViewKind = Literal["hardlink", "reflink", "given", "copy"]
 ExposureKind = Literal["bind", "symlink", "none"]
 WarmState = Literal["WARMING", "WARM", "SKIPPED", "STOPPED"]
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason, Holder, Steps, Victim
+from bdn.core.cache.index import LOOKS_AT_ONCE, CacheIndex, EvictionPlan, EvictionReason, Holder, Steps, Victim
 from bdn.core.chunk import Digest, Manifest
 from bdn.core.errors import BdnError, CacheTooSmallError
 from bdn.core.events import Event
@@ -17,6 +18,7 @@ from node_agent.cache.cache_events import (
     Account,
     CacheEvents,
     Decisions,
+    about_holder,
     admitted,
     dropped,
     for_room,
@@ -115,7 +117,7 @@ class NodeCache:
             with suppress(BdnError):  # the order of eviction after the next restart is all that is lost
                 await in_thread(self.files.records.touch, manifest, now)
         gone = [digest for digest in left if not self._is_counted(digest)]
-        why = dropped(gone, "its last stage ended before anything of it was on disk")
+        why = dropped(gone, "its last stage ended, and nothing of it is in the cache")
         await self.forget(gone, why)
         self.events.changed()
 
@@ -197,6 +199,53 @@ class NodeCache:
             contents, last_used = self.index.contents_of(name), self.index.recency.last_used(name)
             self.index.restore(name, contents, {content: False}, last_used=last_used)
         self.events.changed()
+
+    async def give(
+        self,
+        manifest: Digest,
+        contents: Collection[Digest],
+        holder: Holder,
+        idle: Collection[str],
+        take: Callable[[AbstractSet[Digest]], None],
+    ) -> None:
+        """Let whole files of a manifest go to its ``holder`` for good, as far as no stage needs them but this and ``idle`` ones.
+
+        ``take``, which is told which, moves what it can out of ``files``; the rest stays held. Blocking. The manifest stays, and
+        the next stage fills it again.
+
+        Raises what ``take`` raises: what it has moved is held no more.
+        """
+        async with self._lock:
+            await to_the_end(self._give(manifest, contents, holder, {holder.stage_id, *idle}, take))
+
+    async def _give(
+        self,
+        manifest: Digest,
+        contents: Collection[Digest],
+        holder: Holder,
+        idle: AbstractSet[str],
+        take: Callable[[AbstractSet[Digest]], None],
+    ) -> None:
+        giving: dict[Digest, int] = {}
+        for number, content in enumerate(contents):
+            if number % LOOKS_AT_ONCE == LOOKS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            names = self.index.named_by(content)
+            users = {one.stage_id for name in names for one in self.index.leases.holders(name)}
+            if self.index.ledger.is_committed(content) and users <= idle:
+                giving[content] = self.index.contents_of(manifest)[content]
+        if not giving:
+            return
+        facts = {"files": len(giving), "bytes": sum(giving.values())}
+        await in_thread(self.events.decided, [about_holder("given", manifest, holder, facts)])
+        for content in giving:  # before they go: nobody shall be told that they are whole, and not find them
+            self.index.lose(content)
+        try:
+            await in_thread(take, giving.keys())
+        finally:
+            for found in await in_thread(self.files.left_of, [Victim(manifest, (), 0)]):
+                found.restore(self.index)
+            self.events.changed()
 
     # --- with the lock held ---
 

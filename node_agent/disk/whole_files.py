@@ -7,13 +7,14 @@ before it was read and found right (docs/adr/0032).
 
 # ruff: noqa: PTH104, PTH116 - these calls are made for each of a million files, and a Path costs as much as the call
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from bdn.core.cache.digest_table import DigestTable
 from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of, file_digest
@@ -23,6 +24,20 @@ from node_agent.disk.places import Places, name_in_files
 _MAGIC: Final = b"bdnpins1"
 _PIN_SIZE: Final = 16  # bytes: nanoseconds of modification and of change; zeros where there is no pin
 _WORD: Final = (1 << 64) - 1
+_NO_RENAME: Final = frozenset({errno.EXDEV, errno.EPERM})  # another mount of one file system, another project's quota
+
+
+class Alike(NamedTuple):
+    """What of a file is the same as of its copy: where it lies, and whose it is."""
+
+    device: int
+    owner: int
+    group: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """Of this file."""
+        return cls(status.st_dev, status.st_uid, status.st_gid)
 
 
 class ChangedFilesError(Exception):
@@ -63,6 +78,29 @@ class WholeFiles:
             aside.unlink(missing_ok=True)
             os.link(path, aside)
             aside.rename(shown)
+
+    def give(self, content: Digest, name: bytes, folder: int, alike: Alike) -> bool:
+        """Let the file itself go to where a copy of it was wanted: from then on it is not ours. False: it stays, and can be copied.
+
+        It stays where it is not as we left it, where others have a name for it, or where it cannot be what a copy would be.
+        Raises ``ChangedFilesError``: somebody wrote in the same moment; it has gone.
+        """
+        path = self._path(content)
+        with self._lock:
+            before = os.stat(path)
+            if self._pins.get(content) != seen(before) or before.st_nlink != 1 or Alike.of(before) != alike:
+                return False
+            try:
+                os.rename(path, name, dst_dir_fd=folder)
+            except OSError as error:
+                if error.errno not in _NO_RENAME:
+                    raise
+                return False
+            del self._pins[content]
+            after = os.stat(name, dir_fd=folder)
+        if (after.st_mtime_ns, after.st_size) != (before.st_mtime_ns, before.st_size):
+            raise ChangedFilesError((content,))
+        return True
 
     @contextmanager
     def _as_left(self, content: Digest) -> Iterator[str]:

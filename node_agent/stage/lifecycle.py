@@ -174,9 +174,17 @@ class Lifecycle:
         return self.views.is_intact(record.id, manifests)
 
     async def _publish(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
-        publish = self._destination(stage.record).publish
+        """Build, give what would otherwise be copied and nobody else needs, and let it appear."""
+        record, destination = stage.record, self._destination(stage.record)
         ((location, manifest),) = manifests.items()
-        built, stage.record.inode = await in_thread(publish, manifest, stage.earlier, stage.stop)
+        try:
+            builder = await in_thread(destination.build, manifest, stage.earlier, stage.stop)
+            if builder.gifts:
+                idle = {one.record.id for one in self._pulled()}  # what they show is theirs, or has links of its own
+                await self.cache.give(manifest.digest, builder.gifts, record.holder, idle, builder.give)
+            built, record.inode = await in_thread(destination.publish, builder, manifest, stage.earlier)
+        finally:
+            await in_thread(destination.clear)
         return {location: built}
 
     async def _show(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
@@ -379,7 +387,7 @@ class Lifecycle:
 
     def stands_at(self, path: Path) -> bool:
         """Whether the directory there is one that we published, whatever happened in it since. Looks at no file. Blocking."""
-        inode = Destination(path, "", self.views.files).inode()
+        inode = Destination(path, "", self.views.files, 0).inode()
         return inode is not None and any(
             stage.record.destination == path and stage.record.inode == inode for stage in self.registry.all()
         )
@@ -395,13 +403,13 @@ class Lifecycle:
 
     def _destination(self, record: StageRecord) -> Destination:
         assert record.destination is not None  # noqa: S101 - of pulls alone
-        return Destination(record.destination, record.id, self.views.files, record.link)
+        return Destination(record.destination, record.id, self.views.files, record.stamp, record.link)
 
     def _published(self, record: StageRecord) -> Earlier | None:
         if record.inode is None:
             return None
         digest = record.mounts[0].digest
-        return Earlier(record.inode, digest, self.cache.files.records.load(digest))
+        return Earlier(record.inode, digest, self.cache.files.records.load(digest), record.stamp)
 
     def _pulled(self) -> list[NodeStage]:
         """The pulls that are READY."""

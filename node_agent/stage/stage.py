@@ -73,6 +73,11 @@ class StageRecord(BaseModel):
             return max(0.0, self.expires_at - self.created_at)
         return self.ttl_seconds
 
+    @property
+    def stamp(self) -> int:
+        """The time of a pull's files that are not links, in nanoseconds since the epoch."""
+        return round(self.created_at * 1e9)
+
     def is_linked(self, wanted: bool) -> bool:
         """Whether a pull has put links there, or has not, as is ``wanted``; where links are impossible there are copies."""
         return self.link == wanted and (wanted or all(mount.view != "hardlink" for mount in self.mounts))

@@ -32,9 +32,9 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_after_a_sync_that_failed_nothing_more_is_recorded_however_well_later_ones_go"),
     ],
     "node_agent/stage/view/destination.py": [
-        ("the folders of a pulled view are not synced", "                sync_folders(self.aside)\n", "",
+        ("the folders of a pulled view are not synced", "            sync_folders(self.aside)\n", "",
          "test_a_pulled_directory_stands_once_the_pull_has_ended"),
-        ("the name of a pulled view is not synced", "                sync_folder(self.path.parent)\n", "",
+        ("the name of a pulled view is not synced", "            sync_folder(self.path.parent)\n", "",
          "test_a_pulled_directory_stands_once_the_pull_has_ended"),
     ],
 }

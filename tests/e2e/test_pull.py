@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import snapshot_download
@@ -14,6 +15,8 @@ from safetensors.numpy import save
 from tests.doubles.faults import answer, drop
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
+from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
+from tests.support.agent.rig import noise
 from tests.support.content.trees import tree
 from tests.support.services.commands import Shell
 
@@ -106,9 +109,11 @@ def test_a_second_pull_moves_no_bytes_and_one_of_a_changed_source_only_those(
 
     size = sum(len(content) for content in model().values())
     assert (first["bytes_transferred"], first["bytes_from"]) == (size, {"node": 0, "cluster": 0, "mirror": size})
-    for document in (second, elsewhere):
-        assert document["bytes_transferred"] == 0
-        assert document["bytes_from"]["mirror"] == 0
+    assert (second["bytes_transferred"], second["bytes_from"]) == (0, {"node": size, "cluster": 0, "mirror": 0})
+    # Where files share no blocks, the first directory has the cache's own, and the cache gets others from the store.
+    filled = size if first["view"] == "given" else 0
+    expected_from = {"node": size - filled, "cluster": 0, "mirror": filled}
+    assert (elsewhere["bytes_transferred"], elsewhere["bytes_from"]) == (0, expected_from)
     assert hub.log.bytes_served("/resolve/") == 0
     assert hub.log.count(origin="cdn") == 0
     assert tree(tmp_path / "out") == tree(tmp_path / "elsewhere") == model()
@@ -191,15 +196,15 @@ def test_what_a_pull_left_is_explained_and_verified_without_a_service(shell: She
     hub.repo("org/model").commit({"config.json": b"{}"})
     assert shell.run("bdn-admin", "why", "out/config.json").code != 0  # nothing is here, and nothing is made
     assert not (shell.data / "mirror.sqlite").exists()
-    shell.run("bdn", "pull", "hf://org/model", "out")
+    first = shell.run("bdn", "pull", "hf://org/model", "out", "--json").document
     hub.log.clear()
 
     why = shell.run("bdn-admin", "why", "out/config.json")
     verified = shell.run("bdn-admin", "verify", "out", "--json")
 
     assert (why.code, "hf://org/model" in why.out) == (0, True), why.out + why.err
-    # The copy there, and the file in the cache.
-    assert (verified.code, verified.document["chunks_read"], verified.document["items"]) == (0, 2, []), verified.err
+    read = 1 if first["view"] == "given" else 2  # the file there and, unless it went there, the one in the cache
+    assert (verified.code, verified.document["chunks_read"], verified.document["items"]) == (0, read, []), verified.err
     assert hub.log.count() == 0
 
 
@@ -234,6 +239,124 @@ def test_a_pulled_directory_protects_its_content_until_it_is_removed(shell: Shel
     assert refused.code == 3, refused.out + refused.err
     assert f"pull:{tmp_path / 'out'}" in refused.out
     assert evicted.code == 0, evicted.out + evicted.err
+
+
+# --- What a pull would do, and whether it fits ---
+
+MB = 1_000_000
+
+
+def everything(root: Path) -> dict[str, tuple[bool, int]]:
+    """Every file below a directory by path, and when it changed last."""
+    return {str(path): (path.is_file(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_dry_run_says_what_a_pull_would_do_and_does_nothing(shell: Shell, hub: Hub, tmp_path: Path) -> None:
+    hub.repo("org/model").commit(model())
+    size = sum(map(len, model().values()))
+
+    planned = shell.run("bdn", "pull", "hf://org/model", "out", "--dry-run", "--json")
+
+    assert planned.code == 0, planned.err
+    said = planned.document
+    assert (said["files_total"], said["bytes_total"], said["bytes_to_transfer"]) == (len(model()), size, size)
+    assert (said["bytes_held"], said["is_there"], said["removed"], said["replaced"]) == (0, False, [], [])
+    assert sum(room["bytes_needed"] for room in said["room"]) == 2 * size  # the store's, and the cache's or DEST's
+    assert all(room["bytes_free"] > room["bytes_needed"] for room in said["room"])
+    assert not (tmp_path / "out").exists()
+    assert (hub.log.bytes_served("/resolve/"), hub.log.count(origin="cdn")) == (0, 0)
+    assert not [path for path in (shell.data / "store/chunks").rglob("*") if path.is_file()]
+    assert not list((shell.data / "cache/files").glob("*/*"))
+    assert shell.run("bdn-admin", "ls", "--json").document["items"] == []
+    people = shell.run("bdn", "pull", "hf://org/model", "out", "--dry-run")
+    assert (people.code, "would come from the upstream" in people.out, " free: " in people.out) == (0, True, True)
+
+
+def test_a_dry_run_says_what_is_there_and_what_would_go(shell: Shell, hub: Hub, tmp_path: Path) -> None:
+    repository = hub.repo("org/model")
+    sha = repository.commit({"a.json": b"1", "b.json": b"2", "c.bin": b"3"})
+    hub.repo("org/other").commit({"a.json": b"other", "c.bin": b"3"})
+    assert shell.run("bdn", "pull", "hf://org/model", "out").code == 0
+    before = everything(tmp_path / "out")
+
+    def planned(*asked: str) -> dict[str, Any]:
+        done = shell.run("bdn", "pull", *asked, "--dry-run", "--json")
+        assert done.code == 0, done.out + done.err
+        assert everything(tmp_path / "out") == before
+        return dict(done.document)
+
+    for source in ("hf://org/model", f"hf://org/model@{sha}"):
+        same = planned(source, "out")
+        assert (same["is_there"], same["room"], same["bytes_to_transfer"], same["bytes_held"]) == (True, [], 0, 3)
+        elsewhere = planned(source, "new")
+        assert (elsewhere["is_there"], len(elsewhere["room"])) == (False, 1)
+    other = planned("hf://org/other", "out")
+    # Nobody has read the other c.bin yet, and knows that it is the same.
+    assert (other["removed"], other["replaced"], other["replace_needed"]) == (["b.json"], ["a.json", "c.bin"], True)
+    narrower = planned("hf://org/model", "out", "--allow", "*.json")
+    assert (narrower["removed"], narrower["replaced"], narrower["replace_needed"]) == (["c.bin"], [], True)
+    repository.commit({"b.json": None, "c.bin": b"4"})
+    update = planned("hf://org/model", "out")
+    assert (update["removed"], update["replaced"], update["replace_needed"]) == (["b.json"], ["c.bin"], False)
+    assert (update["bytes_to_transfer"], update["bytes_held"]) == (1, 1)
+
+
+def test_a_dry_run_ends_in_the_error_of_the_pull(shell: Shell, hub: Hub, tmp_path: Path) -> None:
+    hub.repo("org/model").commit({"config.json": b"{}"})
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied/mine.txt").write_text("mine")
+    for asked, code in (
+        ("hf://org/model occupied", "INVALID_REQUEST"),
+        ("hf://org/absent out", "AUTH_REQUIRED"),
+        ("hf://org/model out --allow *.nope", "NO_FILES_MATCHED"),
+        ("hf://org/model out --offline", "NOT_FOUND"),
+    ):
+        real, dry = (shell.run("bdn", "pull", *asked.split(), "--json", *more) for more in ((), ("--dry-run",)))
+        assert (dry.code, dry.document["error"]["code"]) == (real.code, code)
+
+
+@needs_mounts
+@pytest.mark.parametrize("is_dry", [False, True], ids=["pull", "dry-run"])
+@pytest.mark.parametrize("offline", [False, True], ids=["cold", "held"])
+def test_what_cannot_fit_is_refused_with_figures_before_its_first_byte(
+    hub: Hub, tmp_path: Path, is_dry: bool, offline: bool
+) -> None:
+    """The store and the cache on one file system, and DEST on another one."""
+    hub.repo("org/small").commit({"weights.bin": noise(20 * MB, 1)})
+    hub.repo("org/model").commit({"weights.bin": noise(40 * MB, 2)})
+    dry = ["--dry-run"] if is_dry else []
+    with mounted_tmpfs(tmp_path / "disk", "72m") as disk, mounted_tmpfs(tmp_path / "other", "16m") as other:
+        shell = Shell(disk, {"HF_ENDPOINT": hub.url}, is_forked=True)
+        if offline:
+            assert shell.run("bdn", "pull", "hf://org/small", "here").code == 0
+            dry += ["--offline"]
+        hub.log.clear()
+
+        there = shell.run("bdn", "pull", "hf://org/small", str(other / "out"), "--json", *dry)
+        assert (there.code, there.document["error"]["code"]) == (1, "NO_ROOM"), there.out + there.err
+        assert f"20 MB are needed and 16.8 MB free: 20 MB for the files at {other}/out" in there.out
+        if not offline:
+            both = shell.run("bdn", "pull", "hf://org/model", "out", "--json", *dry)
+            assert (both.code, both.document["error"]["code"]) == (1, "NO_ROOM"), both.out + both.err
+            assert (
+                "80 MB are needed and 6" in both.out
+            )  # what the cache leaves to others, and to its cluster, is not free
+            assert f"40 MB for the store at {disk}/data/store, 40 MB for the cache at {disk}/data/cache" in both.out
+            too_large = shell.run("bdn", "pull", "hf://org/model", "out", "--json", *dry, BDN_AGENT_CACHE_BYTES="30MB")
+            assert too_large.document["error"]["code"] == "CACHE_TOO_SMALL"
+        assert hub.log.bytes_served("/resolve/") + hub.log.count(origin="cdn") == 0
+        assert list(other.iterdir()) == []
+
+
+@needs_mounts
+def test_a_pull_takes_the_room_of_two_copies_where_files_share_no_blocks(hub: Hub, tmp_path: Path) -> None:
+    hub.repo("org/model").commit({"weights.bin": noise(30 * MB, 2), "b": noise(20, 3)})
+    with mounted_tmpfs(tmp_path / "disk", "72m") as disk:  # three would be 90 MB
+        shell = Shell(disk, {"HF_ENDPOINT": hub.url}, is_forked=True)
+        done = shell.run("bdn", "pull", "hf://org/model", "out", "--json")
+        assert (done.code, done.document["view"]) == (0, "given"), done.err
+        again = shell.run("bdn", "pull", "hf://org/model", "out", "--json")  # which needs no room, and there is none
+        assert (again.code, again.document["bytes_from"]["node"]) == (0, 30 * MB + 20)
 
 
 BAD_INPUT = [

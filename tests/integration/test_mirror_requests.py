@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.store import StoreDisk
 from bdn.core.units import format_size
 from bdn.wire.grants import LONGEST_GRANT, GrantVerifier
 from tests.doubles.content import GeneratedContent
@@ -284,10 +285,10 @@ async def test_what_cannot_fit_the_stores_disk_is_refused_with_figures_before_th
 ) -> None:
     asked, size = hub_model(hub), sum(map(len, TREE.values()))
     free = [size - 1]
-    monkeypatch.setattr("bdn.store.directory.DirectoryStore.disk", lambda _: (free[0], 10 * size))
+    monkeypatch.setattr("bdn.store.directory.DirectoryStore.disk", lambda _: StoreDisk(free[0], 10 * size, 1, "/store"))
     error = await mirror.failed(asked)
-    assert (error["code"], hub.log.count(origin="cdn"), hub.log.bytes_served("/resolve")) == ("STORE_UNAVAILABLE", 0, 0)
-    assert f"takes {format_size(size)} more, and its disk has {format_size(size - 1)} free" in error["message"]
+    assert (error["code"], hub.log.count(origin="cdn"), hub.log.bytes_served("/resolve")) == ("NO_ROOM", 0, 0)
+    assert f"{format_size(size)} are needed and {format_size(size - 1)} free" in error["message"]
     free[0] = size
     await mirror.ready(asked)
 

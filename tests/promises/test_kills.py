@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,9 +24,12 @@ from tests.support.crash.forgetful_node import JOBS, Node, trees
 from tests.support.crash.killing_cluster import NODES, Cluster, Kills
 from tests.support.crash.killing_reader import reading
 from tests.support.crash.killing_steps import Fuse, two_at_a_time
+from tests.support.mirror.slabs import whole
 from tests.support.promises.tally import FULL, Tally, at_scale
+from tests.support.services.commands import Shell
 
 pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
+SMALL = {f"small/{number}": bytes([number]) * 5000 for number in range(6)}
 AGENT_STEPS, MIRROR_STEPS = 400, 120  # of a whole run, after the start
 
 
@@ -83,6 +87,42 @@ async def test_a_mirror_killed_at_any_step_keeps_its_word(tmp_path: Path, hub: H
             assert not central.stray(), case
         tally.add(scenarios=1, kills=not is_done)
     assert tally.counts["kills"] > len(steps) // 2
+
+
+@pytest.mark.promise("commit-order", "whole-files")
+def test_a_pull_killed_at_any_step_gives_whole_files_and_holds_none_that_it_gave(
+    tmp_path: Path, hub: Hub, tally: Tally
+) -> None:
+    files = {"weights": noise(9 * 1024 * 1024, 1), "again/weights": noise(9 * 1024 * 1024, 1), **SMALL}
+    hub.repo("org/model").commit(files)
+    shell = Shell(tmp_path, {"HF_ENDPOINT": hub.url})
+    fuse, cache = Fuse.at(tmp_path / "fuse"), shell.data / "cache/files"
+
+    def pull(dest: str, *command: str) -> subprocess.CompletedProcess[bytes]:
+        full = [*command, "pull", "hf://org/model", dest]
+        return subprocess.run(full, env=shell.environment, cwd=tmp_path, check=False, capture_output=True)
+
+    assert pull("first", *fuse.command("bdn.cli.main")).returncode == 0
+    begun = fuse.steps
+    assert pull("second", *fuse.command("bdn.cli.main")).returncode == 0
+    for step in even_sample(fuse.steps - begun, at_scale(5, 100)):
+        place, case = tmp_path / str(step), f"step {step}"
+        fuse.light(step, after=step % 2 == 0)
+        killed = pull(place.name, *fuse.command("bdn.cli.main"))
+        fuse.spare()
+        assert killed.returncode in (0, -signal.SIGKILL), killed.stderr
+        assert not place.exists() or tree(place) == files, case
+        for path in cache.glob("*/[!.]*"):  # whatever the user does to the files there, these stay as they are
+            assert (path.stat().st_nlink, content_digest(path)) == (1, path.name), case
+        again = pull(f"{step}-again", *fuse.command("bdn.cli.main"))
+        assert (again.returncode, tree(tmp_path / f"{step}-again")) == (0, files), again.stderr
+        assert not list(tmp_path.glob(".*.bdn-*")), case
+        tally.add(scenarios=1, kills=killed.returncode != 0)
+    assert tally.counts["kills"] > 1
+
+
+def content_digest(path: Path) -> str:
+    return whole(path.read_bytes()).digest.hex
 
 
 def even_sample(total: int, count: int) -> list[int]:

@@ -142,6 +142,12 @@ class MirrorRequests:
             bytes_reused=sum(source.bytes_reused for source in planned),
         )
 
+    async def foresee(self, wanted: WeightsSource, organisation: str) -> tuple[PlannedSource, Survey]:
+        """One source's part of a plan, and what it was found by. Writes nothing."""
+        async with self.surveyor.open(wanted, organisation) as source:
+            survey = await self.surveyor.survey(wanted, source)
+        return _planned(wanted, survey, set()), survey
+
     async def get(self, mirror_id: str, organisation: str) -> Mirror:
         """The mirror now; ``NotFoundError`` also when it is another organisation's."""
         return self._now(await self._recorded(mirror_id, organisation))

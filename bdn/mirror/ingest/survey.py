@@ -11,7 +11,7 @@ from itertools import compress
 from operator import attrgetter
 from typing import Final
 
-from bdn.core.chunk import FileEntry, ManifestDocument, ManifestWriter, UnsafePathError, check_tree, chunk_range
+from bdn.core.chunk import Digest, FileEntry, ManifestDocument, ManifestWriter, UnsafePathError, check_tree, chunk_range
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
 from bdn.core.source.upstream import Listing, Resolution, Source, UpstreamFile
 from bdn.core.source.uri import HuggingFaceUri, WeightsSource, hint_for, literal_prefixes, select
@@ -101,6 +101,15 @@ async def _stored(session: ReadSession, missing: Sequence[UpstreamFile]) -> dict
     sizes = {file.identity.key: file.size for file in missing if not is_small(file.size)}
     half = await contents.half_copied(session, list(sizes)) if sizes else {}
     return {key: sum(chunk_range(sizes[key], index).size for index in indexes) for key, indexes in half.items()}
+
+
+async def contents_by_path(session: ReadSession, files: Listing) -> dict[str, tuple[int, Digest | None]]:
+    """The size and the content of each file; None where the database does not know the content."""
+    found: dict[str, tuple[int, Digest | None]] = {}
+    for page in files.pages():
+        known = await contents.known(session, [file.identity.key for file in page])
+        found.update((file.path, (file.size, known.get(file.identity.key))) for file in page)
+    return found
 
 
 async def manifest_of(session: ReadSession, files: Listing) -> ManifestDocument | None:

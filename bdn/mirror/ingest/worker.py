@@ -13,11 +13,10 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from bdn.core.errors import BdnError, Fact, InternalError, StoreUnavailableError, single_error
+from bdn.core.errors import BdnError, Fact, InternalError, single_error
 from bdn.core.source.upstream import Resolution
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.core.store import split_digests
-from bdn.core.units import format_size
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, events, mirrors
 from bdn.mirror.db.database import Database, ReadSession, batches
@@ -27,6 +26,7 @@ from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import CopyMissing
 from bdn.mirror.ingest.progress import ClaimLostError, CopiesInProgress, Progress, SourceCounters, StoredContents
+from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
 from bdn.mirror.waiting import NEW_WORK, Watch, in_background
 from bdn.wire.mirror_schema import WeightsSourceBody, body_from
@@ -206,6 +206,7 @@ class Ingest:
     copier: Copier
     copies: CopiesInProgress
     damages: Damages
+    room: RoomForSources
 
     async def run(self, mirror: MirrorState, progress: Progress) -> None:
         """Work on all sources that are not done; a source's failure is its own.
@@ -251,7 +252,7 @@ class Ingest:
                 with self.copies.recorded_by_others(row.mirror_id) as recorded:
                     survey = await self.surveyor.survey(wanted, source, resolution)
                     await self._announce(row, survey, progress)
-                    await asyncio.to_thread(self._check_room, row.source, survey)
+                    await self.room.check(row.source, survey)
                     copying = CopyMissing(
                         StoredContents(self.database, self.copier.store),
                         self.copier,
@@ -301,15 +302,6 @@ class Ingest:
             event = events.event_of("reused", facts, found.manifest, organisation=organisation)
             await events.record(session, time.time(), [event])
         return True
-
-    def _check_room(self, source: str, survey: Survey) -> None:
-        """Before the first byte. Raises ``StoreUnavailableError`` with the figures. Blocking."""
-        free, _ = self.damages.store.disk()
-        if survey.bytes_missing > free:
-            raise StoreUnavailableError(
-                f"{source} takes {format_size(survey.bytes_missing)} more, and its disk has {format_size(free)} free; "
-                "free the disk, select fewer files, or set BDN_STORE to another one"
-            )
 
     async def _announce(self, row: MirrorSourceRow, survey: Survey, progress: Progress) -> None:
         """Totals, before the first byte. What an earlier attempt transferred is not counted as reused again."""

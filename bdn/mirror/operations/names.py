@@ -60,8 +60,8 @@ class Names:
     async def _store_use(self) -> StoreUse:
         async with self.database.read() as session:
             _, stored = await contents.totals(session)
-        free, total = await asyncio.to_thread(self.store.disk)
-        return StoreUse(bytes_stored=stored, disk_free=free, disk_total=total)
+        disk = await asyncio.to_thread(self.store.disk)
+        return StoreUse(bytes_stored=stored, disk_free=disk.free, disk_total=disk.size)
 
     @staticmethod
     async def _page(session: ReadSession, digests: Sequence[str]) -> list[str]:

@@ -5,8 +5,9 @@ import os
 import stat
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, Manifest, digest_of, file_digest
 from bdn.core.errors import BdnError, CanceledError
-from bdn.disk.durable import disk_errors, opened, remove_tree
+from bdn.core.units import counted
+from bdn.disk.durable import disk_errors, opened, remove_tree, sync_folder
 from bdn.disk.syscalls import clone_file, exchange
 from bdn.wire.stage_schema import ViewKind
-from node_agent.disk.whole_files import ChangedFilesError, WholeFiles
+from node_agent.disk.whole_files import Alike, ChangedFilesError, WholeFiles
 
 _PIECE: Final = 64 * 1024 * 1024
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -30,41 +32,81 @@ class Placer:
 
     Tries hard links first, where they are allowed, then reflinks, then copies, and stays with what works: what stops the first
     file stops all. A file with as many links as its file system allows (65,000 on ext4) is copied alone.
+
+    With a ``stamp`` the tree is for somebody to own: copies get this time, in nanoseconds since the epoch, and a content that
+    would be copied, and whose own file may as well go there, is left out at first, as one of the ``gifts``.
     """
 
-    def __init__(self, files: WholeFiles, stop: threading.Event, *, links: bool) -> None:
+    def __init__(self, files: WholeFiles, stop: threading.Event, *, links: bool, stamp: int | None) -> None:
         self.kind: ViewKind = "hardlink" if links else "reflink"
         self.reasons: list[str] = []
         self.changed: list[Digest] = []  # contents that were not placed: somebody has changed their files
+        self.gifts: dict[Digest, FileEntry] = {}
         self._files = files
         self._stop = stop
+        self._stamp = stamp
+        self._is_linked = links
+        self._alike: Alike | None = None  # what a file must be like to be given; None: none is
         self._too_many_links = 0
+        self._copied = 0
 
     @property
     def reason(self) -> str | None:
         """Why the view is not all hard links; None when it is."""
         alone = f"{self._too_many_links} files were copied: too many links" if self._too_many_links else None
+        if self.kind == "given" and self._copied:
+            alone = f"{counted(self._copied, 'file')} copied: others need the content, too"
         return "; ".join([*self.reasons, *([alone] if alone else [])]) or None
 
-    def place(self, digest: Digest, folder: int, name: bytes) -> None:
+    def place(self, entry: FileEntry, folder: int) -> None:
         """Let the file appear in an open folder. Raises ``OSError``, or ``CanceledError`` when ``stop`` is set."""
+        with self._noting_changes():
+            if self.kind == "hardlink" and self._try_link(entry.digest, folder, _name_of(entry)):
+                return
+            if self.kind == "copy" and self._alike and entry.digest not in self.gifts:
+                self.gifts[entry.digest] = entry
+            else:
+                self._place_copy(entry, folder)
+
+    def give(self, entry: FileEntry, folder: int) -> None:
+        """Let a gift's own file go there, if it still may. Raises ``OSError``."""
+        assert self._alike is not None  # noqa: S101 - of gifts alone
+        assert self._stamp is not None  # noqa: S101 - likewise
+        with self._noting_changes():
+            if self._files.give(entry.digest, _name_of(entry), folder, self._alike):
+                os.utime(_name_of(entry), ns=(self._stamp, self._stamp), dir_fd=folder)
+                del self.gifts[entry.digest]
+                self.kind = "given"
+
+    def copy(self, entry: FileEntry, folder: int) -> None:
+        """Copy a gift that was not given. Raises as ``place``."""
+        with self._noting_changes():
+            self._place_copy(entry, folder)
+
+    @contextmanager
+    def _noting_changes(self) -> Iterator[None]:
         try:
-            if self.kind != "hardlink" or not self._try_link(digest, folder, name):
-                self._place_copy(digest, folder, name)
+            yield
         except ChangedFilesError as error:
             self.changed += error.contents
 
-    def _place_copy(self, digest: Digest, folder: int, name: bytes) -> None:
+    def _place_copy(self, entry: FileEntry, folder: int) -> None:
         with (
-            opened(self._files.places.file(digest), os.O_RDONLY) as source,
-            opened(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as target,
+            opened(self._files.places.file(entry.digest), os.O_RDONLY) as source,
+            opened(_name_of(entry), os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as target,
         ):
-            if not (self.kind == "reflink" and self._try_clone(source, target)):
+            if self.kind == "reflink" and not self._try_clone(source, target) and self._gives(source, target):
+                self._alike = Alike.of(os.fstat(target))
+                self.gifts[entry.digest] = entry
+                os.unlink(_name_of(entry), dir_fd=folder)
+                return
+            if self.kind != "reflink":
                 _copy(source, target, self._stop)
+                self._copied += 1
             self._finish(source, target)
             look = partial(os.fstat, source)
-            if not self._files.is_as_left(digest, look(), look):  # afterwards: it may have changed on the way
-                raise ChangedFilesError((digest,))
+            if not self._files.is_as_left(entry.digest, look(), look):  # afterwards: it may have changed on the way
+                raise ChangedFilesError((entry.digest,))
 
     def _try_link(self, digest: Digest, folder: int, name: bytes) -> bool:
         try:
@@ -91,13 +133,30 @@ class Placer:
             return False
         return True
 
-    @staticmethod
-    def _finish(source: int, target: int) -> None:
-        """Durable, read-only, and with the source's time, by which a later look knows that nobody wrote to it."""
-        times = os.fstat(source)
+    def _gives(self, source: int, target: int) -> bool:
+        """Whether the cache's files are like what copies of them are there, and nobody has asked for links."""
+        is_alike = Alike.of(os.fstat(source)) == Alike.of(os.fstat(target))
+        is_own = self._stamp is not None and not self._is_linked
+        return is_own and is_alike and _attributes(source) == _attributes(target)
+
+    def _finish(self, source: int, target: int) -> None:
+        """Durable, read-only, and with a time by which a later look knows that nobody wrote to it: the stamp, or the source's."""
+        modified = os.fstat(source).st_mtime_ns if self._stamp is None else self._stamp
         os.fchmod(target, 0o444)
-        os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))
+        os.utime(target, ns=(modified, modified))
         os.fsync(target)
+
+
+def _name_of(entry: FileEntry) -> bytes:
+    return entry.path.rpartition("/")[2].encode()
+
+
+def _attributes(descriptor: int) -> list[str]:
+    """The names of a file's extended attributes: lists of who may read it are among them."""
+    try:
+        return os.listxattr(descriptor)
+    except OSError:
+        return []
 
 
 def _copy(source: int, target: int, stop: threading.Event) -> None:
@@ -133,45 +192,78 @@ class Built:
     reason: str | None
 
 
-def build_view(
-    manifest: Manifest, root: Path, files: WholeFiles, stop: threading.Event, *, links: bool = True
-) -> Built:
-    """Make the directory ``root``, which is absent, with every file of the manifest. Blocking.
+class ViewBuilder:
+    """Makes the directory ``root``, which is absent, with every file of a manifest. Blocking.
 
-    Without ``links`` it shares no file with the cache: what is written there does not reach it.
+    Without ``links`` it shares no file with the cache: what is written there does not reach it. For ``stamp`` see ``Placer``.
 
     Folders are 0755 and files 0444, whatever the umask. Everything is done relative to open folders: paths as long as a
     manifest allows work below a prefix of any length, and nobody can slip a link in between. About 10 µs per linked file.
 
-    Raises:
-        DiskFailedError: the caller removes what is there.
-        CanceledError: ``stop`` was set; likewise.
-        ChangedFilesError: somebody has changed these files of the cache; likewise.
+    Methods raise, and the caller then removes what is there:
+        DiskFailedError: whatever the disk says.
+        CanceledError: ``stop`` was set.
+        ChangedFilesError: somebody has changed these files of the cache.
     """
-    folders: defaultdict[str, list[FileEntry]] = defaultdict(list)
-    for entry in manifest.files:
-        folders[entry.path.rpartition("/")[0]].append(entry)
-    with disk_errors(root):
-        placer = Placer(files, stop, links=links)
-        root.mkdir()
-        with opened(root, _FOLDER) as top:
-            os.fchmod(top, 0o755)
-            for folder, entries in folders.items():
-                _place_all(placer, top, folder, entries)
-        if placer.changed:
-            raise ChangedFilesError(dict.fromkeys(placer.changed))
-        if links:
-            files.save(manifest)  # before anybody can reach the files
-        return Built(placer.kind, placer.reason)
 
+    def __init__(
+        self, root: Path, files: WholeFiles, stop: threading.Event, *, links: bool = True, stamp: int | None = None
+    ) -> None:
+        self._root = root
+        self._files = files
+        self._links = links
+        self._placer = Placer(files, stop, links=links, stamp=stamp)
 
-def _place_all(placer: Placer, top: int, folder: str, entries: list[FileEntry]) -> None:
-    descriptor = _open_below(top, folder)
-    try:
+    @property
+    def gifts(self) -> frozenset[Digest]:
+        """Contents that are left out, because the cache could give its own files."""
+        return frozenset(self._placer.gifts)
+
+    def build(self, manifest: Manifest) -> None:
+        """Place all files but the gifts."""
+        with disk_errors(self._root):
+            self._root.mkdir()
+            self._place(self._placer.place, manifest.files)
+            if self._links:
+                self._files.save(manifest)  # before anybody can reach the files
+
+    def give(self, contents: AbstractSet[Digest]) -> None:
+        """Take these gifts out of the cache, which holds them no more, as far as they can go. The caller sees what has gone."""
+        with disk_errors(self._root):
+            gifts = self._placer.gifts
+            self._place(self._placer.give, [entry for content, entry in gifts.items() if content in contents])
+            gone = contents - gifts.keys()
+            for folder in {self._files.places.file(content).parent for content in gone}:
+                sync_folder(folder)
+
+    def finish(self) -> Built:
+        """Copy the gifts that could not be given."""
+        with disk_errors(self._root):
+            self._place(self._placer.copy, self._placer.gifts.values())
+        return Built(self._placer.kind, self._placer.reason)
+
+    def _place(self, place: Callable[[FileEntry, int], None], entries: Iterable[FileEntry]) -> None:
+        folders: defaultdict[str, list[FileEntry]] = defaultdict(list)
         for entry in entries:
-            placer.place(entry.digest, descriptor, entry.path.rpartition("/")[2].encode())
-    finally:
-        os.close(descriptor)
+            folders[entry.path.rpartition("/")[0]].append(entry)
+        with opened(self._root, _FOLDER) as top:
+            os.fchmod(top, 0o755)
+            for folder, among in folders.items():
+                descriptor = _open_below(top, folder)
+                try:
+                    for entry in among:
+                        place(entry, descriptor)
+                finally:
+                    os.close(descriptor)
+        if self._placer.changed:
+            raise ChangedFilesError(dict.fromkeys(self._placer.changed))
+
+
+def build_view(manifest: Manifest, root: Path, files: WholeFiles, stop: threading.Event) -> Built:
+    """A view of links, or of what there is in their place, at once; as ``ViewBuilder``."""
+    builder = ViewBuilder(root, files, stop)
+    builder.build(manifest)
+    return builder.finish()
 
 
 def _open_below(top: int, folder: str) -> int:
@@ -243,33 +335,32 @@ def remove_view(root: Path, manifest: Manifest | None, files: WholeFiles) -> Non
             files.save(manifest)
 
 
-def compare_view(manifest: Manifest, root: Path, files: WholeFiles) -> Difference:
+def compare_view(manifest: Manifest, root: Path, files: WholeFiles, stamp: int | None = None) -> Difference:
     """Compare names and files. Blocking; two looks per file, as a rule. Folders without files are not looked at.
 
-    A file is ours when it is the cache's own inode, as we left it, or a read-only copy with the same size and time. Otherwise
-    the bytes decide: that is slow, and happens after an eviction by force, or when somebody changed the file.
+    A file is ours when it is the cache's own inode, as we left it, or a read-only one of the same size, with the ``stamp`` that
+    it was given or the time of the cache's. Otherwise the bytes decide: that is slow, and happens after an eviction by force,
+    or when somebody changed the file.
     """
     wanted = {entry.path.encode(): entry for entry in manifest.files}
     foreign: str | None = None
     for path, found in _files(os.fsencode(root)):
         entry = wanted.pop(path, None)
-        if entry is None or not _is_ours(entry, found, files, os.fsencode(root) + b"/" + path):
+        if entry is None or not _is_ours(entry, found, files, os.fsencode(root) + b"/" + path, stamp):
             foreign = foreign or os.fsdecode(path)
     lacking = next(iter(wanted), None)
     return Difference(lacking.decode() if lacking is not None else None, foreign)
 
 
-def _is_ours(entry: FileEntry, found: os.stat_result, files: WholeFiles, path: bytes) -> bool:
+def _is_ours(entry: FileEntry, found: os.stat_result, files: WholeFiles, path: bytes, stamp: int | None) -> bool:
     if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
         return False
-    try:
-        content = files.places.file(entry.digest).stat()
-    except FileNotFoundError:
-        return _digest_of_file(path, entry.size) == entry.digest
-    if os.path.samestat(found, content):
+    content = files.look(entry.digest)
+    if content is not None and os.path.samestat(found, content):
         is_right = files.is_as_left(entry.digest, content, partial(os.lstat, path))
     else:
-        is_right = not found.st_mode & 0o222 and found.st_mtime_ns == content.st_mtime_ns
+        times = (stamp, content.st_mtime_ns if content is not None else None)
+        is_right = not found.st_mode & 0o222 and found.st_mtime_ns in times
     return is_right or _digest_of_file(path, entry.size) == entry.digest
 
 

@@ -14,7 +14,7 @@ from bdn.core.errors import DiskFailedError, InvalidRequestError
 from bdn.disk.durable import remove_tree, sync_folder, sync_folders
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
-from node_agent.stage.view.build import Built, appear, build_view, compare_view, remove_view
+from node_agent.stage.view.build import Built, ViewBuilder, appear, compare_view, remove_view
 
 _HINTS: Final = {
     errno.EBUSY: "it is a mount point; name a directory below it",
@@ -27,21 +27,30 @@ _HINTS: Final = {
 
 @dataclass(frozen=True)
 class Earlier:
-    """What we published here before: the directory's inode, and the manifest, which a forced eviction may have taken."""
+    """What we published here before: the directory's inode, and the manifest, which may not be held any more.
+
+    ``stamp`` is the time of its files, in nanoseconds since the epoch.
+    """
 
     inode: int
     digest: Digest
     manifest: Manifest | None
+    stamp: int
 
 
 @dataclass(frozen=True)
 class Destination:
-    """One directory outside the cache. Blocking. The user's own files there are never touched."""
+    """One directory outside the cache. Blocking. The user's own files there are never touched.
+
+    With ``links`` its files are those of the cache, where that is possible; all others get the time ``stamp``, in nanoseconds
+    since the epoch.
+    """
 
     path: Path
     stage_id: str
     files: WholeFiles
-    links: bool = False  # whether its files are those of the cache, where that is possible
+    stamp: int
+    links: bool = False
 
     @property
     def places(self) -> Places:
@@ -90,7 +99,7 @@ class Destination:
             if is_last:
                 self._refuse("what an earlier pull put there is not known any more; move it away first")
             return
-        foreign = compare_view(earlier.manifest, self.path, self.files).foreign
+        foreign = compare_view(earlier.manifest, self.path, self.files, earlier.stamp).foreign
         if foreign is not None:
             self._refuse(f"it holds {foreign!r}, which did not come from bdn or was changed since; move it away first")
 
@@ -99,40 +108,48 @@ class Destination:
         if earlier.manifest is None or self.inode() != earlier.inode:
             return False
         try:
-            return compare_view(earlier.manifest, self.path, self.files).is_intact
+            return compare_view(earlier.manifest, self.path, self.files, earlier.stamp).is_intact
         except OSError:
             return False
 
-    def publish(self, manifest: Manifest, earlier: Earlier | None, stop: threading.Event) -> tuple[Built, int]:
-        """Build the view beside the destination and let it appear there; an earlier view of ours goes.
-
-        Returns how it was made, and its inode. A failure leaves the destination as it was.
-        """
-        if earlier and earlier.digest == manifest.digest:
-            earlier = replace(earlier, manifest=manifest)
-        self.check(earlier, is_last=True)
+    def build(self, manifest: Manifest, earlier: Earlier | None, stop: threading.Event) -> ViewBuilder:
+        """Build the view beside the destination, but for its gifts. What is there after a failure is for ``clear``."""
+        self.check(_known(earlier, manifest), is_last=True)
         with _errors_at(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.clear()
-            try:
-                built = build_view(manifest, self.aside, self.files, stop, links=self.links)
-                sync_folders(self.aside)
-                inode = self.aside.stat().st_ino
-                self.check(earlier, is_last=True)  # building took a while
-                appear(self.aside, self.path, replaces=earlier is not None)
-                sync_folder(self.path.parent)
-                remove_view(self.aside, earlier.manifest if earlier else None, self.files)
-            finally:
-                self.clear()
+            builder = ViewBuilder(self.aside, self.files, stop, links=self.links, stamp=self.stamp)
+            builder.build(manifest)
+        return builder
+
+    def publish(self, builder: ViewBuilder, manifest: Manifest, earlier: Earlier | None) -> tuple[Built, int]:
+        """Finish what was built, and let it appear; an earlier view of ours goes.
+
+        Returns how it was made, and its inode. A failure leaves the destination as it was.
+        """
+        earlier = _known(earlier, manifest)
+        with _errors_at(self.path):
+            built = builder.finish()
+            sync_folders(self.aside)
+            inode = self.aside.stat().st_ino
+            self.check(earlier, is_last=True)  # building took a while
+            appear(self.aside, self.path, replaces=earlier is not None)
+            sync_folder(self.path.parent)
+            remove_view(self.aside, earlier.manifest if earlier else None, self.files)
         return built, inode
 
     def clear(self) -> None:
-        """Remove what a killed process was building here."""
+        """Remove what was being built here."""
         with _errors_at(self.path):
             remove_tree(self.aside)
 
     def _refuse(self, problem: str) -> NoReturn:
         raise InvalidRequestError(f"cannot put files at {self.path}: {problem}")
+
+
+def _known(earlier: Earlier | None, manifest: Manifest) -> Earlier | None:
+    """The one that comes is known again."""
+    return replace(earlier, manifest=manifest) if earlier and earlier.digest == manifest.digest else earlier
 
 
 def resolved(destination: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from bdn.core.chunk import Buffer, Digest
 from bdn.core.errors import NotFoundError
-from bdn.core.store import ChunkStore, StoredChunk
+from bdn.core.store import ChunkStore, StoredChunk, StoreDisk
 
 
 class MemoryFile(io.BytesIO):
@@ -44,8 +44,8 @@ class MemoryStore:
     def check(self) -> None:
         """It is always there."""
 
-    def disk(self) -> tuple[int, int]:
-        return 1000, 2000
+    def disk(self) -> StoreDisk:
+        return StoreDisk(1000, 2000, 0, "memory")
 
     def put(self, digest: Digest, content: Buffer) -> None:
         """Keep a copy."""

@@ -37,6 +37,7 @@ EXAMPLES: list[tuple[BdnError, list[str]]] = [
     (errors.UpstreamRateLimitedError("hf://o/r", 2.5), ["hf://o/r", "429", "2.5 s"]),
     (errors.ChecksumMismatchError("a.bin", "aa", "bb"), ["a.bin", "expected aa", "got bb"]),
     (errors.StoreUnavailableError("timeout"), ["timeout"]),
+    (errors.NoRoomError("hf://o/m", "9 B are needed"), ["hf://o/m", "9 B are needed", "BDN_STORE", "BDN_AGENT_CACHE_DIR"]),
     (errors.CacheTooSmallError(2_000_000_000, 1_500_000_000), ["2 GB", "1.5 GB", "BDN_AGENT_CACHE_BYTES"]),
     (errors.CacheFullError(4000, 1000, 3000, 5000), ["4 KB", "1 KB", "3 KB", "5 KB"]),
     (errors.DiskFailedError("/cache/x", "EIO"), ["/cache/x", "EIO"]),

@@ -19,6 +19,8 @@ from tests.support.crash.scripted_writes import failing
 
 OLD, NEW = {"config.json": b"{}", "a/old": b"old"}, {"config.json": b"{}", "a/new": b"new"}
 
+STAMP = 1_700_000_000_123_456_789
+
 
 @dataclass
 class Site:
@@ -30,12 +32,16 @@ class Site:
     path: Path
 
     def publish(self, manifest: Manifest, earlier: Earlier | None = None) -> Earlier:
-        destination = Destination(self.path, "stg_x", self.files)
-        _, inode = destination.publish(manifest, earlier, threading.Event())
-        return Earlier(inode, manifest.digest, manifest)
+        destination = Destination(self.path, "stg_x", self.files, STAMP)
+        try:
+            builder = destination.build(manifest, earlier, threading.Event())
+            _, inode = destination.publish(builder, manifest, earlier)
+        finally:
+            destination.clear()
+        return Earlier(inode, manifest.digest, manifest, STAMP)
 
     def check(self, earlier: Earlier | None = None) -> None:
-        Destination(self.path, "stg_x", self.files).check(earlier)
+        Destination(self.path, "stg_x", self.files, STAMP).check(earlier)
 
 
 @pytest.fixture
@@ -122,7 +128,7 @@ def test_another_directory_at_the_same_path_is_not_ours(site: Site) -> None:
 def test_an_earlier_view_whose_manifest_is_unknown_is_not_replaced(site: Site) -> None:
     earlier = site.publish(site.old)
 
-    unknown = Earlier(earlier.inode, site.old.digest, None)
+    unknown = Earlier(earlier.inode, site.old.digest, None, STAMP)
     site.check(unknown)  # it may be the one that comes
     with pytest.raises(InvalidRequestError, match="not known any more"):
         site.publish(site.new, unknown)

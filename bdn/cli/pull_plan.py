@@ -1,0 +1,151 @@
+"""What a pull meets at DEST, and what ``bdn pull --dry-run`` says: what a pull would do, found out without doing it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from pydantic import BaseModel
+
+from bdn.core.room import Need, Tree, by_file_system, check_room
+from bdn.core.units import counted, format_size
+from bdn.wire.access_schema import DEFAULT_ORGANISATION
+
+if TYPE_CHECKING:
+    from bdn.cli.running import EmbeddedAgent
+    from bdn.core.chunk import Digest, Manifest
+    from bdn.core.source.uri import WeightsSource
+    from bdn.mirror.app import MirrorService
+    from bdn.mirror.ingest.requests import HeldSource, MirrorRequests
+
+Contents = Mapping[str, "Digest | None"]  # by path; None: not known yet
+
+
+def contents_of(manifest: Manifest) -> Contents:
+    """Its files."""
+    return {file.path: file.digest for file in manifest.files}
+
+
+@dataclass(frozen=True)
+class AtDestination:
+    """What an earlier pull left at DEST: its files, whether they are as it left them, and whether it was the same request."""
+
+    path: Path
+    files: Contents
+    is_whole: bool
+    is_same_request: bool
+
+    @classmethod
+    async def look(
+        cls, agent: EmbeddedAgent, requests: MirrorRequests, wanted: WeightsSource, dest: Path, *, link: bool
+    ) -> Self:
+        """Reads what is on record and, as a rule, no file."""
+        path, earlier = await asyncio.to_thread(dest.resolve), await agent.earlier(dest)
+        if earlier is None:
+            return cls(path, {}, is_whole=False, is_same_request=False)
+        is_same = await requests.is_update(earlier.digest.hex, wanted, DEFAULT_ORGANISATION)
+        return cls(path, contents_of(earlier), await agent.is_whole(dest, link=link), is_same)
+
+    def lost(self, coming: Contents) -> list[str]:
+        """The paths that this pull would remove or replace."""
+        return [path for path, content in self.files.items() if coming.get(path) != content]
+
+    def has(self, coming: Contents) -> bool:
+        """Whether all of it stands there already."""
+        return self.is_whole and self.files == coming
+
+
+class PlannedRoom(BaseModel):
+    """One file system: what a pull needs there, and has for that. ``parts`` are the bytes by what they are for, and where."""
+
+    bytes_needed: int
+    bytes_free: int
+    parts: dict[str, int]
+
+
+class PlannedPull(BaseModel):
+    """What a pull would do. ``bytes_to_transfer`` would come from the upstream; ``bytes_held`` are in the mirror's store.
+
+    Where DEST has all of it ``is_there``, and nothing would be done. Of an earlier pull the files ``removed`` would go, and the
+    files ``replaced`` be others; where ``replace_needed``, that is refused without ``--replace``.
+    """
+
+    source: str
+    destination: str
+    resolved_revision: str | None
+    files_total: int
+    bytes_total: int
+    bytes_to_transfer: int
+    bytes_held: int
+    is_there: bool
+    removed: list[str]
+    replaced: list[str]
+    replace_needed: bool
+    room: list[PlannedRoom]
+    warnings: list[str]
+
+    def lines(self) -> list[str]:
+        """For people."""
+        came = f"{format_size(self.bytes_to_transfer)} would come from the upstream, {format_size(self.bytes_held)} are held already"
+        found = [f"{self.destination}: {counted(self.files_total, 'file')}, {format_size(self.bytes_total)}; {came}"]
+        if self.is_there:
+            found.append("  all of it is there, and nothing would be done")
+        needed = ", which needs --replace" if self.replace_needed else ""
+        found += [f"  would remove {path}{needed}" for path in self.removed]
+        found += [f"  would replace {path}{needed}" for path in self.replaced]
+        for room in self.room:
+            parts = ", ".join(f"{format_size(size)} for {what}" for what, size in room.parts.items())
+            found.append(f"  needs {format_size(room.bytes_needed)} of {format_size(room.bytes_free)} free: {parts}")
+        return found
+
+
+async def plan_pull(
+    service: MirrorService, agent: EmbeddedAgent, wanted: WeightsSource, held: HeldSource | None, dest: AtDestination
+) -> PlannedPull:
+    """Look at the upstream, unless what is asked for is ``held``, and at the disks.
+
+    Raises what the pull would end in: ``NoRoomError``, an error of the cache or of the upstream. A missing ``--replace`` is told.
+    """
+    needs: list[Need] = []
+    coming: Contents
+    if held is None:
+        planned, survey = await service.requests.foresee(wanted, DEFAULT_ORGANISATION)
+        coming, tree = await service.room.look(survey)
+        files, transfer = planned.files, planned.bytes_to_transfer
+        revision, warnings = planned.resolved_revision, planned.warnings
+        if transfer:
+            needs = await service.room.needs(survey)
+    else:
+        manifest = await agent.coming(held.grant)
+        coming, tree = contents_of(manifest), Tree.of(manifest)
+        files, transfer = len(manifest.files), 0
+        revision, warnings = held.source.resolved_revision, held.source.warnings
+    lost, is_there = dest.lost(coming), dest.has(coming)
+    if not transfer and not is_there:
+        needs = await agent.needs(dest.path, None, tree)
+    check_room(str(wanted.source), needs)
+    return PlannedPull(
+        source=str(wanted.source),
+        destination=str(dest.path),
+        resolved_revision=revision,
+        files_total=files,
+        bytes_total=tree.size,
+        bytes_to_transfer=transfer,
+        bytes_held=tree.size - transfer,
+        is_there=is_there,
+        removed=[path for path in lost if path not in coming],
+        replaced=[path for path in lost if path in coming],
+        replace_needed=bool(lost) and not dest.is_same_request,
+        room=[
+            PlannedRoom(
+                bytes_needed=one.needed,
+                bytes_free=max(0, one.free),
+                parts={f"{need.what} at {need.path}": need.size for need in one.needs},
+            )
+            for one in by_file_system(needs)
+        ],
+        warnings=warnings,
+    )
