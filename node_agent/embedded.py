@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bdn.wire.stage_schema import BytesFrom, StageDocument
-from node_agent.api import serving_api
 from node_agent.app import Agent, open_agent
 from node_agent.background_tasks import in_thread
 from node_agent.settings import load_settings
@@ -68,6 +67,8 @@ async def open_embedded_agent(
         await agent.heartbeats.beat()
         address = ""
         if serve:
+            from node_agent.api import serving_api  # noqa: PLC0415 - a tenth of a second, that a pull needs not wait for
+
             await stack.enter_async_context(serving_api(agent))
             address = f"unix:{settings.effective_socket}"
         yield LocalAgent(agent, address)

@@ -5,59 +5,36 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
-
-from bdn.cli.clients import request_body
 from bdn.cli.output import Output
+from bdn.cli.pulled import as_mirrored, show_pulled
 from bdn.cli.running import embedded_services, spare_collector
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.source.uri import WeightsSource
-from bdn.core.units import counted, format_size
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 from bdn.wire.mirror_schema import MirrorSource
 from bdn.wire.shapes import ReportedError
-from bdn.wire.stage_schema import BytesFrom
 
 if TYPE_CHECKING:
-    from bdn.mirror.ingest.requests import HeldSource, MirrorRequests
+    from bdn.mirror.ingest.requests import MirrorRequests
 
 _PATHS_SHOWN = 5
 _HUB_IS_AWAY = ("UPSTREAM_UNAVAILABLE", "UPSTREAM_RATE_LIMITED")
 
 
-class Pulled(BaseModel):
-    """What a pull did. ``bytes_transferred`` came from the upstream, ``bytes_from`` says where the view's bytes came from."""
-
-    source: str
-    destination: str
-    resolved_revision: str | None
-    manifest: str
-    files_total: int
-    bytes_total: int
-    bytes_transferred: int
-    bytes_from: BytesFrom
-    view: str | None
-    warnings: list[str]
-    seconds: float
-
-
 async def run_pull(
     output: Output,
-    source: str,
+    wanted: WeightsSource,
     dest: Path,
     *,
     offline: bool,
     replace: bool,
     link: bool,
-    **asked: Any,  # noqa: ANN401 - of request_body
 ) -> None:
     """Put the files of a source at a directory, and print what was done."""
-    (wanted,) = request_body((source,), **asked).sources()
     async with embedded_services(output, "bdn pull") as (running, agent):
         requests = running.service.requests
         began = time.perf_counter()
@@ -76,9 +53,9 @@ async def run_pull(
         if held is None:
             mirrored, grant = await _mirror(output, requests, wanted)
         else:
-            mirrored, grant = held.source.model_copy(update={"bytes_transferred": 0}), held.grant
+            mirrored, grant = held.source, held.grant
             if offline:
-                output.say(f"offline: {_of_then(held)}")
+                output.say(f"offline: {as_mirrored(held.source, held.mirrored_at)}")
         manifest, lost = await agent.would_lose(grant, dest)
         if lost and not replace and not await requests.is_update(manifest, wanted, DEFAULT_ORGANISATION):
             raise InvalidRequestError(
@@ -87,23 +64,8 @@ async def run_pull(
             )
         stage = await ready_stage(output, "staging", agent.pull(grant, dest, link=link))
         seconds = time.perf_counter() - began
-    mount = stage.mounts[0]
-    pulled = Pulled(
-        source=mirrored.source,
-        destination=mount.path,
-        resolved_revision=mirrored.resolved_revision,
-        manifest=mount.manifest,
-        files_total=mount.files_total or 0,
-        bytes_total=mount.bytes_total or 0,
-        bytes_transferred=mirrored.bytes_transferred,
-        bytes_from=mount.bytes_from,
-        view=mount.view,
-        warnings=mirrored.warnings,
-        seconds=round(seconds, 4),
-    )
-    for warning in pulled.warnings:
-        output.warn(warning)
-    output.result(pulled, [_line(pulled)])
+    transferred = mirrored.bytes_transferred if held is None else 0
+    show_pulled(output, wanted, mirrored, stage.mounts[0], transferred=transferred, seconds=seconds)
 
 
 async def _mirror(output: Output, requests: MirrorRequests, wanted: WeightsSource) -> tuple[MirrorSource, str]:
@@ -116,7 +78,7 @@ async def _mirror(output: Output, requests: MirrorRequests, wanted: WeightsSourc
         if error.code in _HUB_IS_AWAY:
             held = await requests.held(wanted, DEFAULT_ORGANISATION, is_newest=True)
         if held is not None:
-            output.say(f"held here, for --offline: {_of_then(held)}")
+            output.say(f"held here, for --offline: {as_mirrored(held.source, held.mirrored_at)}")
         raise
     return mirror.sources[0], grant_of(mirror)
 
@@ -124,16 +86,3 @@ async def _mirror(output: Output, requests: MirrorRequests, wanted: WeightsSourc
 def _named(paths: Sequence[str]) -> str:
     shown, more = ", ".join(paths[:_PATHS_SHOWN]), len(paths) - _PATHS_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _of_then(held: HeldSource) -> str:
-    revision = f" at {held.source.resolved_revision}" if held.source.resolved_revision else ""
-    return f"{held.source.source}{revision}, as mirrored {datetime.fromtimestamp(held.mirrored_at, UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _line(pulled: Pulled) -> str:
-    return (
-        f"{pulled.destination}: {counted(pulled.files_total, 'file')}, {format_size(pulled.bytes_total)}, ready in "
-        f"{pulled.seconds:.2f} s ({format_size(pulled.bytes_transferred)} from the upstream, "
-        f"{format_size(pulled.bytes_from.mirror)} from the mirror, {format_size(pulled.bytes_from.node)} held already)"
-    )

@@ -20,7 +20,7 @@ from bdn.cli.output import Output
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.db.database import database_url, place_of
-from bdn.mirror.settings import MirrorSettings
+from bdn.mirror.settings import MirrorSettings, embedded_settings
 from bdn.net.api_server import bind_tcp, serving
 from bdn.wire.stage_schema import StageDocument
 
@@ -127,7 +127,7 @@ async def running_services(
 
     An agent that ``is_alone`` takes free ports instead of its usual ones.
     """
-    found = list(entry_points(group="bdn.embedded"))
+    found = list(entry_points(group="bdn.embedded", name="agent"))
     if not found:
         raise InvalidRequestError("the agent is not installed here; install bdn[agent]")
     async with running_mirror(settings, program) as mirror:
@@ -139,7 +139,7 @@ async def running_services(
 @asynccontextmanager
 async def embedded_services(output: Output, program: str, *, serve: bool = False) -> AsyncIterator[Services]:
     """Both on free ports, for nobody else. Waits for other commands that embed them on the same data directory; not for services."""
-    settings = MirrorSettings(host="127.0.0.1", port=0, data_port=0, auth="off", token=None, jobs=1)
+    settings = embedded_settings()
     async with AsyncExitStack() as stack:
         services, told = None, False
         while services is None:

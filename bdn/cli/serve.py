@@ -7,7 +7,8 @@ from bdn.cli.running import in_the_foreground, running_mirror, running_services,
 from bdn.core.errors import InvalidRequestError
 from bdn.disk.durable import disk_errors
 from bdn.mirror.app import open_mirror
-from bdn.mirror.db.database import HEAD, Database, database_url, place_of
+from bdn.mirror.db.database import Database, database_url, place_of
+from bdn.mirror.db.recall import HEAD
 from bdn.mirror.settings import MirrorSettings
 
 

@@ -6,8 +6,9 @@ from pathlib import Path, PurePosixPath
 
 from bdn.core.errors import BdnError, CanceledError, InvalidRequestError, NotFoundError
 from bdn.wire import stage_schema
-from bdn.wire.grants import Grant, stage_id_of
+from bdn.wire.grants import Grant
 from bdn.wire.shapes import ReportedError
+from bdn.wire.stage_schema import stage_id_of
 from node_agent.background_tasks import in_thread
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.stage import MountRecord, NodeStage, StageRecord, StageRegistry
@@ -166,7 +167,7 @@ class StageService:
 
     def _record(self, job_id: str, token: str, grant: Grant) -> StageRecord:
         return StageRecord(
-            id=stage_id_of(job_id, grant.organisation, grant.mounts),
+            id=stage_id_of(job_id, grant.organisation, {one.mount_location: str(one.manifest) for one in grant.mounts}),
             job_id=job_id,
             organisation=grant.organisation,
             grant=token,
