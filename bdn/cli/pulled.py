@@ -100,7 +100,7 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
 
     What stands is printed, and noted as used. Where there is any doubt it does not: then a mirror and an agent have to look.
     """
-    began, settings, uri = time.perf_counter(), embedded_settings(), wanted.source
+    settings, uri = embedded_settings(), wanted.source
     (standing,) = entry_points(group="bdn.embedded", name="standing") or (None,)
     is_known = offline or (isinstance(uri, HuggingFaceUri) and uri.commit is not None)
     is_asked = (
@@ -108,6 +108,11 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
     )  # secrets are the mirror's; a bucket is all listed
     if settings.database_url or standing is None or not (is_known or is_asked):
         return False
+    if not is_known:
+        from bdn.sources.opener import prepare  # noqa: PLC0415 - as long as all the rest; a mirror would need it, too
+
+        prepare(uri.scheme)
+    began = time.perf_counter()
     held = held_in(settings.usual_database, wanted, DEFAULT_ORGANISATION, is_newest=True)
     if held is None or held[0].manifest is None:
         return False
@@ -117,7 +122,7 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
     mount = look(settings.data_dir, DEFAULT_ORGANISATION, place, manifest, destination, link=link)
     if mount is None or not (is_known or await _revision_now(uri, settings) == mirrored.resolved_revision):
         return False
-    note_use_in(settings.usual_database, manifest.removeprefix("b3:"))
+    note_use_in(settings.usual_database, manifest.removeprefix("b3:"), time.time())
     if offline:
         output.say(f"offline: {as_mirrored(mirrored, mirrored_at)}")
     show_pulled(output, wanted, mirrored, mount, transferred=0, seconds=time.perf_counter() - began)
@@ -126,7 +131,7 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
 
 async def _revision_now(uri: SourceUri, settings: MirrorSettings) -> str | None:
     """The commit that the upstream names, asked once; None where it names none: then the mirror asks, and says what is wrong."""
-    from bdn.sources.opener import open_source  # noqa: PLC0415 - asking takes as long again as all the rest
+    from bdn.sources.opener import open_source  # noqa: PLC0415
     from bdn.sources.settings import UpstreamSettings  # noqa: PLC0415
     from bdn.sources.sign_in import SourceContext  # noqa: PLC0415
 

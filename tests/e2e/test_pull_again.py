@@ -1,11 +1,7 @@
 """``bdn pull`` of what stands at its directory already: it is looked at without opening a mirror or an agent."""
 
-import json
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,50 +93,6 @@ def test_an_unchanged_branch_is_asked_for_without_a_mirror_and_a_changed_one_is_
     away, _ = pull(shell, source, "out")
     assert (away.code, away.document["error"]["code"]) == (1, "UPSTREAM_UNAVAILABLE"), away.out
     assert f"at {new}, as mirrored" in away.err
-
-
-def record_of(shell: Shell) -> Path:
-    (found,) = (shell.data / "cache/stages").glob("*.json")
-    return found
-
-
-def write(shell: Shell, **changes: object) -> None:
-    record = json.loads(record_of(shell).read_bytes())
-    record_of(shell).write_text(json.dumps({**record, **changes}))
-
-
-def execute(shell: Shell, statement: str) -> None:
-    import sqlite3
-
-    with sqlite3.connect(shell.data / "mirror.sqlite") as connection:
-        connection.execute(statement)
-
-
-SPOILT: dict[str, Callable[[Shell], object]] = {
-    "a-file-is-gone": lambda shell: (shell.root / "out/README.md").unlink(),
-    "the-directory-is-gone": lambda shell: (shell.root / "out").rename(shell.root / "elsewhere"),
-    "the-manifest-was-evicted": lambda shell: shutil.rmtree(shell.data / "cache/manifests"),
-    "the-stage-has-failed": lambda shell: write(shell, state="FAILED"),
-    "the-record-tells-of-another-directory": lambda shell: write(shell, inode=1),
-    "the-cache-is-of-another-version": lambda shell: (shell.data / "cache/format").write_bytes(b"2\n"),
-    "the-mirror-gave-it-up": lambda shell: shell.run("bdn-admin", "evict", "--source", "hf://org/model", "--tier", "mirror", "--force"),
-    "the-database-is-of-another-version": lambda shell: execute(shell, "UPDATE alembic_version SET version_num = '9999'"),
-    "the-database-is-none": lambda shell: (shell.data / "mirror.sqlite").write_bytes(b"nothing" * 1000),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
-def test_where_anything_is_not_as_it_was_left_the_mirror_and_the_agent_look(
-    shell: Shell, hub: Hub, spoil: Callable[[Shell], object]
-) -> None:
-    """What they find is their business, and tested where they are."""
-    sha = hub.repo("org/model").commit(FILES)
-    said(shell.run("bdn", "pull", f"hf://org/model@{sha}", "out", "--json"))
-    spoil(shell)
-
-    done, modules = pull(shell, f"hf://org/model@{sha}", "out")
-
-    assert OF_SERVICES & modules, done.out + done.err
 
 
 def test_a_file_that_was_edited_and_one_that_was_added_are_not_taken_for_what_was_pulled(

@@ -6,7 +6,6 @@ importing SQLAlchemy takes longer than all of such a command. They keep nobody w
 
 import json
 import sqlite3
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -105,12 +104,11 @@ def held_in(
     return None
 
 
-def note_use_in(file: Path, manifest: str) -> None:
+def note_use_in(file: Path, manifest: str, now: float) -> None:
     """What ``contents.note_use`` does, for a manifest that ``held_in`` has told of; its digest as hex.
 
     Nothing is noted while somebody else writes: eviction asks for the order of uses, and the next use will be noted.
     """
-    now = time.time()
     noted = "SELECT 1 FROM manifest_uses WHERE manifest = ? AND last_used > ?"
     with suppress(sqlite3.Error), _opened(file) as database:
         if database.execute(noted, (manifest, now - USE_SECONDS)).fetchone() is None:
