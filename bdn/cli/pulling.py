@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bdn.cli.output import Output
+from bdn.cli.pull_services import PullRequests, services_of_pull
 from bdn.cli.pulled import as_mirrored, show_pulled
-from bdn.cli.running import embedded_services, spare_collector
+from bdn.cli.running import spare_collector
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.source.uri import WeightsSource
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 from bdn.wire.mirror_schema import MirrorSource
 from bdn.wire.shapes import ReportedError
-
-if TYPE_CHECKING:
-    from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.wire.stage_schema import BytesFrom, StageDocument
 
 _PATHS_SHOWN = 5
 _HUB_IS_AWAY = ("UPSTREAM_UNAVAILABLE", "UPSTREAM_RATE_LIMITED")
@@ -35,8 +34,7 @@ async def run_pull(
     link: bool,
 ) -> None:
     """Put the files of a source at a directory, and print what was done."""
-    async with embedded_services(output, "bdn pull") as (running, agent):
-        requests = running.service.requests
+    async with services_of_pull(output) as (requests, agent):
         began = time.perf_counter()
         held = await requests.held(wanted, DEFAULT_ORGANISATION, is_newest=offline)
         if held is None and offline:
@@ -56,19 +54,20 @@ async def run_pull(
             mirrored, grant = held.source, held.grant
             if offline:
                 output.say(f"offline: {as_mirrored(held.source, held.mirrored_at)}")
-        manifest, lost = await agent.would_lose(grant, dest)
-        if lost and not replace and not await requests.is_update(manifest, wanted, DEFAULT_ORGANISATION):
+        losses = await agent.would_lose(grant, dest)
+        manifest = losses.earlier.removeprefix("b3:")
+        if losses.lost and not replace and not await requests.is_update(manifest, wanted, DEFAULT_ORGANISATION):
             raise InvalidRequestError(
-                f"{dest} holds what another pull put there, and this one would remove or replace {_named(lost)}; add --replace, "
+                f"{dest} holds what another pull put there, and this one would remove or replace {_named(losses.lost)}; add --replace, "
                 "or name another directory"
             )
-        stage = await ready_stage(output, "staging", agent.pull(grant, dest, link=link))
+        stage = await ready_stage(output, "staging", _since_now(agent.pull(grant, dest, link=link)))
         seconds = time.perf_counter() - began
     transferred = mirrored.bytes_transferred if held is None else 0
     show_pulled(output, wanted, mirrored, stage.mounts[0], transferred=transferred, seconds=seconds)
 
 
-async def _mirror(output: Output, requests: MirrorRequests, wanted: WeightsSource) -> tuple[MirrorSource, str]:
+async def _mirror(output: Output, requests: PullRequests, wanted: WeightsSource) -> tuple[MirrorSource, str]:
     """The source at its upstream's newest, in the mirror, and a grant. Where its upstream is away, it is said what is held."""
     begun = await requests.request([wanted], DEFAULT_ORGANISATION)
     try:
@@ -81,6 +80,16 @@ async def _mirror(output: Output, requests: MirrorRequests, wanted: WeightsSourc
             output.say(f"held here, for --offline: {as_mirrored(held.source, held.mirrored_at)}")
         raise
     return mirror.sources[0], grant_of(mirror)
+
+
+async def _since_now(updates: AsyncIterator[StageDocument]) -> AsyncIterator[StageDocument]:
+    """Of a stage that stood there when it was asked for, nothing came from anywhere."""
+    asked_at = datetime.now(UTC)
+    async for stage in updates:
+        if stage.ready_at and stage.ready_at < asked_at:
+            for mount in stage.mounts:
+                mount.bytes_from = BytesFrom(node=mount.bytes_total or 0)
+        yield stage
 
 
 def _named(paths: Sequence[str]) -> str:

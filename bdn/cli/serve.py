@@ -33,7 +33,8 @@ async def serve(output: Output, **options: object) -> None:
                     f"mirror at {mirror.url} (documentation at {mirror.url}/docs), data plane on port {mirror.service.data_port}"
                 ],
             )
-            await stop.wait()
+            with mirror.for_pulls():
+                await stop.wait()
 
 
 @click.command()
@@ -94,4 +95,5 @@ async def up(output: Output) -> None:
                 {"mirror": mirror.url, "data_port": mirror.service.data_port, "agent": agent.address},
                 [f"mirror at {mirror.url} (documentation at {mirror.url}/docs)", f"agent at {agent.address}"],
             )
-            await stop.wait()
+            with mirror.for_pulls():
+                await stop.wait()

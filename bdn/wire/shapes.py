@@ -95,6 +95,16 @@ class ServiceUnreachableError(ServiceError):
         return f"no answer from {self.address} ({self.reason}); is the service running there?"
 
 
+class ServiceStoppedError(ServiceError):
+    """A service that was in use has ended, or answers no more."""
+
+    code = "STORE_UNAVAILABLE"
+    transient = True
+    message = "{holder}, which this command used, has stopped or answers no more ({reason}); run the command again"
+    holder: str
+    reason: str
+
+
 class WrongDocumentError(ServiceError):
     """An answer is not what its name says: it was damaged on its way, belongs to another request, or was wrong where it lay.
 

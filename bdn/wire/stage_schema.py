@@ -40,6 +40,34 @@ class StageRequest(
     warm: StrictBool = False
 
 
+_Directory = Annotated[StrictStr, Field(pattern=r"^/[^\x00]*$", max_length=4096)]
+
+
+class PullCheck(StrictModel, json_schema_extra={"examples": [{"destination": "/home/me/model"}]}):
+    """Whether a pull could put files at a directory, and with ``grant`` what would go there."""
+
+    destination: _Directory
+    grant: Annotated[StrictStr, Field(min_length=1)] | None = None
+
+
+class PullRequest(
+    StrictModel,
+    json_schema_extra={"examples": [{"destination": "/home/me/model", "grant": "the grant of a READY mirror"}]},
+):
+    """Put the files of a grant's only manifest at a directory, with ``link`` as hard links into the cache."""
+
+    destination: _Directory
+    grant: Annotated[StrictStr, Field(min_length=1)]
+    link: StrictBool = False
+
+
+class PullLosses(BaseModel):
+    """The manifest that an earlier pull put at the directory, empty if none did, and its paths that this one would remove or replace."""
+
+    earlier: str = ""
+    lost: list[str] = []
+
+
 class RenewRequest(StrictModel, json_schema_extra={"examples": [{"ttl_seconds": 3600}]}):
     """A new time to live, counted from now; null means until the stage is released."""
 

@@ -71,7 +71,7 @@ class _Row:
         self.document = MirrorSource.model_validate(fields)
 
 
-# The newest of ``mirrors.recalled`` or ``mirrors.ready_from``; where anything is damaged, nobody here knows what that concerns.
+# The newest first, as ``mirrors.recalled``, ``mirrors.ready_from`` and ``mirrors.published_as`` find them.
 _READY: Final = """
 SELECT mirror_sources.*, coalesce(mirrors.completed_at, mirrors.created_at) AS mirrored_at
 FROM mirror_sources JOIN mirrors ON mirrors.id = mirror_id
@@ -79,7 +79,6 @@ WHERE mirror_sources.organisation = :organisation AND mirror_sources.status = 'R
 AND EXISTS (SELECT 1 FROM manifests WHERE digest = manifest)
 AND NOT EXISTS (SELECT 1 FROM tombstones
     WHERE tombstones.organisation = :organisation AND tombstones.manifest = mirror_sources.manifest)
-AND NOT EXISTS (SELECT 1 FROM damaged_chunks)
 ORDER BY mirrors.created_at DESC
 """
 
@@ -97,11 +96,23 @@ def held_in(
         return None
     column, name = ("source", str(wanted.source)) if key is None else ("recall_key", key)
     with suppress(sqlite3.Error, ValueError), _opened(file) as database:
-        rows = database.execute(_READY.format(wanted=column), {"organisation": organisation, "name": name})
-        for row in map(_Row, rows):
+        if database.execute("SELECT 1 FROM damaged_chunks").fetchone():
+            return None  # the mirror finds out whether it concerns this source
+        for row in _ready(database, organisation, column, name):
             if is_alike(row, wanted):
                 return row.document, row.mirrored_at
     return None
+
+
+def is_update_in(file: Path, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
+    """What ``MirrorRequests.is_update`` says; False also where that cannot be told from the file. Blocking."""
+    with suppress(sqlite3.Error, ValueError), _opened(file) as database:
+        return any(is_alike(row, wanted) for row in _ready(database, organisation, "manifest", manifest))
+    return False
+
+
+def _ready(database: sqlite3.Connection, organisation: str, column: str, name: str) -> Iterator[_Row]:
+    return map(_Row, database.execute(_READY.format(wanted=column), {"organisation": organisation, "name": name}))
 
 
 def note_use_in(file: Path, manifest: str, now: float) -> None:
