@@ -65,7 +65,7 @@ async def services_of_pull(output: Output) -> AsyncIterator[tuple[PullRequests, 
             mirror, agent = await stack.enter_async_context(embedded_services(output, "bdn pull"))
             requests = mirror.service.requests
         except DataDirectoryInUseError as error:
-            if error.url is None:
+            if not error.url:
                 raise
             requests, agent = await stack.enter_async_context(_beside(error.url, error.auth, error.holders[0]))
         yield requests, agent

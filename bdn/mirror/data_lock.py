@@ -28,7 +28,7 @@ class DataDirectoryInUseError(InUseError):
     will answer soon, or end.
     """
 
-    url: str | None = None
+    url: str = ""
     auth: str = "token"
     is_passing: bool = False
 
@@ -88,10 +88,10 @@ def _in_use(data_dir: Path, descriptor: int) -> DataDirectoryInUseError:
     is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & ~_PRIVATE & 0o777
     try:
         facts = json.loads(said)
-        holder, url, auth = str(facts["holder"]), facts.get("url"), facts.get("auth")
+        holder, url, auth = str(facts["holder"]), str(facts.get("url", "")), str(facts.get("auth", "token"))
     except (ValueError, KeyError, TypeError, AttributeError):
-        is_ours, holder, url, auth = is_ours and not said, "another process", None, None  # it is about to say it
+        is_ours, holder, url, auth = is_ours and not said, "another process", "", "token"  # it is about to say it
     what = f"the data directory {data_dir}"
     if not is_ours:
         return DataDirectoryInUseError(what, (holder,))
-    return DataDirectoryInUseError(what, (holder,), url and str(url), str(auth), url is None)
+    return DataDirectoryInUseError(what, (holder,), url, auth, is_passing=not url)
