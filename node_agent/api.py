@@ -111,8 +111,8 @@ async def _owner(request: Request) -> None:
     """
     if not getattr(request.state, OWNER, False):
         raise UnauthenticatedError(
-            "pulls are for the user of this agent alone, over its unix socket and from outside containers; "
-            "stage the files with POST /stages"
+            "a pull is for the user of this agent alone, over its unix socket, and from its own mount namespace: not from a container, "
+            "nor for a service with PrivateTmp; stage the files with POST /stages"
         )
 
 

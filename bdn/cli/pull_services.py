@@ -5,7 +5,7 @@ import os
 import stat
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -14,7 +14,7 @@ from bdn.cli.clients import ClientSettings
 from bdn.cli.output import Output
 from bdn.cli.running import PullAgent, embedded_agent, embedded_services
 from bdn.core.chunk import Digest
-from bdn.core.errors import InvalidRequestError
+from bdn.core.errors import BdnError, InvalidRequestError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import WeightsSource
 from bdn.mirror.data_lock import DataDirectoryInUseError
@@ -83,7 +83,7 @@ async def _beside(url: str, auth: str, holder: str) -> AsyncIterator[tuple[PullR
         running = await stack.enter_async_context(AgentClient(f"unix:{socket}"))
         agent: PullAgent
         if await asyncio.to_thread(_is_own, socket) and await running.ready():
-            agent = _RunningAgent(running)
+            agent = RunningAgent(running)
         else:
             own = embedded_agent(url, token, settings.data_dir, serve=False, is_alone=True)
             agent = await stack.enter_async_context(own)
@@ -137,21 +137,29 @@ class _RunningMirror:
 
 
 @dataclass(frozen=True)
-class _RunningAgent:
+class RunningAgent:
     """The agent of a service, asked over its socket, which serves pulls to its own user alone."""
 
     client: AgentClient
 
     async def check_destination(self, destination: Path) -> None:
+        """As of ``PullAgent``."""
         await self.client.check_pull(PullCheck(destination=_named(destination)))
 
     async def would_lose(self, grant: str, destination: Path) -> PullLosses:
+        """As of ``PullAgent``."""
         return await self.client.check_pull(PullCheck(destination=_named(destination), grant=grant))
 
     async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
+        """As of ``PullAgent``. Who is canceled here has released the stage."""
         begun = await self.client.pull(PullRequest(destination=_named(destination), grant=grant, link=link))
-        async for stage in self.client.follow(begun.id, 0.2, _AT_ONCE):
-            yield stage
+        try:
+            async for stage in self.client.follow(begun.id, 0.2, _AT_ONCE):
+                yield stage
+        except asyncio.CancelledError:  # nobody waits for it any more, and nothing shall appear there later
+            with suppress(BdnError):
+                await self.client.unstage(begun.id)
+            raise
 
 
 def _named(destination: Path) -> str:

@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,17 @@ def test_a_pull_says_that_the_services_have_stopped_and_the_next_one_does_withou
     assert (number == signal.SIGKILL) == ("url" in lock_of(user))  # nobody could take it back
     again = user.run("bdn", "pull", "hf://org/model", "out")
     assert (again.code, tree(user.root / "out")) == (0, MODEL), again.err
+
+
+def test_a_service_that_takes_tokens_takes_that_of_the_pull(user: Shell, hub: Hub) -> None:
+    hub.repo("org/model").commit(MODEL)
+    tokens = {"BDN_AUTH": "token", "BDN_TOKEN": "t" * 32}
+    with services(replace(user, extra={**user.extra, **tokens}), UP):
+        pulled = user.run("bdn", "pull", "hf://org/model", "out", BDN_TOKEN="t" * 32)
+        assert (pulled.code, tree(user.root / "out")) == (0, MODEL), pulled.err
+        for wrong in ("", "w" * 32):
+            refused = user.run("bdn", "pull", "hf://org/model", "other", "--json", BDN_TOKEN=wrong)
+            assert refused.document["error"]["code"] == "UNAUTHENTICATED"
 
 
 def test_a_pull_waits_until_services_that_start_can_be_used(user: Shell, hub: Hub) -> None:

@@ -1,5 +1,6 @@
 """The control API over its unix socket, as commands and job controllers use it."""
 
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import httpx2
 
+from bdn.cli.pull_services import RunningAgent
 from bdn.net.api_server import bind_tcp, serving
 from bdn.wire.stage_schema import StageRequest
 from node_agent.api import build_app
@@ -227,3 +229,21 @@ async def test_a_pull_over_the_port_is_refused_and_writes_nothing(
                 assert (refused.status_code, refused.json()["error"]["code"]) == (401, "UNAUTHENTICATED")
             assert (await http.get("/stages")).json() == {"items": []}
     assert not (tmp_path / "out").exists()
+
+
+async def test_a_pull_that_is_interrupted_ends_on_the_agent_too(rig: Rig, mirror: AgentMirror, tmp_path: Path) -> None:
+    manifest, gate, begun = mirror.publish(FILES), threading.Event(), asyncio.Event()
+    mirror.every = held_by(gate)
+    async with serving_agent(rig) as site:
+
+        async def pull() -> None:
+            async for _ in RunningAgent(site.client).pull(mirror.grant(manifest), tmp_path / "out", link=False):
+                begun.set()
+
+        async with asyncio.TaskGroup() as group:
+            pulling = group.create_task(pull())
+            await begun.wait()
+            pulling.cancel()
+            gate.set()
+        assert [stage.state for stage in (await site.client.stages()).items] == ["RELEASED"]
+    assert not list(tmp_path.glob("*out*"))  # noqa: ASYNC240 - a test's loop has nobody else to serve

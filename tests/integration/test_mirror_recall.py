@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
-from bdn.mirror.db.recall import held_in, note_use_in
+from bdn.mirror.db.recall import held_in, is_update_in, note_use_in
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.wire.mirror_schema import MirrorSource, WeightsSourceBody
 from tests.doubles.hub import Hub
@@ -169,6 +169,16 @@ async def test_a_look_at_the_file_finds_what_the_mirror_finds(upstreams: None, h
         assert newest.resolved_revision == new
         for unknown, is_newest in (("hf://org/model", False), ("hf://org/model@v1", True), ("hf://org/other", True)):
             assert await in_both_ways(mirror, file, is_newest=is_newest, uri=unknown) is None
+        for name, patterns, is_update in (
+            ("hf://org/model", [], True),
+            (f"hf://org/model@{old}", [], True),
+            ("hf://org/model", ["*.json"], False),
+            ("hf://org/other", [], False),
+        ):
+            wanted = WeightsSourceBody.model_validate(source(name, allow_patterns=patterns)).to_core()
+            known = str(newest.manifest).removeprefix("b3:")
+            assert await mirror.service.requests.is_update(known, wanted, "default") == is_update
+            assert is_update_in(file, known, wanted, "default") == is_update
         await mirror.evict(manifest=newest.manifest, tier="mirror")
         found = await in_both_ways(mirror, file, is_newest=True, uri="hf://org/model")
         assert found is not None
