@@ -76,21 +76,21 @@ async def _beside(url: str, auth: str, holder: str) -> AsyncIterator[tuple[PullR
     settings, given = embedded_settings(), ClientSettings()
     token = given.token if auth == "token" else None
     socket = given.agent_socket or settings.data_dir / "agent.sock"
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(MirrorClient(url, token, organisation=given.organisation))
-        signer = await asyncio.to_thread(load_grant_signer, settings)
-        requests = _RunningMirror(client, settings, signer, given.organisation or DEFAULT_ORGANISATION)
-        running = await stack.enter_async_context(AgentClient(f"unix:{socket}"))
-        agent: PullAgent
-        if await asyncio.to_thread(_is_own, socket) and await running.ready():
-            agent = RunningAgent(running)
-        else:
-            own = embedded_agent(url, token, settings.data_dir, serve=False, is_alone=True)
-            agent = await stack.enter_async_context(own)
-        try:
+    try:
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(MirrorClient(url, token, organisation=given.organisation))
+            signer = await asyncio.to_thread(load_grant_signer, settings)
+            requests = _RunningMirror(client, settings, signer, given.organisation or DEFAULT_ORGANISATION)
+            running = await stack.enter_async_context(AgentClient(f"unix:{socket}"))
+            agent: PullAgent
+            if await asyncio.to_thread(_is_own, socket) and await running.ready():
+                agent = RunningAgent(running)
+            else:
+                own = embedded_agent(url, token, settings.data_dir, serve=False, is_alone=True)
+                agent = await stack.enter_async_context(own)
             yield requests, agent
-        except ServiceUnreachableError as error:
-            raise ServiceStoppedError(holder, error.reason) from error
+    except ServiceUnreachableError as error:
+        raise ServiceStoppedError(holder, error.address, error.reason) from error
 
 
 def _is_own(socket: Path) -> bool:

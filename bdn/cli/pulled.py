@@ -101,7 +101,7 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
     What stands is printed, and noted as used. Where there is any doubt it does not: then a mirror and an agent have to look.
     """
     settings, uri = embedded_settings(), wanted.source
-    (standing,) = entry_points(group="bdn.embedded", name="standing") or (None,)
+    standing = next(iter(entry_points(group="bdn.embedded", name="standing")), None)
     is_known = offline or (isinstance(uri, HuggingFaceUri) and uri.commit is not None)
     is_asked = (
         isinstance(uri, HuggingFaceUri) and wanted.auth is None

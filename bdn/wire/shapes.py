@@ -96,12 +96,16 @@ class ServiceUnreachableError(ServiceError):
 
 
 class ServiceStoppedError(ServiceError):
-    """A service that was in use has ended, or answers no more."""
+    """A service that a command used has ended, or answers no more. ``holder`` is the program that the command found there."""
 
     code = "STORE_UNAVAILABLE"
     transient = True
-    message = "{holder}, which this command used, has stopped or answers no more ({reason}); run the command again"
+    message = (
+        "the service at {address}, which this command used because of {holder}, has stopped or answers no more ({reason}); "
+        "run the command again"
+    )
     holder: str
+    address: str
     reason: str
 
 
