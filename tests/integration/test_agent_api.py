@@ -196,6 +196,8 @@ async def test_a_pull_over_the_socket_is_checked_carried_out_and_followed(
     rig: Rig, mirror: AgentMirror, tmp_path: Path
 ) -> None:
     manifest, other, dest = mirror.publish(FILES), mirror.publish({"other": b"x"}), tmp_path / "models/one"
+    loop, long = tmp_path / "loop", str(tmp_path / ("a" * 300))
+    loop.symlink_to(loop)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").write_bytes(b"")
     async with serving_agent(rig) as site:
@@ -211,7 +213,7 @@ async def test_a_pull_over_the_socket_is_checked_carried_out_and_followed(
         lost = await site.http.post("/pulls/checks", json={**body, "grant": mirror.grant(other)})
         assert lost.json() == {"earlier": str(manifest.digest), "lost": sorted(FILES)}
         for path in ("/pulls", "/pulls/checks"):
-            for wrong in ("relative", "/a\0b", "", str(tmp_path / "mine"), str(rig.cache)):
+            for wrong in ("relative", "/a\0b", "", str(tmp_path / "mine"), str(rig.cache), long, str(loop)):
                 refused = await site.http.post(path, json={**body, "destination": wrong})
                 assert (refused.status_code, refused.json()["error"]["code"]) == (422, "INVALID_REQUEST")
 
