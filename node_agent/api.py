@@ -8,18 +8,37 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final
 
-from fastapi import FastAPI, Query, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from bdn import __version__
-from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError
+from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError, UnauthenticatedError
 from bdn.disk.durable import disk_errors
-from bdn.net.api_server import EVENTS, EventStream, WaitSeconds, bind_tcp, new_router, new_service, provided, serving
+from bdn.net.api_server import (
+    EVENTS,
+    OWNER,
+    EventStream,
+    WaitSeconds,
+    bind_tcp,
+    new_router,
+    new_service,
+    provided,
+    serving,
+)
 from bdn.wire.event_schema import EventDocument, NodeEvents, StagedPath
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest
 from bdn.wire.shapes import Items
-from bdn.wire.stage_schema import TERMINAL, Cache, RenewRequest, StageDocument, StageRequest
+from bdn.wire.stage_schema import (
+    TERMINAL,
+    Cache,
+    PullCheck,
+    PullLosses,
+    PullRequest,
+    RenewRequest,
+    StageDocument,
+    StageRequest,
+)
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 
@@ -28,6 +47,7 @@ _Agent = Annotated[Agent, provided(Agent)]
 
 logger = logging.getLogger(__name__)
 stages_router = new_router("stages")
+pulls_router = new_router("pulls")
 service_router = new_router("service")
 
 
@@ -36,7 +56,7 @@ def build_app(agent: Agent) -> FastAPI:
     return new_service(
         "BDN node agent",
         limit_request_bytes=agent.settings.limit_request_bytes,
-        routers=(stages_router, service_router),
+        routers=(stages_router, pulls_router, service_router),
         provides=(agent,),
     )
 
@@ -82,6 +102,36 @@ async def renew(agent: _Agent, stage_id: str, request: RenewRequest) -> StageDoc
 async def release(agent: _Agent, stage_id: str) -> StageDocument:
     """Unmount, drop the view, end the lease. Idempotent. The files stay in the cache."""
     return agent.stages.document(await agent.stages.release(stage_id))
+
+
+async def _owner(request: Request) -> None:
+    """A pull writes where its caller says: for the agent's own user, who can do that anyway, and sees the same directories.
+
+    Raises ``UnauthenticatedError``: somebody else asks, or the port is asked, or a process in a container.
+    """
+    if not getattr(request.state, OWNER, False):
+        raise UnauthenticatedError(
+            "a pull is for the user of this agent alone, over its unix socket, and from its own mount namespace: not from a container, "
+            "nor for a service with PrivateTmp; stage the files with POST /stages"
+        )
+
+
+@pulls_router.post("/pulls/checks", dependencies=[Depends(_owner)])
+async def check_pull(agent: _Agent, request: PullCheck) -> PullLosses:
+    """Refuse a directory where no pull could be published; with a grant, tell what would be lost there."""
+    await agent.stages.check_destination(Path(request.destination))
+    return (
+        PullLosses()
+        if request.grant is None
+        else await agent.stages.would_lose(request.grant, Path(request.destination))
+    )
+
+
+@pulls_router.post("/pulls", status_code=202, dependencies=[Depends(_owner)])
+async def pull(agent: _Agent, request: PullRequest) -> StageDocument:
+    """Put the files of a grant's only manifest at a directory; the stage is released when the directory is gone."""
+    begun = await agent.stages.pull(request.grant, Path(request.destination), link=request.link)
+    return agent.stages.document(begun)
 
 
 @service_router.get("/cache")

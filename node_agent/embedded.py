@@ -4,19 +4,16 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from bdn.core.chunk import Manifest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from bdn.core.room import Need, Tree
 from bdn.disk.durable import disk_errors
-from bdn.wire.stage_schema import BytesFrom, StageDocument
-from node_agent.api import serving_api
+from bdn.wire.stage_schema import PullLosses, StageDocument
 from node_agent.app import Agent, open_agent
 from node_agent.background_tasks import in_steps, in_thread
 from node_agent.settings import load_settings
-from node_agent.stage.view.destination import Destination
 
 
 @dataclass(frozen=True)
@@ -28,20 +25,16 @@ class LocalAgent:
 
     async def check_destination(self, destination: Path) -> None:
         """Refuse a directory where no view could be published; raises ``InvalidRequestError``."""
-        path = await in_thread(destination.resolve)
-        # Whether what stands there is intact is looked at later, once: that takes a while for many files.
-        if not await in_thread(self.agent.stages.lifecycle.stands_at, path):
-            await in_thread(Destination(path, "check", self.agent.stages.lifecycle.views.files, 0).check, None)
+        await self.agent.stages.check_destination(destination)
+
+    async def would_lose(self, grant: str, destination: Path) -> PullLosses:
+        """What an earlier pull put at the directory and this one would remove or replace."""
+        return await self.agent.stages.would_lose(grant, destination)
 
     async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
         """Publish a grant's only manifest at a directory, as hard links with ``link``; the stage again and again, the last time in a terminal state."""
-        stages = self.agent.stages
-        asked_at = datetime.now(UTC)
-        begun = await stages.pull(grant, destination, link=link)
-        async for document in stages.follow(begun.record.id, 0.2):
-            if document.ready_at and document.ready_at < asked_at:  # it stood there: nothing came from anywhere
-                for mount in document.mounts:
-                    mount.bytes_from = BytesFrom(node=mount.bytes_total or 0)
+        begun = await self.agent.stages.pull(grant, destination, link=link)
+        async for document in self.agent.stages.follow(begun.record.id, 0.2):
             yield document
 
     async def coming(self, grant: str) -> Manifest:
@@ -119,6 +112,8 @@ async def open_embedded_agent(
         await agent.heartbeats.beat()
         address = ""
         if serve:
+            from node_agent.api import serving_api  # noqa: PLC0415 - a tenth of a second, that a pull needs not wait for
+
             await stack.enter_async_context(serving_api(agent))
             address = f"unix:{settings.effective_socket}"
         yield LocalAgent(agent, address)

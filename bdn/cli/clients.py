@@ -1,20 +1,16 @@
-"""The mirror and the agent that commands talk to, and how a command line becomes sources."""
+"""The mirror and the agent that commands talk to."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from bdn.cli.output import Output
-from bdn.core.errors import InvalidRequestError
-from bdn.core.source.uri import HuggingFaceUri, parse_source
-from bdn.core.units import counted
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.settings import FileSettings, default_data_dir
 from bdn.wire.access_schema import ORGANISATION_PATTERN
-from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
 
 
 class ClientSettings(FileSettings):
@@ -71,38 +67,3 @@ async def reachable_agent(output: Output) -> AsyncIterator[AgentClient]:
             _, agent = await stack.enter_async_context(embedded_services(output, "bdn-admin", serve=True))
             client = await stack.enter_async_context(AgentClient(agent.address))
         yield client
-
-
-def request_body(
-    sources: tuple[str, ...],
-    mounts: tuple[str, ...] = (),
-    allow: tuple[str, ...] = (),
-    ignore: tuple[str, ...] = (),
-    secret: str | None = None,
-) -> MirrorRequestBody:
-    """A request for these sources; a source without a mount of its own stands at ``/models/<its name>``."""
-    if len(mounts) > len(sources):
-        raise InvalidRequestError(
-            f"--mount is given {len(mounts)} times for {counted(len(sources), 'source')}: each source has one place"
-        )
-    weights = [
-        WeightsSourceBody(
-            source=source,
-            mount_location=mounts[position] if position < len(mounts) else default_mount(source),
-            auth_secret_name=secret,
-            allow_patterns=list(allow) or None,
-            ignore_patterns=list(ignore) or None,
-        )
-        for position, source in enumerate(sources)
-    ]
-    body = MirrorRequestBody(weights=weights)
-    body.sources()  # refuse before anything is sent
-    return body
-
-
-def default_mount(source: str) -> str:
-    """``/models/owner/repo`` for a repository, ``/models/<last segment>`` for a bucket's folder."""
-    uri = parse_source(source)
-    if isinstance(uri, HuggingFaceUri):
-        return f"/models/{uri.repo_id}"
-    return f"/models/{PurePosixPath(uri.prefix).name or uri.bucket}"

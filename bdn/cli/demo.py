@@ -21,9 +21,10 @@ import click
 import httpx2
 from pydantic import BaseModel
 
-from bdn.cli.clients import agent_client, mirror_client, request_body
+from bdn.cli.clients import agent_client, mirror_client
 from bdn.cli.output import Output, command_line
 from bdn.cli.running import embedded_services
+from bdn.cli.sources import request_body
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InternalError, UpstreamUnavailableError
 from bdn.core.units import counted, format_size

@@ -4,8 +4,9 @@ from typing import Any
 
 import click
 
-from bdn.cli.clients import mirror_client, request_body
+from bdn.cli.clients import mirror_client
 from bdn.cli.output import DONE, FAILED, Output, command_line, in_options, last_mirror, waiting_for
+from bdn.cli.sources import request_body
 from bdn.core.units import counted, format_size
 from bdn.wire.mirror_schema import Mirror, Plan
 

@@ -1,7 +1,6 @@
 """``bdn pull``: its options. What it does is imported when it runs, so that ``bdn pull --help`` does not wait for it."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -28,7 +27,13 @@ async def pull(
     *,
     source: str,
     dest: Path,
-    **asked: Any,  # noqa: ANN401 - of run_pull
+    allow: tuple[str, ...],
+    ignore: tuple[str, ...],
+    secret: str | None,
+    offline: bool,
+    replace: bool,
+    link: bool,
+    dry_run: bool,
 ) -> None:
     """Put the files of SOURCE at DEST, through a mirror and a cache on this machine.
 
@@ -42,6 +47,12 @@ async def pull(
     Example: bdn pull s3://bucket/data ./data --secret my_keys
     Example: bdn pull hf://org/model ./model --dry-run --json
     """
-    from bdn.cli.pulling import run_pull  # noqa: PLC0415
+    from bdn.cli.pulled import is_standing  # noqa: PLC0415
+    from bdn.cli.sources import request_body  # noqa: PLC0415
 
-    await run_pull(output, source, dest, **asked)
+    (wanted,) = request_body((source,), allow=allow, ignore=ignore, secret=secret).sources()
+    if not dry_run and await is_standing(output, wanted, dest, offline=offline, link=link):
+        return
+    from bdn.cli.pulling import run_pull  # noqa: PLC0415 - mirror and agent: a second and a half
+
+    await run_pull(output, wanted, dest, offline=offline, replace=replace, link=link, dry_run=dry_run)

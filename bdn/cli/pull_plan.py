@@ -15,11 +15,12 @@ from bdn.core.units import counted, format_size
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 
 if TYPE_CHECKING:
+    from bdn.cli.pull_services import PullRequests
     from bdn.cli.running import EmbeddedAgent
     from bdn.core.chunk import Digest, Manifest
     from bdn.core.source.uri import WeightsSource
     from bdn.mirror.app import MirrorService
-    from bdn.mirror.ingest.requests import HeldSource, MirrorRequests
+    from bdn.mirror.ingest.requests import HeldSource
 
 Contents = Mapping[str, "Digest | None"]  # by path; None: not known yet
 
@@ -40,7 +41,7 @@ class AtDestination:
 
     @classmethod
     async def look(
-        cls, agent: EmbeddedAgent, requests: MirrorRequests, wanted: WeightsSource, dest: Path, *, link: bool
+        cls, agent: EmbeddedAgent, requests: PullRequests, wanted: WeightsSource, dest: Path, *, link: bool
     ) -> Self:
         """Reads what is on record and, as a rule, no file."""
         path, earlier = await asyncio.to_thread(dest.resolve), await agent.earlier(dest)

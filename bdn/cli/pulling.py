@@ -4,65 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
-from bdn.cli.clients import request_body
 from bdn.cli.output import Output
 from bdn.cli.pull_plan import AtDestination, contents_of, plan_pull
-from bdn.cli.running import embedded_services, spare_collector
+from bdn.cli.pull_services import PullRequests, services_of_pull
+from bdn.cli.pulled import as_mirrored, show_pulled
+from bdn.cli.running import spare_collector
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.room import Tree, check_room
 from bdn.core.source.uri import WeightsSource
-from bdn.core.units import counted, format_size
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 from bdn.wire.mirror_schema import MirrorSource
 from bdn.wire.shapes import ReportedError
-from bdn.wire.stage_schema import BytesFrom
-
-if TYPE_CHECKING:
-    from bdn.mirror.ingest.requests import HeldSource, MirrorRequests
+from bdn.wire.stage_schema import BytesFrom, StageDocument
 
 _PATHS_SHOWN = 5
 _HUB_IS_AWAY = ("UPSTREAM_UNAVAILABLE", "UPSTREAM_RATE_LIMITED")
 
 
-class Pulled(BaseModel):
-    """What a pull did. ``bytes_transferred`` came from the upstream, ``bytes_from`` says where the view's bytes came from."""
-
-    source: str
-    destination: str
-    resolved_revision: str | None
-    manifest: str
-    files_total: int
-    bytes_total: int
-    bytes_transferred: int
-    bytes_from: BytesFrom
-    view: str | None
-    warnings: list[str]
-    seconds: float
-
-
 async def run_pull(
     output: Output,
-    source: str,
+    wanted: WeightsSource,
     dest: Path,
     *,
     offline: bool,
     replace: bool,
     link: bool,
     dry_run: bool,
-    **asked: Any,  # noqa: ANN401 - of request_body
 ) -> None:
     """Put the files of a source at a directory, and print what was done, or with ``dry_run`` what would be."""
-    (wanted,) = request_body((source,), **asked).sources()
-    async with embedded_services(output, "bdn pull") as (running, agent):
-        requests = running.service.requests
+    async with services_of_pull(output, is_alone=dry_run) as (requests, agent, own):
         began = time.perf_counter()
         held = await requests.held(wanted, DEFAULT_ORGANISATION, is_newest=offline)
         if held is None and offline:
@@ -76,49 +51,39 @@ async def run_pull(
             began = time.perf_counter()
         spare_collector()
         await agent.check_destination(dest)
-        running.service.room.beside = lambda store, tree: agent.needs(dest, store, tree)
-        if dry_run:
-            look = AtDestination.look(agent, requests, wanted, dest, link=link)
-            planned = await plan_pull(running.service, agent, wanted, held, await look)
-            output.result(planned, planned.lines())
-            return
+        if own is not None:
+            mirror, embedded = own
+            mirror.service.room.beside = lambda store, tree: embedded.needs(dest, store, tree)
+            if dry_run:
+                look = AtDestination.look(embedded, requests, wanted, dest, link=link)
+                planned = await plan_pull(mirror.service, embedded, wanted, held, await look)
+                output.result(planned, planned.lines())
+                return
         if held is None:
             mirrored, grant = await _mirror(output, requests, wanted)
         else:
-            mirrored, grant = held.source.model_copy(update={"bytes_transferred": 0}), held.grant
+            mirrored, grant = held.source, held.grant
             if offline:
-                output.say(f"offline: {_of_then(held)}")
-        coming, at_dest = await agent.coming(grant), await AtDestination.look(agent, requests, wanted, dest, link=link)
-        lost = at_dest.lost(contents_of(coming))
-        if lost and not replace and not at_dest.is_same_request:
+                output.say(f"offline: {as_mirrored(held.source, held.mirrored_at)}")
+        losses = await agent.would_lose(grant, dest)
+        manifest = losses.earlier.removeprefix("b3:")
+        if losses.lost and not replace and not await requests.is_update(manifest, wanted, DEFAULT_ORGANISATION):
             raise InvalidRequestError(
-                f"{dest} holds what another pull put there, and this one would remove or replace {_named(lost)}; add --replace, "
+                f"{dest} holds what another pull put there, and this one would remove or replace {_named(losses.lost)}; add --replace, "
                 "or name another directory"
             )
-        if not at_dest.has(contents_of(coming)):
-            check_room(mirrored.source, await agent.needs(dest, None, Tree.of(coming)))
-        stage = await ready_stage(output, "staging", agent.pull(grant, dest, link=link))
+        if own is not None:
+            coming, embedded = await own[1].coming(grant), own[1]
+            at_dest = await AtDestination.look(embedded, requests, wanted, dest, link=link)
+            if not at_dest.has(contents_of(coming)):
+                check_room(mirrored.source, await embedded.needs(dest, None, Tree.of(coming)))
+        stage = await ready_stage(output, "staging", _since_now(agent.pull(grant, dest, link=link)))
         seconds = time.perf_counter() - began
-    mount = stage.mounts[0]
-    pulled = Pulled(
-        source=mirrored.source,
-        destination=mount.path,
-        resolved_revision=mirrored.resolved_revision,
-        manifest=mount.manifest,
-        files_total=mount.files_total or 0,
-        bytes_total=mount.bytes_total or 0,
-        bytes_transferred=mirrored.bytes_transferred,
-        bytes_from=mount.bytes_from,
-        view=mount.view,
-        warnings=mirrored.warnings,
-        seconds=round(seconds, 4),
-    )
-    for warning in pulled.warnings:
-        output.warn(warning)
-    output.result(pulled, [_line(pulled)])
+    transferred = mirrored.bytes_transferred if held is None else 0
+    show_pulled(output, wanted, mirrored, stage.mounts[0], transferred=transferred, seconds=seconds)
 
 
-async def _mirror(output: Output, requests: MirrorRequests, wanted: WeightsSource) -> tuple[MirrorSource, str]:
+async def _mirror(output: Output, requests: PullRequests, wanted: WeightsSource) -> tuple[MirrorSource, str]:
     """The source at its upstream's newest, in the mirror, and a grant. Where its upstream is away, it is said what is held."""
     begun = await requests.request([wanted], DEFAULT_ORGANISATION)
     try:
@@ -128,24 +93,21 @@ async def _mirror(output: Output, requests: MirrorRequests, wanted: WeightsSourc
         if error.code in _HUB_IS_AWAY:
             held = await requests.held(wanted, DEFAULT_ORGANISATION, is_newest=True)
         if held is not None:
-            output.say(f"held here, for --offline: {_of_then(held)}")
+            output.say(f"held here, for --offline: {as_mirrored(held.source, held.mirrored_at)}")
         raise
     return mirror.sources[0], grant_of(mirror)
+
+
+async def _since_now(updates: AsyncIterator[StageDocument]) -> AsyncIterator[StageDocument]:
+    """Of a stage that stood there when it was asked for, nothing came from anywhere."""
+    asked_at = datetime.now(UTC)
+    async for stage in updates:
+        if stage.ready_at and stage.ready_at < asked_at:
+            for mount in stage.mounts:
+                mount.bytes_from = BytesFrom(node=mount.bytes_total or 0)
+        yield stage
 
 
 def _named(paths: Sequence[str]) -> str:
     shown, more = ", ".join(paths[:_PATHS_SHOWN]), len(paths) - _PATHS_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _of_then(held: HeldSource) -> str:
-    revision = f" at {held.source.resolved_revision}" if held.source.resolved_revision else ""
-    return f"{held.source.source}{revision}, as mirrored {datetime.fromtimestamp(held.mirrored_at, UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _line(pulled: Pulled) -> str:
-    return (
-        f"{pulled.destination}: {counted(pulled.files_total, 'file')}, {format_size(pulled.bytes_total)}, ready in "
-        f"{pulled.seconds:.2f} s ({format_size(pulled.bytes_transferred)} from the upstream, "
-        f"{format_size(pulled.bytes_from.mirror)} from the mirror, {format_size(pulled.bytes_from.node)} held already)"
-    )

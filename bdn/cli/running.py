@@ -8,7 +8,14 @@ import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,17 +25,17 @@ import bdn
 from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output
 from bdn.core.chunk import Manifest
-from bdn.core.errors import InUseError, InvalidRequestError
+from bdn.core.errors import InvalidRequestError
 from bdn.core.room import Need, Tree
 from bdn.mirror.app import MirrorService, open_mirror
+from bdn.mirror.data_lock import DataDirectoryInUseError
 from bdn.mirror.db.database import database_url, place_of
-from bdn.mirror.settings import MirrorSettings
+from bdn.mirror.settings import MirrorSettings, embedded_settings
 from bdn.net.api_server import bind_tcp, serving
-from bdn.wire.stage_schema import StageDocument
+from bdn.wire.stage_schema import PullLosses, StageDocument
 
 logger = logging.getLogger(__name__)
 _LOOK_AGAIN_SECONDS: Final = 0.2
-_SHORT_LIVED: Final = ("bdn pull", "bdn-admin")
 _NEW_OBJECTS: Final = 100_000  # between two runs of the garbage collector; Python's default is 700
 
 
@@ -66,10 +73,16 @@ def in_the_foreground(settings: MirrorSettings) -> Iterator[asyncio.Event]:
 
 @dataclass(frozen=True)
 class RunningMirror:
-    """A mirror that answers at ``url``."""
+    """A mirror that answers at ``url``; ``auth`` is its setting."""
 
     service: MirrorService
     url: str
+    auth: str
+
+    def for_pulls(self) -> AbstractContextManager[None]:
+        """Until the context ends, pulls on the same data directory use this mirror, and the agent that answers there by now."""
+        lock = self.service.lock
+        return nullcontext() if lock is None else lock.answering(self.url, self.auth)
 
 
 @asynccontextmanager
@@ -82,7 +95,7 @@ async def running_mirror(settings: MirrorSettings, program: str = "bdn serve") -
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             with told(settings, "mirror", {"url": url, "data_port": service.data_port, "auth": settings.auth}):
                 try:
-                    yield RunningMirror(service, url)
+                    yield RunningMirror(service, url, settings.auth)
                 finally:
                     service.watch.stop()  # open requests are answered now, not when their time is over
 
@@ -103,13 +116,21 @@ def told(settings: MirrorSettings, what: str, facts: Mapping[str, object]) -> It
         logger.info("%s stops", what, extra={**facts})
 
 
-class EmbeddedAgent(Protocol):
-    """An agent in this process. ``address`` is its control API where it serves one, otherwise empty."""
-
-    address: str
+class PullAgent(Protocol):
+    """An agent that puts files at directories, in this process or another one."""
 
     async def check_destination(self, destination: Path) -> None:
         """Refuse a directory where no view could be published, before anything is moved."""
+
+    async def would_lose(self, grant: str, destination: Path) -> PullLosses:
+        """What an earlier pull put at the directory and this one would remove or replace."""
+
+    def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
+        """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
+
+
+class EmbeddedAgent(PullAgent, Protocol):
+    """An agent in this process."""
 
     async def coming(self, grant: str) -> Manifest:
         """A grant's only manifest."""
@@ -123,8 +144,9 @@ class EmbeddedAgent(Protocol):
     async def needs(self, destination: Path, before: Need | None, tree: Tree) -> list[Need]:
         """What the cache and the directory need of a tree, after what is written ``before``."""
 
-    def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
-        """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
+    @property
+    def address(self) -> str:
+        """Its control API where it serves one, otherwise empty."""
 
 
 Services = tuple[RunningMirror, EmbeddedAgent]
@@ -138,19 +160,35 @@ async def running_services(
 
     An agent that ``is_alone`` takes free ports instead of its usual ones.
     """
-    found = list(entry_points(group="bdn.embedded"))
+    async with running_mirror(settings, program) as mirror:
+        place = settings.data_dir
+        async with embedded_agent(mirror.url, settings.token, place, serve=serve, is_alone=is_alone) as agent:
+            yield mirror, agent
+
+
+def embedded_agent(
+    mirror_url: str, token: str | None, data_dir: Path, *, serve: bool, is_alone: bool
+) -> AbstractAsyncContextManager[EmbeddedAgent]:
+    """An agent of a mirror; ``serve`` and ``is_alone`` as of ``running_services``."""
+    found = list(entry_points(group="bdn.embedded", name="agent"))
     if not found:
         raise InvalidRequestError("the agent is not installed here; install bdn[agent]")
-    async with running_mirror(settings, program) as mirror:
-        given = {"mirror_url": mirror.url, "token": settings.token, "data_dir": settings.data_dir}
-        async with found[0].load()(**given, serve=serve, is_alone=is_alone) as agent:
-            yield mirror, agent
+    opened: AbstractAsyncContextManager[EmbeddedAgent] = found[0].load()(
+        mirror_url=mirror_url, token=token, data_dir=data_dir, serve=serve, is_alone=is_alone
+    )
+    return opened
 
 
 @asynccontextmanager
 async def embedded_services(output: Output, program: str, *, serve: bool = False) -> AsyncIterator[Services]:
-    """Both on free ports, for nobody else. Waits for other commands that embed them on the same data directory; not for services."""
-    settings = MirrorSettings(host="127.0.0.1", port=0, data_port=0, auth="off", token=None, jobs=1)
+    """Both on free ports, for nobody else.
+
+    Waits for other commands that embed them on the same data directory, and for services that start or stop; not for services
+    that answer.
+
+    Raises ``DataDirectoryInUseError``: a service answers there, or somebody else's process has the directory.
+    """
+    settings = embedded_settings()
     async with AsyncExitStack() as stack:
         services, told = None, False
         while services is None:
@@ -158,8 +196,8 @@ async def embedded_services(output: Output, program: str, *, serve: bool = False
                 services = await stack.enter_async_context(
                     running_services(settings, program=program, serve=serve, is_alone=True)
                 )
-            except InUseError as error:
-                if not any(holder.startswith(_SHORT_LIVED) for holder in error.holders):
+            except DataDirectoryInUseError as error:
+                if not error.is_passing:
                     raise
                 if not told:
                     output.say(f"waiting for {', '.join(error.holders)}")

@@ -7,7 +7,8 @@ from bdn.cli.running import in_the_foreground, running_mirror, running_services,
 from bdn.core.errors import InvalidRequestError
 from bdn.disk.durable import disk_errors
 from bdn.mirror.app import open_mirror
-from bdn.mirror.db.database import HEAD, Database, database_url, place_of
+from bdn.mirror.db.database import Database, database_url, place_of
+from bdn.mirror.db.recall import HEAD
 from bdn.mirror.settings import MirrorSettings
 
 
@@ -32,7 +33,8 @@ async def serve(output: Output, **options: object) -> None:
                     f"mirror at {mirror.url} (documentation at {mirror.url}/docs), data plane on port {mirror.service.data_port}"
                 ],
             )
-            await stop.wait()
+            with mirror.for_pulls():
+                await stop.wait()
 
 
 @click.command()
@@ -93,4 +95,5 @@ async def up(output: Output) -> None:
                 {"mirror": mirror.url, "data_port": mirror.service.data_port, "agent": agent.address},
                 [f"mirror at {mirror.url} (documentation at {mirror.url}/docs)", f"agent at {agent.address}"],
             )
-            await stop.wait()
+            with mirror.for_pulls():
+                await stop.wait()

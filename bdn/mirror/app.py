@@ -1,23 +1,22 @@
 """The mirror put together: ``open_mirror`` reads top to bottom in the order of the picture, from upstreams to agents."""
 
 import asyncio
-import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from fastapi import FastAPI
 
-from bdn.core.errors import InUseError, InvalidRequestError
+from bdn.core.errors import InvalidRequestError
 from bdn.core.pace.retry import RetryPolicy, StallPolicy
 from bdn.disk.durable import disk_errors, make_folder
 from bdn.mirror.access import Access
 from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.damages import Damages
+from bdn.mirror.data_lock import DataLock, locked
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events
@@ -64,13 +63,17 @@ _AGENT_TIMEOUT_SECONDS: Final = 10.0
 
 @dataclass(frozen=True)
 class MirrorService:
-    """A running mirror. ``api`` is ready for an HTTP server; ``data_port`` is None where this process serves no chunks."""
+    """A running mirror. ``api`` is ready for an HTTP server; ``data_port`` is None where this process serves no chunks.
+
+    ``lock`` is that of the data directory, where the database is embedded.
+    """
 
     api: FastAPI
     requests: MirrorRequests
     room: RoomForSources
     data_port: int | None
     watch: Watch
+    lock: DataLock | None
 
 
 @asynccontextmanager
@@ -105,8 +108,7 @@ async def open_mirror(
         keyring = Keyring.parse(settings.secrets_key)
         with disk_errors(settings.data_dir):
             make_folder(settings.data_dir, is_durable=True)
-        if settings.is_embedded:
-            stack.enter_context(_single_process(settings.data_dir, program))
+        lock = stack.enter_context(locked(settings.data_dir, program)) if settings.is_embedded else None
         database = await _open_database(stack, settings)
         store = await asyncio.to_thread(open_store, settings.effective_store, exclusive=settings.is_embedded)
         watch, metrics, at_work = Watch(), Metrics(database, store), dict[str, Progress]()
@@ -225,7 +227,7 @@ async def open_mirror(
         api = new_service(
             "BDN mirror", limit_request_bytes=settings.limit_request_bytes, routers=ROUTERS, provides=services
         )
-        yield MirrorService(api, requests, room, data_port, watch)
+        yield MirrorService(api, requests, room, data_port, watch, lock)
 
 
 def check_binding(settings: MirrorSettings) -> None:
@@ -247,21 +249,3 @@ async def _open_database(stack: AsyncExitStack, settings: MirrorSettings) -> Dat
     async with database.write() as session:
         await mirrors.release_claims(session)
     return database
-
-
-@contextmanager
-def _single_process(data_dir: Path, program: str) -> Iterator[None]:
-    """One process has an embedded database; the kernel drops the lock with the process. Raises ``InUseError``."""
-    with disk_errors(data_dir):
-        lock = (data_dir / "mirror.lock").open("a+")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            holder = lock.read().strip() or "another process"
-            raise InUseError(f"the data directory {data_dir}", (holder,)) from None
-        lock.truncate(0)
-        lock.write(f"{program} (process {os.getpid()})")
-        lock.flush()
-        yield

@@ -64,7 +64,12 @@ class MirrorSettings(FileSettings):
     @property
     def effective_database_url(self) -> str:
         """The database's address, the embedded default included."""
-        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir.absolute()}/mirror.sqlite"
+        return self.database_url or f"sqlite+aiosqlite:///{self.usual_database}"
+
+    @property
+    def usual_database(self) -> Path:
+        """The file of the embedded database, where no other database is named."""
+        return self.data_dir.absolute() / "mirror.sqlite"
 
     @property
     def effective_store(self) -> str:
@@ -80,3 +85,8 @@ class MirrorSettings(FileSettings):
     def is_embedded(self) -> bool:
         """Whether the database is SQLite: one machine, one process, migrated at start."""
         return self.effective_database_url.startswith("sqlite")
+
+
+def embedded_settings() -> MirrorSettings:
+    """Those of a mirror inside a command, on free ports, for nobody else."""
+    return MirrorSettings(host="127.0.0.1", port=0, data_port=0, auth="off", token=None, jobs=1)

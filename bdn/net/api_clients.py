@@ -26,7 +26,7 @@ from bdn.wire.operation_schema import (
 )
 from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
-from bdn.wire.stage_schema import Cache, StageDocument, StageRequest
+from bdn.wire.stage_schema import Cache, PullCheck, PullLosses, PullRequest, StageDocument, StageRequest
 
 
 class MirrorClient(ContentClient):
@@ -159,6 +159,14 @@ class AgentClient(ServiceClient):
         """As of ``MirrorClient``."""
         look = partial(self.stage_by_id, stage_id, interval_seconds)
         return (outages or OutageRetry()).follow(look, lambda stage: stage.state in STAGE_TERMINAL)
+
+    async def check_pull(self, request: PullCheck) -> PullLosses:
+        """Comparing a large manifest with what stands there takes a while."""
+        return await self._call(PullLosses, "POST", "/pulls/checks", body=request, wait_seconds=600)
+
+    async def pull(self, request: PullRequest) -> StageDocument:
+        """As ``check_pull``."""
+        return await self._call(StageDocument, "POST", "/pulls", body=request, wait_seconds=600)
 
     async def stages(self) -> Items[StageDocument]:
         return await self._call(Items[StageDocument], "GET", "/stages")

@@ -9,11 +9,14 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import re
 import socket
+import struct
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, cast
 
 import h11
@@ -329,10 +332,30 @@ async def _written(documents: AsyncGenerator[_Document], is_last: Callable[[_Doc
             yield format_sse_event(event=event, data_str=document.model_dump_json())
 
 
+OWNER: Final = "is_owner"  # of a request's state: whether ``is_owner`` of its connection
+
+
+def is_owner(connection: socket.socket) -> bool:
+    """Whether a process of this very user is at the other end of a unix socket, and paths mean to it what they mean here.
+
+    Another mount namespace has other files at the same paths. It is looked at when the client connects: later its process may be
+    gone, and its number another's.
+    """
+    if connection.family != socket.AF_UNIX:
+        return False
+    pid, uid, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
+    try:
+        return uid == os.geteuid() and Path(f"/proc/{pid}/ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink()
+    except OSError:  # it is gone, or not to be seen from here
+        return False
+
+
 class TimedProtocol(H11Protocol):
     """Closes a connection that takes longer than ``request_seconds`` for one request, from its first byte or from connecting.
 
-    uvicorn's own timeouts begin after an answer.
+    uvicorn's own timeouts begin after an answer. Each request's state has ``OWNER``.
     """
 
     request_seconds = 30.0  # for head and body, which is some megabytes at most
@@ -341,6 +364,7 @@ class TimedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected, and has sent nothing yet."""
         super().connection_made(transport)
+        self.app_state = {**self.app_state, OWNER: is_owner(transport.get_extra_info("socket"))}
         self._watch()
 
     def data_received(self, data: bytes) -> None:

@@ -60,16 +60,6 @@ class Grant:
         return any(mount.manifest == manifest for mount in self.mounts)
 
 
-def stage_id_of(job_id: str, organisation: str, mounts: Iterable[GrantedMount]) -> str:
-    """The id of the stage that a job's grant asks for: equal content, equal id, so that asking twice is asking once.
-
-    A renewed grant differs in its expiry alone and therefore names the same stage.
-    """
-    lines = sorted(f"{mount.mount_location}\0{mount.manifest}" for mount in mounts)
-    text = "".join(f"{len(part)}:{part}" for part in (job_id, organisation, *lines))  # no two lists make one text
-    return f"stg_{digest_of(text.encode('utf-8', 'surrogatepass')).hex[:24]}"
-
-
 def new_signing_key() -> bytes:
     """A fresh private key, PEM."""
     return Ed25519PrivateKey.generate().private_bytes(

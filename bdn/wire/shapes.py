@@ -95,6 +95,20 @@ class ServiceUnreachableError(ServiceError):
         return f"no answer from {self.address} ({self.reason}); is the service running there?"
 
 
+class ServiceStoppedError(ServiceError):
+    """A service that a command used has ended, or answers no more. ``holder`` is the program that the command found there."""
+
+    code = "STORE_UNAVAILABLE"
+    transient = True
+    message = (
+        "the service at {address}, which this command used because of {holder}, has stopped or answers no more ({reason}); "
+        "run the command again"
+    )
+    holder: str
+    address: str
+    reason: str
+
+
 class WrongDocumentError(ServiceError):
     """An answer is not what its name says: it was damaged on its way, belongs to another request, or was wrong where it lay.
 

@@ -1,10 +1,12 @@
 """Stages and the cache: what the agent's control API takes and answers."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
+from bdn.core.chunk import digest_of
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.shapes import ErrorBody, StrictModel
 
@@ -13,6 +15,16 @@ TERMINAL: frozenset[StageState] = frozenset({"READY", "FAILED", "RELEASED"})
 ViewKind = Literal["hardlink", "reflink", "given", "copy"]
 ExposureKind = Literal["bind", "symlink", "none"]
 WarmState = Literal["WARMING", "WARM", "SKIPPED", "STOPPED"]
+
+
+def stage_id_of(job_id: str, organisation: str, manifests: Mapping[str, str]) -> str:
+    """The id of the stage of these manifests, by mount location: equal content, equal id, so that asking twice is asking once.
+
+    A renewed grant differs in its expiry alone and therefore names the same stage.
+    """
+    lines = sorted(f"{mount_location}\0{manifest}" for mount_location, manifest in manifests.items())
+    text = "".join(f"{len(part)}:{part}" for part in (job_id, organisation, *lines))  # no two lists make one text
+    return f"stg_{digest_of(text.encode('utf-8', 'surrogatepass')).hex[:24]}"
 
 
 class StageRequest(
@@ -26,6 +38,34 @@ class StageRequest(
     ttl_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
     wait: StrictBool = False
     warm: StrictBool = False
+
+
+_Directory = Annotated[StrictStr, Field(pattern=r"^/[^\x00]*$", max_length=4096)]
+
+
+class PullCheck(StrictModel, json_schema_extra={"examples": [{"destination": "/home/me/model"}]}):
+    """Whether a pull could put files at a directory, and with ``grant`` what would go there."""
+
+    destination: _Directory
+    grant: Annotated[StrictStr, Field(min_length=1)] | None = None
+
+
+class PullRequest(
+    StrictModel,
+    json_schema_extra={"examples": [{"destination": "/home/me/model", "grant": "the grant of a READY mirror"}]},
+):
+    """Put the files of a grant's only manifest at a directory, with ``link`` as hard links into the cache."""
+
+    destination: _Directory
+    grant: Annotated[StrictStr, Field(min_length=1)]
+    link: StrictBool = False
+
+
+class PullLosses(BaseModel):
+    """The manifest that an earlier pull put at the directory, empty if none did, and its paths that this one would remove or replace."""
+
+    earlier: str = ""
+    lost: list[str] = []
 
 
 class RenewRequest(StrictModel, json_schema_extra={"examples": [{"ttl_seconds": 3600}]}):

@@ -1,5 +1,7 @@
 """One stage: what is on record of it, how far it is and who waits for it; and the registry of all."""
 
+from __future__ import annotations
+
 import asyncio
 import threading
 import time
@@ -7,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -25,8 +28,10 @@ from bdn.wire.stage_schema import (
     Warm,
     WarmState,
 )
-from node_agent.fill.progress import FillProgress
 from node_agent.stage.view.destination import Earlier
+
+if TYPE_CHECKING:
+    from node_agent.fill.progress import FillProgress  # and with it all that a fill needs; a record is read without
 
 
 class MountRecord(MountFacts):

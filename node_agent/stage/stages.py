@@ -6,12 +6,13 @@ from pathlib import Path, PurePosixPath
 
 from bdn.core.errors import BdnError, CanceledError, InvalidRequestError, NotFoundError
 from bdn.wire import stage_schema
-from bdn.wire.grants import Grant, stage_id_of
+from bdn.wire.grants import Grant
 from bdn.wire.shapes import ReportedError
+from bdn.wire.stage_schema import PullLosses, stage_id_of
 from node_agent.background_tasks import in_thread
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.stage import MountRecord, NodeStage, StageRecord, StageRegistry
-from node_agent.stage.view.destination import resolved
+from node_agent.stage.view.destination import Destination, resolved
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,25 @@ class StageService:
             await self.lifecycle.release(known)
         return await self._start(NodeStage(record, earlier))
 
+    async def check_destination(self, destination: Path) -> None:
+        """Refuse a directory where no pull could be published; raises ``InvalidRequestError``."""
+        path = await in_thread(resolved, destination)
+        # Whether what stands there is intact is looked at later, once: that takes a while for many files.
+        if not await in_thread(self.lifecycle.stands_at, path):
+            await in_thread(Destination(path, "check", self.lifecycle.views.files, 0).check, None)
+
+    async def would_lose(self, token: str, destination: Path) -> PullLosses:
+        """What an earlier pull put at the directory and this one would remove or replace."""
+        path = await in_thread(resolved, destination)
+        earlier = await in_thread(self.lifecycle.published_at, path)
+        if earlier is None or earlier.manifest is None or not await in_thread(self.lifecycle.stands_at, path):
+            return PullLosses()
+        (mount,) = (await self.verify(token)).mounts
+        coming = await self.lifecycle.provision.catalogue.obtain(mount.manifest, token, is_complete=True)
+        kept = {(file.path, file.digest) for file in coming.manifest.files}
+        lost = [file.path for file in earlier.manifest.files if (file.path, file.digest) not in kept]
+        return PullLosses(earlier=str(earlier.digest), lost=lost)
+
     async def renew(self, stage_id: str, ttl_seconds: float | None) -> NodeStage:
         """A new time to live, from now on; None means until the stage is released."""
         stage = self.registry.find(stage_id)
@@ -166,7 +186,7 @@ class StageService:
 
     def _record(self, job_id: str, token: str, grant: Grant) -> StageRecord:
         return StageRecord(
-            id=stage_id_of(job_id, grant.organisation, grant.mounts),
+            id=stage_id_of(job_id, grant.organisation, {one.mount_location: str(one.manifest) for one in grant.mounts}),
             job_id=job_id,
             organisation=grant.organisation,
             grant=token,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bdn.mirror.db.database import HEAD
+from bdn.mirror.db.recall import HEAD
 from bdn.wire.grants import new_signing_key
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub

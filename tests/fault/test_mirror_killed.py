@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.mirror.db.database import HEAD
+from bdn.mirror.db.recall import HEAD
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub

@@ -1,11 +1,17 @@
 """The control API over its unix socket, as commands and job controllers use it."""
 
+import asyncio
 import json
 import threading
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
+from bdn.cli.pull_services import RunningAgent
+from bdn.net.api_server import bind_tcp, serving
 from bdn.wire.stage_schema import StageRequest
+from node_agent.api import build_app
 from tests.support.agent.mirror import AgentMirror, flipped, fresh_mirror, held_by
 from tests.support.agent.rig import MIB, Rig, metrics, noise
 from tests.support.agent.site import serving_agent
@@ -181,3 +187,65 @@ async def test_health_metrics_and_documentation_are_served(rig: Rig, mirror: Age
         figures = metrics((await site.http.get("/metrics")).text)
         assert {name: figures[name] for name in EXPECTED} == EXPECTED
         assert "text/html" in (await site.http.get("/docs")).headers["content-type"]
+
+
+# --- pulls, for the agent's own user ---
+
+
+async def test_a_pull_over_the_socket_is_checked_carried_out_and_followed(
+    rig: Rig, mirror: AgentMirror, tmp_path: Path
+) -> None:
+    manifest, other, dest = mirror.publish(FILES), mirror.publish({"other": b"x"}), tmp_path / "models/one"
+    loop, long = tmp_path / "loop", str(tmp_path / ("a" * 300))
+    loop.symlink_to(loop)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/file").write_bytes(b"")
+    async with serving_agent(rig) as site:
+        body = {"destination": str(dest), "grant": mirror.grant(manifest)}
+        checked = await site.http.post("/pulls/checks", json=body)
+        assert (checked.status_code, checked.json()) == (200, {"earlier": "", "lost": []})
+        assert not dest.exists()
+        begun = await site.http.post("/pulls", json={**body, "link": True})
+        assert begun.status_code == 202
+        ready = await site.client.stage_by_id(begun.json()["id"], 30)
+        assert (ready.state, ready.mounts[0].path, ready.mounts[0].view) == ("READY", str(dest), "hardlink")
+        assert tree(dest) == FILES
+        lost = await site.http.post("/pulls/checks", json={**body, "grant": mirror.grant(other)})
+        assert lost.json() == {"earlier": str(manifest.digest), "lost": sorted(FILES)}
+        for path in ("/pulls", "/pulls/checks"):
+            for wrong in ("relative", "/a\0b", "", str(tmp_path / "mine"), str(rig.cache), long, str(loop)):
+                refused = await site.http.post(path, json={**body, "destination": wrong})
+                assert (refused.status_code, refused.json()["error"]["code"]) == (422, "INVALID_REQUEST")
+
+
+async def test_a_pull_over_the_port_is_refused_and_writes_nothing(
+    rig: Rig, mirror: AgentMirror, tmp_path: Path
+) -> None:
+    body = {"destination": str(tmp_path / "out"), "grant": mirror.grant(mirror.publish(FILES))}
+    async with rig.agent() as agent:
+        listener = bind_tcp("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with serving(build_app(agent), listener, is_local=True), httpx2.AsyncClient(base_url=url) as http:
+            for path in ("/pulls", "/pulls/checks"):
+                refused = await http.post(path, json=body)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (401, "UNAUTHENTICATED")
+            assert (await http.get("/stages")).json() == {"items": []}
+    assert not (tmp_path / "out").exists()
+
+
+async def test_a_pull_that_is_interrupted_ends_on_the_agent_too(rig: Rig, mirror: AgentMirror, tmp_path: Path) -> None:
+    manifest, gate, begun = mirror.publish(FILES), threading.Event(), asyncio.Event()
+    mirror.every = held_by(gate)
+    async with serving_agent(rig) as site:
+
+        async def pull() -> None:
+            async for _ in RunningAgent(site.client).pull(mirror.grant(manifest), tmp_path / "out", link=False):
+                begun.set()
+
+        async with asyncio.TaskGroup() as group:
+            pulling = group.create_task(pull())
+            await begun.wait()
+            pulling.cancel()
+            gate.set()
+        assert [stage.state for stage in (await site.client.stages()).items] == ["RELEASED"]
+    assert not list(tmp_path.glob("*out*"))  # noqa: ASYNC240 - a test's loop has nobody else to serve

@@ -4,8 +4,10 @@
 
 import asyncio
 import errno
+import json
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -15,8 +17,9 @@ from bdn.core.chunk import Manifest
 from bdn.core.errors import InvalidRequestError
 from bdn.wire.operation_schema import EvictCommand
 from bdn.wire.shapes import ReportedError
-from bdn.wire.stage_schema import StageDocument
+from bdn.wire.stage_schema import StageDocument, StageMount
 from node_agent.app import Agent
+from node_agent.stage.standing import standing_pull
 from node_agent.stage.view import build, destination
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
@@ -435,3 +438,94 @@ async def rests(agent: Agent) -> None:
     for stage in agent.stages.registry.all():
         if stage.task is not None and stage.is_working:
             await asyncio.wait([stage.task])
+
+
+# --- looked at without an agent ---
+
+
+def looked_at(rig: Rig, manifest: Manifest, dest: Path, *, link: bool = False) -> StageMount | None:
+    return standing_pull(rig.root, "org", "/m0", str(manifest.digest), dest, link=link)
+
+
+@pytest.mark.parametrize("link", [False, True])
+async def test_what_stands_is_told_as_an_agent_tells_it_whether_one_runs_or_not(
+    rig: Rig, mirror: AgentMirror, dest: Path, link: bool
+) -> None:
+    manifest = mirror.publish(OLD)
+    async with rig.agent() as agent:
+        await pulled(agent, mirror, manifest, dest, link=link)
+        (told,) = (await pulled(agent, mirror, manifest, dest, link=link)).mounts
+        beside = looked_at(rig, manifest, dest, link=link)
+    alone = looked_at(rig, manifest, dest, link=link)
+
+    size = manifest.bytes_total
+    assert alone == beside
+    assert beside is not None
+    assert beside == told.model_copy(update={"bytes_from": beside.bytes_from})
+    assert beside.bytes_from.model_dump() == {"node": size, "cluster": 0, "mirror": 0}
+
+
+async def test_a_look_counts_as_a_use(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
+    manifest, other = mirror.publish(OLD), mirror.publish(NEW)
+    async with rig.agent() as agent:
+        await pulled(agent, mirror, manifest, dest)
+        await pulled(agent, mirror, other, dest.with_name("other"))
+    assert looked_at(rig, manifest, dest)
+    async with rig.agent() as agent:
+        assert list(agent.cache.index.recency.oldest_first()) == [other.digest, manifest.digest]
+
+
+def record(rig: Rig, **changes: object) -> None:
+    (path,) = (rig.cache / "stages").glob("*.json")
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
+
+
+def cut(rig: Rig) -> None:
+    (path,) = (rig.cache / "stages").glob("*.json")
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def swapped(dest: Path) -> None:
+    shutil.copytree(dest, dest.with_name("copy"))
+    shutil.rmtree(dest)
+    dest.with_name("copy").rename(dest)
+
+
+CHANGES: dict[str, Callable[[Rig, Path], object]] = {
+    "a-file-is-gone": lambda _, dest: (dest / "config.json").unlink(),
+    "a-file-came": lambda _, dest: (dest / "mine").write_bytes(b""),
+    "a-file-was-edited": lambda _, dest: edit(dest / "config.json", hides=False),
+    "the-directory-is-a-copy": lambda _, dest: swapped(dest),
+    "the-directory-is-gone": lambda _, dest: shutil.rmtree(dest),
+    "the-record-is-cut-off": lambda rig, _: cut(rig),
+    "the-record-is-of-a-stage-that-failed": lambda rig, _: record(rig, state="FAILED"),
+    "the-record-is-of-another-directory": lambda rig, dest: record(rig, destination=f"{dest}x"),
+    "the-record-is-of-another-stage": lambda rig, _: record(rig, id="stg_0"),
+    "the-record-names-another-manifest": lambda rig, _: record(
+        rig, mounts=[{"mount_location": "/m0", "manifest": f"b3:{0:064}", "source": "hf://org/model"}]
+    ),
+    "the-record-is-older": lambda rig, _: record(rig, inode=None),
+    "the-manifest-is-gone": lambda rig, _: [*map(os.unlink, (rig.cache / "manifests").glob("*[0-9a-f].json"))],
+    "the-manifest-is-damaged": lambda rig, _: [
+        path.write_bytes(path.read_bytes() + b" ") for path in (rig.cache / "manifests").glob("*[0-9a-f].json")
+    ],
+    "the-cache-is-of-another-version": lambda rig, _: (rig.cache / "format").write_bytes(b"2\n"),
+    "the-cache-is-gone": lambda rig, _: shutil.rmtree(rig.cache),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+async def test_where_anything_is_not_as_it_was_left_an_agent_has_to_look(
+    rig: Rig, mirror: AgentMirror, dest: Path, change: Callable[[Rig, Path], object]
+) -> None:
+    manifest = mirror.publish(OLD)
+    async with rig.agent() as agent:
+        await pulled(agent, mirror, manifest, dest)
+    assert looked_at(rig, manifest, dest)
+    assert looked_at(rig, manifest, dest, link=True) is None
+    assert looked_at(rig, manifest, dest.with_name("elsewhere")) is None
+    assert looked_at(rig, mirror.publish(NEW), dest) is None
+
+    change(rig, dest)
+
+    assert looked_at(rig, manifest, dest) is None

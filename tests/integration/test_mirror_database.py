@@ -25,8 +25,9 @@ from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailable
 from bdn.core.store import content_fault
 from bdn.mirror.db import contents, mirrors, objects
 from bdn.mirror.db.contents import Record
-from bdn.mirror.db.database import HEAD, MIGRATIONS, Database, DatabaseNotMigratedError
+from bdn.mirror.db.database import MIGRATIONS, Database, DatabaseNotMigratedError
 from bdn.mirror.db.objects import StoredObject
+from bdn.mirror.db.recall import HEAD
 from bdn.mirror.db.tables import Base, ManifestRow, ManifestUseRow
 from tests.support.mirror.service import LONGEST_SECONDS, mirror_under_test
 

@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from sqlalchemy.engine import Connection, Engine
 
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
+from bdn.mirror.db.recall import held_in, is_update_in, note_use_in
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
+from bdn.wire.mirror_schema import MirrorSource, WeightsSourceBody
 from tests.doubles.hub import Hub
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source
 
@@ -129,3 +131,114 @@ async def test_old_mirrors_are_forgotten_and_what_is_published_is_read_and_recal
         pinned = source(f"hf://org/model@{kept['sources'][0]['resolved_revision']}", "/again", **options)
         assert (await mirror.ready(pinned))["sources"][0]["manifest"] == manifest
     assert hub.log.count("tree") == 0
+
+
+# --- an embedded database, looked at past SQLAlchemy ---
+
+
+async def in_both_ways(mirror: MirrorUnderTest, file: Path, *, is_newest: bool, **asked: Any) -> MirrorSource | None:
+    """What is held, which the mirror and the look at its file agree about."""
+    wanted = WeightsSourceBody.model_validate(source(**asked)).to_core()
+    held = await mirror.service.requests.held(wanted, "default", is_newest=is_newest)
+    found = held_in(file, wanted, "default", is_newest=is_newest)
+    assert found == (held and (held.source, held.mirrored_at))
+    return found[0] if found else None
+
+
+async def test_a_look_at_the_file_finds_what_the_mirror_finds(upstreams: None, hub: Hub, tmp_path: Path) -> None:
+    repository = hub.repo("org/model")
+    old = repository.commit({"config.json": b"{}", "README.md": b"old"})
+    file = tmp_path / "mirror.sqlite"
+    async with mirror_under_test(tmp_path) as mirror:
+        await mirror.ready(MODEL)
+        await mirror.ready(source("hf://org/model", allow_patterns=["*.json"]))
+        new = repository.commit({"README.md": b"new"})
+        await mirror.ready(MODEL)
+        commits = {old: {"uri": f"hf://org/model@{old}"}, new: {"uri": f"hf://org/model@{new}"}}
+        for revision, asked in commits.items():
+            for is_newest in (False, True):
+                found = await in_both_ways(mirror, file, is_newest=is_newest, **asked)
+                assert found is not None
+                assert found.resolved_revision == revision
+        for narrow in ({"allow_patterns": ["*.json"]}, {"ignore_patterns": ["*.json"]}):
+            for revision, asked in commits.items():
+                found = await in_both_ways(mirror, file, is_newest=False, **asked, **narrow)
+                assert (found is not None) == ("allow_patterns" in narrow and revision == old)
+        newest = await in_both_ways(mirror, file, is_newest=True, uri="hf://org/model")
+        assert newest is not None
+        assert newest.resolved_revision == new
+        for unknown, is_newest in (("hf://org/model", False), ("hf://org/model@v1", True), ("hf://org/other", True)):
+            assert await in_both_ways(mirror, file, is_newest=is_newest, uri=unknown) is None
+        for name, patterns, is_update in (
+            ("hf://org/model", [], True),
+            (f"hf://org/model@{old}", [], True),
+            ("hf://org/model", ["*.json"], False),
+            ("hf://org/other", [], False),
+        ):
+            wanted = WeightsSourceBody.model_validate(source(name, allow_patterns=patterns)).to_core()
+            known = str(newest.manifest).removeprefix("b3:")
+            assert await mirror.service.requests.is_update(known, wanted, "default") == is_update
+            assert is_update_in(file, known, wanted, "default") == is_update
+        await mirror.evict(manifest=newest.manifest, tier="mirror")
+        found = await in_both_ways(mirror, file, is_newest=True, uri="hf://org/model")
+        assert found is not None
+        assert found.resolved_revision == old
+        assert await in_both_ways(mirror, file, is_newest=False, **commits[new]) is None
+
+
+def changed(file: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+LOST: dict[str, Callable[[Path], object]] = {
+    "absent": Path.unlink,
+    "of-another-version": lambda file: changed(file, "UPDATE alembic_version SET version_num = '9999'"),
+    "without-a-version": lambda file: changed(file, "DROP TABLE alembic_version"),
+    "no-database": lambda file: file.write_bytes(b"nothing" * 1000),
+    "empty": lambda file: file.write_bytes(b""),
+    "with-something-damaged": lambda file: changed(file, "INSERT INTO damaged_chunks VALUES ('a', 0, '')"),
+    "with-a-row-that-is-none": lambda file: changed(file, "UPDATE mirror_sources SET request = '{', warnings = '{'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lose", LOST.values(), ids=LOST)
+async def test_a_file_that_cannot_be_relied_on_tells_nothing(
+    upstreams: None, hub: Hub, tmp_path: Path, lose: Callable[[Path], object]
+) -> None:
+    hub.repo("org/model").commit({"config.json": b"{}"})
+    async with mirror_under_test(tmp_path) as mirror:
+        await mirror.ready(MODEL)
+    file, wanted = tmp_path / "mirror.sqlite", WeightsSourceBody.model_validate(MODEL).to_core()
+    assert held_in(file, wanted, "default", is_newest=True)
+    assert held_in(file, wanted, "other", is_newest=True) is None
+
+    lose(file)
+
+    assert held_in(file, wanted, "default", is_newest=True) is None
+    note_use_in(file, "0" * 64, 1.0)
+    assert file.exists() == (lose is not LOST["absent"])
+
+
+async def test_a_use_is_noted_in_the_file_at_most_once_a_minute_and_not_while_another_writes(
+    upstreams: None, hub: Hub, tmp_path: Path
+) -> None:
+    hub.repo("org/model").commit({"config.json": b"{}"})
+    async with mirror_under_test(tmp_path) as mirror:
+        manifest = (await mirror.manifest(MODEL)).removeprefix("b3:")
+        file, later = tmp_path / "mirror.sqlite", time.time() + 1000
+
+        def used(seconds: float, name: str = manifest) -> Any:
+            note_use_in(file, name, later + seconds)
+            return mirror.rows("manifest_uses")["manifest_uses"]
+
+        assert used(0) == [(manifest, later)]
+        assert used(59) == [(manifest, later)]
+        assert used(61) == [(manifest, later + 61)]
+        assert used(61, "0" * 64) == [(manifest, later + 61)]
+        with closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert used(1000) == [(manifest, later + 61)]
+            other.execute("ROLLBACK")
+        assert used(1000) == [(manifest, later + 1000)]

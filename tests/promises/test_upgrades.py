@@ -12,7 +12,8 @@ from sqlalchemy.engine import Connection
 
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.db import agents
-from bdn.mirror.db.database import HEAD, MIGRATIONS, Database
+from bdn.mirror.db.database import MIGRATIONS, Database
+from bdn.mirror.db.recall import HEAD
 from bdn.mirror.db.tables import ContentChunkRow
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror

@@ -19,7 +19,7 @@ from bdn.core.chunk import (
     digest_of,
 )
 from bdn.core.source.upstream import Identity
-from bdn.wire.grants import GrantedMount, stage_id_of
+from bdn.wire.stage_schema import stage_id_of
 from tests.support.content.names import named
 
 near_chunk_borders = st.builds(
@@ -131,6 +131,6 @@ def test_no_two_requests_share_a_stage(
     one: tuple[str, str, dict[str, int]], other: tuple[str, str, dict[str, int]]
 ) -> None:
     def stage_of(job_id: str, organisation: str, places: dict[str, int]) -> str:
-        return stage_id_of(job_id, organisation, [GrantedMount(at, named(str(m)), "") for at, m in places.items()])
+        return stage_id_of(job_id, organisation, {at: str(named(str(m))) for at, m in places.items()})
 
     assert (stage_of(*one) == stage_of(*other)) == (one == other)

@@ -37,6 +37,7 @@ from bdn.mirror.db.database import (
     insert_new,
     select_in,
 )
+from bdn.mirror.db.recall import USE_SECONDS
 from bdn.mirror.db.tables import (
     ContentChunkRow,
     ContentRow,
@@ -346,9 +347,6 @@ async def files_total(session: ReadSession, digest: str) -> int | None:
     return (await session.execute(select(ManifestRow.files_total).where(ManifestRow.digest == digest))).scalar()
 
 
-_USE_SECONDS: Final = 60.0  # a later use is not noted before
-
-
 async def touch(session: WriteSession, digests: Sequence[str], now: float) -> None:
     """Those of these manifests that are here are used now."""
     here = select(ManifestRow.digest, literal(now, Float)).where(ManifestRow.digest.in_(digests))
@@ -357,7 +355,7 @@ async def touch(session: WriteSession, digests: Sequence[str], now: float) -> No
         noted.on_conflict_do_update(
             index_elements=["manifest"],
             set_={"last_used": now},
-            where=ManifestUseRow.last_used <= now - _USE_SECONDS,
+            where=ManifestUseRow.last_used <= now - USE_SECONDS,
         )
     )
 
@@ -367,7 +365,7 @@ async def note_use(database: Database, digest: str, now: float) -> None:
     async with database.read() as session:
         query = select(ManifestUseRow.last_used).where(ManifestUseRow.manifest == digest)
         last_used = (await session.execute(query)).scalar()
-    if last_used is None or last_used <= now - _USE_SECONDS:
+    if last_used is None or last_used <= now - USE_SECONDS:
         async with database.write() as session:
             await touch(session, [digest], now)
 

@@ -32,9 +32,9 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from bdn.core.errors import InvalidRequestError, StoreUnavailableError
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
+from bdn.mirror.db.recall import HEAD
 from bdn.mirror.db.tables import Base
 
-HEAD: Final = "0015"  # the newest migration; a test compares it with the folder
 MIGRATIONS: Final = Path(__file__).parents[3] / "migrations"
 
 # How long a write waits for others of this process, and as long again for another process that holds SQLite's one lock:

@@ -4,7 +4,6 @@ A manifest belongs to every organisation that mirrored it. It is *given up* by o
 all have one, and dead *since* the last of them was written. Once nobody may read it, it can be collected.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,7 +11,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, CompoundSelect, Select, and_, delete, exists, func, or_, select, text, update
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from bdn.core.chunk import digest_in, digest_of
+from bdn.core.chunk import digest_in
 from bdn.core.errors import NotFoundError
 from bdn.mirror.db.database import (
     Cursor,
@@ -219,12 +218,6 @@ async def update_source(session: WriteSession, mirror_id: str, position: int, **
         MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.position == position
     )
     await session.execute(statement.values(**values))
-
-
-def recall_key(organisation: str, source: str, revision: str, patterns: Sequence[Sequence[str]]) -> str:
-    """The name of a commit of a repository, selected by these patterns, for this organisation."""
-    parts = [organisation, source.partition("@")[0], revision, *map(list, patterns)]
-    return digest_of(json.dumps(parts).encode()).hex
 
 
 async def recalled(session: ReadSession, organisation: str, key: str) -> list[MirrorSourceRow]:

@@ -19,10 +19,11 @@ from bdn.core.source.uri import HuggingFaceUri, WeightsSource
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Cursor, Database
 from bdn.mirror.db.mirrors import MirrorState
+from bdn.mirror.db.recall import is_alike
 from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.ingest.progress import Progress
 from bdn.mirror.ingest.survey import Survey, Surveyor
-from bdn.mirror.ingest.worker import is_alike, published_before
+from bdn.mirror.ingest.worker import published_before
 from bdn.mirror.waiting import NEW_WORK, SharedReads, Watch
 from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from

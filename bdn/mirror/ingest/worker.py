@@ -10,18 +10,19 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.errors import BdnError, Fact, InternalError, single_error
 from bdn.core.source.upstream import Resolution
-from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
+from bdn.core.source.uri import WeightsSource
 from bdn.core.store import split_digests
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, events, mirrors
 from bdn.mirror.db.database import Database, ReadSession, batches
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.mirrors import MirrorState
+from bdn.mirror.db.recall import is_alike, recall_key
 from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import CopyMissing
@@ -29,7 +30,7 @@ from bdn.mirror.ingest.progress import ClaimLostError, CopiesInProgress, Progres
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
 from bdn.mirror.waiting import NEW_WORK, Watch, in_background
-from bdn.wire.mirror_schema import WeightsSourceBody, body_from
+from bdn.wire.mirror_schema import WeightsSourceBody
 from bdn.wire.shapes import body_of
 
 logger = logging.getLogger(__name__)
@@ -346,7 +347,7 @@ class Ingest:
                 row.position,
                 status="READY",
                 manifest=manifest.digest.hex,
-                recall_key=_recall_key(organisation, wanted, survey.resolution.revision),
+                recall_key=recall_key(organisation, wanted, survey.resolution.revision),
             )
             counters = progress.counters[row.position]
             facts: dict[str, Fact] = {
@@ -371,7 +372,7 @@ async def published_before(
     With ``is_newest`` and without a revision: the newest one that was asked for by this name.
     """
     rows: list[MirrorSourceRow] = []
-    if key := _recall_key(organisation, wanted, revision):
+    if key := recall_key(organisation, wanted, revision):
         rows = await mirrors.recalled(session, organisation, key)
     elif is_newest:
         rows = await mirrors.ready_from(session, organisation, str(wanted.source))
@@ -379,23 +380,3 @@ async def published_before(
         if is_alike(row, wanted) and not await contents.is_lost(session, row.manifest or "", organisation):
             return row
     return None
-
-
-def _recall_key(organisation: str, wanted: WeightsSource, revision: str | None) -> str | None:
-    """None where nothing can be recalled, because the upstream has no revisions."""
-    patterns = wanted.patterns.allow, wanted.patterns.ignore
-    return mirrors.recall_key(organisation, str(wanted.source), revision, patterns) if revision else None
-
-
-def is_alike(row: MirrorSourceRow, wanted: WeightsSource) -> bool:
-    """Whether it was asked for with the same repository or folder, and the same patterns; at whatever revision."""
-    body = body_from(wanted)
-    return (
-        row.request.get("allow_patterns") == body.allow_patterns
-        and row.request.get("ignore_patterns") == body.ignore_patterns
-        and _without_revision(parse_source(row.source)) == _without_revision(wanted.source)
-    )
-
-
-def _without_revision(uri: SourceUri) -> SourceUri:
-    return replace(uri, revision=None) if isinstance(uri, HuggingFaceUri) else uri

@@ -22,6 +22,8 @@ _HINTS: Final = {
     errno.EEXIST: "it is not empty",
     errno.EACCES: "you may not write there",
     errno.EPERM: "you may not write there",
+    errno.ENAMETOOLONG: "a name in it is too long",
+    errno.ELOOP: "its links lead in a circle",
 }
 
 
@@ -155,7 +157,10 @@ def _known(earlier: Earlier | None, manifest: Manifest) -> Earlier | None:
 def resolved(destination: Path) -> Path:
     """Where the user means, links followed. Blocking."""
     with _errors_at(destination):
-        return destination.resolve()
+        try:
+            return destination.resolve()
+        except RuntimeError as error:  # Python's word for ELOOP
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
 
 
 @contextmanager

@@ -11,8 +11,7 @@ from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Manifest, digest_of, file_digest
 from bdn.core.errors import BdnError
-from bdn.wire.grants import GrantedMount, stage_id_of
-from bdn.wire.stage_schema import StageDocument
+from bdn.wire.stage_schema import StageDocument, stage_id_of
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import COMMAND, Daemon, Program
 from tests.support.agent.rig import MIB, disk_bytes, noise
@@ -80,8 +79,8 @@ class Node:
 
     def view(self, job: str) -> Path:
         """Where the job finds its files."""
-        mount = GrantedMount("/m0", self.manifests[JOBS[job]].digest, "hf://org/model-0")
-        return self.cache / "mounts" / stage_id_of(job, "org", (mount,)) / "m0"
+        manifests = {"/m0": str(self.manifests[JOBS[job]].digest)}
+        return self.cache / "mounts" / stage_id_of(job, "org", manifests) / "m0"
 
     # --- the controller ---
 

@@ -1,0 +1,178 @@
+"""The mirror and the agent of a pull: its own, or those of services that run on the same data directory (docs/adr/0044)."""
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from bdn.cli.clients import ClientSettings
+from bdn.cli.output import Output
+from bdn.cli.running import PullAgent, Services, embedded_agent, embedded_services
+from bdn.core.chunk import Digest
+from bdn.core.errors import BdnError, InvalidRequestError
+from bdn.core.pace.retry import RetryPolicy
+from bdn.core.source.uri import WeightsSource
+from bdn.mirror.data_lock import DataDirectoryInUseError
+from bdn.mirror.db.recall import held_in, is_update_in
+from bdn.mirror.ingest.requests import HeldSource
+from bdn.mirror.key_files import load_grant_signer
+from bdn.mirror.settings import MirrorSettings, embedded_settings
+from bdn.net.api_clients import AgentClient, MirrorClient
+from bdn.net.client import OutageRetry
+from bdn.wire.access_schema import DEFAULT_ORGANISATION
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner
+from bdn.wire.mirror_schema import Mirror, MirrorRequestBody, body_from
+from bdn.wire.shapes import ServiceStoppedError, ServiceUnreachableError
+from bdn.wire.stage_schema import PullCheck, PullLosses, PullRequest, StageDocument
+
+# A pull does not wait for services that are started again: they cancel what they were doing for it.
+_AT_ONCE: Final = OutageRetry(policy=RetryPolicy(outage_seconds=0, attempts=1))
+
+
+class PullRequests(Protocol):
+    """What a pull asks of its mirror; ``MirrorRequests`` is one."""
+
+    async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
+        """Mirror what the upstream has now."""
+
+    def follow(self, mirror_id: str, organisation: str, interval_seconds: float) -> AsyncGenerator[Mirror]:
+        """The mirror again and again, the last time in a terminal state."""
+
+    async def held(self, wanted: WeightsSource, organisation: str, *, is_newest: bool) -> HeldSource | None:
+        """What is held of a commit, or with ``is_newest`` of any source as it was mirrored last. The upstream is not asked."""
+
+    async def is_update(self, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
+        """Whether the manifest, as hex, is what the same source with the same patterns was at some time."""
+
+
+@asynccontextmanager
+async def services_of_pull(
+    output: Output, *, is_alone: bool
+) -> AsyncIterator[tuple[PullRequests, PullAgent, Services | None]]:
+    """Until the block ends: who is asked, and the services themselves where they are in this process. One that ``is_alone`` needs its own.
+
+    Raises:
+        InUseError: what has the data directory is no service that answers, or its cache is in use by an agent that does not.
+        ServiceStoppedError: also from the block: a service that was used stopped.
+    """
+    async with AsyncExitStack() as stack:
+        own: Services | None = None
+        requests: PullRequests
+        agent: PullAgent
+        try:
+            own = await stack.enter_async_context(embedded_services(output, "bdn pull"))
+            requests, agent = own[0].service.requests, own[1]
+        except DataDirectoryInUseError as error:
+            if is_alone or not error.url:
+                raise
+            requests, agent = await stack.enter_async_context(_beside(error.url, error.auth, error.holders[0]))
+        yield requests, agent, own
+
+
+@asynccontextmanager
+async def _beside(url: str, auth: str, holder: str) -> AsyncIterator[tuple[PullRequests, PullAgent]]:
+    settings, given = embedded_settings(), ClientSettings()
+    token = given.token if auth == "token" else None
+    socket = given.agent_socket or settings.data_dir / "agent.sock"
+    try:
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(MirrorClient(url, token, organisation=given.organisation))
+            signer = await asyncio.to_thread(load_grant_signer, settings)
+            requests = _RunningMirror(client, settings, signer, given.organisation or DEFAULT_ORGANISATION)
+            running = await stack.enter_async_context(AgentClient(f"unix:{socket}"))
+            agent: PullAgent
+            if await asyncio.to_thread(_is_own, socket) and await running.ready():
+                agent = RunningAgent(running)
+            else:
+                own = embedded_agent(url, token, settings.data_dir, serve=False, is_alone=True)
+                agent = await stack.enter_async_context(own)
+            yield requests, agent
+    except ServiceUnreachableError as error:
+        raise ServiceStoppedError(holder, error.address, error.reason) from error
+
+
+def _is_own(socket: Path) -> bool:
+    """Whether it is a socket that a process of this user made: nobody else's agent is told what to put where. Blocking."""
+    try:
+        found = socket.lstat()
+    except OSError:
+        return False
+    return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
+
+
+@dataclass(frozen=True)
+class _RunningMirror:
+    """The mirror of a service, which is asked for what its upstreams have now.
+
+    What it held before, its API tells nobody whom the upstream has not let in just now. Who runs this command owns the data
+    directory, and reads that there, with a grant of the mirror's own key.
+    """
+
+    client: MirrorClient
+    settings: MirrorSettings
+    signer: GrantSigner
+    organisation: str
+
+    async def request(self, sources: Sequence[WeightsSource], _: str) -> Mirror:
+        return await self.client.request(MirrorRequestBody(weights=[body_from(source) for source in sources]))
+
+    async def follow(self, mirror_id: str, _: str, interval_seconds: float) -> AsyncGenerator[Mirror]:
+        async for mirror in self.client.follow(mirror_id, interval_seconds, _AT_ONCE):
+            yield mirror
+
+    async def held(self, wanted: WeightsSource, _: str, *, is_newest: bool) -> HeldSource | None:
+        place = self.settings.usual_database
+        found = await asyncio.to_thread(held_in, place, wanted, self.organisation, is_newest=is_newest)
+        if found is None or found[0].manifest is None:
+            return None
+        mount = GrantedMount(wanted.mount_location, Digest.parse(found[0].manifest), str(wanted.source))
+        grant = Grant(self.organisation, (mount,), time.time() + self.settings.grant_seconds)
+        return HeldSource(*found, self.signer.sign(grant))
+
+    async def is_update(self, manifest: str, wanted: WeightsSource, _: str) -> bool:
+        place = self.settings.usual_database
+        return await asyncio.to_thread(is_update_in, place, manifest, wanted, self.organisation)
+
+
+@dataclass(frozen=True)
+class RunningAgent:
+    """The agent of a service, asked over its socket, which serves pulls to its own user alone."""
+
+    client: AgentClient
+
+    async def check_destination(self, destination: Path) -> None:
+        """As of ``PullAgent``."""
+        await self.client.check_pull(PullCheck(destination=_named(destination)))
+
+    async def would_lose(self, grant: str, destination: Path) -> PullLosses:
+        """As of ``PullAgent``."""
+        return await self.client.check_pull(PullCheck(destination=_named(destination), grant=grant))
+
+    async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
+        """As of ``PullAgent``. Who is canceled here has released the stage."""
+        begun = await self.client.pull(PullRequest(destination=_named(destination), grant=grant, link=link))
+        try:
+            async for stage in self.client.follow(begun.id, 0.2, _AT_ONCE):
+                yield stage
+        except asyncio.CancelledError:  # nobody waits for it any more, and nothing shall appear there later
+            with suppress(BdnError):
+                await self.client.unstage(begun.id)
+            raise
+
+
+def _named(destination: Path) -> str:
+    """As the agent, whose current directory is another one, finds it. Raises ``InvalidRequestError``."""
+    path = destination.resolve()
+    if path == Path.cwd() or path in Path.cwd().parents:
+        raise InvalidRequestError(
+            f"cannot put files at {path}: it is, or holds, the current directory; name a directory below it"
+        )
+    try:
+        return os.fsencode(path).decode()
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"cannot put files at {path!r}: a running agent takes names in UTF-8") from None

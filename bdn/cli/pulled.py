@@ -1,0 +1,143 @@
+"""What a pull has left at its directory: what is printed of it, and whether it stands there already.
+
+Imports no service: a pull that has nothing to do says so in half a second.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pydantic import BaseModel
+
+from bdn.core.errors import BdnError
+from bdn.core.source.uri import HuggingFaceUri
+from bdn.core.units import counted, format_size
+from bdn.mirror.db.recall import held_in, note_use_in
+from bdn.mirror.settings import embedded_settings
+from bdn.wire.access_schema import DEFAULT_ORGANISATION
+from bdn.wire.stage_schema import BytesFrom, StageMount
+
+if TYPE_CHECKING:
+    from bdn.cli.output import Output
+    from bdn.core.source.uri import SourceUri, WeightsSource
+    from bdn.mirror.settings import MirrorSettings
+    from bdn.wire.mirror_schema import MirrorSource
+
+
+class Pulled(BaseModel):
+    """What a pull did. ``bytes_transferred`` came from the upstream, ``bytes_from`` says where the view's bytes came from."""
+
+    source: str
+    destination: str
+    resolved_revision: str | None
+    manifest: str
+    files_total: int
+    bytes_total: int
+    bytes_transferred: int
+    bytes_from: BytesFrom
+    view: str | None
+    warnings: list[str]
+    seconds: float
+
+
+def show_pulled(
+    output: Output,
+    wanted: WeightsSource,
+    mirrored: MirrorSource,
+    mount: StageMount,
+    *,
+    transferred: int,
+    seconds: float,
+) -> None:
+    """Print what was asked for, what the mirror has of it, and what stands at the directory."""
+    pulled = Pulled(
+        source=str(wanted.source),
+        destination=mount.path,
+        resolved_revision=mirrored.resolved_revision,
+        manifest=mount.manifest,
+        files_total=mount.files_total or 0,
+        bytes_total=mount.bytes_total or 0,
+        bytes_transferred=transferred,
+        bytes_from=mount.bytes_from,
+        view=mount.view,
+        warnings=mirrored.warnings,
+        seconds=round(seconds, 4),
+    )
+    for warning in pulled.warnings:
+        output.warn(warning)
+    output.result(pulled, [_line(pulled)])
+
+
+def as_mirrored(source: MirrorSource, mirrored_at: float) -> str:
+    """Which revision it is, and from when, for people."""
+    revision = f" at {source.resolved_revision}" if source.resolved_revision else ""
+    return f"{source.source}{revision}, as mirrored {datetime.fromtimestamp(mirrored_at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _line(pulled: Pulled) -> str:
+    return (
+        f"{pulled.destination}: {counted(pulled.files_total, 'file')}, {format_size(pulled.bytes_total)}, ready in "
+        f"{pulled.seconds:.2f} s ({format_size(pulled.bytes_transferred)} from the upstream, "
+        f"{format_size(pulled.bytes_from.mirror)} from the mirror, {format_size(pulled.bytes_from.node)} held already)"
+    )
+
+
+class _StandingPull(Protocol):
+    """What the entry point ``standing`` of ``bdn.embedded`` names: the agent's look at a directory, without an agent."""
+
+    def __call__(
+        self, data_dir: Path, organisation: str, mount_location: str, manifest: str, destination: Path, *, link: bool
+    ) -> StageMount | None: ...
+
+
+async def is_standing(output: Output, wanted: WeightsSource, destination: Path, *, offline: bool, link: bool) -> bool:
+    """Whether the source stands at the directory, intact. A branch's upstream is asked which commit it is now.
+
+    What stands is printed, and noted as used. Where there is any doubt it does not: then a mirror and an agent have to look.
+    """
+    settings, uri = embedded_settings(), wanted.source
+    standing = next(iter(entry_points(group="bdn.embedded", name="standing")), None)
+    is_known = offline or (isinstance(uri, HuggingFaceUri) and uri.commit is not None)
+    is_asked = (
+        isinstance(uri, HuggingFaceUri) and wanted.auth is None
+    )  # secrets are the mirror's; a bucket is all listed
+    if settings.database_url or standing is None or not (is_known or is_asked):
+        return False
+    if not is_known:
+        from bdn.sources.opener import prepare  # noqa: PLC0415 - as long as all the rest; a mirror would need it, too
+
+        prepare(uri.scheme)
+    began = time.perf_counter()
+    held = held_in(settings.usual_database, wanted, DEFAULT_ORGANISATION, is_newest=True)
+    if held is None or held[0].manifest is None:
+        return False
+    (mirrored, mirrored_at), manifest = held, held[0].manifest
+    look: _StandingPull = standing.load()
+    place = wanted.mount_location
+    mount = look(settings.data_dir, DEFAULT_ORGANISATION, place, manifest, destination, link=link)
+    if mount is None or not (is_known or await _revision_now(uri, settings) == mirrored.resolved_revision):
+        return False
+    note_use_in(settings.usual_database, manifest.removeprefix("b3:"), time.time())
+    if offline:
+        output.say(f"offline: {as_mirrored(mirrored, mirrored_at)}")
+    show_pulled(output, wanted, mirrored, mount, transferred=0, seconds=time.perf_counter() - began)
+    return True
+
+
+async def _revision_now(uri: SourceUri, settings: MirrorSettings) -> str | None:
+    """The commit that the upstream names, asked once; None where it names none: then the mirror asks, and says what is wrong."""
+    from bdn.sources.opener import open_source  # noqa: PLC0415
+    from bdn.sources.settings import UpstreamSettings  # noqa: PLC0415
+    from bdn.sources.sign_in import SourceContext  # noqa: PLC0415
+
+    upstreams = UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url)
+    try:
+        async with open_source(uri, SourceContext(DEFAULT_ORGANISATION, upstreams, ambient_credentials=True)) as source:
+            return (await source.resolve()).revision
+    except BdnError:
+        return None

@@ -1,0 +1,97 @@
+"""The lock of an embedded mirror's data directory. It says who has it, and where a service that has it answers.
+
+What it says is read only while somebody has it: a process that was killed lets go of it. Only its owner can open it, so nobody else
+can lock it, or write into it, to make us talk to a service of theirs (docs/adr/0044).
+"""
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bdn.core.errors import InUseError
+from bdn.disk.durable import disk_errors
+
+_PRIVATE: Final = 0o600
+_LONGEST: Final = 4096  # bytes
+
+
+class DataDirectoryInUseError(InUseError):
+    """Who has it.
+
+    ``url`` is where a service answers, and ``auth`` whether callers need a token. Without a URL ``is_passing`` tells a holder that
+    will answer soon, or end.
+    """
+
+    url: str = ""
+    auth: str = "token"
+    is_passing: bool = False
+
+
+@dataclass(frozen=True)
+class DataLock:
+    """A lock that this process has."""
+
+    descriptor: int
+    program: str
+
+    @contextmanager
+    def answering(self, url: str, auth: str) -> Iterator[None]:
+        """Until the block ends, others of this user may ask this process there."""
+        self.say(url=url, auth=auth)
+        try:
+            yield
+        finally:
+            self.say()
+
+    def say(self, **facts: str) -> None:
+        """On a disk that is full nothing, or less, is said, and the lock is ours all the same."""
+        content = json.dumps({"holder": f"{self.program} (process {os.getpid()})", **facts}).encode()
+        with suppress(OSError):
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, content, 0)
+
+
+@contextmanager
+def locked(data_dir: Path, program: str) -> Iterator[DataLock]:
+    """One process has an embedded database; the kernel drops the lock with the process.
+
+    Raises:
+        DataDirectoryInUseError: another one has it.
+        DiskFailedError: there is no such file, and none can be made.
+    """
+    with disk_errors(data_dir):
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(data_dir / "mirror.lock", flags, _PRIVATE)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _in_use(data_dir, descriptor) from None
+        with suppress(OSError):
+            os.fchmod(descriptor, _PRIVATE)  # an earlier version made it
+        lock = DataLock(descriptor, program)
+        lock.say()
+        yield lock
+    finally:
+        os.close(descriptor)
+
+
+def _in_use(data_dir: Path, descriptor: int) -> DataDirectoryInUseError:
+    """What the holder says of itself, as far as it can be relied on."""
+    found, said = os.fstat(descriptor), os.pread(descriptor, _LONGEST, 0)
+    is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & ~_PRIVATE & 0o777
+    try:
+        facts = json.loads(said)
+        holder, url, auth = str(facts["holder"]), str(facts.get("url", "")), str(facts.get("auth", "token"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_ours, holder, url, auth = is_ours and not said, "another process", "", "token"  # it is about to say it
+    what = f"the data directory {data_dir}"
+    if not is_ours:
+        return DataDirectoryInUseError(what, (holder,))
+    return DataDirectoryInUseError(what, (holder,), url, auth, is_passing=not url)

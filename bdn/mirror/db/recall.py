@@ -1,0 +1,143 @@
+"""Which sources were mirrored before, and count as the same when they are asked for again.
+
+``held_in`` and ``note_use_in`` look into an embedded database past SQLAlchemy, for a command that has nothing else to do there:
+importing SQLAlchemy takes longer than all of such a command. They keep nobody waiting, and wait for nobody.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from bdn.core.chunk import digest_of
+from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
+from bdn.wire.mirror_schema import MirrorSource, body_from
+
+HEAD: Final = "0015"  # the newest migration; a test compares it with the folder
+USE_SECONDS: Final = 60.0  # a later use of a manifest is not noted before
+
+
+class _Asked(Protocol):
+    """A recorded source: what was asked for, as its wire form, and the URI."""
+
+    @property
+    def request(self) -> Mapping[str, Any]: ...
+
+    @property
+    def source(self) -> str: ...
+
+
+def recall_key(organisation: str, wanted: WeightsSource, revision: str | None) -> str | None:
+    """The name of a commit of a repository, selected by these patterns, for this organisation.
+
+    None where nothing can be recalled, because the upstream has no revisions.
+    """
+    if not revision:
+        return None
+    patterns = wanted.patterns.allow, wanted.patterns.ignore
+    parts = [organisation, str(wanted.source).partition("@")[0], revision, *map(list, patterns)]
+    return digest_of(json.dumps(parts).encode()).hex
+
+
+def is_alike(row: _Asked, wanted: WeightsSource) -> bool:
+    """Whether it was asked for with the same repository or folder, and the same patterns; at whatever revision."""
+    body = body_from(wanted)
+    return (
+        row.request.get("allow_patterns") == body.allow_patterns
+        and row.request.get("ignore_patterns") == body.ignore_patterns
+        and _without_revision(parse_source(row.source)) == _without_revision(wanted.source)
+    )
+
+
+def _without_revision(uri: SourceUri) -> SourceUri:
+    return replace(uri, revision=None) if isinstance(uri, HuggingFaceUri) else uri
+
+
+# --- a look into an embedded database ---
+
+
+class _Row:
+    """A READY source, and when it was mirrored."""
+
+    def __init__(self, found: sqlite3.Row) -> None:
+        self.request: dict[str, Any] = json.loads(found["request"])
+        self.source: str = found["source"]
+        self.mirrored_at: float = found["mirrored_at"]
+        fields = {name: found[name] for name in MirrorSource.model_fields}
+        fields |= {"manifest": f"b3:{found['manifest']}", "warnings": json.loads(found["warnings"]), "error": None}
+        self.document = MirrorSource.model_validate(fields)
+
+
+# The newest first, as ``mirrors.recalled``, ``mirrors.ready_from`` and ``mirrors.published_as`` find them.
+_READY: Final = """
+SELECT mirror_sources.*, coalesce(mirrors.completed_at, mirrors.created_at) AS mirrored_at
+FROM mirror_sources JOIN mirrors ON mirrors.id = mirror_id
+WHERE mirror_sources.organisation = :organisation AND mirror_sources.status = 'READY' AND {wanted} = :name
+AND EXISTS (SELECT 1 FROM manifests WHERE digest = manifest)
+AND NOT EXISTS (SELECT 1 FROM tombstones
+    WHERE tombstones.organisation = :organisation AND tombstones.manifest = mirror_sources.manifest)
+ORDER BY mirrors.created_at DESC
+"""
+
+
+def held_in(
+    file: Path, wanted: WeightsSource, organisation: str, *, is_newest: bool
+) -> tuple[MirrorSource, float] | None:
+    """What ``MirrorRequests.held`` says, and when it was mirrored, in seconds since the epoch. Blocking, 10 ms.
+
+    None also where that cannot be told from the file: it is absent, damaged or of another version, or somebody has it locked.
+    """
+    commit = wanted.source.commit if isinstance(wanted.source, HuggingFaceUri) else None
+    key = recall_key(organisation, wanted, commit)
+    if key is None and not is_newest:
+        return None
+    column, name = ("source", str(wanted.source)) if key is None else ("recall_key", key)
+    with suppress(sqlite3.Error, ValueError), _opened(file) as database:
+        if database.execute("SELECT 1 FROM damaged_chunks").fetchone():
+            return None  # the mirror finds out whether it concerns this source
+        for row in _ready(database, organisation, column, name):
+            if is_alike(row, wanted):
+                return row.document, row.mirrored_at
+    return None
+
+
+def is_update_in(file: Path, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
+    """What ``MirrorRequests.is_update`` says; False also where that cannot be told from the file. Blocking."""
+    with suppress(sqlite3.Error, ValueError), _opened(file) as database:
+        return any(is_alike(row, wanted) for row in _ready(database, organisation, "manifest", manifest))
+    return False
+
+
+def _ready(database: sqlite3.Connection, organisation: str, column: str, name: str) -> Iterator[_Row]:
+    return map(_Row, database.execute(_READY.format(wanted=column), {"organisation": organisation, "name": name}))
+
+
+def note_use_in(file: Path, manifest: str, now: float) -> None:
+    """What ``contents.note_use`` does, for a manifest that ``held_in`` has told of; its digest as hex.
+
+    Nothing is noted while somebody else writes: eviction asks for the order of uses, and the next use will be noted.
+    """
+    noted = "SELECT 1 FROM manifest_uses WHERE manifest = ? AND last_used > ?"
+    with suppress(sqlite3.Error), _opened(file) as database:
+        if database.execute(noted, (manifest, now - USE_SECONDS)).fetchone() is None:
+            database.execute(
+                "INSERT INTO manifest_uses SELECT digest, ? FROM manifests WHERE digest = ? "
+                "ON CONFLICT (manifest) DO UPDATE SET last_used = excluded.last_used",
+                (now, manifest),
+            )
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[sqlite3.Connection]:
+    """Raises ``sqlite3.Error``: it is not there, or not of this version, or cannot be read now."""
+    place = f"{file.absolute().as_uri()}?mode=rw"  # not made where there is none
+    with closing(sqlite3.connect(place, uri=True, timeout=0, isolation_level=None)) as database:
+        # A use that a power cut takes back is no loss; so nobody waits for the disk while this has the lock.
+        database.execute("PRAGMA synchronous = NORMAL")
+        if database.execute("SELECT version_num FROM alembic_version").fetchall() != [(HEAD,)]:
+            raise sqlite3.DatabaseError("the schema is of another version")
+        database.row_factory = sqlite3.Row
+        yield database

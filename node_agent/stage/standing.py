@@ -1,0 +1,58 @@
+"""What an earlier pull put at a directory, looked at without an agent: ``bdn pull`` again has nothing else to do there.
+
+It imports a tenth of what an agent does, locks nothing, and can look beside an agent that runs.
+"""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from bdn.core.chunk import Digest
+from bdn.core.errors import BdnError
+from bdn.wire.stage_schema import BytesFrom, StageMount, stage_id_of
+from node_agent.cache.records import ManifestRecords
+from node_agent.disk.cache_directory import check_format
+from node_agent.disk.places import Places
+from node_agent.disk.whole_files import WholeFiles, seen
+from node_agent.settings import load_settings
+from node_agent.stage.stage import StageRecord
+from node_agent.stage.view.destination import Destination, Earlier, resolved
+
+
+def standing_pull(
+    data_dir: Path, organisation: str, mount_location: str, manifest: str, destination: Path, *, link: bool
+) -> StageMount | None:
+    """The pull of this manifest that stands at the directory, intact, which is then noted as used. Blocking.
+
+    It is what an agent would answer that is asked for the same pull again. None where an agent has to look: nothing, something
+    else or something damaged is there, or records are absent, wrong or of another version.
+
+    Raises ``SettingsError``: the agent's settings cannot be.
+    """
+    places = Places(load_settings(data_dir=data_dir).effective_cache_dir)
+    records = ManifestRecords(places)
+    with suppress(BdnError, OSError, ValueError):
+        check_format(places)
+        path = resolved(destination)
+        stage_id = stage_id_of(f"pull:{path}", organisation, {mount_location: manifest})
+        record = StageRecord.model_validate_json(places.stage(stage_id).read_bytes())
+        digest = Digest.parse(manifest)
+        held = records.load(digest)
+        (mount,) = record.mounts
+        is_of_it = (record.id, record.destination, mount.manifest) == (stage_id, path, manifest)
+        is_ready = is_of_it and record.state == "READY" and record.is_linked(link)
+        if held is None or record.inode is None or not is_ready:
+            return None
+        files = WholeFiles(places)
+        looks = {content: files.look(content) for content in held.contents}
+        files.restore({content: seen(look) for content, look in looks.items() if look}, [held])
+        if not Destination(path, stage_id, files, record.stamp, link).is_intact(
+            Earlier(record.inode, digest, held, record.stamp)
+        ):
+            return None
+        with suppress(BdnError):  # of a disk that has become read-only
+            records.touch(digest, time.time())
+        size = held.bytes_total
+        found = {"files_total": len(held.files), "bytes_total": size, "bytes_from": BytesFrom(node=size)}
+        return StageMount(**mount.model_dump() | found, path=str(path), bytes_done=size)
+    return None
