@@ -154,6 +154,11 @@ class MirrorSource(BaseModel):
     error: ErrorBody | None = None
 
 
+RECORDED: Final = tuple(
+    name for name in MirrorSource.model_fields if name != "bytes_under_way"
+)  # what the database has of it
+
+
 class Mirror(BaseModel):
     """A request to mirror sources, and how far it is; bytes are those of all sources. ``grant`` is there once it is READY."""
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from bdn.core.chunk import digest_of
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
-from bdn.wire.mirror_schema import MirrorSource, body_from
+from bdn.wire.mirror_schema import RECORDED, MirrorSource, body_from
 
 HEAD: Final = "0015"  # the newest migration; a test compares it with the folder
 USE_SECONDS: Final = 60.0  # a later use of a manifest is not noted before
@@ -66,7 +66,7 @@ class _Row:
         self.request: dict[str, Any] = json.loads(found["request"])
         self.source: str = found["source"]
         self.mirrored_at: float = found["mirrored_at"]
-        fields = {name: found[name] for name in MirrorSource.model_fields}
+        fields = {name: found[name] for name in RECORDED}
         fields |= {"manifest": f"b3:{found['manifest']}", "warnings": json.loads(found["warnings"]), "error": None}
         self.document = MirrorSource.model_validate(fields)
 

@@ -26,7 +26,7 @@ from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.worker import published_before
 from bdn.mirror.waiting import NEW_WORK, SharedReads, Watch
 from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
-from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
+from bdn.wire.mirror_schema import RECORDED, TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
 
 logger = logging.getLogger(__name__)
 
@@ -278,7 +278,7 @@ async def keep_pruning(database: Database, keep_seconds: float, clock: Callable[
 
 
 def _source_of(row: MirrorSourceRow) -> MirrorSource:
-    fields = {name: getattr(row, name) for name in MirrorSource.model_fields if name != "bytes_under_way"}
+    fields = {name: getattr(row, name) for name in RECORDED}
     return MirrorSource.model_validate(fields | {"manifest": row.manifest and f"b3:{row.manifest}"})
 
 
