@@ -2,7 +2,7 @@
 
 import asyncio
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,9 +17,11 @@ from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.waiting import SharedReads
-from bdn.wire.layout_form import write_file, write_layout
+from bdn.wire.layout_form import LAYOUT_END, layout_head, write_file, write_files
 
-_LARGE: Final = 10_000  # files; of these one document is made at a time: one of a million takes seconds, and a gigabyte
+_LARGE: Final = (
+    10_000  # files; of these one document is made at a time: one of a million takes seconds, and over 100 MB
+)
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _PIECE: Final = 1024 * 1024
 
@@ -33,14 +35,28 @@ class LayoutDocument:
     gzip: bytes
 
     @classmethod
-    def of(cls, manifest: Digest, data_port: int | None, files: Iterable[contents.ContentLayout]) -> "LayoutDocument":
-        """Made piece by piece: a million files are 300 MB of JSON."""
+    async def of(
+        cls, manifest: Digest, data_port: int | None, pages: AsyncIterable[Sequence[contents.ContentLayout]]
+    ) -> "LayoutDocument":
+        """Made page by page: a million files are 300 MB of JSON, and a gigabyte before they are. ``NotFoundError``: there is no file."""
         hasher, compressor, size = blake3(), zlib.compressobj(level=1, wbits=_GZIP), 0
         packed: list[bytes] = []
-        for piece in write_layout(manifest, data_port, map(_file, files)):
-            size += len(piece)
-            hasher.update(piece)
-            packed.append(compressor.compress(piece))
+
+        def add(pieces: Iterable[bytes]) -> None:
+            nonlocal size
+            for piece in pieces:
+                size += len(piece)
+                hasher.update(piece)
+                packed.append(compressor.compress(piece))
+
+        add([layout_head(manifest, data_port)])
+        is_first = True
+        async for page in pages:
+            await asyncio.to_thread(add, write_files(map(_file, page), is_first=is_first))
+            is_first = is_first and not page
+        if is_first:
+            raise NotFoundError(f"manifest {manifest}")
+        add([LAYOUT_END])
         return cls(Digest(hasher.hexdigest()), size, b"".join((*packed, compressor.flush())))
 
     def unpacked(self) -> Iterator[bytes]:
@@ -80,15 +96,12 @@ class LayoutDocuments:
             async with self.database.read() as session:
                 row = await contents.files_total(session, manifest.hex)
             async with self._turn if (row or 0) > _LARGE else nullcontext():
-                found = await self._layouts(manifest, owner)
-                return await asyncio.to_thread(LayoutDocument.of, manifest, self.data_port, found)
+                return await self._made(manifest, owner)
 
         return await self._reads.of((manifest, owner), make).get()
 
-    async def _layouts(self, manifest: Digest, owner: str) -> Sequence[contents.ContentLayout]:
+    async def _made(self, manifest: Digest, owner: str) -> LayoutDocument:
         async with self.database.read() as session:
             with self.damages.records_noted():
-                found = await contents.layouts(session, manifest.hex, owner)
-        if not found:
-            raise NotFoundError(f"manifest {manifest}")
-        return found
+                pages = contents.layouts(session, manifest.hex, owner)
+                return await LayoutDocument.of(manifest, self.data_port, pages)

@@ -149,12 +149,25 @@ def _entry(file: FileLayout) -> str:
 
 def write_layout(manifest: Digest, data_port: int | None, files: Iterable[str]) -> Iterator[bytes]:
     """The document in pieces, of files as ``write_file`` makes them: ten times as fast as a model of each."""
-    yield f'{{"manifest":"{manifest}","data_port":{json.dumps(data_port)},"files":['.encode()
-    left, comma = iter(files), ""
+    yield layout_head(manifest, data_port)
+    yield from write_files(files, is_first=True)
+    yield LAYOUT_END
+
+
+LAYOUT_END: Final = b"]}"
+
+
+def layout_head(manifest: Digest, data_port: int | None) -> bytes:
+    """What of the document comes before the first file; after the last one comes ``LAYOUT_END``."""
+    return f'{{"manifest":"{manifest}","data_port":{json.dumps(data_port)},"files":['.encode()
+
+
+def write_files(files: Iterable[str], *, is_first: bool) -> Iterator[bytes]:
+    """Files of the document in pieces."""
+    left, comma = iter(files), "" if is_first else ","
     while some := ",".join(islice(left, _FILES_AT_ONCE)):
         yield f"{comma}{some}".encode()
         comma = ","
-    yield b"]}"
 
 
 def write_file(digest: str, size: int, chunks: Iterable[str], slab: tuple[str, int, int] | None = None) -> str:

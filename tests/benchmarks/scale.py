@@ -9,12 +9,13 @@ import gzip
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from bdn.core.cache.index import CacheIndex, ChunkIndex, Steps
 from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout, Manifest
-from bdn.mirror.db.contents import ContentLayout
+from bdn.mirror.db.contents import LAYOUTS_AT_ONCE, ContentLayout
+from bdn.mirror.db.database import batches
 from bdn.mirror.layout_documents import LayoutDocument
 from bdn.wire.layout_form import Layout
 from node_agent.cache.held_chunks import HeldChunks
@@ -103,13 +104,18 @@ def layouts() -> Sequence[Figure]:
     """The document of a layout of small files, once its rows are read."""
     files, slab = scaled(200_000), named("slab").hex
     rows = [ContentLayout(named(str(number)).hex, 100, b"", slab, CHUNK_SIZE, number) for number in range(files)]
+
+    async def pages() -> AsyncIterator[Sequence[ContentLayout]]:
+        for page in batches(rows, LAYOUTS_AT_ONCE):
+            yield page
+
     tracemalloc.start()
-    LayoutDocument.of(named("manifest"), None, rows)
+    asyncio.run(LayoutDocument.of(named("manifest"), None, pages()))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    began = time.thread_time()
-    document = LayoutDocument.of(named("manifest"), None, rows)
-    seconds = time.thread_time() - began
+    began = time.process_time()
+    document = asyncio.run(LayoutDocument.of(named("manifest"), None, pages()))
+    seconds = time.process_time() - began
     what = f"layout of {files} files"
     return [
         Figure(f"{what}: memory to make the document", "MB", (peak / 1e6,)),

@@ -68,7 +68,7 @@ class Holdings:
     async def slabs(self, manifest: Manifest, organisation: str) -> dict[bytes, str | None]:
         """Slab by content, for what the layout lets an organisation read; each content is read back and checked."""
         async with self.database.read() as session:
-            found = await contents.layouts(session, manifest.digest.hex, organisation)
+            found = [one async for page in contents.layouts(session, manifest.digest.hex, organisation) for one in page]
         read: dict[bytes, str | None] = {}
         for one in found:
             with self.store.open(Digest(one.slab or one.digest)) as file:

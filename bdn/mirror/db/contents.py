@@ -15,8 +15,8 @@ How damage is registered is in ``damaged``, what is collected in ``removal``.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, cast
 
@@ -388,19 +388,15 @@ class ContentLayout(NamedTuple):
     offset: int = 0
 
 
-async def layouts(session: ReadSession, manifest: str, organisation: str) -> list[ContentLayout]:
-    """Every distinct content of a manifest, by digest. ``RecordDamagedError`` where the database has it wrong.
+LAYOUTS_AT_ONCE: Final = 10_000
+
+
+async def layouts(session: ReadSession, manifest: str, organisation: str) -> AsyncIterator[list[ContentLayout]]:
+    """Every distinct content of a manifest, by digest, page by page. ``RecordDamagedError`` where the database has it wrong.
 
     Of several slabs, a content's is the one that serves most of the manifest: an agent fetches slabs as a whole. What no
     slab of this organisation holds is left out; ``publish`` sees to it that there is none.
     """
-    query = (
-        select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
-        .join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
-        .where(ManifestContentRow.manifest == manifest)
-        .order_by(ContentRow.digest)
-    )
-    rows = (await session.execute(query)).all()
     packed = (
         select(SlabSliceRow.content, SlabSliceRow.slab, SlabRow.size, SlabSliceRow.offset, slab_is_sound())
         .join(ManifestContentRow, ManifestContentRow.content == SlabSliceRow.content)
@@ -408,28 +404,46 @@ async def layouts(session: ReadSession, manifest: str, organisation: str) -> lis
         .join(SlabRow, SlabRow.digest == SlabSliceRow.slab)
         .where(ManifestContentRow.manifest == manifest, ContentRow.chunks == b"", is_of(scope_of(organisation)))
     )
-    slices = (await session.execute(packed)).all()
-    # In a thread: with a million files it takes seconds.
-    return await asyncio.to_thread(_together, rows, slices)
+    counted = packed.with_only_columns(SlabSliceRow.slab, func.count(), maintain_column_froms=True)
+    used = {slab: count for slab, count in (await session.execute(counted.group_by(SlabSliceRow.slab))).all()}  # noqa: C416 - rows are not pairs
+    query = (
+        select(ContentRow.digest, ContentRow.size, ContentRow.chunks)
+        .join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
+        .where(ManifestContentRow.manifest == manifest)
+        .order_by(ManifestContentRow.content)
+        .limit(LAYOUTS_AT_ONCE)
+    )
+    name, after = ManifestContentRow.content, ""
+    while rows := (await session.execute(query.where(name > after))).all():
+        last = rows[-1][0]
+        slices = (await session.execute(packed.where(name > after, name <= last))).all()
+        # In a thread: with a million files it takes seconds.
+        yield await asyncio.to_thread(_together, rows, slices, used)
+        after = last
 
 
 def _together(
-    contents: Sequence[Row[str, int, bytes]], slices: Sequence[Row[str, str, int, int, bool]]
+    contents: Sequence[Row[str, int, bytes]],
+    slices: Sequence[Row[str, str, int, int, bool]],
+    used: Mapping[str, int],
 ) -> list[ContentLayout]:
-    best = _best(slices)
+    best = _best(slices, used)
     check_contents(contents)
     found = (ContentLayout(digest, size, chunks, *best.get(digest, ())) for digest, size, chunks in contents)
     return [one for one in found if one.chunks or one.slab or not one.size]
 
 
-def _best(slices: Sequence[Row[str, str, int, int, bool]]) -> dict[str, tuple[str, int, int]]:
+def _best(slices: Sequence[Row[str, str, int, int, bool]], used: Mapping[str, int]) -> dict[str, tuple[str, int, int]]:
     """Slab, its size and the offset by content: a sound slab, of these the one with the most contents, then by digest."""
-    used = Counter(slab for _, slab, _, _, _ in slices)
     damaged = {slab for _, slab, _, _, is_sound in slices if not is_sound}
+
+    def rank(slab: str) -> tuple[bool, int, str]:
+        return slab in damaged, -used.get(slab, 0), slab
+
     found: dict[str, tuple[str, int, int]] = {}
     for content, slab, size, offset, _ in slices:
         rival = found.get(content)
-        if rival is None or (slab in damaged, -used[slab], slab) < (rival[0] in damaged, -used[rival[0]], rival[0]):
+        if rival is None or rank(slab) < rank(rival[0]):
             found[content] = (slab, size, offset)
     return found
 

@@ -161,7 +161,8 @@ class World:
         row = await session.get(ManifestRow, manifest)
         assert row is not None, f"manifest {manifest[:8]} of {organisation} is gone"
         assert digest_of(row.canonical).hex == manifest
-        found = {one.digest: one for one in await contents.layouts(session, manifest, organisation)}
+        pages = contents.layouts(session, manifest, organisation)
+        found = {one.digest: one async for page in pages for one in page}
         assert found.keys() == {digest.hex for digest in self.manifests[manifest].contents}, "contents are gone"
         for one in found.values():
             if one.slab is not None:

@@ -1,5 +1,7 @@
+import asyncio
 import gzip
 import json
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -24,7 +26,11 @@ ROWS = [
 
 
 def written(port: int | None) -> bytes:
-    document = LayoutDocument.of(MANIFEST, port, ROWS)
+    async def pages() -> AsyncIterator[list[ContentLayout]]:
+        yield ROWS[:1]
+        yield ROWS[1:]
+
+    document = asyncio.run(LayoutDocument.of(MANIFEST, port, pages()))
     unpacked = b"".join(document.unpacked())
     assert (gzip.decompress(document.gzip), digest_of(unpacked)) == (unpacked, document.digest)
     return unpacked
