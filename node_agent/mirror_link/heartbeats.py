@@ -307,6 +307,8 @@ class Heartbeats:
         return reply, are_others
 
     async def _heartbeat(self, wait_seconds: float) -> tuple[Heartbeat, _Telling | None]:
+        # Reports first: who hears that an eviction is over, is told of holdings without what it took.
+        reports = fitting(self._inbox.reports(), self._most_bytes)
         version, telling = self._news.version, None
         if version != self._told.version:
             held = await self._holdings.all()
@@ -314,7 +316,7 @@ class Heartbeats:
         events = [] if wait_seconds else await in_thread(self._journal.unreported)
         state: dict[str, object] = {
             "tiers": await self._holdings.tiers(),
-            "reports": fitting(self._inbox.reports(), self._most_bytes),
+            "reports": reports,
             # Not with a request that is kept open: they would be told again before it is answered.
             "events": fitting(events, self._most_bytes),
             "epoch": self._members.current().epoch,
