@@ -1,4 +1,8 @@
-"""What holds for all tests."""
+"""What holds for all tests.
+
+How long Hypothesis looks: ``default`` is the same short search every time; ``HYPOTHESIS_PROFILE=nightly`` is a long new one. Neither
+has a deadline: how long an example takes says nothing about the code on a machine that others use.
+"""
 
 import gc
 import os
@@ -6,6 +10,7 @@ import signal
 from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.support.network.authority import new_authority
 from tests.support.promises.tally import (  # noqa: F401 - hooks and fixtures
@@ -14,6 +19,10 @@ from tests.support.promises.tally import (  # noqa: F401 - hooks and fixtures
     pytest_terminal_summary,
     tally,
 )
+
+settings.register_profile("default", derandomize=True, database=None, deadline=None, max_examples=200)
+settings.register_profile("nightly", deadline=None, max_examples=10_000, stateful_step_count=100, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be the programs that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
