@@ -39,18 +39,11 @@ class LocalAgent:
 
     async def coming(self, grant: str) -> Manifest:
         """A grant's only manifest. It is not taken into the cache."""
-        (mount,) = (await self.agent.stages.verify(grant)).mounts
-        catalogue = self.agent.stages.lifecycle.provision.catalogue
-        return (await catalogue.obtain(mount.manifest, grant, is_complete=True)).manifest
+        return await self.agent.stages.coming(grant)
 
     async def earlier(self, destination: Path) -> Manifest | None:
         """What an earlier pull put at the directory that stands there now."""
-        lifecycle = self.agent.stages.lifecycle
-        path = await in_thread(destination.resolve)
-        earlier = await in_thread(lifecycle.published_at, path)
-        if earlier is None or not await in_thread(lifecycle.stands_at, path):
-            return None
-        return earlier.manifest
+        return await self.agent.stages.earlier(destination)
 
     async def is_whole(self, destination: Path, *, link: bool) -> bool:
         """Whether the directory is as the last pull left it, and that was with, or without, ``link``."""

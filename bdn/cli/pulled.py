@@ -103,9 +103,8 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
     settings, uri = embedded_settings(), wanted.source
     standing = next(iter(entry_points(group="bdn.embedded", name="standing")), None)
     is_known = offline or (isinstance(uri, HuggingFaceUri) and uri.commit is not None)
-    is_asked = (
-        isinstance(uri, HuggingFaceUri) and wanted.auth is None
-    )  # secrets are the mirror's; a bucket is all listed
+    # Secrets are the mirror's, and of a bucket everything would be listed.
+    is_asked = isinstance(uri, HuggingFaceUri) and wanted.auth is None
     if settings.database_url or standing is None or not (is_known or is_asked):
         return False
     if not is_known:

@@ -171,9 +171,10 @@ class _Rows:
                 return
             yield step[1]
         after = ""
-        while (step := await self._take(kind, leaving, partial(removal.beside_slabs, after=after))) and step[
-            0
-        ].contents:
+        while True:
+            step = await self._take(kind, leaving, partial(removal.beside_slabs, after=after))
+            if step is None or not step[0].contents:
+                return
             yield step[1]
             after = step[0].contents[-1]
 

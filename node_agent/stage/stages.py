@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from bdn.core.chunk import Manifest
 from bdn.core.errors import BdnError, CanceledError, InvalidRequestError, NotFoundError
 from bdn.wire import stage_schema
 from bdn.wire.grants import Grant
@@ -118,15 +119,25 @@ class StageService:
 
     async def would_lose(self, token: str, destination: Path) -> PullLosses:
         """What an earlier pull put at the directory and this one would remove or replace."""
-        path = await in_thread(resolved, destination)
-        earlier = await in_thread(self.lifecycle.published_at, path)
-        if earlier is None or earlier.manifest is None or not await in_thread(self.lifecycle.stands_at, path):
+        earlier = await self.earlier(destination)
+        if earlier is None:
             return PullLosses()
-        (mount,) = (await self.verify(token)).mounts
-        coming = await self.lifecycle.provision.catalogue.obtain(mount.manifest, token, is_complete=True)
-        kept = {(file.path, file.digest) for file in coming.manifest.files}
-        lost = [file.path for file in earlier.manifest.files if (file.path, file.digest) not in kept]
+        kept = {(file.path, file.digest) for file in (await self.coming(token)).files}
+        lost = [file.path for file in earlier.files if (file.path, file.digest) not in kept]
         return PullLosses(earlier=str(earlier.digest), lost=lost)
+
+    async def earlier(self, destination: Path) -> Manifest | None:
+        """What an earlier pull put at the directory that stands there now, as far as it is known."""
+        path = await in_thread(resolved, destination)
+        if not await in_thread(self.lifecycle.stands_at, path):
+            return None
+        found = await in_thread(self.lifecycle.published_at, path)
+        return None if found is None else found.manifest
+
+    async def coming(self, token: str) -> Manifest:
+        """A grant's only manifest. It is not taken into the cache."""
+        (mount,) = (await self.verify(token)).mounts
+        return (await self.lifecycle.provision.catalogue.obtain(mount.manifest, token, is_complete=True)).manifest
 
     async def renew(self, stage_id: str, ttl_seconds: float | None) -> NodeStage:
         """A new time to live, from now on; None means until the stage is released."""

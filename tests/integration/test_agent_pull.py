@@ -44,6 +44,12 @@ def dest(tmp_path: Path) -> Path:
     return tmp_path / "models/one"
 
 
+async def filled(agent: Agent, mirror: AgentMirror, manifest: Manifest) -> None:
+    """The cache has it, and no stage needs it."""
+    stage = await staged(agent, mirror, manifest)
+    await agent.stages.release(stage.id)
+
+
 async def pulled(
     agent: Agent, mirror: AgentMirror, manifest: Manifest, dest: Path, *, link: bool = False
 ) -> StageDocument:
@@ -368,8 +374,7 @@ async def test_what_somebody_changed_in_the_cache_is_not_given(
 ) -> None:
     manifest = mirror.publish(OLD)
     async with rig.agent() as agent:
-        stage = await staged(agent, mirror, manifest)
-        await agent.stages.release(stage.id)
+        await filled(agent, mirror, manifest)
         edit(agent.places.file(manifest.files[1].digest), hides=hides)
 
         await pulled(agent, mirror, manifest, dest)
@@ -384,8 +389,7 @@ async def test_a_file_that_is_not_what_a_copy_would_be_is_copied(
 ) -> None:
     manifest = mirror.publish(OLD)
     async with rig.agent() as agent:
-        stage = await staged(agent, mirror, manifest)
-        await agent.stages.release(stage.id)
+        await filled(agent, mirror, manifest)
         for entry in manifest.files:
             try:
                 if kind == "group":
