@@ -7,6 +7,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
@@ -27,6 +28,7 @@ from bdn.cli.output import Output
 from bdn.core.chunk import Manifest
 from bdn.core.errors import InvalidRequestError
 from bdn.core.room import Need, Tree
+from bdn.disk.syscalls import trim_heaps
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.data_lock import DataDirectoryInUseError
 from bdn.mirror.db.database import database_url, place_of
@@ -37,6 +39,10 @@ from bdn.wire.stage_schema import PullLosses, StageDocument
 logger = logging.getLogger(__name__)
 _LOOK_AGAIN_SECONDS: Final = 0.2
 _NEW_OBJECTS: Final = 100_000  # between two runs of the garbage collector; Python's default is 700
+# How long a thread that computes keeps Python's lock from others. With the default of 5 ms a heartbeat, which changes threads a
+# hundred times, took 4.4 s beside a plan of a million files, and takes 0.9 s so; the plan takes as long (docs/benchmarks.md).
+_SWITCH_SECONDS: Final = 0.0005
+_TRIM_SECONDS: Final = 30.0
 
 
 def spare_collector() -> None:
@@ -52,9 +58,10 @@ def spare_collector() -> None:
 
 @contextmanager
 def in_the_foreground(settings: MirrorSettings) -> Iterator[asyncio.Event]:
-    """Prepares the process of a service: logs and collector. The event is set by the first SIGTERM or SIGINT; a second SIGINT interrupts."""
+    """Prepares the process of a service: logs, collector, threads. The event is set by the first SIGTERM or SIGINT; a second SIGINT interrupts."""
     log_to_stderr(settings.log)
     spare_collector()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -62,13 +69,22 @@ def in_the_foreground(settings: MirrorSettings) -> Iterator[asyncio.Event]:
         stop.set()
         loop.remove_signal_handler(signal.SIGINT)
 
+    trimming = loop.create_task(_keep_trimming())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
         yield stop
     finally:
+        trimming.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+async def _keep_trimming() -> None:
+    """Without it a service keeps what a manifest of a million files once took, and the next one comes on top (docs/benchmarks.md)."""
+    while True:
+        await asyncio.sleep(_TRIM_SECONDS)
+        await asyncio.to_thread(trim_heaps)
 
 
 @dataclass(frozen=True)

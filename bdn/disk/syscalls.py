@@ -1,8 +1,9 @@
-"""The Linux calls that the standard library does not have. Each raises ``OSError`` with the path it failed for."""
+"""The Linux calls that the standard library does not have. Those that can fail raise ``OSError`` with the path they failed for."""
 
 import ctypes
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,12 @@ _MOVE_MOUNT_F_EMPTY_PATH: Final = 0x4
 _MOUNT_ATTR: Final = 0x1 | 0x2 | 0x4  # read-only, nosuid, nodev
 _RENAME_EXCHANGE: Final = 0x2
 _FICLONE: Final = 0x40049409
+
+
+def trim_heaps() -> None:
+    """``malloc_trim(3)``: what was freed goes back to the system, also where it lies between what is used. Without glibc nothing happens."""
+    with suppress(AttributeError):
+        _libc.malloc_trim(ctypes.c_size_t(0))
 
 
 def allocate(descriptor: int, size: int) -> None:
