@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -12,10 +13,12 @@ from typing import Any, Self
 import httpx2
 
 from bdn.mirror.db.database import Database
+from bdn.wire.grants import new_signing_key
 from tests.benchmarks import generated_mirror
 from tests.benchmarks.report import Figure, scaled
 from tests.support.mirror.generated import SOURCE
 from tests.support.mirror.postgres import new_database, postgres
+from tests.support.mirror.service import write_keys
 from tests.support.services import services
 from tests.support.services.processes import cpu_seconds, peak_megabytes
 
@@ -39,7 +42,10 @@ def _published(title: str, environment: dict[str, str]) -> Iterator[Figure]:
     files = scaled(1_000_000)
     command = ("python", "-m", generated_mirror.__name__, str(files))
     own = {"PYTHONPATH": str(Path(__file__).parents[2]), "BDN_TOMBSTONE_SECONDS": "1", **environment}
-    with TemporaryDirectory() as folder, services.mirror(Path(folder) / "mirror", None, command, **own) as mirror:
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory())
+        own["BDN_GRANT_KEY_FILE"] = str(write_keys(Path(folder) / "grant-keys.pem", new_signing_key()))
+        mirror = stack.enter_context(services.mirror(Path(folder) / "mirror", None, command, **own))
         pid = mirror.process.pid
 
         def step(name: str, work: Callable[[], Any], memory: str) -> Iterator[Figure]:
