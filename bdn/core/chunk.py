@@ -358,6 +358,10 @@ class Manifest:
         raise MalformedDocumentError("not a manifest in canonical form")
 
 
+_FIRST: Final = b'{"files":['
+_LAST: Final = b'],"schema":"%b"}' % SCHEMA.encode()
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestDocument:
     """A manifest as it is published: of a million files 160 MB, where a ``Manifest`` is 600.
@@ -376,7 +380,7 @@ class ManifestWriter:
     """Makes a ``ManifestDocument`` of files that come some at a time, in the order of their paths, of a tree that was checked."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+        self._canonical = bytearray(_FIRST)
         self._contents: set[bytes] = set()
         self._last = ""
         self._files = self._bytes = 0
@@ -389,23 +393,28 @@ class ManifestWriter:
             self._last = entry.path
             self._bytes += entry.size
             self._contents.add(entry.digest.to_bytes())
+        if self._files and entries:
+            self._canonical += b","
         self._files += len(entries)
-        self._pieces.append(_canonical_files(entries))
+        self._canonical += _canonical_files(entries)
 
     def finish(self) -> ManifestDocument:
-        """All files are in. Takes a second for a million of them."""
-        canonical = b"".join(_canonical(self._pieces))
+        """All files are in; nothing can be added any more. Takes a second for a million of them."""
+        self._canonical += _LAST
         contents = b"".join(sorted(self._contents))
+        self._contents.clear()
+        canonical = bytes(self._canonical)
+        self._canonical.clear()
         return ManifestDocument(digest_of(canonical), canonical, self._files, self._bytes, contents)
 
 
 def _canonical(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    yield b'{"files":['
+    yield _FIRST
     comma = b""
     for piece in pieces:
         yield comma + piece
         comma = b","
-    yield b'],"schema":"%b"}' % SCHEMA.encode()
+    yield _LAST
 
 
 def _canonical_files(entries: Iterable[FileEntry]) -> bytes:

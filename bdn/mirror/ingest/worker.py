@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from bdn.core.chunk import ManifestDocument
 from bdn.core.errors import BdnError, Fact, InternalError, single_error
 from bdn.core.source.upstream import Resolution
 from bdn.core.source.uri import WeightsSource
@@ -266,7 +267,11 @@ class Ingest:
                         recorded,
                     )
                     await copying.run()
-                if await self._publish(organisation, row, wanted, survey, progress):
+                manifest, revision = await self._manifest(survey, progress), survey.resolution.revision
+                del copying, survey  # hundreds of megabytes of a million files, which nobody needs any more
+                if manifest is not None and await self._publish(
+                    organisation, row, wanted, manifest, progress, revision=revision
+                ):
                     return
         raise InternalError(f"contents of {wanted.source} were collected as fast as they were copied")
 
@@ -322,16 +327,24 @@ class Ingest:
                 warnings=list(survey.warnings),
             )
 
-    async def _publish(
-        self, organisation: str, row: MirrorSourceRow, wanted: WeightsSource, survey: Survey, progress: Progress
-    ) -> bool:
-        """False when contents that the diff had counted on were collected or found damaged: look again."""
+    async def _manifest(self, survey: Survey, progress: Progress) -> ManifestDocument | None:
+        """None when contents that the diff had counted on were collected: look again."""
         await progress.flush()
         await self.damages.heal()  # what was damaged and came again counts from now on
         async with self.database.read() as session:
-            manifest = await manifest_of(session, survey.files)
-        if manifest is None:
-            return False
+            return await manifest_of(session, survey.files)
+
+    async def _publish(
+        self,
+        organisation: str,
+        row: MirrorSourceRow,
+        wanted: WeightsSource,
+        manifest: ManifestDocument,
+        progress: Progress,
+        *,
+        revision: str | None,
+    ) -> bool:
+        """False when contents that the diff had counted on were collected or found damaged: look again."""
         async with progress.writing() as session:
             draft = await contents.draft(session, manifest, time.time())
         for names in batches(split_digests(manifest.contents), contents.NAMES_AT_ONCE):
@@ -347,13 +360,13 @@ class Ingest:
                 row.position,
                 status="READY",
                 manifest=manifest.digest.hex,
-                recall_key=recall_key(organisation, wanted, survey.resolution.revision),
+                recall_key=recall_key(organisation, wanted, revision),
             )
             counters = progress.counters[row.position]
             facts: dict[str, Fact] = {
                 "mirror": row.mirror_id,
                 "source": row.source,
-                "revision": survey.resolution.revision,
+                "revision": revision,
                 "files": manifest.files_total,
                 "transferred": counters.transferred,
                 "reused": counters.reused,
