@@ -53,10 +53,10 @@ async def test_a_mirror_that_another_process_cancels_is_not_brought_back_to_life
     target, name = (Surveyor, "survey") if moment == "survey" else (Ingest, "_publish")
     do = getattr(target, name)
 
-    async def cancel_first(self: Any, *given: Any) -> Any:
-        result = await do(self, *given) if moment == "survey" else None
+    async def cancel_first(self: Any, *given: Any, **named: Any) -> Any:
+        result = await do(self, *given, **named) if moment == "survey" else None
         await change(mirror, *CANCEL)
-        return result or await do(self, *given)
+        return result or await do(self, *given, **named)
 
     monkeypatch.setattr(target, name, cancel_first)
     document = await mirror.mirror(MODEL)
