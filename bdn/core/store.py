@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import BinaryIO, Final, Literal, NamedTuple, Protocol
+from typing import BinaryIO, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from blake3 import blake3
 
 from bdn.core.chunk import CHUNK_SIZE, EMPTY, Buffer, Digest, chunk_count, digest_of, file_digest
-from bdn.core.source.upstream import UpstreamFile
+from bdn.core.source.upstream import Location, UpstreamFile
 
 
 class ChunkStore(Protocol):
@@ -79,6 +79,18 @@ class MirrorStore(CollectableStore, Protocol):
 
     def disk(self) -> StoreDisk:
         """Its disk."""
+
+
+@runtime_checkable
+class LocatableStore(Protocol):
+    """A store whose chunks others may read by themselves. Blocking; safe for several threads."""
+
+    def locate(self, digests: Sequence[Digest]) -> list[Location]:
+        """Where each of these chunks can be read with GET, whole or in ranges, until its location expires; in their order.
+
+        Nothing is asked for them: one that is not held is located, too, and its reader gets 404. What is read there is compared
+        with its digest by who reads it. ``StoreUnavailableError``: credentials that ended cannot be renewed now.
+        """
 
 
 PUBLIC: Final = "public"  # everybody
