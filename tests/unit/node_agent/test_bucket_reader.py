@@ -87,14 +87,18 @@ def test_the_bucket_sends_nobody_elsewhere(tmp_path: Path, status: int) -> None:
         assert elsewhere.log.count() == 0
 
 
-def test_a_bucket_that_does_not_answer_is_left_alone_for_a_while(tmp_path: Path) -> None:
-    with alone(tmp_path, [reset(0), SOUND], [SOUND]) as node:
-        for later, asked in ((0, (1, 1)), (0, (1, 2)), (1000, (2, 2)), (0, (3, 2))):
+@pytest.mark.parametrize(("faults", "reason"), [([reset(0)], "unreachable"), ([EXPIRED, EXPIRED], "refused")])
+def test_a_bucket_that_serves_nothing_is_left_alone_for_a_while(
+    tmp_path: Path, faults: list[Fault], reason: str
+) -> None:
+    with alone(tmp_path, [*faults, SOUND], [SOUND]) as node:
+        tried = len(faults)
+        for later, asked in ((0, (tried, 1)), (0, (tried, 2)), (1000, (tried + 1, 2)), (0, (tried + 2, 2))):
             node.clock.now += later
             node.fetch(CONTENT)
             node.held.chunks.clear()
             assert counts(node) == asked
-        assert node.instead == {"unreachable": 1, "avoided": 1}
+        assert node.instead == {reason: 1, "avoided": 1}
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
