@@ -26,8 +26,10 @@ async def ls(output: Output) -> None:
     ]
     if held.store is not None:
         use = held.store
-        disk = f"its disk has {format_size(use.disk_free)} free of {format_size(use.disk_total)}"
-        lines.append(f"the mirror's store holds {format_size(use.bytes_stored)} of files; {disk}")
+        disk = ""
+        if use.disk_free is not None and use.disk_total is not None:
+            disk = f"; its disk has {format_size(use.disk_free)} free of {format_size(use.disk_total)}"
+        lines.append(f"the mirror's store holds {format_size(use.bytes_stored)} of files{disk}")
     output.result(held, lines, [item.manifest for item in held.items])
 
 

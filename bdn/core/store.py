@@ -21,10 +21,10 @@ class ChunkStore(Protocol):
     def open(self, digest: Digest) -> BinaryIO:
         """The chunk as a seekable file, which the caller closes. ``NotFoundError`` when it is not held."""
 
-    def keep(self, digest: Digest) -> bool:
-        """Count on a chunk that was put earlier: whoever looked at it before this does not collect it any more.
+    def keep(self, digests: Sequence[Digest]) -> AbstractSet[Digest]:
+        """Count on chunks that were put earlier: whoever looked at them before this does not collect them any more.
 
-        False when it is not held, or is on its way out: then it has to be put again.
+        Those that are held. Others are not, or are on their way out: they have to be put again.
         """
 
 
@@ -35,6 +35,7 @@ class StoredChunk:
     digest: Digest
     size: int
     kept_at: float  # when it was last put or kept, in seconds since the epoch
+    stamp: str = ""  # the store's own, where that time does not tell whether it was put or kept since
 
 
 class CollectableStore(ChunkStore, Protocol):
@@ -46,10 +47,10 @@ class CollectableStore(ChunkStore, Protocol):
     def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
         """Those of these chunks that are held, or all that are held; one that comes or goes meanwhile may be missed."""
 
-    def collect(self, chunk: StoredChunk) -> bool:
-        """Remove the chunk, unless somebody put or kept it since it was seen, or somebody else removed it: then False.
+    def collect(self, chunks: Sequence[StoredChunk]) -> list[StoredChunk]:
+        """Remove these chunks but for what somebody put or kept since it was seen, or somebody else removed: the removed ones.
 
-        Who has it open can read it to its end.
+        Who has one open can read it to its end.
         """
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
@@ -77,8 +78,11 @@ class MirrorStore(CollectableStore, Protocol):
     def evidence(self) -> int:
         """How many wrong chunks are kept."""
 
-    def disk(self) -> StoreDisk:
-        """Its disk."""
+    def disk(self) -> StoreDisk | None:
+        """Its disk, if it is this machine's."""
+
+    def close(self) -> None:
+        """Let go of what is open for it."""
 
 
 @runtime_checkable

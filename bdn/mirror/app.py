@@ -6,13 +6,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from fastapi import FastAPI
 
 from bdn.core.errors import InvalidRequestError
 from bdn.core.pace.retry import RetryPolicy, StallPolicy
-from bdn.core.store import LocatableStore
+from bdn.core.store import LocatableStore, MirrorStore
 from bdn.disk.durable import disk_errors, make_folder
 from bdn.mirror.access import Access
 from bdn.mirror.api.routes import ROUTERS, ContentsService
@@ -52,7 +53,7 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
-from bdn.store.directory import open_store
+from bdn.store.opener import open_store, settings_of_store
 from bdn.transfer.byte_threads import ByteThreads, Pacer, pacer
 from bdn.transfer.ranged import RangedReader
 from bdn.wire.grants import GrantVerifier
@@ -112,21 +113,22 @@ async def open_mirror(
             make_folder(settings.data_dir, is_durable=True)
         lock = stack.enter_context(locked(settings.data_dir, program)) if settings.is_embedded else None
         database = await _open_database(stack, settings)
-        store = await asyncio.to_thread(open_store, settings.effective_store, exclusive=settings.is_embedded)
+        secrets = Secrets(settings.secrets_dir, SecretTable(database, keyring))
+        upstreams = UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url)
+        store = await _open_store(stack, settings, secrets, upstreams, clock)
         watch, metrics, at_work = Watch(), Metrics(database, store), dict[str, Progress]()
         signer = await asyncio.to_thread(load_grant_signer, settings)
         damages = Damages(database, store, watch, clock, metrics.repaired_chunks.inc)
         metrics.damaged_records.set_function(lambda: len(damages.records))
 
         # Upstreams: how the mirror signs in there, what it asks, and how many requests each host gets.
-        secrets = Secrets(settings.secrets_dir, SecretTable(database, keyring))
         issuer = await asyncio.to_thread(load_issuer, settings, clock)
         budgets = UpstreamBudgets(settings.transfers, pause=pause)
         metrics.registry.register(UpstreamMetrics(budgets))
         retries = UpstreamRetries(budgets, RetryPolicy(settings.outage_seconds))
         context = SourceContext(
             "",
-            UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url),
+            upstreams,
             ambient_credentials=settings.auth == "off",
             clock=clock,
             asker=retries,
@@ -242,6 +244,24 @@ def check_binding(settings: MirrorSettings) -> None:
         raise InvalidRequestError("BDN_AUTH=token needs BDN_TOKEN, the token that callers must send")
     if settings.auth == "off" and not is_loopback(settings.host):
         raise InvalidRequestError(f"BDN_HOST={settings.host} is not loopback; set BDN_AUTH=token and BDN_TOKEN first")
+
+
+async def _open_store(
+    stack: AsyncExitStack,
+    settings: MirrorSettings,
+    secrets: Secrets,
+    upstreams: UpstreamSettings,
+    clock: Callable[[], float],
+) -> MirrorStore:
+    """With the operator's own keys: those of no organisation."""
+    reread = partial(secrets.of_operator, settings.store_secret) if settings.store_secret else None
+    sign_in = await reread() if reread else None
+    where = settings_of_store(upstreams, settings.store_endpoint, settings.store_region)
+    context = SourceContext("", where, sign_in, ambient_credentials=True, clock=clock)
+    opening = partial(open_store, settings.effective_store, context, exclusive=settings.is_embedded, reread=reread)
+    store = await asyncio.to_thread(opening)
+    stack.push_async_callback(asyncio.to_thread, store.close)
+    return store
 
 
 async def _open_database(stack: AsyncExitStack, settings: MirrorSettings) -> Database:

@@ -42,7 +42,7 @@ from bdn.wire.shapes import Items, moment
 logger = logging.getLogger(__name__)
 _AT_ONCE: Final = 1024  # chunks that one trip to a thread looks at
 
-Remove = Callable[[StoredChunk], bool]
+Remove = Callable[[Sequence[StoredChunk]], Sequence[StoredChunk]]
 _Raw = bytes  # a digest, in a class that has a field of the type's name
 
 
@@ -233,7 +233,7 @@ class Collector:
                     with self.damages.records_noted():
                         named = await removal.named(session, rehearsal)
                     at_work = await mirrors.oldest_at_work(session, now)
-            remove: Remove = (lambda _: True) if dry_run else self.store.collect
+            remove: Remove = (lambda chunks: chunks) if dry_run else self.store.collect
             # Those that have no other name. What named them was old enough: they need no grace of their own.
             nameless = (chunk for chunk in seen if chunk.digest.to_bytes() not in named)
             await _remove(nameless, collectable_before(now, 0, at_work), remove, collected.add_unnamed)
@@ -292,9 +292,9 @@ async def _remove(
     """In threads, piece by piece. ``removed`` is told on the event loop of each that went."""
     left = iter(chunks)
 
-    def some() -> tuple[int, list[StoredChunk]]:
+    def some() -> tuple[int, Sequence[StoredChunk]]:
         batch = list(islice(left, _AT_ONCE))
-        return len(batch), [chunk for chunk in batch if chunk.kept_at < before and remove(chunk)]
+        return len(batch), remove([chunk for chunk in batch if chunk.kept_at < before])
 
     while True:
         count, gone = await asyncio.to_thread(some)

@@ -19,6 +19,14 @@ def _check_egress(text: str) -> str:
     return text
 
 
+def _endpoint(text: str | None) -> str | None:
+    parts = urlsplit(text or "")
+    is_address = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
+    if text and (not is_address or "@" in parts.netloc):
+        raise ValueError("must be an http or https address without user, query and fragment")
+    return text.rstrip("/") if text else None
+
+
 def _issuer_url(text: str) -> str:
     """Clouds compare the address sign by sign and read https alone (OpenID Connect Discovery 1.0, section 3)."""
     parts = urlsplit(text)
@@ -33,6 +41,13 @@ class MirrorSettings(FileSettings):
     data_dir: Path = Field(default_factory=default_data_dir)
     database_url: str = ""  # "" means SQLite in the data dir
     store: str = ""  # "" means file://<data dir>/store
+    store_secret: str | None = (
+        None  # the name of one that holds the keys of a bucket; None means those of the environment
+    )
+    store_endpoint: Annotated[str | None, AfterValidator(_endpoint)] = (
+        None  # None means where sources of this scheme are
+    )
+    store_region: str | None = None
     store_delivery: Delivery = "direct"  # of a store that agents can read by themselves
     host: str = "127.0.0.1"
     port: Port = 8460

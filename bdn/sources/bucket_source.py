@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from bdn.core.errors import InvalidSourceError, UpstreamUnavailableError
@@ -15,12 +15,15 @@ PAGE: Final = 1000  # objects per request, the most that anybody gives
 
 @dataclass(frozen=True, slots=True)
 class BucketObject:
-    """One listed object: its key, its size in bytes, and what pins these bytes when it is read."""
+    """One listed object: its key, its size in bytes, what pins these bytes when it is read, and when it was written, as it was told."""
 
     name: str
     size: int
     version: str
     checksum: Checksum | None = None
+    modified: str = field(
+        default="", compare=False
+    )  # its text: sources do not read it, and some have a million objects
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,17 +18,16 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
-from urllib.parse import unquote, urlsplit
 
 from blake3 import blake3
 
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest
-from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
-from bdn.core.store import MirrorStore, StoredChunk, StoreDisk
+from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.store import StoredChunk, StoreDisk
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import make_folder, sync_folder
 
@@ -110,16 +109,13 @@ class DirectoryStore:
             self._check_is_there()
             raise NotFoundError(f"chunk {digest}")
 
-    def keep(self, digest: Digest) -> bool:
-        """Change the time of the chunk's file."""
-        now = self._clock()
+    def keep(self, digests: Sequence[Digest]) -> set[Digest]:
+        """Change the times of the chunks' files."""
         with self._failures_mapped():
-            try:
-                os.utime(self._chunks / digest.fanout, (now, now))
-            except FileNotFoundError:
-                self._check_is_there()
-                return False
-            return True
+            return {digest for digest in digests if self._keep(digest)}
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
         """Files with their times; folder by folder, in no order. Of all, also what a collector could move aside and not unlink."""
@@ -132,8 +128,12 @@ class DirectoryStore:
                     found = (self._chunks / digest.fanout).stat()
                     yield StoredChunk(digest, found.st_size, found.st_mtime)
 
-    def collect(self, chunk: StoredChunk) -> bool:
-        """Move the file aside, look at its time again, and unlink it or put it back.
+    def collect(self, chunks: Sequence[StoredChunk]) -> list[StoredChunk]:
+        """One by one: move the file aside, look at its time again, and unlink it or put it back."""
+        return [chunk for chunk in chunks if self._collect(chunk)]
+
+    def _collect(self, chunk: StoredChunk) -> bool:
+        """False when it is not as it was seen, or not there.
 
         The name that it has aside is this call's own. Under one name, A looks at the chunk's time; it is put anew; another
         collector moves that over A's; and A unlinks what is younger than what it looked at.
@@ -166,9 +166,18 @@ class DirectoryStore:
         """Nobody else's, in whatever process."""
         return f"{os.getpid()}-{self._nonce}-{next(self._numbers)}"
 
+    def _keep(self, digest: Digest) -> bool:
+        now = self._clock()
+        try:
+            os.utime(self._chunks / digest.fanout, (now, now))
+        except FileNotFoundError:
+            self._check_is_there()
+            return False
+        return True
+
     def _keep_if_right(self, target: Path, digest: Digest) -> bool:
         with suppress(FileNotFoundError, PermissionError):  # somebody moved it away meanwhile; nobody can tell
-            return self.keep(digest) and not is_wrong(target, digest)
+            return self._keep(digest) and not is_wrong(target, digest)
         return False
 
     def _put_all_back(self) -> None:
@@ -331,14 +340,3 @@ def is_wrong(path: Path, digest: Digest) -> bool:
     """Whether the file is not what its name says. Reads all of it."""
     with path.open("rb", buffering=0) as file:
         return fault_of(file, digest) is not None
-
-
-def open_store(address: str, *, exclusive: bool) -> MirrorStore:
-    """The store that ``BDN_STORE`` names. ``exclusive`` says that nobody else writes there, so leftovers may go."""
-    url = urlsplit(address)
-    if url.scheme != "file" or not url.path.startswith("/") or url.netloc:
-        raise InvalidRequestError(f"BDN_STORE={address!r} is not supported by this version; use file:///absolute/path")
-    store = DirectoryStore(Path(unquote(url.path)))
-    if exclusive:
-        store.clear_incoming()
-    return store

@@ -236,11 +236,14 @@ class HeldManifest(BaseModel):
 
 
 class StoreUse(BaseModel):
-    """Bytes of the distinct files that the mirror's store holds, of what was evicted and is not collected, too; and its disk's."""
+    """Bytes of the distinct files that the mirror's store holds, of what was evicted and is not collected, too; and its disk's.
+
+    Those of the disk are null where the store is a bucket.
+    """
 
     bytes_stored: int
-    disk_free: int
-    disk_total: int
+    disk_free: int | None
+    disk_total: int | None
 
 
 class HeldManifests(BaseModel):

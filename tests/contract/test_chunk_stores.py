@@ -1,8 +1,10 @@
-"""What every CollectableStore promises (``core/ports.py``): a directory for one process and for two that share it, and memory."""
+"""What every CollectableStore promises: a directory for one process and for two that share it, memory, and buckets of all servers."""
 
 import io
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from threading import Barrier, Event
 
@@ -11,12 +13,20 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest, digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.store import CollectableStore, StoredChunk
+from bdn.sources.sign_in import SourceContext
+from bdn.store.bucket_store import BucketStore
 from bdn.store.directory import DirectoryStore
+from tests.doubles.gcs import GcsServer
+from tests.doubles.object_server import ObjectServer
+from tests.doubles.s3 import S3Server
+from tests.doubles.seaweed import SeaweedServer
+from tests.support.content.bucket_stores import gcs_context, s3_context, store_at
 from tests.support.content.memory_store import MemoryStore, content_of
 from tests.support.content.names import named
 
 CONTENT = b"the bytes of a chunk"
 CHUNK = digest_of(CONTENT)
+PREFIXES = count()
 
 
 class WrittenElsewhere(DirectoryStore):
@@ -29,19 +39,58 @@ class WrittenElsewhere(DirectoryStore):
     def put(self, digest: Digest, content: Buffer) -> None:
         self._writer.put(digest, content)
 
-    def keep(self, digest: Digest) -> bool:
-        return self._writer.keep(digest)
+    def keep(self, digests: Sequence[Digest]) -> set[Digest]:
+        return self._writer.keep(digests)
 
 
-@pytest.fixture(params=["one process", "two processes", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> CollectableStore:
+@pytest.fixture(scope="module")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, SourceContext]]:
+    with SeaweedServer(tmp_path_factory.mktemp("seaweed") / "server") as server:
+        yield f"s3://{server.bucket('store')}", s3_context(server)
+
+
+@pytest.fixture(scope="module")
+def moto(shared_s3_server: S3Server) -> tuple[str, SourceContext]:
+    return f"s3://{shared_s3_server.bucket('moto-store').name}", s3_context(shared_s3_server)
+
+
+@pytest.fixture(scope="module")
+def r2(shared_s3_server: S3Server) -> tuple[str, SourceContext]:
+    return f"r2://4cc0.{shared_s3_server.bucket('r2-store', region='auto').name}", s3_context(shared_s3_server)
+
+
+@pytest.fixture(scope="module")
+def gcs(shared_gcs_server: GcsServer) -> tuple[str, SourceContext]:
+    return f"gs://{shared_gcs_server.written_bucket('gcs-store').name}", gcs_context(shared_gcs_server)
+
+
+@pytest.fixture(scope="module")
+def object_server() -> Iterator[ObjectServer]:
+    with ObjectServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def careless(object_server: ObjectServer) -> tuple[str, SourceContext]:
+    """A server that takes any checksum and overwrites what is there, as rclone's does."""
+    objects = object_server.bucket("careless-store")
+    objects.checks, objects.leaves_what_is_there = frozenset(), False
+    return f"s3://{objects.name}", s3_context(object_server)
+
+
+@pytest.fixture(params=["one process", "two processes", "memory", "seaweed", "moto", "r2", "gcs", "careless"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CollectableStore]:
     match request.param:
         case "one process":
-            return DirectoryStore(tmp_path / "store")
+            yield DirectoryStore(tmp_path / "store")
         case "two processes":
-            return WrittenElsewhere(tmp_path / "store")
-        case _:
-            return MemoryStore()
+            yield WrittenElsewhere(tmp_path / "store")
+        case "memory":
+            yield MemoryStore()
+        case server:
+            bucket, context = request.getfixturevalue(server)
+            with store_at(f"{bucket}/{next(PREFIXES)}/a b", context) as found:
+                yield found
 
 
 def seen(store: CollectableStore, digest: Digest) -> StoredChunk:
@@ -84,10 +133,10 @@ def test_a_part_of_a_buffer_can_be_put_which_the_caller_may_use_again_at_once(st
 def test_a_chunk_is_collected_once_and_can_be_put_again(store: CollectableStore) -> None:
     store.put(CHUNK, memoryview(CONTENT))
     found = seen(store, CHUNK)
-    assert [store.collect(found), store.collect(found)] == [True, False]
+    assert [store.collect([found]), store.collect([found])] == [[found], []]
     with pytest.raises(NotFoundError):
         store.open(CHUNK)
-    assert not store.keep(CHUNK)
+    assert not store.keep([CHUNK])
     assert list(store.stored()) == []
     store.put(CHUNK, memoryview(CONTENT))
     assert content_of(store, CHUNK) == CONTENT
@@ -100,8 +149,8 @@ def test_what_was_put_or_kept_since_it_was_seen_is_not_collected(store: Collecta
     if again == "put":
         store.put(CHUNK, memoryview(CONTENT))
     else:
-        assert store.keep(CHUNK)
-    assert not store.collect(found)
+        assert store.keep([CHUNK]) == {CHUNK}
+    assert not store.collect([found])
     assert content_of(store, CHUNK) == CONTENT
     assert seen(store, CHUNK).kept_at > found.kept_at
 
@@ -120,7 +169,7 @@ def test_who_has_a_chunk_open_can_read_it_to_its_end_after_it_was_collected(stor
     store.put(CHUNK, memoryview(CONTENT))
     with store.open(CHUNK) as file:
         beginning = file.read(3)
-        assert store.collect(seen(store, CHUNK))
+        assert store.collect([seen(store, CHUNK)])
         assert beginning + file.read() == CONTENT
 
 
@@ -133,16 +182,16 @@ def test_threads_that_put_and_collect_one_chunk_never_lose_it_to_who_put_it(stor
     def collect() -> None:
         while not done.is_set():
             for chunk in store.stored([digest]):
-                if not at_work.is_set() and store.collect(chunk):
+                if not at_work.is_set() and store.collect([chunk]):
                     collected.set()
 
     with ThreadPoolExecutor(2) as threads:
         collecting = [threads.submit(collect) for _ in range(2)]
         try:
-            for turn in range(40):
+            for turn in range(6 if isinstance(store, BucketStore) else 40):  # a bucket takes five requests for one
                 for again in range(10):
                     at_work.set()
-                    if (turn + again) % 2 or not store.keep(digest):
+                    if (turn + again) % 2 or not store.keep([digest]):
                         store.put(digest, memoryview(content))
                     assert content_of(store, digest) == content
                     at_work.clear()

@@ -24,7 +24,10 @@ import google_crc32c
 
 from tests.doubles.faults import Fault
 from tests.doubles.gcs_accounts import TokenEndpoint
+from tests.doubles.goog4 import google_refusal_of
 from tests.doubles.http_origin import Answer, Origin, Request
+from tests.doubles.object_server import Objects
+from tests.doubles.s3_numbers import s3_error
 
 _LIST = re.compile(r"/storage/v1/b/([^/]+)/o")
 _MEDIA = re.compile(r"/(?:download/)?storage/v1/b/([^/]+)/o/([^/]+)")
@@ -124,6 +127,7 @@ class GcsServer(Origin):
         self.stranger = self.tokens.account("stranger")
         self.page_limit = 1000  # GCS may give less than it was asked for
         self._buckets: dict[str, GcsBucket] = {}
+        self._written: dict[str, Objects] = {}
         self._oauth = Origin("oauth", self.tokens.respond, log=self.log, script=self.script)
 
     def __enter__(self) -> Self:
@@ -143,11 +147,18 @@ class GcsServer(Origin):
         self._buckets[name] = GcsBucket(name, None if public else frozenset({self.account.email}))
         return self._buckets[name]
 
+    def written_bucket(self, name: str) -> Objects:
+        """A new, empty bucket that the account writes through the XML API."""
+        self._written[name] = Objects(name, "x-goog-", self.now)
+        return self._written[name]
+
     def fail_tokens(self, fault: Fault, *, times: int | None = 1) -> None:
         """Order a failure of the token endpoint."""
         self.script.add(fault, origin="oauth", times=times)
 
     def _respond(self, request: Request) -> Answer:
+        if not request.url.path.startswith(("/storage/", "/download/")):
+            return self._write(request)
         listing, media = _LIST.fullmatch(request.url.path), _MEDIA.fullmatch(request.url.path)
         found = listing or media
         if request.method != "GET" or found is None:
@@ -160,6 +171,15 @@ class GcsServer(Origin):
             return refusal
         query = {name: values[0] for name, values in parse_qs(request.url.query, strict_parsing=True).items()}
         return self._list(bucket, query) if listing else _media(bucket, unquote(found[2]), query, request)
+
+    def _write(self, request: Request) -> Answer:
+        if any(name.startswith("x-amz-") for name in request.headers):
+            return s3_error(400, "ExcessHeaderValues")
+        if refusal := google_refusal_of(request, self.account, self.clock()):
+            return s3_error(403, refusal)
+        _, name, *rest = request.url.path.split("/", 2)
+        bucket = self._written.get(unquote(name))
+        return bucket.respond(request, unquote("".join(rest))) if bucket else s3_error(404, "NoSuchBucket")
 
     def _refusal(self, request: Request, bucket: GcsBucket) -> Answer | None:
         """Strangers are told apart as GCS does: 401 without a token or with a bad one, 403 with somebody else's."""

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from http.client import HTTPMessage
@@ -61,6 +62,7 @@ class Origin:
         self.log = log or RequestLog()
         self.script = script or Script()
         self.go_on = Event()
+        self.clock: Callable[[], float] = time.time  # what the answers say
         self.failures: list[Exception] = []
         self.most_at_once = 0
         self._active = 0
@@ -72,6 +74,10 @@ class Origin:
     def fail(self, fault: Fault, path: str = "", *, times: int | None = 1, skip: int = 0) -> None:
         """Order a failure; see :class:`tests.doubles.faults.Script`."""
         self.script.add(fault, path, origin=self.name, times=times, skip=skip)
+
+    def now(self) -> float:
+        """The clock may be another one later."""
+        return self.clock()
 
     def count(self, change: int) -> None:
         """Requests come and go; one is over when its last bytes are about to be sent, for then its client may go on."""
@@ -133,6 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """The log is the origin's."""
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(self.server.origin.clock() if timestamp is None else timestamp)
 
     def _serve(self) -> None:
         origin = self.server.origin

@@ -129,7 +129,7 @@ async def test_a_half_copied_file_whose_chunk_the_store_loses_meanwhile_is_copie
     for _, _, digest, _ in mirror.rows("copied_chunks")["copied_chunks"]:
         (mirror.data_dir / "store/chunks" / Digest(digest).fanout).unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(DirectoryStore, "keep", lambda *_: True)
+        patch.setattr(DirectoryStore, "keep", lambda _, digests: set(digests))
         error = await mirror.failed(MODEL)
     assert (error["code"], error["retryable"]) == ("STORE_UNAVAILABLE", True)
     assert mirror.count("copied_chunks") == 0

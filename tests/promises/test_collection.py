@@ -24,7 +24,15 @@ from bdn.mirror.db.tables import ContentRow, ManifestRow
 from tests.doubles.hub import Hub
 from tests.support.content.calendar import Calendar
 from tests.support.crash.rot import rot
-from tests.support.mirror.collecting_world import GRACE_SECONDS, ORGANISATIONS, TOMBSTONE_SECONDS, TREES, Killed, World
+from tests.support.mirror.collecting_world import (
+    GRACE_SECONDS,
+    ORGANISATIONS,
+    TOMBSTONE_SECONDS,
+    TREES,
+    BucketWorld,
+    Killed,
+    World,
+)
 from tests.support.mirror.service import database_under_test, mirror_under_test, source
 from tests.support.promises.tally import Tally, at_scale
 
@@ -53,11 +61,15 @@ def folder() -> Path:
 
 
 @asynccontextmanager
-async def a_world() -> AsyncIterator[World]:
+async def a_world(kind: type[World] = World) -> AsyncIterator[World]:
     here = folder()
     try:
         async with database_under_test(here) as database:
-            yield World(here, database)
+            world = kind(here, database)
+            try:
+                yield world
+            finally:
+                await asyncio.to_thread(world.close)
     finally:
         shutil.rmtree(here)
 
@@ -82,8 +94,7 @@ def dump(world: World) -> tuple[list[str], dict[str, tuple[int, float]]]:
     """All rows, and all files of the store with their times."""
     with closing(sqlite3.connect(world.folder / "mirror.sqlite")) as connection:
         rows = list(connection.iterdump())
-    files = {str(path): path.stat() for path in (world.folder / "store").rglob("*")}
-    return rows, {path: (found.st_size, found.st_mtime) for path, found in files.items() if not path.endswith("aside")}
+    return rows, world.files()
 
 
 class CollectionMachine(RuleBasedStateMachine):
@@ -245,20 +256,26 @@ async def _with_work_to_do(world: World) -> None:
     world.now += TOMBSTONE_SECONDS + 1
 
 
-async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(tally: Tally) -> None:
+@pytest.mark.parametrize(("kind", "subset", "steps"), [
+    (World, 15, {"a chunk that lies aside"}),
+    (BucketWorld, 8, {"a marker that was written", "a chunk that is about to go", "a chunk that went"}),
+])  # fmt: skip
+async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(
+    tally: Tally, kind: type[World], subset: int, steps: set[str]
+) -> None:
     names: list[str] = []
 
     async def gate(name: str) -> None:
         names.append(name)
 
-    async with a_world() as world:
+    async with a_world(kind) as world:
         await _with_work_to_do(world)
         world.gate = gate
         await world.collect()
-    assert set(names) >= {"a chunk", "a chunk that lies aside", "a look at rows", "rows went", "a look at chunks"}
+    assert set(names) >= {"a chunk", "a look at rows", "rows went", "a look at chunks"} | steps
     every = [(step, deed, number) for step in range(len(names)) for deed, number in _DEEDS]
-    for step, deed, number in every[:: at_scale(max(1, len(every) // 15), 3)]:
-        async with a_world() as world:
+    for step, deed, number in every[:: at_scale(max(1, len(every) // subset), 3)]:
+        async with a_world(kind) as world:
             await _with_work_to_do(world)
             killed = await collected_beside(world, {step: (deed, number), step + 2: ("copy", number)})
             tally.add(scenarios=1, faults=1 - killed, restarts=killed)

@@ -12,6 +12,8 @@ from enum import Enum, auto
 from math import log
 from typing import Final
 
+from bdn.core.errors import BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
+from bdn.core.pace.retry import asked_to_wait
 from bdn.core.store import SMALL_FILE_SIZE
 
 _LEAST_CHANGE: Final = log(1.08)  # of the number in flight; a smaller one tells nothing
@@ -113,6 +115,16 @@ class Outcome(Enum):
     ANSWERED = auto()  # otherwise, by a host that is well: it says nothing about the pace
     FAILED = auto()  # 5xx, a reset, a timeout: congestion when there are many of them
     REFUSED = auto()  # 429, or any answer that asks to come back later
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """How a request ended that raised this."""
+    asked = asked_to_wait(error) if isinstance(error, BdnError) else None
+    if asked is not None or isinstance(error, UpstreamRateLimitedError):
+        return Outcome.REFUSED
+    if isinstance(error, UpstreamUnavailableError) and error.transient:
+        return Outcome.FAILED
+    return Outcome.ANSWERED
 
 
 @dataclass(frozen=True, slots=True)

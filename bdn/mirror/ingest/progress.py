@@ -80,14 +80,13 @@ class StoredContents:
         if recorded:
             async with self.database.write() as session:
                 await contents.renew_chunks(session, identity_key, self.clock())
-        return await asyncio.to_thread(
-            lambda: {index: digest for index, digest in recorded.items() if self.store.keep(digest)}
-        )
+        kept = await asyncio.to_thread(self.store.keep, list(recorded.values()))
+        return {index: digest for index, digest in recorded.items() if digest in kept}
 
     async def keep(self, layout: FileLayout) -> bool:
         """Whether every object in which the content lies is kept now."""
         objects = layout.chunks if layout.slice is None else (layout.slice.slab,)
-        return await asyncio.to_thread(lambda: all(self.store.keep(digest) for digest in objects))
+        return await asyncio.to_thread(self.store.keep, objects) >= set(objects)
 
 
 class ClaimLostError(Exception):

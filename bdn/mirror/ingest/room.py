@@ -9,7 +9,7 @@ from bdn.core.store import MirrorStore
 from bdn.mirror.db.database import Database
 from bdn.mirror.ingest.survey import Survey, contents_by_path
 
-Beside = Callable[[Need, Tree], Awaitable[Sequence[Need]]]
+Beside = Callable[[Need | None, Tree], Awaitable[Sequence[Need]]]
 
 
 class RoomForSources:
@@ -26,13 +26,14 @@ class RoomForSources:
             check_room(source, await self.needs(survey))
 
     async def needs(self, survey: Survey) -> list[Need]:
-        """What the source needs, the store first."""
+        """What the source needs on this machine, the store first, unless it is a bucket."""
         disk = await asyncio.to_thread(self._store.disk)
-        need = Need("the store", disk.path, disk.device, survey.bytes_missing, disk.free)
+        need = Need("the store", disk.path, disk.device, survey.bytes_missing, disk.free) if disk else None
+        needs = [need] if need else []
         if self.beside is None:
-            return [need]
+            return needs
         _, tree = await self.look(survey)
-        return [need, *await self.beside(need, tree)]
+        return [*needs, *await self.beside(need, tree)]
 
     async def look(self, survey: Survey) -> tuple[dict[str, Digest | None], Tree]:
         """What comes, as far as the store knows it: the content of each path, and how much it is."""

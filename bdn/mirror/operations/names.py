@@ -61,7 +61,7 @@ class Names:
         async with self.database.read() as session:
             _, stored = await contents.totals(session)
         disk = await asyncio.to_thread(self.store.disk)
-        return StoreUse(bytes_stored=stored, disk_free=disk.free, disk_total=disk.size)
+        return StoreUse(bytes_stored=stored, disk_free=disk and disk.free, disk_total=disk and disk.size)
 
     @staticmethod
     async def _page(session: ReadSession, digests: Sequence[str]) -> list[str]:

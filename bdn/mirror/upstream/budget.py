@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from bdn.core.errors import BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
-from bdn.core.pace.limit import Outcome, Pace, PaceRule
+from bdn.core.errors import BdnError, UpstreamRateLimitedError
+from bdn.core.pace.limit import Outcome, Pace, PaceRule, outcome_of
 from bdn.core.pace.retry import asked_to_wait
 
 Pause = Callable[[float], Awaitable[None]]
@@ -84,7 +84,7 @@ class HostBudget:
             yield sent
         except BaseException as error:
             asked = asked_to_wait(error) if isinstance(error, BdnError) else None
-            outcome = _outcome(error, asked)
+            outcome = outcome_of(error)
             raise
         finally:
             with self._lock:
@@ -153,14 +153,6 @@ class SentRequest:
     """``size`` is the bytes of the body that arrived; whoever reads the body sets it."""
 
     size: int = 0
-
-
-def _outcome(error: BaseException, asked: float | None) -> Outcome:
-    if asked is not None or isinstance(error, UpstreamRateLimitedError):
-        return Outcome.REFUSED
-    if isinstance(error, UpstreamUnavailableError) and error.transient:
-        return Outcome.FAILED
-    return Outcome.ANSWERED
 
 
 @dataclass

@@ -9,10 +9,10 @@ import re
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from bdn.core.chunk import OnBytes
+from bdn.core.chunk import Buffer, OnBytes
 from bdn.core.errors import CanceledError
 from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.net.http1.connection import Connection, NoAnswerError, ProtocolError
@@ -59,8 +59,10 @@ class AnswerHead:
     keeps_alive: bool
 
 
-def parse_head(content: bytes) -> AnswerHead:
+def parse_head(content: bytes, *, is_of_head: bool = False) -> AnswerHead:
     """The head in ``content``, which ends with its empty line; where its body ends: RFC 9112, section 6.3.
+
+    ``is_of_head`` says that it answers a HEAD, and has no body whatever it says.
 
     ``ProtocolError`` when it is not one, or says two things about its body.
     """
@@ -78,7 +80,7 @@ def parse_head(content: bytes) -> AnswerHead:
     if stated is not None and _LENGTH.fullmatch(stated) is None:
         raise ProtocolError("the answer has no single, known length")
     length: int | None = 0
-    if status >= 200 and status not in _BODILESS:
+    if status >= 200 and status not in _BODILESS and not is_of_head:
         length = int(stated) if stated is not None else None
     is_chunked = coding is not None and length is None
     goes_on = keeps_alive(fields, is_http_1_0=is_http_1_0) and (length is not None or is_chunked)
@@ -127,7 +129,7 @@ class StalledError(OSError):
 
 
 class Answer:
-    """The answer to one GET, whose body the caller reads. ``received`` counts the bytes of the body so far.
+    """The answer to one request, whose body the caller reads. ``received`` counts the bytes of the body so far.
 
     ``length`` is the body's as announced; None where its end shows only when it comes.
     """
@@ -232,25 +234,36 @@ def ask(
     timeout_seconds: float,
     expected: int = 0,
     deadline: AnswerDeadline | None = None,
+    *,
+    body: bytes | Buffer = b"",
+    is_head: bool = False,
 ) -> Answer:
-    """Send a request and wait for the head of its answer, whose body should have about ``expected`` bytes.
+    """Send a request with its body and wait for the head of its answer, whose body should have about ``expected`` bytes.
 
-    ``deadline`` judges how long the answer may take to begin, and how many interim answers come before.
+    ``deadline`` judges how long the answer may take to begin, and how many interim answers come before. ``is_head`` says that
+    the request is a HEAD.
 
     ``NoAnswerError``: the connection is closed, and nothing came. ``ProtocolError``, ``OSError``: no answer, or too late.
     """
+    is_cut_short = False
     try:
         connection.send(request)
+        if body:
+            connection.send(body)
     except _CLOSED as error:
-        raise NoAnswerError(error.errno, error.strerror) from None
+        # Who refuses a body may answer before it has come, and close: the answer says more than that.
+        is_cut_short = bool(body) and connection.is_readable(0)
+        if not is_cut_short:
+            raise NoAnswerError(error.errno, error.strerror) from None
     connection.set_timeout(timeout_seconds)
     interim = 0
     while deadline is not None or interim < _INTERIM_LIMIT:
         while deadline is not None and not connection.is_readable(TICK_SECONDS):
             deadline.waiting()
-        head = parse_head(connection.receive_until(b"\r\n\r\n", HEAD_LIMIT, expected))
+        content = connection.receive_until(b"\r\n\r\n", HEAD_LIMIT, expected)
+        head = parse_head(content, is_of_head=is_head)
         if head.status >= 200:
-            return Answer(connection, head)
+            return Answer(connection, replace(head, keeps_alive=False) if is_cut_short else head)
         if head.status == 101:  # nobody asked for another protocol
             break
         interim += 1

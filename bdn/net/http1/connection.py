@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urljoin, urlsplit
 
+from bdn.core.chunk import Buffer
 from bdn.core.source.upstream import Headers
 
 Origin = tuple[str, str, int]  # scheme, host and port: what a connection and a credential belong to
@@ -71,15 +72,15 @@ def host_of(origin: Origin) -> str:
     return name if port == (443 if scheme == "https" else 80) else f"{name}:{port}"
 
 
-def format_get(origin: Origin, target: str, headers: Mapping[str, str]) -> bytes:
-    """A GET that accepts no encoding, unless the headers say so. ``UnsendableError``: one breaks out of its line."""
+def format_request(method: str, origin: Origin, target: str, headers: Mapping[str, str]) -> bytes:
+    """The head of a request that accepts no encoding, unless the headers say so. ``UnsendableError``: one breaks out of its line."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if _HEADER_LINES.fullmatch(lines) is None or lines.count("\n") != len(headers):
         raise UnsendableError("a header cannot be sent")
     given = f"\r\n{lines.lower()}"
     host = "" if "\r\nhost: " in given else f"Host: {host_of(origin)}\r\n"
     accept = "" if "\r\naccept-encoding: " in given else "Accept-Encoding: identity\r\n"
-    return f"GET {target} HTTP/1.1\r\n{host}{accept}{lines}\r\n".encode("latin-1")
+    return f"{method} {target} HTTP/1.1\r\n{host}{accept}{lines}\r\n".encode("latin-1")
 
 
 class DowngradeError(Exception):
@@ -160,8 +161,8 @@ class Connection:
         else:
             self.socket.settimeout(seconds)
 
-    def send(self, content: bytes) -> None:
-        """Send all of it."""
+    def send(self, content: bytes | Buffer) -> None:
+        """Send all of it, without a copy."""
         self._is_unanswered = True
         try:
             self.socket.sendall(content)

@@ -13,17 +13,18 @@ import ssl
 import threading
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from bdn.core.chunk import Buffer
 from bdn.core.egress import EgressPolicy
 from bdn.net.host_lookups import HOST_LOOKUPS, AddressInfo, Question
 from bdn.net.http1.answer import HEAD_LIMIT, Answer, AnswerDeadline, ask, parse_head
-from bdn.net.http1.connection import Connection, NoAnswerError, Origin, ProtocolError, format_get, split_address
+from bdn.net.http1.connection import Connection, NoAnswerError, Origin, ProtocolError, format_request, split_address
 
 
 def resolve(host: str, port: int, timeout_seconds: float | None, policy: EgressPolicy | None) -> Sequence[AddressInfo]:
@@ -164,32 +165,49 @@ class ConnectionPool:
         self._is_closed = False
         self._lock = threading.Lock()
 
-    @contextmanager
     def get(
         self, url: str, headers: Mapping[str, str], expected: int = 0, deadline: AnswerDeadline | None = None
+    ) -> AbstractContextManager[Answer]:
+        """Send a GET, as ``request`` does."""
+        return self.request("GET", url, headers, expected=expected, deadline=deadline)
+
+    @contextmanager
+    def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | Buffer | None = None,
+        *,
+        expected: int = 0,
+        deadline: AnswerDeadline | None = None,
     ) -> Iterator[Answer]:
-        """Send a GET and yield the answer's head; the caller reads the body, of about ``expected`` bytes where that is known.
+        """Send a request and yield the answer's head; the caller reads the body, of about ``expected`` bytes where that is known.
 
         ``deadline`` judges the wait for an answer to begin, instead of the pool's timeout.
 
         The connection is kept when the body was read to its end, and closed otherwise. An idle connection that the server
-        closed meanwhile is replaced once, silently: nothing of the answer had arrived (RFC 9110, section 9.2.2).
+        closed meanwhile is replaced once, silently: nothing of the answer had arrived (RFC 9110, section 9.2.2). A DELETE is
+        not sent again so: it may have been carried out, and somebody may have put anew what it would take.
 
         ``NETWORK_ERRORS``: whatever the network does; ``EgressRefusedError``: the address may not be contacted.
         """
         origin, target = split_address(url)
-        request = format_get(origin, target, headers)
+        if body is not None:
+            headers = {**headers, "Content-Length": str(len(body))}
+        request = format_request(method, origin, target, headers)
+        send = partial(ask, body=body or b"", is_head=method == "HEAD")
         connection, is_reused = self._acquire(origin)
         keep = False
         try:
             try:
-                answer = ask(connection, request, self._timeout_seconds, expected, deadline)
+                answer = send(connection, request, self._timeout_seconds, expected, deadline)
             except NoAnswerError:
-                if not is_reused or self._is_closed:
+                if not is_reused or self._is_closed or method == "DELETE":
                     raise
                 self._release(origin, connection, keep=False)
                 connection = self._connect(origin)
-                answer = ask(connection, request, self._timeout_seconds, expected, deadline)
+                answer = send(connection, request, self._timeout_seconds, expected, deadline)
             yield answer
             keep = answer.keeps_alive
         finally:

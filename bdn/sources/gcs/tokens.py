@@ -65,16 +65,21 @@ def tokens_of(uri: BucketUri, context: SourceContext) -> TokenProvider | None:
             return key_tokens(secret, str(uri), context)
         case GoogleServiceAccount() as account:
             return service_account_tokens(account, str(uri), context)
-        case None if context.ambient_credentials and context.settings.gcs_key_file:
-            try:
-                content = Path(context.settings.gcs_key_file).read_text(encoding="utf-8")
-            except (OSError, ValueError):
-                raise SecretMalformedError(_AMBIENT, "names a file that cannot be read") from None
-            return key_tokens(Secret(_AMBIENT, content), str(uri), context)
         case None:
-            return None
+            ambient = ambient_key(context)
+            return None if ambient is None else key_tokens(ambient, str(uri), context)
         case _:
             raise InvalidRequestError(f"{uri} cannot be read with a role of AWS")
+
+
+def ambient_key(context: SourceContext) -> Secret | None:
+    """The process's own key, where that counts. ``SecretMalformedError``: it cannot be read. Blocking."""
+    if not (context.ambient_credentials and context.settings.gcs_key_file):
+        return None
+    try:
+        return Secret(_AMBIENT, Path(context.settings.gcs_key_file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise SecretMalformedError(_AMBIENT, "names a file that cannot be read") from None
 
 
 def key_tokens(secret: Secret, source: str, context: SourceContext) -> Refreshing[AccessToken]:

@@ -44,11 +44,14 @@ def read_page(document: bytes) -> BucketPage:
         raise NotAListingError(f"the answer is a document {name[:100]!a}")
     prefix = f"{space}}}" if space else ""  # some servers leave the namespace out
     is_quoted = root.findtext(f"{prefix}EncodingType") == "url"
-    key, etag, size = f"{prefix}Key", f"{prefix}ETag", f"{prefix}Size"
+    key, etag, size, modified = (f"{prefix}{name}" for name in ("Key", "ETag", "Size", "LastModified"))
     try:
         objects = tuple(
             BucketObject(
-                _key(entry.findtext(key), is_quoted), _size(entry.findtext(size, "")), _etag(entry.findtext(etag))
+                _key(entry.findtext(key), is_quoted),
+                _size(entry.findtext(size, "")),
+                _etag(entry.findtext(etag)),
+                modified=entry.findtext(modified, ""),
             )
             for entry in root.iterfind(f"{prefix}Contents")
         )
@@ -138,17 +141,17 @@ def _md5_of_etag(headers: Headers) -> Checksum | None:
 # The last three are how an answer that is not S3's fails to be read; OSError covers timeouts and what aiohttp lets through.
 SDK_ERRORS: Final = (BotoCoreError, ClientError, OSError, KeyError, TypeError, ValueError)
 
-_BAD_CREDENTIALS: Final = {
+BAD_CREDENTIALS: Final = {
     "InvalidAccessKeyId": "the access key does not exist",
     "SignatureDoesNotMatch": "the secret access key is wrong",
     "ExpiredToken": "the session token has expired",
     "InvalidToken": "the session token is not valid",
     "RequestTimeTooSkewed": "the clock of this machine is wrong",
 }
-_OTHER_REGION: Final = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
+OTHER_REGION: Final = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
 _OTHER_REGION_STATUSES: Final = (301, 302, 307)
 _REGION: Final = re.compile(r"[a-z]{2,12}(?:-[a-z0-9]{1,20}){1,4}")  # it becomes part of a host's name
-_SLOW_DOWN: Final = ("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests")
+SLOW_DOWN: Final = ("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests")
 
 
 def translate(error: Exception, source: str, *, anonymous: bool, path: str | None = None) -> BdnError:
@@ -173,7 +176,7 @@ def translate(error: Exception, source: str, *, anonymous: bool, path: str | Non
 def region_told(error: ClientError) -> str | None:
     """The region that S3 sends us to, where that is the reason of the failure."""
     code, status, headers = facts_of(error)
-    if code not in _OTHER_REGION and status not in (*_OTHER_REGION_STATUSES, 400):
+    if code not in OTHER_REGION and status not in (*_OTHER_REGION_STATUSES, 400):
         return None
     region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region")
     return region if isinstance(region, str) and _REGION.fullmatch(region) else None
@@ -198,14 +201,14 @@ def _of_head(error: ClientError, source: str, path: str) -> BdnError | None:
 
 def _answered(error: ClientError, source: str, *, anonymous: bool) -> BdnError:
     code, status, headers = facts_of(error)
-    if code in _OTHER_REGION or status in _OTHER_REGION_STATUSES:
+    if code in OTHER_REGION or status in _OTHER_REGION_STATUSES:
         return InvalidSourceError(source, f'{source} lies in another region ({code}); add "aws_region" to the secret')
-    if code in _BAD_CREDENTIALS:
-        return AuthRequiredError(source, f"{code}: {_BAD_CREDENTIALS[code]}")
+    if code in BAD_CREDENTIALS:
+        return AuthRequiredError(source, f"{code}: {BAD_CREDENTIALS[code]}")
     if status in (401, 403):
         who = "anonymous reading is not allowed" if anonymous else "these credentials may not read it"
         return AuthRequiredError(source, f"{code}: {who}")
-    if code in _SLOW_DOWN or status == 429:
+    if code in SLOW_DOWN or status == 429:
         return UpstreamRateLimitedError(source, parse_retry_after(headers))
     if status >= 500:
         return UpstreamUnavailableError(source, f"S3 answered {status} {code}", parse_retry_after(headers))

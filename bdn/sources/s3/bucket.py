@@ -9,9 +9,9 @@ from botocore.exceptions import ClientError
 
 from bdn.core.source.uri import BucketUri
 from bdn.sources.s3.answers import SDK_ERRORS, region_told, translate
-from bdn.sources.s3.client import S3Endpoint, s3_client
+from bdn.sources.s3.client import S3Endpoint, bucket_address, s3_client
 from bdn.sources.s3.credentials import endpoint_of
-from bdn.sources.s3.signature import GetSigner, plain_address
+from bdn.sources.s3.signature import CHECKSUM_MODE, AddressSigner, plain_address
 from bdn.sources.sign_in import SourceContext
 
 ADDRESS_SECONDS: Final = 3600
@@ -41,7 +41,7 @@ class RegionalBucket:
         self._client: Any = None
         self._opening = asyncio.Lock()
         self._base: str | None = None
-        self._signer: GetSigner | None = None
+        self._signer: AddressSigner | None = None
 
     async def ask(self, read: Callable[[Any], Awaitable[Answer]], path: str | None = None) -> Answer:
         """One request; ``path`` is of the file that it is about.
@@ -63,7 +63,7 @@ class RegionalBucket:
         return await self._context.asker.ask(base, once)
 
     async def address(self, key: str, version_id: str | None) -> tuple[str, float | None]:
-        """Where the object is read, and until when; made without a request, in some microseconds.
+        """Where the object is read with ``CHECKSUM_MODE``, and until when; made without a request, in some microseconds.
 
         It is signed for the region in which the bucket answered before.
         """
@@ -73,18 +73,18 @@ class RegionalBucket:
         credentials, now = await self._credentials.get(), int(self._context.clock())
         signer = self._signer
         if signer is None or signer.signed_at != now or signer.credentials is not credentials or signer.base != base:
-            signer = self._signer = GetSigner.of(base, self._region, credentials, now, ADDRESS_SECONDS)
-        return signer.address(key, version_id), signer.expires_at
+            signer = self._signer = AddressSigner.of(base, self._region, credentials, now, ADDRESS_SECONDS)
+        version = {} if version_id is None else {"versionId": version_id}
+        return signer.address(key, version, headers=(CHECKSUM_MODE,)), signer.expires_at
 
     async def _base_address(self) -> str:
         """The bucket's own address, with a final slash: the client knows the rules of all regions and partitions."""
         if self._base is None:
             try:
                 client, _ = await self._current()
-                address = await client.generate_presigned_url("get_object", {"Bucket": self._uri.bucket, "Key": "k"})
+                self._base = await bucket_address(client, self._uri.bucket)
             except SDK_ERRORS as error:
                 raise translate(error, str(self._uri), anonymous=self._credentials is None) from error
-            self._base = str(address).partition("?")[0].removesuffix("k")
         return self._base
 
     async def _follow(self, read: Callable[[Any], Awaitable[Answer]]) -> Answer:

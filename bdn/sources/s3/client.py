@@ -137,6 +137,12 @@ async def s3_client(bucket: str, endpoint: S3Endpoint, region: str, settings: Up
         yield client
 
 
+async def bucket_address(client: Any, bucket: str) -> str:  # noqa: ANN401 - of ``s3_client``
+    """The bucket's own address, with a final slash: the client knows the rules of all regions and partitions."""
+    address = await client.generate_presigned_url("get_object", {"Bucket": bucket, "Key": "k"})
+    return str(address).partition("?")[0].removesuffix("k")
+
+
 class _ProvidedKeys:
     """In the client's place for finding credentials: asks our provider for each request that is signed."""
 

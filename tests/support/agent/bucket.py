@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bdn.core.chunk import Digest
-from bdn.sources.s3.signature import CHECKSUM_MODE, GetSigner
+from bdn.sources.s3.signature import AddressSigner
 from bdn.sources.settings import S3Credentials
 from bdn.wire.location_schema import ChunkLocation, Delivery, Locations
 from tests.doubles.s3 import S3Bucket, S3Server
@@ -40,14 +40,14 @@ class AgentBucket:
             return Locations(delivery="proxy")
         account, base = self.server.account, f"{self.server.url}/{self.bucket.name}/"
         keys = S3Credentials(account.access_key_id, account.secret_access_key)
-        signer = GetSigner.of(base, "us-east-1", keys, int(self.clock()), self.seconds)
+        signer = AddressSigner.of(base, "us-east-1", keys, int(self.clock()), self.seconds)
         return Locations(
             delivery="direct",
             items=[
                 ChunkLocation(
                     digest=str(digest),
                     url=signer.address(_key(digest)),
-                    headers=dict([CHECKSUM_MODE]),
+                    headers={},
                     expires_in_seconds=self.seconds,
                 )
                 for digest in digests

@@ -6,7 +6,7 @@ import io
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from bdn.core.chunk import Buffer, Digest
@@ -61,12 +61,12 @@ class MemoryStore:
             raise NotFoundError(f"chunk {digest}")
         return MemoryFile(content)
 
-    def keep(self, digest: Digest) -> bool:
-        """Remember that it was asked for."""
+    def keep(self, digests: Sequence[Digest]) -> set[Digest]:
+        """Remember that they were asked for."""
         with self._lock:
-            if digest in self._chunks:
-                self._kept_at[digest] = self._clock()
-            return digest in self._chunks
+            held = self._chunks.keys() & set(digests)
+            self._kept_at |= dict.fromkeys(held, self._clock())
+            return held
 
     def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
         """Those that were there at the beginning."""
@@ -75,13 +75,13 @@ class MemoryStore:
             found = [StoredChunk(digest, len(self._chunks[digest]), self._kept_at[digest]) for digest in wanted]
         yield from found
 
-    def collect(self, chunk: StoredChunk) -> bool:
-        """Forget the chunk."""
+    def collect(self, chunks: Sequence[StoredChunk]) -> list[StoredChunk]:
+        """Forget the chunks."""
         with self._lock:
-            is_as_seen = self._kept_at.get(chunk.digest) == chunk.kept_at
-            if is_as_seen:
+            as_seen = [chunk for chunk in chunks if self._kept_at.get(chunk.digest) == chunk.kept_at]
+            for chunk in as_seen:
                 del self._chunks[chunk.digest], self._kept_at[chunk.digest]
-            return is_as_seen
+            return as_seen
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         """Nothing is ever half-written here."""

@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PosixPath
 from typing import Any, Self
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest, FileEntry, FileLayout, Manifest, digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.source.upstream import Identity
-from bdn.core.store import StoredChunk, split_digests
+from bdn.core.source.uri import BucketUri, parse_source
+from bdn.core.store import MirrorStore, StoredChunk, split_digests
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
@@ -25,8 +28,13 @@ from bdn.mirror.db.tables import ManifestRow, MirrorRow, MirrorSourceRow, Operat
 from bdn.mirror.ingest.progress import StoredContents
 from bdn.mirror.retention import Collected, Collector, StoreEviction
 from bdn.mirror.waiting import Watch
+from bdn.store.access import Pairs, open_access
+from bdn.store.bucket import Bucket
+from bdn.store.bucket_store import Abilities, BucketStore
 from bdn.store.directory import DirectoryStore
 from bdn.wire.operation_schema import EvictCommand, RestorationRequest
+from tests.doubles.object_server import ObjectServer
+from tests.support.content.bucket_stores import s3_context
 from tests.support.mirror.slabs import pack, publish
 
 TOMBSTONE_SECONDS = 100.0
@@ -62,7 +70,7 @@ class World:
     promised: dict[tuple[str, str], float | None] = field(default_factory=dict)
     manifests: dict[str, Manifest] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    store: DirectoryStore = field(init=False)
+    store: MirrorStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.restart()
@@ -74,7 +82,20 @@ class World:
         """The process is gone, and the next one opens what it left."""
         self.interrupted += [copy for copy in self.copies if copy.is_known]
         self.copies.clear()
-        self.store = _GatedStore(self.folder / "store", self)
+        self.store = self.opened()
+
+    def opened(self) -> MirrorStore:
+        """The store, as a process has it."""
+        return _GatedStore(self.folder / "store", self)
+
+    def files(self) -> dict[str, tuple[int, float]]:
+        """What lies in the store: sizes and times."""
+        files = {str(path): path.stat() for path in (self.folder / "store").rglob("*")}
+        return {path: (one.st_size, one.st_mtime) for path, one in files.items() if not path.endswith("aside")}
+
+    def close(self) -> None:
+        """It ends."""
+        self.store.close()
 
     # --- what operators do ---
 
@@ -358,6 +379,97 @@ def manifest_of(tree: str) -> Manifest:
     return Manifest.of(entries)
 
 
+@dataclass
+class BucketWorld(World):
+    """The same with a bucket. Its server's clock is a quarter of an hour on after each kill: nobody believes the markers of the dead."""
+
+    server: ObjectServer = field(default_factory=ObjectServer)
+    ahead: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.server.__enter__()
+        self.server.clock = lambda: time.time() + self.ahead
+        self.objects = self.server.bucket("store")
+        super().__post_init__()
+
+    def restart(self) -> None:
+        """As of every world."""
+        self.ahead += 901
+        super().restart()
+
+    def opened(self) -> MirrorStore:
+        """Its listings tell nothing of when an object was kept: the world has another clock than its server."""
+        return _GatedBucketStore(self)
+
+    def files(self) -> dict[str, tuple[int, float]]:
+        """Objects."""
+        return {key: (len(held.content), held.written_at) for key, held in self.objects.held.items()}
+
+    def close(self) -> None:
+        """It ends."""
+        super().close()
+        self.server.__exit__()
+
+
+class _GatedBucket(Bucket):
+    """Stops when a marker is written, and on both sides of each DELETE of a chunk.
+
+    Who waits for a collector lets it go on: he acts in the loop, at a gate where the collector stands.
+    """
+
+    def __init__(self, world: BucketWorld) -> None:
+        uri = parse_source("s3://store")
+        assert isinstance(uri, BucketUri)
+        super().__init__(uri, open_access(uri, s3_context(world.server)), pause=self._wait)
+        self._world = world
+        self._loop = asyncio.get_running_loop()
+        self._waited_for = threading.Event()
+
+    def _wait(self, _: float) -> None:
+        self._waited_for.set()
+        time.sleep(0.001)
+
+    def reach(self, where: str) -> None:
+        if self._world.gate is _open_gate:
+            return
+        self._waited_for.clear()
+        acting = asyncio.run_coroutine_threadsafe(self._world.gate(where), self._loop)
+        while not acting.done() and not self._waited_for.is_set():
+            time.sleep(0.0005)
+        if acting.done():
+            acting.result()
+
+    def put(self, key: str, content: bytes | Buffer, headers: Pairs = (), but: tuple[int, ...] = ()) -> bool:
+        is_written = super().put(key, content, headers, but)
+        if key.startswith("leaving/"):
+            self.reach("a marker that was written")
+        return is_written
+
+    def delete_once(self, key: str) -> bool:
+        self.reach("a chunk that is about to go")
+        is_known = super().delete_once(key)
+        self.reach("a chunk that went")
+        return is_known
+
+
+class _GatedBucketStore(BucketStore):
+    def __init__(self, world: BucketWorld) -> None:
+        self._gated = _GatedBucket(world)
+        super().__init__(self._gated, Abilities(), world.clock, recent_seconds=float("inf"))
+
+    def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
+        if digests is not None:
+            self._gated.reach("a look at chunks")
+        return super().stored(digests)
+
+    def collect(self, chunks: Sequence[StoredChunk]) -> list[StoredChunk]:
+        gone: list[StoredChunk] = []
+        for chunk in chunks:
+            self._gated.reach("a chunk")
+            gone += super().collect([chunk])
+        return gone
+
+
 class _GatedStore(DirectoryStore):
     """Stops before each look at chunks and, in the middle of collecting one, when it lies aside."""
 
@@ -384,9 +496,12 @@ class _GatedStore(DirectoryStore):
             self._pass("a look at chunks")
         return super().stored(digests)
 
-    def collect(self, chunk: StoredChunk) -> bool:
-        self._pass("a chunk")
-        return super().collect(chunk)
+    def collect(self, chunks: Sequence[StoredChunk]) -> list[StoredChunk]:
+        gone: list[StoredChunk] = []
+        for chunk in chunks:
+            self._pass("a chunk")
+            gone += super().collect([chunk])
+        return gone
 
 
 @dataclass

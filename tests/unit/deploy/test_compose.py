@@ -13,7 +13,9 @@ import yaml
 
 from bdn.cli.clients import ClientSettings
 from bdn.mirror.settings import MirrorSettings
-from bdn.store.directory import open_store
+from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import SourceContext
+from bdn.store.opener import open_store
 from node_agent.settings import AgentSettings, load_settings
 
 ROOT = Path(__file__).parents[3]
@@ -69,7 +71,7 @@ def test_the_mirrors_settings_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_
 
     assert (settings.auth, bool(settings.token), settings.is_embedded) == ("token", True, False)
     assert settings.grant_key_file is not None  # or it would not start
-    open_store(settings.effective_store, exclusive=False)
+    open_store(settings.effective_store, SourceContext("", UpstreamSettings()), exclusive=False)
     assert environment["BDN_STORE"].startswith("file:///")
 
 

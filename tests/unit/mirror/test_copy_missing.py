@@ -422,9 +422,9 @@ async def test_what_somebody_else_brought_and_is_gone_since_is_brought_again(
     assert rig.in_progress.lead(key)
     rig.in_progress.land(key, layout_of(LARGE.size))
 
-    def gone(_: Digest) -> bool:
+    def gone(_: Sequence[Digest]) -> set[Digest]:
         loop.call_soon_threadsafe(rig.in_progress.recorded, [key], "mir_0")
-        return False
+        return set()
 
     monkeypatch.setattr(rig.copies.store, "keep", gone)
     assert (await rig.gather(LARGE)).transferred == LARGE.size

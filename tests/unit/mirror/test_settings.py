@@ -11,9 +11,13 @@ from bdn.core.errors import InvalidRequestError
 from bdn.mirror.db.database import database_url, place_of
 from bdn.mirror.settings import MirrorSettings
 from bdn.settings import NAMES, FileSettings, SettingsError
-from bdn.store.directory import open_store
+from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import SourceContext
+from bdn.store.opener import open_store
 from node_agent.settings import _SHARED as AGENTS_SHARED
 from node_agent.settings import load_settings
+
+NOBODY = SourceContext("", UpstreamSettings())
 
 
 def test_the_defaults_are_the_contract_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -72,14 +76,29 @@ def test_the_token_is_in_no_repr() -> None:
     assert "sesame" not in repr(MirrorSettings(token="sesame"))
 
 
-@pytest.mark.parametrize("address", ["s3://bucket/x", "file://host/x", "file:relative", "/plain/path", ""])
-def test_a_store_that_this_version_cannot_open_is_refused_by_name(address: str) -> None:
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://bucket",
+        "gs://bucket/x",
+        "r2://account.bucket",
+        "r2://bucket",
+        "s3://b@x",
+        "file://host/x",
+        "file:relative",
+        "/plain/path",
+        "hf://a/b",
+        "",
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_refused_by_name(address: str) -> None:
+    """For a bucket there are no keys here."""
     with pytest.raises(InvalidRequestError, match="BDN_STORE"):
-        open_store(address, exclusive=True)
+        open_store(address, NOBODY, exclusive=True)
 
 
 def test_a_store_s_address_may_be_quoted(tmp_path: Path) -> None:
-    open_store(f"file://{tmp_path}/a%20b", exclusive=True)
+    open_store(f"file://{tmp_path}/a%20b", NOBODY, exclusive=True)
     assert (tmp_path / "a b/chunks").is_dir()
 
 

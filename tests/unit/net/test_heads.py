@@ -8,7 +8,7 @@ from bdn.net.chunk_server.messages import HEAD_LIMIT, find_head
 from bdn.net.chunk_server.messages import HEADERS_LIMIT as REQUEST_HEADERS_LIMIT
 from bdn.net.chunk_server.messages import parse_head as parse_request
 from bdn.net.http1.answer import HEADERS_LIMIT, AnswerHead, parse_head
-from bdn.net.http1.connection import Origin, ProtocolError, UnsendableError, format_get, split_address
+from bdn.net.http1.connection import Origin, ProtocolError, UnsendableError, format_request, split_address
 from bdn.wire.http_fields import HeadRefusedError, keeps_alive, parse_headers
 from tests.support.network.hypothesis import BRIEFLY
 
@@ -215,7 +215,10 @@ def test_what_is_no_address_is_refused_without_repeating_it(address: str) -> Non
 
 
 def test_a_request_names_its_host_and_accepts_no_encoding() -> None:
-    assert format_get(HOST, "/x?y", {}) == b"GET /x?y HTTP/1.1\r\nHost: host\r\nAccept-Encoding: identity\r\n\r\n"
+    assert (
+        format_request("GET", HOST, "/x?y", {})
+        == b"GET /x?y HTTP/1.1\r\nHost: host\r\nAccept-Encoding: identity\r\n\r\n"
+    )
 
 
 @pytest.mark.parametrize(("origin", "name"), [
@@ -225,18 +228,18 @@ def test_a_request_names_its_host_and_accepts_no_encoding() -> None:
     (("https", "::1", 8461), b"[::1]:8461"),
 ])  # fmt: skip
 def test_a_host_is_named_with_its_port_unless_that_is_the_schemes_own(origin: Origin, name: bytes) -> None:
-    assert b"\r\nHost: " + name + b"\r\n" in format_get(origin, "/", {})
+    assert b"\r\nHost: " + name + b"\r\n" in format_request("GET", origin, "/", {})
 
 
 @pytest.mark.parametrize("name", ["Host", "host", "Accept-Encoding", "ACCEPT-ENCODING"])
 def test_what_the_caller_says_itself_is_not_said_twice(name: str) -> None:
-    sent = format_get(HOST, "/", {"X": "y", name: "gzip"}).decode().lower()
+    sent = format_request("GET", HOST, "/", {"X": "y", name: "gzip"}).decode().lower()
     assert sent.count(f"\r\n{name.lower()}: ") == 1
     assert f"{name.lower()}: gzip\r\n" in sent
 
 
 def test_a_header_that_only_speaks_of_a_host_does_not_replace_it() -> None:
-    sent = format_get(HOST, "/", {"X-Forwarded-Host": "host: other", "X": "accept-encoding: x"})
+    sent = format_request("GET", HOST, "/", {"X-Forwarded-Host": "host: other", "X": "accept-encoding: x"})
     assert sent.startswith(b"GET / HTTP/1.1\r\nHost: host\r\nAccept-Encoding: identity\r\n")
 
 
@@ -246,18 +249,18 @@ def test_a_header_that_only_speaks_of_a_host_does_not_replace_it() -> None:
 ])  # fmt: skip
 def test_a_header_that_would_break_out_of_its_line_is_refused_without_repeating_it(name: str, value: str) -> None:
     with pytest.raises(UnsendableError, match=r"^a header cannot be sent$"):
-        format_get(HOST, "/", {"Good": "x", name: value})
+        format_request("GET", HOST, "/", {"Good": "x", name: value})
 
 
 def test_a_header_may_hold_every_byte_that_is_allowed() -> None:
-    assert b"\r\nX: a\tb \xfc~\r\n" in format_get(HOST, "/", {"X": "a\tb \xfc~"})
+    assert b"\r\nX: a\tb \xfc~\r\n" in format_request("GET", HOST, "/", {"X": "a\tb \xfc~"})
 
 
 @BRIEFLY
 @given(headers=st.dictionaries(st.text(max_size=8), st.text(max_size=12), max_size=4))
 def test_a_request_has_as_many_lines_as_headers_whatever_they_hold(headers: dict[str, str]) -> None:
     try:
-        sent = format_get(HOST, "/", headers)
+        sent = format_request("GET", HOST, "/", headers)
     except UnsendableError:
         return
     said = {name.lower() for name in headers}

@@ -1,5 +1,6 @@
 """Addresses that we sign are those that botocore would sign, and those that a strict server takes."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -10,8 +11,10 @@ from botocore.config import Config
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bdn.sources.s3.signature import CHECKSUM_MODE, GetSigner, plain_address
+from bdn.sources.s3.signature import CHECKSUM_MODE, AddressSigner, plain_address
 from bdn.sources.settings import S3Credentials
+from tests.doubles.gcs_accounts import GoogleAccount, private_key_of
+from tests.doubles.goog4 import google_refusal_of
 from tests.doubles.http_origin import Request
 from tests.doubles.sigv4 import Account, refusal_of
 
@@ -45,6 +48,11 @@ def place(request: pytest.FixtureRequest) -> tuple[str, str, dict[str | None, An
     return base, region, clients
 
 
+def signed(signer: AddressSigner, key: str, version_id: str | None = None) -> str:
+    """As a source reads an object."""
+    return signer.address(key, {} if version_id is None else {"versionId": version_id}, headers=(CHECKSUM_MODE,))
+
+
 @settings(max_examples=150, deadline=None)
 @given(key=KEYS | AWKWARD, version_id=VERSIONS, token=st.sampled_from([None, "t/o+k="]), seconds=st.integers(1, 604800))
 @example(key="/leading/../and//empty", version_id=None, token=None, seconds=3600)
@@ -58,8 +66,8 @@ def test_signatures_are_botocore_s(
     theirs = urlsplit(clients[token].generate_presigned_url("get_object", wanted, seconds))
     query = parse_qs(theirs.query, strict_parsing=True)
     signed_at = datetime.strptime(query["X-Amz-Date"][0], "%Y%m%dT%H%M%S%z").timestamp()
-    signer = GetSigner.of(base, region, S3Credentials("AKIA", "s/e+c", token), int(signed_at), seconds)
-    ours = urlsplit(signer.address(key, version_id))
+    signer = AddressSigner.of(base, region, S3Credentials("AKIA", "s/e+c", token), int(signed_at), seconds)
+    ours = urlsplit(signed(signer, key, version_id))
     assert ours[:3] == theirs[:3]
     assert parse_qs(ours.query, strict_parsing=True) == query
 
@@ -73,10 +81,10 @@ def asked(address: str, **headers: str) -> Request:
 @settings(max_examples=300, deadline=None)
 @given(key=KEYS | AWKWARD, version_id=VERSIONS, token=TOKENS)
 def test_a_strict_server_takes_them_and_nothing_else(key: str, version_id: str | None, token: str | None) -> None:
-    signer = GetSigner.of("http://s3.test:9000/w/", "auto", S3Credentials("AKIA", "s/e+c", token), SIGNED_AT, 3600)
+    signer = AddressSigner.of("http://s3.test:9000/w/", "auto", S3Credentials("AKIA", "s/e+c", token), SIGNED_AT, 3600)
     accounts = {"AKIA": Account("AKIA", "s/e+c", token)}
     now = datetime.fromtimestamp(SIGNED_AT + 3600, UTC)
-    address = signer.address(key, version_id)
+    address = signed(signer, key, version_id)
     assert refusal_of(asked(address), accounts, now) == ""
     assert refusal_of(asked(address.replace("/w/", "/v/", 1)), accounts, now) == "SignatureDoesNotMatch"
     assert refusal_of(asked(address, **{"x-amz-checksum-mode": "OTHER"}), accounts, now) == "SignatureDoesNotMatch"
@@ -84,12 +92,49 @@ def test_a_strict_server_takes_them_and_nothing_else(key: str, version_id: str |
     assert refusal_of(asked(address), accounts, datetime.fromtimestamp(SIGNED_AT + 3601, UTC)) == "AccessDenied"
 
 
+OTHERS = [
+    ("PUT", "b3/a b", {}, (("x-amz-meta-bdn-kept", "1.5-ab"), ("x-amz-checksum-crc32c", "AAAA=="))),
+    ("DELETE", "b3/ü", {}, ()),
+    ("HEAD", "k", {}, (CHECKSUM_MODE,)),
+    ("GET", "", {"list-type": "2", "prefix": "a b/+", "continuation-token": "x/y+z==", "max-keys": "1000"}, ()),
+]
+
+
+@pytest.mark.parametrize(("method", "key", "query", "headers"), OTHERS)
+def test_a_strict_server_takes_all_that_a_store_asks(
+    method: str, key: str, query: dict[str, str], headers: tuple[tuple[str, str], ...]
+) -> None:
+    accounts = {"AKIA": Account("AKIA", "s/e+c", "token")}
+    signer = AddressSigner.of("http://s3.test/w/", "auto", S3Credentials("AKIA", "s/e+c", "token"), SIGNED_AT, 60)
+    address = signer.address(key, query, method=method, headers=headers)
+    target = address.removeprefix("http://s3.test")
+    request = Request(method, target, {"host": "s3.test", **dict(headers)})
+    now = datetime.fromtimestamp(SIGNED_AT, UTC)
+    assert refusal_of(request, accounts, now) == ""
+    assert refusal_of(replace(request, method="POST"), accounts, now) == "SignatureDoesNotMatch"
+
+
+@pytest.mark.parametrize(("method", "key", "query", "headers"), OTHERS)
+def test_a_strict_google_takes_the_same(
+    method: str, key: str, query: dict[str, str], headers: tuple[tuple[str, str], ...]
+) -> None:
+    account = GoogleAccount("signer")
+    own = [(name.replace("x-amz-", "x-goog-"), value) for name, value in headers]
+    base = "https://storage.googleapis.com/w/"
+    signer = AddressSigner.of_google(base, account.email, private_key_of(account.name), SIGNED_AT, 60)
+    target = signer.address(key, query, method=method, headers=own).removeprefix("https://storage.googleapis.com")
+    request = Request(method, target, {"host": "storage.googleapis.com", **dict(own)})
+    assert google_refusal_of(request, account, SIGNED_AT + 60) is None
+    assert google_refusal_of(request, account, SIGNED_AT + 61) == "ExpiredToken"
+    assert google_refusal_of(replace(request, method="POST"), account, SIGNED_AT) == "SignatureDoesNotMatch"
+
+
 @pytest.mark.parametrize(
     ("ends", "expected"), [(None, SIGNED_AT + 3600), (SIGNED_AT + 90.5, SIGNED_AT + 90.5), (4e9, SIGNED_AT + 3600)]
 )
 def test_an_address_expires_with_its_time_or_with_the_keys(ends: float | None, expected: float) -> None:
     credentials = S3Credentials("AKIA", "secret", "token", None, ends)
-    assert GetSigner.of("https://s3.test/w/", "auto", credentials, SIGNED_AT, 3600).expires_at == expected
+    assert AddressSigner.of("https://s3.test/w/", "auto", credentials, SIGNED_AT, 3600).expires_at == expected
 
 
 @pytest.mark.parametrize(("base", "host"), [
@@ -99,14 +144,16 @@ def test_an_address_expires_with_its_time_or_with_the_keys(ends: float | None, e
     ("http://[::1]:9000/w/", "[::1]:9000"),
 ])  # fmt: skip
 def test_the_host_is_signed_as_clients_send_it(base: str, host: str) -> None:
-    signer = GetSigner.of(base, "auto", S3Credentials("AKIA", "secret"), SIGNED_AT, 3600)
-    request = asked(signer.address("k"), host=host)
+    signer = AddressSigner.of(base, "auto", S3Credentials("AKIA", "secret"), SIGNED_AT, 3600)
+    request = asked(signed(signer, "k"), host=host)
     now = datetime.fromtimestamp(SIGNED_AT, UTC)
     assert refusal_of(request, {"AKIA": Account("AKIA", "secret")}, now) == ""
 
 
 def test_no_repr_of_a_signer_shows_what_it_signs_with() -> None:
-    signer = GetSigner.of("https://s3.test/w/", "auto", S3Credentials("AKIASESAME", "sesame", "sesame"), SIGNED_AT, 9)
+    signer = AddressSigner.of(
+        "https://s3.test/w/", "auto", S3Credentials("AKIASESAME", "sesame", "sesame"), SIGNED_AT, 9
+    )
     assert "sesame" not in repr(signer).lower()
     assert "X-Amz" not in repr(signer)
 

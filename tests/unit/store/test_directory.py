@@ -121,7 +121,7 @@ def test_a_disk_that_is_really_full_leaves_nothing_half_written_and_keeps_what_i
     "act",
     [
         lambda store: store.put(named("new"), memoryview(b"new")),
-        lambda store: store.collect(next(store.stored([CHUNK]))),
+        lambda store: store.collect(list(store.stored([CHUNK]))),
         lambda store: store.clear_incoming(),
     ],
     ids=["put", "collect", "clear_incoming"],
@@ -155,12 +155,22 @@ def test_a_directory_that_cannot_be_made_is_an_unavailable_store(tmp_path: Path)
         DirectoryStore(tmp_path / "file")
 
 
-@pytest.mark.parametrize("act", ["put", "open", "keep"])
-def test_a_folder_that_is_no_folder_is_an_unavailable_store(store: DirectoryStore, root: Path, act: str) -> None:
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda store: store.put(CHUNK, memoryview(CONTENT)),
+        lambda store: store.open(CHUNK),
+        lambda store: store.keep([CHUNK]),
+    ],
+    ids=["put", "open", "keep"],
+)
+def test_a_folder_that_is_no_folder_is_an_unavailable_store(
+    store: DirectoryStore, root: Path, act: Callable[[DirectoryStore], object]
+) -> None:
     """Something other than us wrote there: this is not "the chunk is absent"."""
     (root / "chunks" / CHUNK.hex[:2]).write_bytes(b"in the way")
     with pytest.raises(StoreUnavailableError):
-        store.put(CHUNK, memoryview(CONTENT)) if act == "put" else getattr(store, act)(CHUNK)
+        act(store)
 
 
 class Recorder:
@@ -289,10 +299,10 @@ def test_a_chunk_that_a_crash_left_aside_can_be_read_and_is_put_back_by_who_open
     (seen,) = kept.stored()
     path.rename(root / "aside" / CHUNK.hex)
     assert content_of(kept, CHUNK) == CONTENT
-    assert not kept.keep(CHUNK)
+    assert not kept.keep([CHUNK])
 
     assert list(DirectoryStore(root).stored()) == [seen]
-    assert kept.keep(CHUNK)
+    assert kept.keep([CHUNK])
     assert list((root / "aside").iterdir()) == []
 
 
@@ -336,11 +346,11 @@ def test_a_chunk_that_is_put_anew_while_two_collect_it_stays(root: Path, monkeyp
         """Between the look at the time of what lies aside and what follows from it."""
         monkeypatch.setattr(Path, "unlink", unlink)
         second.put(CHUNK, memoryview(CONTENT))
-        assert not second.collect(seen)
+        assert not second.collect([seen])
         unlink(path)
 
     monkeypatch.setattr(Path, "unlink", put_first)
-    assert first.collect(seen), "the old one"
+    assert first.collect([seen]), "the old one"
     assert content_of(first, CHUNK) == CONTENT
 
 

@@ -1,0 +1,174 @@
+"""How a bucket of S3, of what speaks S3, or of Google Cloud Storage is asked: where a request goes, and what signs it.
+
+Google's storage is asked through its XML API, which is S3's with other names for some headers. So the requests are the same,
+and all are signed in their addresses.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from bdn.core.errors import InvalidRequestError, SecretMalformedError
+from bdn.core.source.uri import BucketUri
+from bdn.sources.gcs.tokens import ambient_key
+from bdn.sources.refreshing import Refreshing
+from bdn.sources.s3.client import S3Endpoint, bucket_address, s3_client
+from bdn.sources.s3.credentials import endpoint_of
+from bdn.sources.s3.signature import CHECKSUM_MODE, AddressSigner
+from bdn.sources.settings import S3Credentials
+from bdn.sources.sign_in import Secret, SourceContext, s3_credentials, service_account_key
+
+Pairs = Sequence[tuple[str, str]]
+Reread = Callable[[], Awaitable[Secret]]
+_Result = TypeVar("_Result")
+_ADDRESS_SECONDS: Final = 900
+_REREAD_SECONDS: Final = 1200.0  # a secret is read again when a quarter of that is left: after a quarter of an hour
+_PATIENCE_SECONDS: Final = 60.0  # for credentials; their own requests give up earlier
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The names of headers, in lower case; ``vendor`` is what a server's own begin with."""
+
+    vendor: str
+    only_if_absent: tuple[str, str]
+    crc32c: tuple[str, str]  # a header, and what stands before the value
+    tells_crc32c: Pairs = ()  # when a request has these
+
+    @property
+    def note(self) -> str:
+        """The header of our own metadata of a chunk."""
+        return f"{self.vendor}meta-bdn-kept"
+
+    def stated_crc32c(self, headers: Mapping[str, str]) -> str | None:
+        """What an answer says of the object, in base64."""
+        name, before = self.crc32c
+        found = [part.strip() for part in headers.get(name, "").split(",")]
+        return next((part.removeprefix(before) for part in found if part and part.startswith(before)), None)
+
+    def checked(self, crc32c: str) -> tuple[str, str]:
+        """The header with which the server shall compare a body."""
+        name, before = self.crc32c
+        return name, before + crc32c
+
+
+S3_DIALECT: Final = Dialect("x-amz-", ("if-none-match", "*"), ("x-amz-checksum-crc32c", ""), (CHECKSUM_MODE,))
+GCS_DIALECT: Final = Dialect("x-goog-", ("x-goog-if-generation-match", "0"), ("x-goog-hash", "crc32c="))
+
+
+class LoopInThread:
+    """An event loop of its own, on which credentials are renewed: byte threads never wait for the program's loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="store-credentials", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Its result, in any other thread. ``TimeoutError`` after a minute."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        """End it."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@dataclass
+class Access:
+    """Signs addresses. ``sign`` makes a signer as of one second; it blocks while credentials are renewed, and raises ``BdnError``."""
+
+    dialect: Dialect
+    sign: Callable[[int], AddressSigner]
+    close: Callable[[], None]
+    clock: Callable[[], float] = time.time
+    _signer: AddressSigner | None = field(default=None, init=False)
+
+    @property
+    def signer(self) -> AddressSigner:
+        """For addresses that are good for a quarter of an hour, or until the keys end. Safe for several threads."""
+        now, signer = int(self.clock()), self._signer
+        if signer is None or signer.signed_at != now:
+            signer = self._signer = self.sign(now)
+        return signer
+
+    def address(self, method: str, key: str, query: Mapping[str, str], headers: Pairs) -> str:
+        """Of one request with these headers. The signature covers those that are the server's own, as it wants it."""
+        own = [pair for pair in headers if pair[0].startswith(self.dialect.vendor)]
+        return self.signer.address(key, query, method=method, headers=own)
+
+
+def open_access(uri: BucketUri, context: SourceContext, reread: Reread | None = None) -> Access:
+    """As whom the bucket is asked, and where. Without a request; blocking, for some tenths of a second.
+
+    ``reread`` brings the secret of ``context`` as it is later: keys of S3 are often good for hours alone.
+
+    Raises:
+        InvalidRequestError: no credentials, or those of another cloud.
+        SecretMalformedError: the secret does not hold what this cloud needs.
+    """
+    if uri.scheme == "gs":
+        return _google(uri, context)
+    endpoint = endpoint_of(uri, context)
+    credentials = None if uri.scheme == "r2" and context.sign_in is None else endpoint.credentials
+    if credentials is not None and reread is not None:
+        credentials = _reread_keys(reread, context)
+    if credentials is None:
+        raise _no_credentials("" if uri.scheme == "r2" else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    loop = LoopInThread()
+    try:
+        base = loop.run(_base(uri, endpoint, context))
+    except BaseException:
+        loop.close()
+        raise
+
+    def sign(now: int) -> AddressSigner:
+        return AddressSigner.of(base, endpoint.region, loop.run(credentials.get()), now, _ADDRESS_SECONDS)
+
+    return Access(S3_DIALECT, sign, loop.close, context.clock)
+
+
+def _reread_keys(reread: Reread, context: SourceContext) -> Refreshing[S3Credentials]:
+    async def read() -> S3Credentials:
+        keys, until = s3_credentials(await reread()), context.clock() + _REREAD_SECONDS
+        return replace(keys, expires_at=until if keys.expires_at is None else min(until, keys.expires_at))
+
+    return Refreshing(read, context.clock, "BDN_STORE_SECRET")
+
+
+def _google(uri: BucketUri, context: SourceContext) -> Access:
+    """With the key of a service account: one that has no key could sign for nobody else."""
+    secret = context.sign_in if isinstance(context.sign_in, Secret) else ambient_key(context)
+    if secret is None:
+        raise _no_credentials("GOOGLE_APPLICATION_CREDENTIALS")
+    account = service_account_key(secret)
+    try:
+        key = load_pem_private_key(account.private_key.encode(), None)
+    except ValueError:
+        key = None
+    if not isinstance(key, RSAPrivateKey):
+        raise SecretMalformedError(secret.name, 'has a "private_key" that is not a private key in PEM form')
+    base = f"{context.settings.gcs_endpoint_url}/{quote(uri.bucket)}/"
+    sign = partial(AddressSigner.of_google, base, account.client_email, key, seconds=_ADDRESS_SECONDS)
+    return Access(GCS_DIALECT, sign, lambda: None, context.clock)
+
+
+def _no_credentials(variables: str) -> InvalidRequestError:
+    ambient = f", or set {variables}" if variables else ""
+    return InvalidRequestError(
+        f"BDN_STORE needs credentials: name a secret that holds them with BDN_STORE_SECRET{ambient}"
+    )
+
+
+async def _base(uri: BucketUri, endpoint: S3Endpoint, context: SourceContext) -> str:
+    async with s3_client(uri.bucket, endpoint, endpoint.region, context.settings) as client:
+        return await bucket_address(client, uri.bucket)

@@ -1,0 +1,337 @@
+"""One bucket, asked from byte threads: requests that are signed, retried and paced, and errors that say what to do.
+
+The bytes of an object come into memory, in a file without a name: that can be read, hashed, and sent on like any other.
+"""
+
+import io
+import mmap
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import BinaryIO, Final, NamedTuple, TypeVar
+from urllib.parse import quote
+
+from bdn.core.chunk import CHUNK_SIZE, Buffer
+from bdn.core.errors import (
+    BdnError,
+    StoreUnavailableError,
+    UpstreamError,
+    UpstreamRateLimitedError,
+    UpstreamUnavailableError,
+)
+from bdn.core.pace.limit import Outcome, Pace, PaceRule, outcome_of
+from bdn.core.pace.retry import Outage, RetryPolicy, StallPolicy, asked_to_wait
+from bdn.core.source.uri import BucketUri
+from bdn.net.http1.answer import Answer
+from bdn.net.http1.connection import ProtocolError
+from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
+from bdn.sources.bucket_source import PAGE, BucketObject, NotAListingError
+from bdn.sources.s3.answers import BAD_CREDENTIALS, OTHER_REGION, SLOW_DOWN, read_page
+from bdn.store.access import Access, Dialect, Pairs
+from bdn.wire.http_fields import parse_retry_after
+
+_Result = TypeVar("_Result")
+# For so long a request is made again. A reader who waits for it has somebody else to ask, and a copy is made again as a whole.
+PATIENCE: Final = RetryPolicy(outage_seconds=20.0, attempts=4, longest_seconds=4.0, longest_retry_after_seconds=20.0)
+AT_ONCE: Final = 32  # requests in flight, at most
+OPEN_AT_ONCE: Final = 32  # chunks in memory, of at most 8 MiB
+_OPEN_SECONDS: Final = 10.0  # to wait until one of them is closed
+_LISTING: Final = 8 * 1024 * 1024  # bytes of a page, at most
+_SMALL: Final = 64 * 1024  # bytes of what else is said
+_TIMEOUT_SECONDS: Final = 30.0
+_STALL: Final = StallPolicy()
+_CODE: Final = re.compile(rb"<Code>([A-Za-z0-9.]{1,60})</Code>")
+
+
+def moment_of(text: str) -> float:
+    """What a header says. Raises ``StoreUnavailableError``."""
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except ValueError:
+        raise StoreUnavailableError("its server does not tell the time") from None
+
+
+class ListedPage(NamedTuple):
+    """Objects, the token of the page after them, and the server's clock when it listed them, in whole seconds since the epoch."""
+
+    objects: tuple[BucketObject, ...]
+    following: str | None
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """``content`` None is no body. ``but`` are refusals that are answers; ``expected`` are bytes that will come."""
+
+    method: str
+    key: str
+    headers: Pairs = ()
+    content: bytes | Buffer | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    but: tuple[int, ...] = ()
+    expected: int = 0
+
+
+class ChunkInMemory(io.FileIO):
+    """What was read of an object; ``release`` is called once, when it is closed."""
+
+    def __init__(self, descriptor: int, release: Callable[[], object]) -> None:
+        super().__init__(descriptor, "rb")
+        self._release = release
+
+    def close(self) -> None:
+        """Give its memory back."""
+        if not self.closed:
+            super().close()
+            self._release()
+
+
+class Turns:
+    """Who may ask now: as many threads as the server copes with, none while it asks to wait."""
+
+    def __init__(self, where: str, most: int) -> None:
+        self._where = where
+        self._pace = Pace(PaceRule(most), time.monotonic())
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def turn(self, size: int) -> Iterator[None]:
+        """One request, which moves ``size`` bytes. Raises ``UpstreamRateLimitedError`` at once while the server asks to wait."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pace.is_full)
+            began = time.monotonic()
+            if (seconds := self._pace.closed_until - began) > 0:
+                raise UpstreamRateLimitedError(self._where, seconds)
+            self._pace.take()
+            self._pace.began(began)
+        outcome, asked = Outcome.ARRIVED, None
+        try:
+            yield
+        except BaseException as error:
+            outcome, asked = outcome_of(error), asked_to_wait(error) if isinstance(error, BdnError) else None
+            raise
+        finally:
+            with self._changed:
+                now = time.monotonic()
+                self._pace.ended(now, outcome, size, now - began, asked)
+                self._pace.give_back()
+                self._changed.notify_all()
+
+
+@dataclass
+class Bucket:
+    """Each method is one request, made again until it is answered, for a while. Blocking; safe for several threads.
+
+    All raise ``StoreUnavailableError``, which holds no secret and no address with a signature.
+    """
+
+    uri: BucketUri
+    access: Access
+    patience: RetryPolicy = PATIENCE
+    pause: Callable[[float], None] = time.sleep
+    _connections: ConnectionPool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._where = str(self.uri)
+        self._connections = ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS)  # the operator's own: no egress rule
+        self._turns = Turns(self._where, AT_ONCE)
+        self._room = threading.BoundedSemaphore(OPEN_AT_ONCE)
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the server is spoken to."""
+        return self.access.dialect
+
+    def put(self, key: str, content: bytes | Buffer, headers: Pairs = (), but: tuple[int, ...] = ()) -> bool:
+        """Write the object. False: the answer was one of ``but``."""
+        return self._ask(_Request("PUT", key, headers, content, but=but), _heard) is not None
+
+    def copy(self, key: str, to: str, headers: Pairs) -> bool:
+        """Within the bucket; ``headers`` are all of the copy's metadata. False: there is no such object."""
+        vendor, source = self.dialect.vendor, quote(f"/{self.uri.bucket}/{key}")
+        given = ((f"{vendor}copy-source", source), (f"{vendor}metadata-directive", "REPLACE"), *headers)
+        return self._ask(_Request("PUT", to, given, b"", but=(404,)), self._copied) is not None
+
+    def head(self, key: str, headers: Pairs = ()) -> Mapping[str, str] | None:
+        """What is said of the object; None where there is none, and the bucket is there."""
+        found = self._ask(_Request("HEAD", key, headers, but=(404,)), lambda answer: answer.headers)
+        if found is None:
+            self.list_some(key, 1)  # an answer to HEAD does not say whether the bucket is gone
+        return found
+
+    def get(self, key: str) -> BinaryIO | None:
+        """All of the object, or as much as shows that it is longer than a chunk; None where there is none.
+
+        Waits while too many are open.
+        """
+        if not self._room.acquire(timeout=_OPEN_SECONDS):
+            raise StoreUnavailableError(f"{OPEN_AT_ONCE} chunks of {self._where} are being read; try again")
+        descriptor = -1
+        try:
+            descriptor = os.memfd_create("chunk")
+            found = self._ask(_Request("GET", key, but=(404,), expected=CHUNK_SIZE), partial(_fill, descriptor))
+            if found is not None:
+                return ChunkInMemory(descriptor, self._room.release)
+        except OSError as error:
+            self._drop(descriptor)
+            raise StoreUnavailableError(f"no memory for a chunk: {error.strerror}") from error
+        except BaseException:
+            self._drop(descriptor)
+            raise
+        self._drop(descriptor)
+        return None
+
+    def delete(self, key: str) -> None:
+        """Remove the object, if it is there, asking as often as it takes: only for what nobody puts again under this name."""
+        self._ask(_Request("DELETE", key, but=(404,)), _heard)
+
+    def delete_once(self, key: str) -> bool:
+        """Send one request that removes the object. False: nobody knows whether it was, or will be, carried out."""
+        try:
+            self._once(_Request("DELETE", key, but=(404,)), _heard)
+        except UpstreamUnavailableError:
+            return False
+        except UpstreamRateLimitedError as error:
+            raise StoreUnavailableError(str(error)) from None
+        return True
+
+    def list_some(self, prefix: str, limit: int = PAGE) -> ListedPage:
+        """The first objects whose keys begin so."""
+        return self._page(prefix, limit, None)
+
+    def list_all(self, prefix: str) -> Iterator[ListedPage]:
+        """All of them, page by page."""
+        page = self._page(prefix, PAGE, None)
+        yield page
+        while page.following:
+            page = self._page(prefix, PAGE, page.following)
+            yield page
+
+    @contextmanager
+    def signed_in(self) -> Iterator[None]:
+        """Around what needs credentials. ``UpstreamError``: they could not be renewed, and may be later."""
+        try:
+            yield
+        except UpstreamError:
+            raise
+        except (BdnError, TimeoutError) as error:
+            raise StoreUnavailableError(f"{self._where} cannot be signed in to: {error}") from error
+
+    def close(self) -> None:
+        """Let go of connections; who waits for an answer fails now."""
+        self._connections.close()
+        self.access.close()
+
+    def _page(self, prefix: str, limit: int, token: str | None) -> ListedPage:
+        query = {"encoding-type": "url", "list-type": "2", "max-keys": str(limit), "prefix": prefix}
+        query |= {"continuation-token": token} if token else {}
+        page = self._ask(_Request("GET", "", query=query), _listed)
+        if page is None:  # only what a request is ready for
+            raise StoreUnavailableError(f"{self._where} cannot be listed")
+        return page
+
+    def _drop(self, descriptor: int) -> None:
+        if descriptor >= 0:
+            os.close(descriptor)
+        self._room.release()
+
+    def _copied(self, answer: Answer) -> bool:
+        body = answer.read(_SMALL)
+        if code := _code_in(body):  # S3 says 200 first, and then finds out
+            raise UpstreamUnavailableError(self._where, f"a copy failed: {code}")
+        return True
+
+    def _ask(self, request: _Request, read: Callable[[Answer], _Result]) -> _Result | None:
+        """What was read of a good answer, or None for the other answer that the request is ready for."""
+        outage = Outage(self.patience)
+        while True:
+            sent = time.monotonic()
+            try:
+                return self._once(request, read)
+            except UpstreamError as error:
+                failure = error
+            delay = outage.delay(failure, time.monotonic() - sent, random.random())  # noqa: S311 - jitter
+            if delay is None:
+                raise StoreUnavailableError(str(failure)) from None
+            self.pause(delay)
+
+    def _once(self, request: _Request, read: Callable[[Answer], _Result]) -> _Result | None:
+        """Raises ``UpstreamError``: another request may succeed."""
+        with self.signed_in():
+            url = self.access.address(request.method, request.key, request.query, request.headers)
+        with self._turns.turn(len(request.content or b"") or request.expected):
+            try:
+                with self._connections.request(request.method, url, dict(request.headers), request.content) as answer:
+                    if answer.status in (200, 204):
+                        return read(answer)
+                    code = _code_in(answer.read(_SMALL))
+                    if answer.status in request.but and code != "NoSuchBucket":
+                        return None
+                    raise self._refused(answer, code)
+            except (*NETWORK_ERRORS, NotAListingError) as error:
+                raise UpstreamUnavailableError(self._where, reason_of(error)) from None
+
+    def _refused(self, answer: Answer, code: str) -> BdnError:
+        """Our error for an answer that nobody is ready for."""
+        status, where = answer.status, self._where
+        said = f"{where} answered {status} {code}".rstrip()
+        wait = parse_retry_after(answer.headers)
+        if code in SLOW_DOWN or status == 429:
+            return UpstreamRateLimitedError(where, wait)
+        if (
+            code == "BadDigest" or status in (408, 409) or (status >= 500 and status != 501)
+        ):  # the bytes changed on their way
+            return UpstreamUnavailableError(where, f"it answered {status} {code}".rstrip(), wait)
+        return StoreUnavailableError(f"{said}{_remedy(answer, code)}")
+
+
+_CREDENTIALS: Final = "the credentials of the store (BDN_STORE_SECRET, or those of the environment)"
+
+
+def _remedy(answer: Answer, code: str) -> str:
+    """What the operator should do about a refusal, after a colon."""
+    if code in OTHER_REGION or 300 <= answer.status < 400:
+        told = answer.headers.get("x-amz-bucket-region")
+        return f": it lies in another region; set BDN_STORE_REGION{f'={told}' if told else ''}"
+    if code == "NoSuchBucket":
+        return ": make the bucket, or correct BDN_STORE or BDN_STORE_ENDPOINT"
+    if code in BAD_CREDENTIALS:
+        return f": {BAD_CREDENTIALS[code]}; look at {_CREDENTIALS}"
+    if answer.status in (401, 403):
+        return f": {_CREDENTIALS} may not do that there; docs/operations.md has what they need"
+    return ""
+
+
+def _heard(answer: Answer) -> bool:
+    answer.read(_SMALL)  # or the connection could not be used again
+    return True
+
+
+def _fill(descriptor: int, answer: Answer) -> bool:
+    """The body into a file in memory, in one copy."""
+    if answer.length is None:
+        raise ProtocolError("the answer does not tell the size of the object")
+    size = min(answer.length, CHUNK_SIZE + 1)
+    os.ftruncate(descriptor, 0)  # of an earlier attempt
+    os.ftruncate(descriptor, size)
+    if size and answer.fill(memoryview(mmap.mmap(descriptor, size)), _STALL) < size:
+        raise ConnectionResetError("the connection ended inside the answer")
+    return True
+
+
+def _listed(answer: Answer) -> ListedPage:
+    page = read_page(answer.read(_LISTING))
+    return ListedPage(page.objects, page.following, moment_of(answer.headers.get("date", "")))
+
+
+def _code_in(body: bytes) -> str:
+    """The server's word for a refusal, or nothing. It stands in messages, and a server may say anything."""
+    found = _CODE.search(body)
+    return found[1].decode() if found else ""

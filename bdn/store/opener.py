@@ -1,0 +1,75 @@
+"""From the address in ``BDN_STORE`` to the store."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from bdn.core.errors import InvalidRequestError, InvalidSourceError
+from bdn.core.source.uri import BucketUri, parse_source
+from bdn.core.store import MirrorStore
+from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import Secret, SourceContext
+from bdn.store.directory import DirectoryStore
+
+
+def settings_of_store(upstreams: UpstreamSettings, endpoint: str | None, region: str | None) -> UpstreamSettings:
+    """Where the store's server is: where sources are, but for what the operator says of the store."""
+    found = replace(upstreams, s3_region=region or upstreams.s3_region)
+    if endpoint is None:
+        return found
+    return replace(found, s3_endpoint_url=endpoint, r2_endpoint_url=endpoint, gcs_endpoint_url=endpoint)
+
+
+def open_store(
+    address: str,
+    context: SourceContext,
+    *,
+    exclusive: bool,
+    reread: Callable[[], Awaitable[Secret]] | None = None,
+) -> MirrorStore:
+    """The store at this address; a bucket is asked as ``context`` says. Blocking; the caller closes it.
+
+    ``reread`` brings the secret of ``context`` as it is later. It is called on a loop of its own. ``exclusive`` says that nobody else writes there, so leftovers of a directory may go.
+
+    Raises:
+        InvalidRequestError: no such store, or no credentials.
+        SecretMalformedError: the secret does not hold what the bucket needs.
+        StoreUnavailableError: it does not answer, or nothing is safe in it.
+    """
+    url = urlsplit(address)
+    if url.scheme in ("s3", "gs", "r2"):
+        return _open_bucket(_bucket_at(address), context, reread)
+    if url.scheme != "file" or not url.path.startswith("/") or url.netloc:
+        raise InvalidRequestError(
+            f"BDN_STORE={address!r} is no store; use file:///absolute/path, s3://bucket/prefix, gs://bucket/prefix or "
+            "r2://account.bucket/prefix"
+        )
+    store = DirectoryStore(Path(unquote(url.path)))
+    if exclusive:
+        store.clear_incoming()
+    return store
+
+
+def _open_bucket(uri: BucketUri, context: SourceContext, reread: Callable[[], Awaitable[Secret]] | None) -> MirrorStore:
+    # Half a second of clouds' libraries, which nobody needs whose store is a directory.
+    from bdn.store.access import open_access  # noqa: PLC0415
+    from bdn.store.bucket import Bucket  # noqa: PLC0415
+    from bdn.store.bucket_store import open_bucket_store  # noqa: PLC0415
+
+    bucket = Bucket(uri, open_access(uri, context, reread))
+    try:
+        return open_bucket_store(bucket, context.clock)
+    except BaseException:
+        bucket.close()
+        raise
+
+
+def _bucket_at(address: str) -> BucketUri:
+    try:
+        uri = parse_source(address)
+    except InvalidSourceError as error:
+        raise InvalidRequestError(f"BDN_STORE: {error}") from None
+    if not isinstance(uri, BucketUri):
+        raise InvalidRequestError("BDN_STORE is no bucket")
+    return uri

@@ -1,0 +1,454 @@
+"""A store in a bucket: what its server may do to it, and who collects beside who counts on a chunk. Real HTTP, a server that is told what to do."""
+
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.pace.retry import RetryPolicy
+from bdn.core.source.uri import BucketUri, parse_source
+from bdn.core.store import LocatableStore, StoredChunk
+from bdn.sources.sign_in import Secret
+from bdn.store.access import open_access
+from bdn.store.bucket import OPEN_AT_ONCE, Bucket
+from bdn.store.bucket_store import BucketStore, open_bucket_store
+from bdn.store.directory import KEPT
+from tests.contract.opening import keys_of
+from tests.doubles import faults
+from tests.doubles.gcs import GcsServer
+from tests.doubles.object_server import Objects, ObjectServer
+from tests.doubles.sigv4 import Account
+from tests.support.content.bucket_stores import gcs_context, s3_context, store_at
+from tests.support.content.memory_store import content_of
+from tests.support.content.names import named
+from tests.support.services.commands import wait_until
+
+CONTENT = b"the bytes of a chunk"
+CHUNK = digest_of(CONTENT)
+TWICE = RetryPolicy(outage_seconds=0, attempts=2)
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[ObjectServer]:
+    with ObjectServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: ObjectServer) -> ObjectServer:
+    shared_server.log.clear()
+    shared_server.script.clear()
+    shared_server.clock = time.time
+    return shared_server
+
+
+@pytest.fixture
+def objects(server: ObjectServer) -> Objects:
+    return server.bucket("store")
+
+
+@pytest.fixture
+def store(server: ObjectServer, objects: Objects) -> Iterator[BucketStore]:
+    with store_at("s3://store", s3_context(server), TWICE) as made:
+        server.log.clear()
+        yield made
+
+
+@pytest.fixture
+def other(server: ObjectServer, store: BucketStore) -> Iterator[BucketStore]:
+    """The same, as another process has it."""
+    with store_at("s3://store", s3_context(server), TWICE) as made:
+        server.log.clear()
+        yield made
+
+
+def keys(objects: Objects, folder: str) -> list[str]:
+    return [key for key in objects.held if key.startswith(f"{folder}/")]
+
+
+def seen(store: BucketStore) -> list[StoredChunk]:
+    return list(store.stored([CHUNK]))
+
+
+# --- what its server may answer ---
+
+
+@pytest.mark.parametrize("fault", [
+    faults.answer(503), faults.answer(500), faults.answer(408), faults.drop(), faults.rate_limited(0),
+    faults.answer(503, body=b"<Error><Code>SlowDown</Code></Error>"),
+])  # fmt: skip
+@pytest.mark.parametrize("method", ["PUT", "HEAD", "GET"])
+def test_a_failure_that_passes_is_outlived(
+    store: BucketStore, server: ObjectServer, fault: faults.Fault, method: str
+) -> None:
+    server.script.add(fault, "/b3/", method=method)
+    store.put(CHUNK, memoryview(CONTENT))
+    assert content_of(store, CHUNK) == CONTENT
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_an_object_that_comes_in_part_is_asked_for_again(store: BucketStore, server: ObjectServer, at: int) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    server.script.add(faults.truncate(at), "/b3/", method="GET")
+    assert content_of(store, CHUNK) == CONTENT
+
+
+def test_a_server_that_goes_on_failing_is_an_unavailable_store(store: BucketStore, server: ObjectServer) -> None:
+    server.fail(faults.answer(503), times=None)
+    for act in (
+        lambda: store.put(CHUNK, memoryview(CONTENT)),
+        lambda: store.open(CHUNK),
+        lambda: store.keep([CHUNK]),
+        lambda: seen(store),
+        lambda: list(store.stored()),
+        store.check,
+        store.evidence,
+    ):
+        with pytest.raises(StoreUnavailableError, match="s3://store is not available: it answered 503"):
+            act()
+
+
+@pytest.mark.parametrize(("status", "code", "expected"), [
+    (403, "AccessDenied", "BDN_STORE_SECRET.*docs/operations.md"),
+    (403, "InvalidAccessKeyId", "the access key does not exist.*BDN_STORE_SECRET"),
+    (403, "SignatureDoesNotMatch", "the secret access key is wrong.*BDN_STORE_SECRET"),
+    (400, "ExpiredToken", "the session token has expired.*BDN_STORE_SECRET"),
+    (403, "RequestTimeTooSkewed", "the clock of this machine is wrong"),
+    (401, "", "BDN_STORE_SECRET"),
+    (404, "NoSuchBucket", "make the bucket, or correct BDN_STORE"),
+    (301, "PermanentRedirect", "set BDN_STORE_REGION=eu-west-1"),
+    (400, "Whatever", "400 Whatever"),
+])  # fmt: skip
+def test_a_refusal_says_which_setting_and_is_not_asked_again(
+    store: BucketStore, server: ObjectServer, status: int, code: str, expected: str
+) -> None:
+    told = {"x-amz-bucket-region": "eu-west-1"}
+    server.fail(faults.answer(status, told, f"<Error><Code>{code}</Code></Error>".encode()), times=None)
+    with pytest.raises(StoreUnavailableError, match=expected) as caught:
+        store.open(CHUNK)
+    assert server.log.count() == 1
+    assert "X-Amz" not in str(caught.value)
+    assert server.account.secret_access_key not in str(caught.value)
+
+
+def test_a_bucket_that_is_gone_is_not_taken_for_one_without_the_chunk(store: BucketStore, server: ObjectServer) -> None:
+    """An answer to HEAD does not say which."""
+    store.put(CHUNK, memoryview(CONTENT))
+    server.buckets.clear()
+    for act in (lambda: seen(store), lambda: store.keep([CHUNK]), lambda: store.fault(CHUNK), store.check):
+        with pytest.raises(StoreUnavailableError, match="NoSuchBucket"):
+            act()
+
+
+def test_all_of_a_bucket_is_listed_whatever_fits_on_a_page(store: BucketStore, objects: Objects) -> None:
+    objects.page_limit = 3
+    digests = {named(f"{number}") for number in range(10)}
+    for number in range(10):
+        store.put(named(f"{number}"), memoryview(b"%d" % number))
+    objects.overwrite("b3/aa/bb/no-chunk", b"x")
+    objects.overwrite(f"b3/{CHUNK.hex}", b"at another place")
+    assert {chunk.digest for chunk in store.stored()} == digests
+
+
+def test_a_longer_object_is_not_read_to_its_end(store: BucketStore, objects: Objects) -> None:
+    objects.overwrite(f"b3/{CHUNK.fanout}", bytes(CHUNK_SIZE * 3))
+    assert store.fault(CHUNK) == "it is longer than a chunk can be"
+
+
+def test_as_many_chunks_are_in_memory_as_there_is_room_for(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bdn.store.bucket._OPEN_SECONDS", 0.01)
+    store.put(CHUNK, memoryview(CONTENT))
+    files = [store.open(CHUNK) for _ in range(OPEN_AT_ONCE)]
+    with pytest.raises(StoreUnavailableError, match="try again"):
+        store.open(CHUNK)
+    for file in files:
+        file.close()
+        file.close()
+    assert content_of(store, CHUNK) == CONTENT
+    for _ in range(OPEN_AT_ONCE):
+        with pytest.raises(NotFoundError):
+            store.open(named("absent"))
+
+
+# --- what a server can do ---
+
+
+@pytest.mark.parametrize(("checks", "leaves", "said"), [
+    ({"crc32c", "md5"}, True, ""),
+    ({"md5"}, True, "it compares MD5 alone"),  # radosgw
+    (set(), True, "it compares no checksum"),
+    ({"crc32c", "md5"}, False, "it overwrites what is there"),
+])  # fmt: skip
+def test_a_server_is_tried_once_and_what_it_lacks_is_said_in_one_line(
+    server: ObjectServer,
+    objects: Objects,
+    caplog: pytest.LogCaptureFixture,
+    checks: set[str],
+    leaves: bool,
+    said: str,
+) -> None:
+    objects.checks, objects.leaves_what_is_there = frozenset(checks), leaves
+    with caplog.at_level(logging.WARNING), store_at("s3://store", s3_context(server)) as store:
+        store.put(CHUNK, memoryview(CONTENT))
+        store.put(CHUNK, memoryview(CONTENT))
+        assert content_of(store, CHUNK) == CONTENT
+    assert [said in record.getMessage() for record in caplog.records] == ([True] if said else [])
+    assert keys(objects, "probe") == []
+
+
+@pytest.mark.parametrize("checks", [{"crc32c", "md5"}, {"md5"}, set()])
+def test_bytes_that_change_on_their_way_are_never_acknowledged(
+    server: ObjectServer, objects: Objects, checks: set[str]
+) -> None:
+    objects.checks = frozenset(checks)
+    with store_at("s3://store", s3_context(server), TWICE) as store:
+        objects.spoils = True
+        with pytest.raises(StoreUnavailableError):
+            store.put(CHUNK, memoryview(CONTENT))
+
+
+def test_a_server_that_does_not_list_what_was_just_written_is_not_used(server: ObjectServer, objects: Objects) -> None:
+    empty = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+    server.fail(faults.answer(200, body=empty), "list-type", times=None)
+    with (
+        pytest.raises(StoreUnavailableError, match="does not list at once"),
+        store_at("s3://store", s3_context(server)),
+    ):
+        pass
+
+
+# --- wrong content ---
+
+
+def test_a_wrong_object_is_found_kept_for_people_and_replaced_by_who_puts_the_right_one(
+    store: BucketStore, objects: Objects
+) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    assert store.fault(CHUNK) is None
+    assert not store.set_aside(CHUNK)
+    wrong = CONTENT[::-1]
+    objects.overwrite(f"b3/{CHUNK.fanout}", wrong)
+    assert store.fault(CHUNK) == f"its {len(wrong)} bytes are {digest_of(wrong)}"
+
+    assert store.set_aside(CHUNK)
+    assert not store.set_aside(CHUNK)
+    assert store.fault(CHUNK) == "it is absent"
+    assert [objects.held[key].content for key in keys(objects, "quarantine")] == [wrong]
+    assert store.evidence() == 1
+
+    objects.overwrite(f"b3/{CHUNK.fanout}", wrong)
+    store.put(CHUNK, memoryview(CONTENT))
+    assert content_of(store, CHUNK) == CONTENT
+
+
+def test_right_bytes_that_come_while_a_wrong_object_is_put_aside_stay(
+    store: BucketStore, other: BucketStore, server: ObjectServer, objects: Objects
+) -> None:
+    objects.overwrite(f"b3/{CHUNK.fanout}", b"wrong")
+    server.script.add(faults.right_after(lambda: other.put(CHUNK, memoryview(CONTENT))), "/quarantine/", method="PUT")
+    assert not store.set_aside(CHUNK)
+    assert content_of(store, CHUNK) == CONTENT
+    assert store.evidence() == 0
+
+
+def test_the_oldest_evidence_goes(store: BucketStore, objects: Objects) -> None:
+    for number in range(KEPT + 1):
+        objects.overwrite(f"quarantine/{number:020}-{CHUNK.hex}", b"wrong")
+    objects.overwrite(f"b3/{CHUNK.fanout}", b"wrong")
+    assert store.set_aside(CHUNK)
+    assert store.evidence() == KEPT
+    assert not any(key.startswith("quarantine/0" + "0" * 18 + "0-") for key in objects.held)
+
+
+# --- who collects, beside who counts on a chunk ---
+
+
+@pytest.mark.promise("collection")
+@pytest.mark.parametrize("again", ["put", "kept"])
+@pytest.mark.parametrize("look", ["asked for", "listed"])
+def test_a_touch_within_the_second_of_the_look_is_not_missed(
+    store: BucketStore, server: ObjectServer, again: str, look: str
+) -> None:
+    """Servers tell times in whole seconds."""
+    server.clock = lambda: 1_800_000_000.0
+    store.put(CHUNK, memoryview(CONTENT))
+    found = seen(store) if look == "asked for" else list(store.stored())
+    if again == "put":
+        store.put(CHUNK, memoryview(CONTENT))
+    else:
+        assert store.keep([CHUNK])
+    assert store.collect(found) == []
+    assert content_of(store, CHUNK) == CONTENT
+
+
+def test_what_is_older_is_listed_without_being_asked_for_and_a_touch_is_seen(
+    store: BucketStore, server: ObjectServer
+) -> None:
+    now = 1_800_000_000.0
+    server.clock = lambda: now
+    store.put(CHUNK, memoryview(CONTENT))
+    now += 60
+    server.log.clear()
+    (found,) = store.stored()
+    assert server.log.count(method="HEAD") == 0
+    assert found.kept_at == 1_800_000_000
+    assert store.keep([CHUNK])
+    assert store.collect([found]) == []
+    now += 60
+    assert store.collect(list(store.stored()))
+
+
+@pytest.mark.promise("collection")
+@pytest.mark.parametrize("step", ["PUT", "HEAD", "DELETE"])
+@pytest.mark.parametrize("again", ["put", "kept"])
+def test_whoever_counts_on_a_chunk_at_whatever_step_of_its_collection_has_it(
+    store: BucketStore, other: BucketStore, server: ObjectServer, again: str, step: str
+) -> None:
+    """The collector stands just before it writes its marker, looks at the chunk, or deletes it, until the other one waits or is through."""
+    store.put(CHUNK, memoryview(CONTENT))
+    found = seen(store)
+    kept: list[bool] = []
+
+    def count_on_it() -> None:
+        if again == "put" or not other.keep([CHUNK]):
+            other.put(CHUNK, memoryview(CONTENT))
+        kept.append(content_of(other, CHUNK) == CONTENT)
+
+    with ThreadPoolExecutor(1) as threads:
+
+        def begin() -> None:
+            server.log.clear()
+            began.append(threads.submit(count_on_it))
+            wait_until(lambda: began[0].done() or server.log.count("leaving", method="GET") > 3)
+
+        began: list[Future[None]] = []
+        place = "/leaving/" if step == "PUT" else "/b3/"
+        server.script.add(faults.right_after(begin), place, method=step)
+        store.collect(found)
+        began[0].result()
+    assert kept == [True]
+    assert content_of(store, CHUNK) == CONTENT
+
+
+@pytest.mark.promise("collection")
+def test_a_delete_without_an_answer_is_waited_for(
+    store: BucketStore, other: BucketStore, server: ObjectServer, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be carried out later. Nobody counts on the chunk before that is ruled out by the server's own clock."""
+    now = 1_800_000_000.0
+    server.clock = lambda: now
+    store.put(CHUNK, memoryview(CONTENT))
+    server.script.add(faults.drop(), "/b3/", method="DELETE")
+    assert store.collect(seen(store)) == []
+    assert server.log.count("/b3/", method="DELETE") == 1
+    monkeypatch.setattr("bdn.store.bucket_store._WAIT_SECONDS", 0.05)
+    for act in (lambda: other.keep([CHUNK]), lambda: other.put(CHUNK, memoryview(CONTENT))):
+        with pytest.raises(StoreUnavailableError, match="try again in a quarter of an hour"):
+            act()
+    other.put(named("another"), memoryview(b"another"))  # concerns nobody else
+
+    del objects.held[f"b3/{CHUNK.fanout}"]  # now it is carried out
+    now += 901
+    other.put(CHUNK, memoryview(CONTENT))
+    assert content_of(store, CHUNK) == CONTENT
+    assert keys(objects, "leaving") == []
+
+
+def test_a_delete_that_was_carried_out_and_not_answered_is_one(
+    store: BucketStore, server: ObjectServer, objects: Objects
+) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    found = seen(store)
+    carried_out = replace(faults.answer(500), before=lambda: objects.held.pop(f"b3/{CHUNK.fanout}"))
+    server.script.add(carried_out, "/b3/", method="DELETE")
+    assert store.collect(found) == found
+    assert keys(objects, "leaving") == []
+
+
+@pytest.mark.promise("collection")
+def test_a_collector_that_was_held_up_deletes_nothing_any_more(
+    store: BucketStore, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then others may not believe its marker."""
+    store.put(CHUNK, memoryview(CONTENT))
+    monkeypatch.setattr("bdn.store.bucket_store._DELETES_SECONDS", -1.0)
+    assert store.collect(seen(store)) == []
+    assert content_of(store, CHUNK) == CONTENT
+
+
+def test_markers_and_trials_that_were_left_are_dropped_when_they_are_old(
+    store: BucketStore, server: ObjectServer, objects: Objects
+) -> None:
+    now = 1_800_000_000.0
+    server.clock = lambda: now
+    objects.overwrite("leaving/x", b"123")
+    objects.overwrite("probe/x", b"1")
+    assert store.drop_leftovers(now + 1, dry_run=False) == (0, 0), "somebody may be at it"
+    now += 901
+    assert store.drop_leftovers(now, dry_run=True) == (2, 4)
+    assert store.drop_leftovers(now, dry_run=False) == (2, 4)
+    assert objects.held == {}
+
+
+# --- others that read ---
+
+
+def test_a_location_opens_one_chunk_and_nothing_else(store: BucketStore, server: ObjectServer) -> None:
+    assert isinstance(store, LocatableStore)
+    store.put(CHUNK, memoryview(CONTENT))
+    location, absent = store.locate([CHUNK, named("absent")])
+    with urlopen(Request(location.url, headers={**dict(location.headers), "Range": "bytes=4-8"})) as answer:
+        assert (answer.status, answer.read()) == (206, CONTENT[4:9])
+    assert location.expires_at is not None
+    assert 0 < location.expires_at - time.time() <= 900
+    elsewhere = location.url.replace(CHUNK.hex, named("absent").hex)
+    for url, status in ((absent.url, 404), (elsewhere, 403), (location.url.partition("?")[0], 403)):
+        with pytest.raises(HTTPError) as caught:
+            urlopen(url)
+        assert caught.value.code == status
+        caught.value.close()
+
+
+def test_a_location_of_google_opens_one_chunk_and_nothing_else() -> None:
+    with GcsServer() as gcs:
+        gcs.written_bucket("store")
+        with store_at("gs://store", gcs_context(gcs)) as store:
+            store.put(CHUNK, memoryview(CONTENT))
+            location, absent = store.locate([CHUNK, named("absent")])
+            with urlopen(Request(location.url, headers={"Range": "bytes=4-8"})) as answer:
+                assert answer.read() == CONTENT[4:9]
+            for url, status in ((absent.url, 404), (location.url.replace(CHUNK.hex, named("absent").hex), 403)):
+                with pytest.raises(HTTPError) as caught:
+                    urlopen(url)
+                assert caught.value.code == status
+                caught.value.close()
+
+
+def test_a_secret_that_is_changed_is_used_before_long(server: ObjectServer, objects: Objects) -> None:
+    now, context = time.time(), s3_context(server)
+    server.clock = lambda: now
+    account = Account("AKIANEW", "new")
+
+    async def reread() -> Secret:
+        return Secret("store", keys_of(server.account))
+
+    uri = parse_source("s3://store")
+    assert isinstance(uri, BucketUri)
+    with closing(Bucket(uri, open_access(uri, replace(context, clock=lambda: now), reread), TWICE)) as bucket:
+        store = open_bucket_store(bucket)
+        old, server.account = server.account, account
+        try:
+            with pytest.raises(StoreUnavailableError, match="BDN_STORE_SECRET"):
+                store.check()
+            now += 901
+            store.check()
+        finally:
+            server.account = old

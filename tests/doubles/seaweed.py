@@ -1,0 +1,104 @@
+"""SeaweedFS with its S3 interface, in one process: a real object store, as the one that a mirror's store is tested on.
+
+    with SeaweedServer(directory) as server:
+        bucket = server.bucket("store")
+
+Nothing of it is ours. It takes some seconds to start, so a module starts it once.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from functools import cached_property
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, Final, Self
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from tests.doubles.sigv4 import Account
+from tests.support.network.ports import free_port
+
+_WEED: Final = Path(sys.executable).parent / "weed"
+_START_SECONDS: Final = 120
+_PARTS: Final = ("master", "volume", "filer", "s3")
+
+
+class SeaweedServer:
+    """On free ports of the loopback, with everything below ``directory``, from ``with`` until its end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.account = Account("bdn", "seaweed-example-key")
+        self._directory = directory
+        self._port = free_port()
+        self._stack = ExitStack()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Self:
+        (self._directory / "data").mkdir(parents=True)
+        keys = {"accessKey": self.account.access_key_id, "secretKey": self.account.secret_access_key}
+        identity = {"name": "bdn", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+        (self._directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        with self._stack:
+            log = self._stack.enter_context((self._directory / "log").open("wb"))
+            process = subprocess.Popen(self._command(), stdout=log, stderr=log, cwd=self._directory)
+            self._stack.callback(process.wait)
+            self._stack.callback(process.kill)
+            deadline = time.monotonic() + _START_SECONDS
+            while not self._takes_a_bucket():
+                if time.monotonic() > deadline or process.poll() is not None:
+                    raise TimeoutError("SeaweedFS did not start:\n" + (self._directory / "log").read_text()[-4000:])
+                time.sleep(0.1)
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def bucket(self, name: str) -> str:
+        """A new, empty bucket of the account; its name."""
+        self.client.create_bucket(Bucket=name)
+        return name
+
+    def _command(self) -> list[str]:
+        ports = [f"-{part}.port.grpc={free_port()}" for part in _PARTS]
+        ports += [f"-{part}.port={self._port if part == 's3' else free_port()}" for part in _PARTS]
+        return [
+            *(str(_WEED), "server", f"-dir={self._directory / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *("-filer", "-s3", f"-s3.config={self._directory / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"),
+            *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-master.volumePreallocate=false"),
+            *("-volume.max=500", "-volume.preStopSeconds=0"),  # each bucket takes volumes of its own
+            *ports,
+        ]
+
+    def _takes_a_bucket(self) -> bool:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=5)
+        try:
+            connection.request("GET", "/healthz")
+            connection.getresponse()
+            self.client.create_bucket(Bucket="started")
+            self.client.put_object(Bucket="started", Key="k", Body=b"x")
+        except (OSError, BotoCoreError, ClientError):
+            return False
+        finally:
+            connection.close()
+        return True
+
+    @cached_property
+    def client(self) -> Any:
+        """The AWS client, for what people do by hand."""
+        return boto3.session.Session().client(
+            "s3",
+            region_name="us-east-1",
+            endpoint_url=self.url,
+            aws_access_key_id=self.account.access_key_id,
+            aws_secret_access_key=self.account.secret_access_key,
+            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+        )

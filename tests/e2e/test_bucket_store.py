@@ -1,0 +1,118 @@
+"""A mirror whose store is a bucket of a real object store, an agent, and the commands: the whole life of a source."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE, digest_of
+from tests.contract.opening import keys_of
+from tests.doubles.hub import Hub
+from tests.doubles.seaweed import SeaweedServer
+from tests.support.content.trees import tree
+from tests.support.services.cluster import Cluster
+from tests.support.services.commands import Shell
+
+LARGE = bytes(range(255)) * 70_000  # three chunks
+MODEL = {"config.json": b"{}", "deep/model.safetensors": LARGE, "empty.txt": b"", "a b/\u00fc.txt": b"x"}
+SIZE = sum(map(len, MODEL.values()))
+SOURCE = "hf://org/model"
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
+    with SeaweedServer(tmp_path_factory.mktemp("seaweed") / "server") as server:
+        server.bucket("weights")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory, bucket: SeaweedServer) -> Iterator[Shell]:
+    root = tmp_path_factory.mktemp("services")
+    with Hub() as hub:
+        hub.repo("org/model").commit(MODEL)
+        cluster = Cluster(root, {"HF_ENDPOINT": hub.url})
+        store = {
+            "BDN_STORE": "s3://weights/bdn",
+            "BDN_STORE_ENDPOINT": bucket.url,
+            "BDN_STORE_SECRET": "store-keys",
+            "BDN_SECRET_STORE_KEYS": keys_of(bucket.account),
+        }
+        with cluster.mirror(**store), cluster.agent() as found:
+            yield found
+
+
+def objects(bucket: SeaweedServer, folder: str) -> list[str]:
+    listing = bucket.client.list_objects_v2(Bucket="weights", Prefix=f"bdn/{folder}/")
+    return [entry["Key"] for entry in listing.get("Contents", [])]
+
+
+def ran(shell: Shell, *arguments: str) -> Any:
+    done = shell.run(*arguments, "--json")
+    assert done.code == 0, done.out + done.err
+    return done.document
+
+
+def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: Shell, bucket: SeaweedServer) -> None:
+    mirrored = ran(shell, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")
+    assert len(objects(bucket, "b3")) == 4  # three chunks, and a slab
+    assert not (shell.root.parent / "mirror/data/store").exists()
+
+    staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "train")
+    (mount,) = staged["mounts"]
+    assert tree(Path(mount["path"])) == MODEL
+    assert mount["bytes_from"] == {"node": 0, "cluster": 0, "mirror": SIZE}
+
+    # Somebody overwrites a chunk; the mirror finds it, keeps it for people, and repairs it.
+    second = digest_of(LARGE[CHUNK_SIZE : 2 * CHUNK_SIZE])
+    place = f"bdn/b3/{second.fanout}"
+    bucket.client.put_object(Bucket="weights", Key=place, Body=b"wrong")
+    verified = ran(shell, "bdn-admin", "verify", SOURCE, "--tier", "mirror")
+    assert verified["status"] == "DONE"
+    assert str(second) in json.dumps(verified)
+    assert digest_of(bucket.client.get_object(Bucket="weights", Key=place)["Body"].read()) == second
+    assert [key.rpartition("-")[2] for key in objects(bucket, "quarantine")] == [second.hex]
+
+    # The node forgets it, and has it again from the bucket.
+    assert shell.run("bdn", "unstage", staged["id"]).code == 0
+    assert ran(shell, "bdn-admin", "evict", "--source", SOURCE, "--tier", "node")["bytes_freed"] == SIZE
+    staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "again")
+    assert tree(Path(staged["mounts"][0]["path"])) == MODEL
+    assert "its disk" not in shell.run("bdn-admin", "ls").out
+    assert shell.run("bdn", "unstage", staged["id"]).code == 0
+
+    # Mirrored again it moves no bytes; evicted and collected it is gone.
+    assert ran(shell, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")["bytes_transferred"] == 0
+    ran(shell, "bdn-admin", "evict", "--source", SOURCE, "--tier", "mirror", "--purge")
+    assert objects(bucket, "b3") == objects(bucket, "leaving") == objects(bucket, "probe") == []
+
+
+def figure(shell: Shell, name: str) -> float:
+    """One of the mirror's."""
+    lines = httpx2.get(f"{shell.environment['BDN_URL']}/metrics", trust_env=False).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.split()[0] == name)
+
+
+def test_a_node_reads_the_bucket_by_itself_and_the_mirror_repairs_what_that_lacks(
+    shell: Shell, bucket: SeaweedServer
+) -> None:
+    mirrored = ran(shell, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")
+    ran(shell, "bdn-admin", "evict", "--source", SOURCE, "--tier", "node")
+    names = "bdn_mirror_served_bytes_total", "bdn_mirror_located_chunks_total"
+    served, located = (figure(shell, name) for name in names)
+    staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "whole")
+    assert tree(Path(staged["mounts"][0]["path"])) == MODEL
+    assert [figure(shell, name) for name in names] == [served, located + 4]  # no byte went through the mirror
+
+    assert shell.run("bdn", "unstage", staged["id"]).code == 0
+    ran(shell, "bdn-admin", "evict", "--source", SOURCE, "--tier", "node")
+    lost = f"bdn/b3/{digest_of(LARGE[:CHUNK_SIZE]).fanout}"
+    bucket.client.delete_object(Bucket="weights", Key=lost)
+    staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "lost")
+    assert tree(Path(staged["mounts"][0]["path"])) == MODEL
+    assert lost in objects(bucket, "b3")
+    assert shell.run("bdn", "unstage", staged["id"]).code == 0
+    ran(shell, "bdn-admin", "evict", "--source", SOURCE, "--tier", "mirror", "--purge")
