@@ -83,6 +83,7 @@ NAMES: Final = frozenset(
         "secrets_dir",
         "secrets_key",
         "store",
+        "store_delivery",
         "store_endpoint",
         "store_region",
         "store_secret",

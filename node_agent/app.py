@@ -28,8 +28,10 @@ from node_agent.cache.tiers import open_tiers
 from node_agent.disk.cache_directory import boot_id, open_cache_directory
 from node_agent.disk.places import Places
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
+from node_agent.fetch.bucket_reader import Bucket
 from node_agent.fetch.chain import ReaderChain, owner_policy
 from node_agent.fetch.documents import Catalogue, PeerDocuments
+from node_agent.fetch.locations import ChunkLocations, asking
 from node_agent.fetch.owned_documents import ChunkLists, KeptDocuments, OwnedDocuments
 from node_agent.fetch.owner import Owner
 from node_agent.fetch.peers import Members, Peers, Waits
@@ -140,7 +142,22 @@ async def open_agent(
         to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
         to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members, elapsed)
         mismatched = metrics.mismatches.inc
-        chain = ReaderChain(settings.url, to_mirror, to_peers, tiers.node.chunks, peers, policy, waits, mismatched)
+        to_bucket = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
+        locations = ChunkLocations(asking(client, asyncio.get_running_loop()), elapsed)
+        most = 2 * settings.byte_threads  # for this node's fills, and for its peers
+        bucket = Bucket(locations, to_bucket, most, elapsed, metrics.proxied)
+        chain = ReaderChain(
+            settings.url,
+            to_mirror,
+            to_peers,
+            tiers.node.chunks,
+            peers,
+            policy,
+            waits,
+            bucket,
+            mismatched,
+            metrics.received,
+        )
         catalogue = Catalogue(
             manifests, client, PeerDocuments(peers), policy, waits.document_seconds, metrics.documented
         )
@@ -257,6 +274,11 @@ async def open_agent(
         metrics.watch("bdn_agent_events_waiting", "Events that the mirror has not heard", lambda: journal.waiting)
         metrics.watch("bdn_agent_byte_threads", "Threads that may move bytes at once now", lambda: pools.own.limit)
         metrics.watch(
+            "bdn_agent_bucket_requests",
+            "Requests that may be in flight to the mirror's bucket now",
+            lambda: bucket.limit,
+        )
+        metrics.watch(
             "bdn_agent_scrub_round_ended",
             "When everything held had been read again the last time, in seconds since the epoch",
             lambda: scrub_record.round.ended or 0,
@@ -270,6 +292,7 @@ async def open_agent(
             fills.stop_trying()
             to_mirror.close()
             to_peers.close()
+            to_bucket.close()
 
         stack.callback(stop_waiting)
         await housekeeping.resume()

@@ -6,6 +6,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from bdn.wire.location_schema import Delivery
 from bdn.wire.operation_schema import Tier
 from bdn.wire.stage_schema import StageState, TierUse
 from node_agent.stage.stage import StageRegistry
@@ -44,6 +45,16 @@ class AgentMetrics:
         self.lost_events = count(
             "bdn_agent_lost_events", "Decisions that the journal did not take, because the disk is full or broken"
         )
+        self.origin_bytes = count(
+            "bdn_agent_origin_bytes",
+            "Bytes of chunks that came from no peer: straight from the bucket of the mirror's store, or through the mirror",
+            ["delivery"],
+        )
+        self.proxied_chunks = count(
+            "bdn_agent_proxied_chunks",
+            "Chunks that the mirror's data plane was asked for although it delivers from its bucket, by reason",
+            ["reason"],
+        )
         self.mismatches = count("bdn_agent_verification_failures", "Chunks that arrived with the wrong content")
         self.scrubbed_bytes = count(
             "bdn_agent_scrubbed_bytes", "Bytes read again and compared with their names", ["tier"]
@@ -76,6 +87,14 @@ class AgentMetrics:
         """A chunk was read from the mirror for a peer."""
         self.obtained_chunks.inc()
         self.obtained_bytes.inc(size)
+
+    def received(self, delivery: Delivery, size: int) -> None:
+        """Bytes of a chunk came from the mirror's bucket, or from itself."""
+        self.origin_bytes.labels(delivery).inc(size)
+
+    def proxied(self, reason: str) -> None:
+        """The mirror is asked for a chunk that should have come from its bucket."""
+        self.proxied_chunks.labels(reason).inc()
 
     def documented(self, tier: str) -> None:
         """A manifest or a layout is here."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -138,7 +138,11 @@ class Access:
         return owner
 
     async def check_chunk(self, bearer: str | None, chunk: Digest) -> None:
-        """May the bearer read this chunk, because its grant names a manifest that contains it, or a file inside it?
+        """May the bearer read this chunk, because its grant names a manifest that contains it, or a file inside it?"""
+        await self.check_chunks(bearer, [chunk])
+
+    async def check_chunks(self, bearer: str | None, chunks: Sequence[Digest], manifest: Digest | None = None) -> None:
+        """May the bearer read all of these chunks? With ``manifest``, because they belong to that one.
 
         A slab is read as a whole, with the neighbours of the file that is wanted; so it must be one that the grant's
         organisation packed, or of public files. Of tokens the operator's alone reads chunks: the others' callers have grants.
@@ -148,13 +152,17 @@ class Access:
             reader.acting(Role.OPERATOR, None)
             return
         owner = reader.organisation
-        manifests = await self._standing_of([mount.manifest.hex for mount in reader.mounts], owner)
-        for manifest, count in manifests.items():
-            if chunk.to_bytes() in await self._objects_of(manifest, owner, count):
+        named = [mount.manifest.hex for mount in reader.mounts if manifest in (None, mount.manifest)]
+        manifests, left = await self._standing_of(named, owner), list(chunks)
+        for name, count in manifests.items():
+            objects = await self._objects_of(name, owner, count)
+            left = [chunk for chunk in left if chunk.to_bytes() not in objects]
+            if not left:
                 return
         # Of a manifest that is not kept, a packed file by its own name, or a slab that came since we looked.
-        if not manifests or not await self._opens(manifests, owner, chunk):
-            raise NotFoundError(f"chunk {chunk}")
+        for chunk in left:
+            if not manifests or not await self._opens(manifests, owner, chunk):
+                raise NotFoundError(f"chunk {chunk}")
 
     async def _reader(self, bearer: str | None) -> Caller | Grant:
         """Who reads: by a token, or by a grant, which is its own proof."""

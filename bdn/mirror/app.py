@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from bdn.core.errors import InvalidRequestError
 from bdn.core.pace.retry import RetryPolicy, StallPolicy
-from bdn.core.store import MirrorStore
+from bdn.core.store import LocatableStore, MirrorStore
 from bdn.disk.durable import disk_errors, make_folder
 from bdn.mirror.access import Access
 from bdn.mirror.api.routes import ROUTERS, ContentsService
@@ -32,6 +32,7 @@ from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
 from bdn.mirror.key_files import load_grant_signer
 from bdn.mirror.layout_documents import LayoutDocuments
+from bdn.mirror.locations import ChunkLocations
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
@@ -211,6 +212,9 @@ async def open_mirror(
         requests = MirrorRequests(database, planner, signer, settings.grant_seconds, watch, at_work)
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
         asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds, clock)
+        located = store if isinstance(store, LocatableStore) and settings.store_delivery == "direct" else None
+        locations = ChunkLocations(located, access, damages, clock, metrics.located_chunks.inc)
+        layouts = LayoutDocuments(database, damages, data_port, locations.delivery)
         heartbeats = Membership(database, asked, events, watch, clock)
         await stack.enter_async_context(in_background(heartbeats.keep()))
         services = (
@@ -223,7 +227,8 @@ async def open_mirror(
             tokens,
             access,
             Names(database, store, settings.tombstone_seconds),
-            ContentsService(database, access, chunks, LayoutDocuments(database, damages, data_port), metrics),
+            ContentsService(database, access, chunks, layouts, metrics),
+            locations,
             metrics,
             *filter(None, [issuer]),
         )

@@ -6,7 +6,7 @@ the digest. In the other order it would leave a chunk that is absent, and that e
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -111,6 +111,11 @@ class Damages:
         async with self.database.read() as session:
             row = await damaged.get(session, digest.hex)
         return None if row is None else row.reason
+
+    async def reasons(self, digests: Sequence[Digest]) -> dict[Digest, str]:
+        """Those of these objects that are damaged, and why they are not served."""
+        async with self.database.read() as session:
+            return await damaged.reasons(session, digests)
 
     async def _forgive(self, digest: Digest) -> None:
         if await self.reason(digest) is None:

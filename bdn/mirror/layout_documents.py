@@ -18,6 +18,7 @@ from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.waiting import SharedReads
 from bdn.wire.layout_form import LAYOUT_END, layout_head, write_file, write_files
+from bdn.wire.location_schema import Delivery
 
 _LARGE: Final = (
     10_000  # files; of these one document is made at a time: one of a million takes seconds, and over 100 MB
@@ -36,7 +37,11 @@ class LayoutDocument:
 
     @classmethod
     async def of(
-        cls, manifest: Digest, data_port: int | None, pages: AsyncIterable[Sequence[contents.ContentLayout]]
+        cls,
+        manifest: Digest,
+        data_port: int | None,
+        pages: AsyncIterable[Sequence[contents.ContentLayout]],
+        delivery: Delivery = "proxy",
     ) -> "LayoutDocument":
         """Made page by page: a million files are 300 MB of JSON, and a gigabyte before they are. ``NotFoundError``: there is no file."""
         hasher, compressor, size = blake3(), zlib.compressobj(level=1, wbits=_GZIP), 0
@@ -49,7 +54,7 @@ class LayoutDocument:
                 hasher.update(piece)
                 packed.append(compressor.compress(piece))
 
-        add([layout_head(manifest, data_port)])
+        add([layout_head(manifest, data_port, delivery)])
         is_first = True
         async for page in pages:
             await asyncio.to_thread(add, write_files(map(_file, page), is_first=is_first))
@@ -81,6 +86,7 @@ class LayoutDocuments:
     database: Database
     damages: Damages
     data_port: int | None
+    delivery: Delivery
     _reads: SharedReads[tuple[Digest, str], LayoutDocument] = field(default_factory=partial(SharedReads, 0.0))
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -104,4 +110,4 @@ class LayoutDocuments:
         async with self.database.read() as session:
             with self.damages.records_noted():
                 pages = contents.layouts(session, manifest.hex, owner)
-                return await LayoutDocument.of(manifest, self.data_port, pages)
+                return await LayoutDocument.of(manifest, self.data_port, pages, self.delivery)

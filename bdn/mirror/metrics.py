@@ -37,6 +37,9 @@ class Metrics:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.transferred_bytes = counter("bdn_mirror_transferred_bytes", "Bytes read from upstreams")
         self.served_bytes = counter("bdn_mirror_served_bytes", "Bytes served by the data plane")
+        self.located_chunks = counter(
+            "bdn_mirror_located_chunks", "Addresses in the store's bucket that agents were given"
+        )
         self.documents = counter("bdn_mirror_documents", "Manifests and layouts served", ["kind"])
         self.document_bytes = counter(
             "bdn_mirror_document_bytes", "Bytes of these documents, as they were sent", ["kind"]

@@ -11,6 +11,7 @@ from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.core.store import GRACE_SECONDS, TOMBSTONE_SECONDS
 from bdn.settings import FileSettings, LogForm, Port, Rate, Size, default_data_dir
 from bdn.sources.settings import CLOUDFLARE_R2, check_r2_template
+from bdn.wire.location_schema import Delivery
 
 
 def _check_egress(text: str) -> str:
@@ -47,6 +48,7 @@ class MirrorSettings(FileSettings):
         None  # None means where sources of this scheme are
     )
     store_region: str | None = None
+    store_delivery: Delivery = "direct"  # of a store that agents can read by themselves
     host: str = "127.0.0.1"
     port: Port = 8460
     data_port: Port = 8461

@@ -1,13 +1,15 @@
 """The APIs of the mirror and of the agent, as clients call them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from urllib.parse import quote
 
+from bdn.core.chunk import Digest
 from bdn.net.client import ContentClient, OutageRetry, Params, ServiceClient
 from bdn.wire.access_schema import NewToken, SecretBody, SecretEntry, SecretRotation, Token, TokenRequest
 from bdn.wire.event_schema import EventDocument, Named, NodeEvents
 from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
+from bdn.wire.location_schema import Locations, LocationsRequest
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
 from bdn.wire.mirror_schema import HeldManifests, Mirror, MirrorRequestBody, Plan
 from bdn.wire.operation_schema import (
@@ -90,6 +92,12 @@ class MirrorClient(ContentClient):
 
     async def clusters(self) -> Items[Cluster]:
         return await self._call(Items[Cluster], "GET", "/clusters")
+
+    async def locate(self, manifest: Digest, digests: Iterable[Digest], bearer: str) -> Locations:
+        """Where chunks of the manifest can be read, for who holds this grant."""
+        request = LocationsRequest(manifest=str(manifest), digests=[str(digest) for digest in digests])
+        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        return await self._call(Locations, "POST", "/chunks/locations", body=request, headers=headers)
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """The mirror may keep it open for ``heartbeat.wait_seconds``."""

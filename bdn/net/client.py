@@ -159,9 +159,10 @@ class ServiceClient:
         *,
         body: BaseModel | None = None,
         params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
         wait_seconds: float = 0,
     ) -> _Body:
-        content = await self._send(method, path, body=body, params=params, wait_seconds=wait_seconds)
+        content = await self._send(method, path, body=body, params=params, headers=headers, wait_seconds=wait_seconds)
         try:
             return kind.model_validate_json(content)
         except ValidationError as error:

@@ -1,11 +1,14 @@
-"""Chunks from another of our programs: the client side of the data plane."""
+"""Chunks over HTTP: from another of our programs, the client side of the data plane, and from the bucket of the mirror's store."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urljoin, urlsplit
 
 from bdn.core.chunk import ByteRange, Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.source.upstream import Location
 from bdn.net.http1.answer import TICK, Answer, AnswerDeadline, StalledError
 from bdn.net.http1.connection import split_address
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
@@ -37,13 +40,8 @@ class HttpChunkReader:
         """Bring what is missing; content is *not* verified here."""
         if chunk.done and not chunk.missing:
             return
-        place = urlsplit(self.base_url).netloc
-        try:
+        with _naming(urlsplit(self.base_url).netloc):
             self._read(chunk)
-        except NETWORK_ERRORS as error:  # its message may hold a signed address
-            raise StoreUnavailableError(f"{place}: {reason_of(error)}") from None
-        except StoreUnavailableError as error:
-            raise type(error)(f"{place}: {error.reason}") from None
 
     def _read(self, chunk: PartialChunk) -> None:
         start, size = chunk.done, len(chunk.buffer)
@@ -54,8 +52,6 @@ class HttpChunkReader:
                 if answer.status not in (302, 307):
                     _check(answer, chunk.digest, start, size)
                     _receive(answer, chunk, self.deadline)
-                    if chunk.missing:
-                        raise StoreUnavailableError(f"chunk {chunk.digest} ended after {chunk.done} of {size} bytes")
                     return
                 answer.read(_WORDS_LIMIT)
                 target = urljoin(url, answer.headers.get("location") or "")
@@ -75,6 +71,69 @@ class HttpChunkReader:
         return headers
 
 
+class AddressRefusedError(StoreUnavailableError):
+    """The bucket does not take a signed address: it has expired, by the bucket's clock, or its keys have."""
+
+
+class BucketBusyError(StoreUnavailableError):
+    """The bucket is there, and cannot answer now: it asks for fewer requests (429, 503 SlowDown), or fails itself."""
+
+
+@dataclass(frozen=True)
+class LocatedChunkReader:
+    """A ``ChunkReader`` of the one chunk that lies at ``location``. It sends what the location says, no grant, and goes nowhere else.
+
+    Raises, besides what every reader does: ``AddressRefusedError``, ``BucketBusyError``, and ``NotFoundError``: no such object.
+    No message holds more of the address than its host.
+    """
+
+    connections: ConnectionPool
+    location: Location
+    deadline: AnswerDeadline | None = None
+
+    def read_into(self, chunk: PartialChunk) -> None:
+        """Bring what is missing; content is *not* verified here."""
+        start, size = chunk.done, len(chunk.buffer)
+        headers = dict(self.location.headers)
+        if start:
+            headers["Range"] = format_range(ByteRange(start, size))
+        with (
+            _naming(_host_of(self.location.url)),
+            self.connections.get(self.location.url, headers, size - start, self.deadline) as answer,
+        ):
+            if answer.status not in (404, 206 if start else 200):
+                answer.read(_WORDS_LIMIT)
+                raise _refusal(answer.status)
+            _check(answer, chunk.digest, start, size)
+            _receive(answer, chunk, self.deadline)
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or "the bucket"
+    except ValueError:
+        return "the bucket"
+
+
+def _refusal(status: int) -> StoreUnavailableError:
+    if status in (400, 401, 403):  # S3 tells with a 400 that the keys of an address have expired (ExpiredToken)
+        return AddressRefusedError(f"status {status}")
+    if status == 429 or status >= 500:
+        return BucketBusyError(f"status {status}")
+    return StoreUnavailableError(f"unexpected answer {status}")
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Errors say where they come from, and nothing more: what the network says may hold a signed address."""
+    try:
+        yield
+    except NETWORK_ERRORS as error:
+        raise StoreUnavailableError(f"{place}: {reason_of(error)}") from None
+    except StoreUnavailableError as error:
+        raise type(error)(f"{place}: {error.reason}") from None
+
+
 def _check(answer: Answer, digest: Digest, start: int, size: int) -> None:
     """Whether the body is what was asked for, by its head. Raises what is wrong instead."""
     if answer.status == 404:
@@ -89,11 +148,17 @@ def _check(answer: Answer, digest: Digest, start: int, size: int) -> None:
 
 
 def _receive(answer: Answer, chunk: PartialChunk, deadline: AnswerDeadline | None) -> None:
-    """The body, as far as it comes."""
+    """The whole body, or ``StoreUnavailableError`` after what came of it."""
     rest = chunk.buffer[chunk.done :]
     if deadline is None:
         answer.fill(rest, on_bytes=chunk.received)
-        return
+    else:
+        _receive_within(answer, rest, chunk, deadline)
+    if chunk.missing:
+        raise StoreUnavailableError(f"chunk {chunk.digest} ended after {chunk.done} of {len(chunk.buffer)} bytes")
+
+
+def _receive_within(answer: Answer, rest: memoryview, chunk: PartialChunk, deadline: AnswerDeadline) -> None:
     told = 0
 
     def goes_on() -> bool:

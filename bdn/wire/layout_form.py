@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from bdn.core.cache.digest_table import DigestTable
 from bdn.core.chunk import Digest, FileLayout, MalformedDocumentError, Slice, chunk_count, read_files
+from bdn.wire.location_schema import Delivery
 
 _FILES_AT_ONCE: Final = 1000  # in a piece of a document: one of a million files has 300 MB
 _ENTRY_BYTES: Final = 300  # of one file, with its slab and without its chunks
@@ -25,12 +26,13 @@ _WORD: Final = (1 << 32) - 1
 class Layout:
     """Where every distinct content of one manifest lies; each entry was checked against its file's name.
 
-    ``data_port`` is that of the mirror's data plane when the document was written; see ``LayoutBody``, whose form this is.
+    ``data_port`` and ``delivery`` are those of the mirror when the document was written; see ``LayoutBody``, whose form this is.
     """
 
     manifest: Digest
     data_port: int | None
     files: Mapping[Digest, FileLayout]
+    delivery: Delivery = "proxy"
 
     @classmethod
     def parse(cls, document: bytes | bytearray) -> Self:
@@ -41,7 +43,8 @@ class Layout:
         files = PackedLayouts()
         try:
             body = read_files(document, files.add, _Reader().read)
-            return cls(Digest.parse(body["manifest"]), _port(body["data_port"]), files)
+            delivery: Delivery = "direct" if body.get("delivery") == "direct" else "proxy"
+            return cls(Digest.parse(body["manifest"]), _port(body["data_port"]), files, delivery)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise MalformedDocumentError(f"not a layout: {error}") from error
 
@@ -61,7 +64,7 @@ class Layout:
 
     def pieces(self) -> Iterator[bytes]:
         """The document again, piece by piece: that of a million files has 300 MB."""
-        return write_layout(self.manifest, self.data_port, map(_entry, self.files.values()))
+        return write_layout(self.manifest, self.data_port, map(_entry, self.files.values()), self.delivery)
 
 
 class _Reader:
@@ -147,9 +150,11 @@ def _entry(file: FileLayout) -> str:
     return write_file(file.digest.hex, file.size, [chunk.hex for chunk in file.chunks], slab)
 
 
-def write_layout(manifest: Digest, data_port: int | None, files: Iterable[str]) -> Iterator[bytes]:
+def write_layout(
+    manifest: Digest, data_port: int | None, files: Iterable[str], delivery: Delivery = "proxy"
+) -> Iterator[bytes]:
     """The document in pieces, of files as ``write_file`` makes them: ten times as fast as a model of each."""
-    yield layout_head(manifest, data_port)
+    yield layout_head(manifest, data_port, delivery)
     yield from write_files(files, is_first=True)
     yield LAYOUT_END
 
@@ -157,9 +162,10 @@ def write_layout(manifest: Digest, data_port: int | None, files: Iterable[str]) 
 LAYOUT_END: Final = b"]}"
 
 
-def layout_head(manifest: Digest, data_port: int | None) -> bytes:
+def layout_head(manifest: Digest, data_port: int | None, delivery: Delivery) -> bytes:
     """What of the document comes before the first file; after the last one comes ``LAYOUT_END``."""
-    return f'{{"manifest":"{manifest}","data_port":{json.dumps(data_port)},"files":['.encode()
+    direct = '"delivery":"direct",' if delivery == "direct" else ""
+    return f'{{"manifest":"{manifest}","data_port":{json.dumps(data_port)},{direct}"files":['.encode()
 
 
 def write_files(files: Iterable[str], *, is_first: bool) -> Iterator[bytes]:
@@ -200,9 +206,11 @@ class FileLayoutBody(BaseModel):
 class LayoutBody(BaseModel):
     """Where a manifest's bytes lie: every distinct content once.
 
-    ``data_port`` is where the data plane serves the chunks, on the host that answered; null means on this port.
+    ``data_port`` is where the data plane serves the chunks, on the host that answered; null means on this port. With the
+    ``delivery`` ``direct`` they are to be read where ``POST /chunks/locations`` says; none is ``proxy``.
     """
 
     manifest: str
     data_port: int | None
+    delivery: Delivery = "proxy"
     files: list[FileLayoutBody]

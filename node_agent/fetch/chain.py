@@ -1,8 +1,9 @@
 """Where this node's chunks come from: one chain of readers, put together in ``ReaderChain``.
 
-    for a fill    retrying → what is here, and peers → single flight → verifying → mirror
-    for a peer    (single flight → cluster tier) → retrying → verifying → mirror
+    for a fill    retrying → what is here, and peers → single flight → verifying → (bucket →) mirror
+    for a peer    (single flight → cluster tier) → retrying → verifying → (bucket →) mirror
 
+The mirror's bucket stands before the mirror where that says so (``bucket_reader.py``); what is said of the mirror holds for both.
 Single flight stands behind the peers, not before them. For a moment two nodes may know of different members, and each
 asks the other for the same chunk: if a peer's request waited for a fill that asks a peer, both would wait for ever. Who reads
 from the mirror waits for nobody. For the same reason an owner obtains a chunk for its peers from the mirror alone.
@@ -10,13 +11,10 @@ The fill's retry stands outermost, because peers may have the chunk by the next 
 single flight, because the peers that wait for its one read have other sources to go to.
 """
 
-import asyncio
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -27,92 +25,24 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk, RetryingReader, VerifyingReader
 from bdn.transfer.http_chunks import HttpChunkReader
+from bdn.wire.location_schema import Delivery
 from node_agent.cache.held_chunks import HeldChunks
+from node_agent.fetch.bucket_reader import Bucket, BucketReader, MirrorReader
 from node_agent.fetch.fill_context import FillContext
+from node_agent.fetch.locations import Reading
 from node_agent.fetch.peers import MIRROR, Alternative, LateError, Peers, SourceDeadline, Waits
+from node_agent.fetch.reads_in_progress import ReadsInProgress
 
-_LOOK_SECONDS: Final = 0.1  # how long a waiting thread may overlook that it shall stop
 _OWNER_OUTAGE_SECONDS: Final = 5.0  # peers that wait for their owner have other sources, and ask again
 _WAIT_SECONDS: Final = 60.0  # for another reader on this node, before looking again
-
-
-class ReadsInProgress:
-    """What is being obtained now, by key. Safe for threads and event loops alike.
-
-    A and B need the same chunk, look for it and miss. A leads and reads; B is refused the lead and waits. A puts the chunk
-    where others find it and *then* leaves the block; B looks again and finds it. C, who had missed before A was through, asks
-    for the lead only now and gets it although the chunk is here: so whoever leads looks once more before it reads. If A
-    fails, B is woken as well, misses again, and may lead in A's place.
-
-    Lead only where the work begins at once. A leader that had to wait for a thread could wait for ever: all threads may be
-    those of others that wait for it.
-    """
-
-    def __init__(self) -> None:
-        self._flights: dict[Hashable, Future[None]] = {}
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def lead(self, key: Hashable) -> Iterator[bool]:
-        """Whether it is the caller's to do, until the block ends. Others hear of the block's ``BdnError``, if it raises one."""
-        with self._lock:
-            is_leader = key not in self._flights
-            if is_leader:
-                self._flights[key] = Future()
-        if not is_leader:
-            yield False
-            return
-        try:
-            yield True
-        except BaseException as error:
-            # What is no error of ours, such as a cancellation, is the leader's own affair.
-            self._end(key).set_exception(error if isinstance(error, BdnError) else CanceledError(f"the read of {key}"))
-            raise
-        self._end(key).set_result(None)
-
-    def flight(self, key: Hashable) -> Future[None] | None:
-        """Done once the leader is through, with its error if it failed; None when nobody leads. Not to be canceled."""
-        with self._lock:
-            return self._flights.get(key)
-
-    def wait(self, key: Hashable, timeout_seconds: float, stop: threading.Event) -> bool:
-        """Block until the leader is through; False when the time is over or ``stop`` is set before."""
-        flight, deadline = self.flight(key), time.monotonic() + timeout_seconds
-        while flight is not None and not flight.done():
-            left = deadline - time.monotonic()
-            if left <= 0 or stop.is_set():
-                return False
-            wait_for([flight], min(left, _LOOK_SECONDS))
-        return True  # somebody else may lead already; whether the chunk is here is for the caller to see
-
-    def _end(self, key: Hashable) -> Future[None]:
-        with self._lock:
-            return self._flights.pop(key)
-
-
-async def landed(flight: Future[None]) -> None:
-    """Wait on the loop for somebody else's work. Whoever returns from here looks again, and may have to lead.
-
-    Raises:
-        BdnError: the work failed for a reason that would be ours as well, because it may pass for all: asking the mirror
-            once more for each of many that wait would not make it well. Work that ended for its leader's own reasons,
-            such as a grant that expired or a stage that was released, is no reason to fail.
-    """
-    # The future is everybody's: ``wait`` does not cancel it with one who waits. Its error is looked at below, or, by one who
-    # was canceled, nowhere: asyncio is not to complain of that.
-    waiter = asyncio.wrap_future(flight)
-    waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
-    await asyncio.wait([waiter])
-    error = flight.exception()
-    if isinstance(error, BdnError) and error.transient:
-        raise error
 
 
 @dataclass(frozen=True)
 class ReaderChain:
     """Makes the chains. ``on_mismatch`` counts chunks that arrived with the wrong content.
 
-    ``reads`` are the reads from the mirror that are going on, those of fills and those for peers.
+    ``on_bytes`` is told how the bytes came that no peer sent. ``reads`` are the reads from the mirror that are going on, those
+    of fills and those for peers.
     """
 
     mirror_url: str
@@ -122,25 +52,37 @@ class ReaderChain:
     peers: Peers
     policy: RetryPolicy
     waits: Waits
+    bucket: Bucket
     on_mismatch: Callable[[], None]
+    on_bytes: Callable[[Delivery, int], object] = lambda *_: None
     reads: ReadsInProgress = field(default_factory=ReadsInProgress)
 
     def of_fill(self, context: FillContext, stop: threading.Event) -> ChunkReader:
         """For a fill. It stops trying when ``stop`` is set."""
-        mirror = self._mirror(context.routing.layout.data_port, context.bearer, stop)
+        layout, reading = context.routing.layout, Reading(context.manifest, context.bearer, context.ahead)
+        mirror = self._mirror(layout.data_port, layout.delivery, reading, stop)
         shared = SingleFlightReader(mirror, self.held, self.reads, stop)
         ring = PeersReader(shared, self.to_peers, self.peers, context, stop, self.waits, self._mismatched)
         return RetryingReader(ring, self.policy, stop, context.budget.retry, context.budget.arrived)
 
-    def of_owner(self, data_port: int | None, bearer: str, stop: threading.Event) -> ChunkReader:
-        """For what this node obtains for its peers. ``bearer`` is the grant of the one that asks."""
-        return RetryingReader(self._mirror(data_port, bearer, stop), owner_policy(self.policy), stop)
+    def of_owner(
+        self, data_port: int | None, delivery: Delivery, reading: Reading, stop: threading.Event
+    ) -> ChunkReader:
+        """For what this node obtains for its peers, with the grant of the one that asks."""
+        return RetryingReader(self._mirror(data_port, delivery, reading, stop), owner_policy(self.policy), stop)
 
-    def _mirror(self, data_port: int | None, bearer: str, stop: threading.Event) -> ChunkReader:
-        http = HttpChunkReader(self.to_mirror, _at_port(self.mirror_url, data_port), bearer)
-        once = MirrorReader(http, self.peers, self.waits, stop)
-        again = replace(once, http=replace(http, is_suspect=True))
-        return VerifyingReader(once, again, self._mismatched)
+    def _mirror(
+        self, data_port: int | None, delivery: Delivery, reading: Reading, stop: threading.Event
+    ) -> ChunkReader:
+        http = HttpChunkReader(self.to_mirror, _at_port(self.mirror_url, data_port), reading.bearer)
+        mirror = MirrorReader(http, self.peers, self.waits, stop, partial(self.on_bytes, "proxy"))
+        looking = replace(mirror, http=replace(http, is_suspect=True))
+        if delivery == "proxy":
+            return VerifyingReader(mirror, looking, self._mismatched)
+        bucket = BucketReader(
+            self.bucket, reading, mirror, looking, self.peers, self.waits, stop, partial(self.on_bytes, "direct")
+        )
+        return VerifyingReader(bucket, looking, self._mismatched)
 
     def _mismatched(self, chunk: PartialChunk) -> None:
         self.on_mismatch()
@@ -185,29 +127,6 @@ class SingleFlightReader:
                 raise CanceledError("the transfer")
             if _found_here(self.held, chunk):
                 return
-
-
-@dataclass(frozen=True)
-class MirrorReader:
-    """One request to the mirror, within its deadlines. How it went is remembered for all fills of this node."""
-
-    http: HttpChunkReader
-    peers: Peers
-    waits: Waits
-    stop: threading.Event
-
-    def read_into(self, chunk: PartialChunk) -> None:
-        """Bring what is missing, not verified."""
-        missing = chunk.missing
-        deadline = SourceDeadline.of_mirror(missing, self.stop, self.peers.clock, self.waits)
-        chunk.begin_source("mirror", MIRROR)
-        try:
-            replace(self.http, deadline=deadline).read_into(chunk)
-        except BdnError as error:
-            if error.transient:
-                self.peers.failed(MIRROR)
-            raise
-        self.peers.read(missing, deadline.taken)
 
 
 def _found_here(held: HeldChunks, chunk: PartialChunk) -> bool:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout
@@ -221,7 +221,8 @@ class RetryBudget:
 class FillContext:
     """The chunks of ``manifest`` are read with the grant ``bearer``.
 
-    ``is_ending`` tells whether no chunk is left to be asked of peers but those that are being asked for.
+    ``is_ending`` tells whether no chunk is left to be asked of peers but those that are being asked for; ``ahead`` are the chunks
+    that this node will read from the mirror, about in their order.
     """
 
     manifest: Digest
@@ -229,3 +230,4 @@ class FillContext:
     routing: Routing
     budget: RetryBudget
     is_ending: Callable[[], bool] = lambda: False
+    ahead: Iterator[Digest] = field(default_factory=lambda: iter(()))

@@ -16,9 +16,10 @@ from bdn.net.chunk_server.served_chunks import DocumentRequest, OpenChunk
 from bdn.net.client import ContentClient
 from bdn.wire.http_fields import DocumentKind
 from bdn.wire.layout_form import Layout
+from bdn.wire.location_schema import Delivery
 from node_agent.background_tasks import in_thread
-from node_agent.fetch.chain import ReadsInProgress, landed
 from node_agent.fetch.documents import Catalogue
+from node_agent.fetch.reads_in_progress import ReadsInProgress, landed
 
 _MOST_BYTES: Final = 512 * 1024**2  # a manifest of a million files has up to 200 MB, its layout packed 50 MB
 _MOST: Final = 256  # documents: each is an open file
@@ -142,6 +143,7 @@ class ChunkList:
 
     sizes: Mapping[Digest, int]
     data_port: int | None  # of the mirror's data plane; None where it serves chunks itself
+    delivery: Delivery
 
     @classmethod
     def of(cls, layout: Layout) -> Self:
@@ -152,7 +154,7 @@ class ChunkList:
                 sizes[file.slice.slab] = file.slice.slab_size
             else:
                 sizes.update((chunk.digest, chunk.range.size) for chunk in file.placed())
-        return cls(sizes, layout.data_port)
+        return cls(sizes, layout.data_port, layout.delivery)
 
 
 @dataclass(frozen=True)

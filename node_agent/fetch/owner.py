@@ -18,8 +18,10 @@ from bdn.transfer.chunk_readers import PartialChunk
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.peer_access import PeerAccess
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
-from node_agent.fetch.chain import ReaderChain, landed
+from node_agent.fetch.chain import ReaderChain
+from node_agent.fetch.locations import Reading
 from node_agent.fetch.owned_documents import ChunkList, ChunkLists, OwnedDocuments
+from node_agent.fetch.reads_in_progress import landed
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ class Owner:
         """In a byte thread: from the mirror into the cluster tier, where room is made before anything is read."""
         digest, manifest = request.digest, request.manifest
         assert manifest is not None  # noqa: S101 - likewise
-        reader = self.chain.of_owner(chunks.data_port, request.bearer or "", self._stop)
+        reader = self.chain.of_owner(
+            chunks.data_port, chunks.delivery, Reading(manifest, request.bearer or ""), self._stop
+        )
         if self.chain.held.tier.bring(
             manifest, digest, buffer, lambda room: reader.read_into(PartialChunk(digest, room))
         ):

@@ -132,9 +132,10 @@ class _RequestFill:
         self.from_peers = _Lane(pools.peers, OrderedLimit(pools.peers.count))
         self._request = request
         self._progress = progress
+        self._units: Sequence[FillUnit] = ()
 
     async def run(self, held: Iterable[Held], missing: frozenset[Digest]) -> None:
-        units = await self._units(held, missing)
+        self._units = units = await self._wanted(held, missing)
         routings = [context.routing for context in self.contexts.values()]
         for routing in routings:
             await in_thread(routing.prepare)
@@ -152,7 +153,14 @@ class _RequestFill:
                     for _ in range(min(len(queue), most)):
                         group.create_task(self._fill_from(waiting))
 
-    async def _units(self, held: Iterable[Held], missing: frozenset[Digest]) -> list[FillUnit]:
+    def _ahead(self, manifest: Digest) -> Iterator[Digest]:
+        """What is to be read from the mirror, in the order of the units: two queues are worked through together."""
+        routing = self.contexts[manifest].routing
+        for unit in self._units:
+            if unit.manifest == manifest:
+                yield from (chunk for chunk in unit.first.fetched if routing.turn(chunk).is_own)
+
+    async def _wanted(self, held: Iterable[Held], missing: frozenset[Digest]) -> list[FillUnit]:
         """What is to be fetched, in the order of the ring. What several manifests name is fetched for the first one."""
         units: list[FillUnit] = []
         wanted = missing
@@ -164,7 +172,9 @@ class _RequestFill:
             wanted -= one.manifest.contents.keys()
             routing = Routing(one.layout, self.provision.chain.peers.members)
             budget, is_ending = self._progress.budget, self._is_ending
-            self.contexts[digest] = FillContext(digest, self._request.grant, routing, budget, is_ending)
+            self.contexts[digest] = FillContext(
+                digest, self._request.grant, routing, budget, is_ending, self._ahead(digest)
+            )
         return sorted(units, key=lambda unit: unit.first.fetched_size, reverse=True)
 
     def _is_ending(self) -> bool:

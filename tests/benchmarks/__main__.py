@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from tests.benchmarks import (
     alone,
+    direct,
     fill,
     listings,
     memory,
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[], Sequence[Row]]] = {
     "fill": fill.measure,
     "fill-capped": fill.measure_capped,
     "peers": peers_fill.measure,
+    "direct": direct.measure,
     "sink": alone.measure_sink,
     "chunk-server": alone.measure_chunk_server,
     "warm-cache": warm_cache.measure,

@@ -31,6 +31,8 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_who_may_read_which_chunk_on_either_plane"),
         ("a digest is enough", "if not manifests or not await self._opens(manifests, owner, chunk):", "if False:",
          "test_who_may_read_which_chunk_on_either_plane"),
+        ("a chunk of any manifest of the grant is located as one of this", "if manifest in (None, mount.manifest)", "",
+         "test_who_is_told_where_which_chunk_can_be_read"),
         ("manifests push each other out at each chunk", "if self._clock() - used_at < _IN_USE_SECONDS:", "if False:",
          "test_chunks_of_more_manifests_than_are_kept_cost_one_look_each[sqlite]"),
         ("what stands is forgotten while others are asked for", "        return standing\n",
@@ -45,6 +47,10 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
           '                ("token", bearer), await self.tokens.valid(bearer)\n            )'),
          "test_a_revoked_token_ends_at_every_replica",
          "test_what_is_revoked_or_expired_is_refused_like_what_never_was[sqlite]"),
+    ],
+    "bdn/mirror/locations.py": [
+        ("whoever asks is told where a chunk is", "await self.access.check_chunks(bearer, digests, Digest.parse(request.manifest))",
+         "pass", "test_who_is_told_where_which_chunk_can_be_read"),
     ],
     "bdn/mirror/db/tokens.py": [
         ("a revoked token goes on", "None or row.revoked_at is not None", "None", "test_who_may_read_which_manifest"),

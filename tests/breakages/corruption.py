@@ -194,9 +194,15 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("evidence fills the disk", "if len(items) <= self.kept:", "if items:",
          "test_the_quarantine_keeps_so_many_items_and_the_oldest_go"),
     ],
+    "node_agent/fetch/bucket_reader.py": [
+        ("the mirror does not hear that its bucket lacks a chunk", '(self.looking if reason == "absent" else self.mirror)',
+         "self.mirror", "test_what_the_bucket_lacks_or_has_wrong_comes_from_the_mirror_which_hears_of_it"),
+    ],
     "node_agent/fetch/chain.py": [
         ("what is read here goes into a chunk that came in part from elsewhere", "chunk.restart()  #", "#",
          "test_what_is_damaged_here_does_not_get_into_what_came_from_elsewhere"),
+        ("the mirror does not hear that its bucket has wrong bytes", "return VerifyingReader(bucket, looking,",
+         "return VerifyingReader(bucket, mirror,", "test_wrong_bytes_of_the_bucket_make_the_mirror_look"),
         ("who holds a wrong chunk does not hear of it", "self._make_look(peer, address, chunk)", "pass",
          "test_a_peer_that_gets_wrong_bytes_tells_the_holder"),
     ],

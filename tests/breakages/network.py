@@ -177,6 +177,10 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("nobody is asked for a layout", "if not layout.covers(manifest.contents):", "if True:",
          "test_a_cluster_serves_a_late_node_while_the_mirror_is_away"),
     ],
+    "node_agent/fetch/locations.py": [
+        ("each address is asked for when it is needed", "max(0, _AT_ONCE - len(wanted))", "0",
+         "test_a_stage_goes_on_without_its_mirror_while_its_addresses_are_good"),
+    ],
     "node_agent/fetch/peers.py": [
         ("a peer may be silent for as long as it likes", "self.silence_seconds", "1000 * self.silence_seconds",
          "test_a_fault_on_the_way_to_the_mirror_costs_time_alone[content-falls_silent]"),

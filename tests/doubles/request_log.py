@@ -12,6 +12,8 @@ NOTED_HEADERS = (
     "user-agent",
     "x-hf-download-counter",
     "bdn-manifest",
+    "bdn-suspect",
+    "x-amz-checksum-mode",
 )
 
 

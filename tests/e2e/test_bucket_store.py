@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
@@ -87,3 +88,31 @@ def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: She
     assert ran(shell, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")["bytes_transferred"] == 0
     ran(shell, "bdn-admin", "evict", "--source", SOURCE, "--tier", "mirror", "--purge")
     assert objects(bucket, "b3") == objects(bucket, "leaving") == objects(bucket, "probe") == []
+
+
+def figure(shell: Shell, name: str) -> float:
+    """One of the mirror's."""
+    lines = httpx2.get(f"{shell.environment['BDN_URL']}/metrics", trust_env=False).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.split()[0] == name)
+
+
+def test_a_node_reads_the_bucket_by_itself_and_the_mirror_repairs_what_that_lacks(
+    shell: Shell, bucket: SeaweedServer
+) -> None:
+    mirrored = ran(shell, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")
+    ran(shell, "bdn-admin", "evict", "--source", SOURCE, "--tier", "node")
+    names = "bdn_mirror_served_bytes_total", "bdn_mirror_located_chunks_total"
+    served, located = (figure(shell, name) for name in names)
+    staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "whole")
+    assert tree(Path(staged["mounts"][0]["path"])) == MODEL
+    assert [figure(shell, name) for name in names] == [served, located + 4]  # no byte went through the mirror
+
+    assert shell.run("bdn", "unstage", staged["id"]).code == 0
+    ran(shell, "bdn-admin", "evict", "--source", SOURCE, "--tier", "node")
+    lost = f"bdn/b3/{digest_of(LARGE[:CHUNK_SIZE]).fanout}"
+    bucket.client.delete_object(Bucket="weights", Key=lost)
+    staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "lost")
+    assert tree(Path(staged["mounts"][0]["path"])) == MODEL
+    assert lost in objects(bucket, "b3")
+    assert shell.run("bdn", "unstage", staged["id"]).code == 0
+    ran(shell, "bdn-admin", "evict", "--source", SOURCE, "--tier", "mirror", "--purge")

@@ -185,6 +185,27 @@ async def test_who_may_read_which_chunk_on_either_plane(world: World, tally: Tal
                     tally.add(scenarios=1, refused=expected != "OK")
 
 
+async def test_who_is_told_where_which_chunk_can_be_read(world: World, tally: Tally) -> None:
+    """Whoever may read it from the data plane, by a grant for this manifest. This mirror then says that it delivers itself."""
+    for position, bearer in enumerate(READS):
+        if position % at_scale(3, 1) and not bearer.startswith("grant a"):
+            continue
+        for name, digest in world.chunks.items():
+            for manifest in {"a-private", "unknown", *OPENED_BY[name]}:
+                expected, reads = may_fetch(bearer, name), READS[bearer]
+                if bearer in ALL_CHUNKS:
+                    expected = "OK"  # what the store does not hold is not found where it is read
+                elif expected in ("OK", "NOT_FOUND"):
+                    is_opened = manifest in reads and manifest in OPENED_BY[name]
+                    expected = "OK" if is_opened else "NOT_FOUND"
+                body = {"manifest": str(world.manifests[manifest]), "digests": [str(digest)]}
+                answer = await world.ask(bearer, "POST", "/chunks/locations", json=body)
+                assert answer.status_code == STATUS[expected], (bearer, name, manifest, answer.text)
+                if expected == "OK":
+                    assert answer.json() == {"delivery": "proxy", "items": [], "refused": []}
+                tally.add(scenarios=1, refused=expected != "OK")
+
+
 async def test_no_other_verb_tells_what_exists_or_does_anything(world: World, tally: Tally) -> None:
     bearers = list(READS)[:: at_scale(6, 1)]
     before = world.mirror.rows("mirrors", "manifests", "contents", "operations"), world.mirror.chunks()
@@ -230,7 +251,9 @@ async def test_what_is_not_yours_costs_nothing(world: World, tally: Tally, monke
 
 # --- Every other route of the mirror: who may call it, and that another organisation's things are answered like nothing at all ---
 PUBLIC: Final = {"/healthz", "/readyz", "/metrics", "/.well-known/openid-configuration", "/.well-known/jwks.json"}
-READ_WITH_GRANTS: Final = {"/manifests/{digest}", "/manifests/{digest}/layout", "/chunks/{digest}"}  # see the matrix
+READ_WITH_GRANTS: Final = {  # see the matrix
+    "/manifests/{digest}", "/manifests/{digest}/layout", "/chunks/{digest}", "/chunks/locations",
+}  # fmt: skip
 OPERATORS: Final = {"delete /agents", "/tokens", "/tokens/{token_id}", "/collections", "/collections/{collection_id}"}
 AGENTS: Final = {"/agents/heartbeat"}
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CanceledError, StoreUnavailableError
-from node_agent.fetch.chain import ReadsInProgress
+from node_agent.fetch.reads_in_progress import ReadsInProgress
 from tests.support.content.names import named
 
 CHUNKS = [named(f"chunk {number}") for number in range(3)]

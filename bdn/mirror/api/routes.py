@@ -24,6 +24,7 @@ from bdn.mirror.db.events import Events, Wanted
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.layout_documents import LayoutDocuments
+from bdn.mirror.locations import ChunkLocations
 from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
@@ -58,6 +59,7 @@ from bdn.wire.http_fields import (
     takes_gzip,
 )
 from bdn.wire.layout_form import LayoutBody
+from bdn.wire.location_schema import Locations, LocationsRequest
 from bdn.wire.mirror_schema import TERMINAL, HeldManifests, Mirror, MirrorRequestBody, MirrorStatus, Plan
 from bdn.wire.operation_schema import (
     Collection,
@@ -194,6 +196,7 @@ class ContentsService:
 
 
 _Contents = Annotated[ContentsService, provided(ContentsService)]
+_Locations = Annotated[ChunkLocations, provided(ChunkLocations)]
 
 mirrors_router = new_router("mirror")
 contents_router = new_router("contents")
@@ -332,6 +335,12 @@ async def chunk(service: _Contents, digest: str, request: Request, bearer: Beare
         opened.file.close()
         return Response(status_code=status, headers=headers, media_type=MEDIA_CHUNK)
     return _ChunkAnswer(_pieces(opened.file, opened.offset + start, size), status, headers)
+
+
+@contents_router.post("/chunks/locations", summary="Where agents can read chunks in the store's bucket by themselves")
+async def locations(service: _Locations, body: LocationsRequest, bearer: Bearer, response: Response) -> Locations:
+    response.headers["Cache-Control"] = "no-store"  # the addresses open what they lead to
+    return await service.of(body, bearer)
 
 
 async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]:

@@ -16,7 +16,7 @@ from bdn.core.chunk import Digest
 from bdn.core.store import owner_of, split_digests
 from bdn.mirror.db import events
 from bdn.mirror.db.contents import drop_slabs, unreadable
-from bdn.mirror.db.database import ReadSession, WriteSession, insert_new
+from bdn.mirror.db.database import ReadSession, WriteSession, insert_new, select_in
 from bdn.mirror.db.mirrors import hold_claims, is_mirrored_for
 from bdn.mirror.db.tables import (
     ContentChunkRow,
@@ -101,6 +101,12 @@ async def forget_unneeded(session: WriteSession, before: float) -> None:
 async def get(session: ReadSession, digest: str) -> DamagedChunkRow | None:
     """What is known of this one, if it is damaged."""
     return await session.get(DamagedChunkRow, digest)
+
+
+async def reasons(session: ReadSession, digests: Sequence[Digest]) -> dict[Digest, str]:
+    """Those of these that are damaged, and what is wrong with each."""
+    query, names = select(DamagedChunkRow.digest, DamagedChunkRow.reason), [digest.hex for digest in digests]
+    return {Digest(name): reason async for name, reason in select_in(session, query, DamagedChunkRow.digest, names)}
 
 
 async def all_damaged(session: ReadSession) -> list[DamagedChunkRow]:

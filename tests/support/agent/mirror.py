@@ -25,11 +25,13 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.heartbeat_schema import Command, Heartbeat, HeartbeatReply, MemberDocument, Report
 from bdn.wire.layout_form import FileLayoutBody, Layout, LayoutBody
+from bdn.wire.location_schema import Delivery, Locations, LocationsRequest
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, VerifyCommand
 from bdn.wire.shapes import document_of, status_of
 from tests.doubles.http_origin import Answer, Origin, Request
-from tests.support.content.memory_store import MemoryFile, MemoryStore
+from tests.support.agent.bucket import AgentBucket
+from tests.support.content.memory_store import MemoryFile, MemoryStore, content_of
 from tests.support.mirror.slabs import pack, pieces, whole
 
 FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both
@@ -102,6 +104,7 @@ class AgentMirror:
     down: bool = False  # every connection ends without an answer
     ring: dict[str, MemberDocument] | None = None  # members by node: whoever beats joins; None keeps all agents alone
     epoch: int = 1
+    bucket: AgentBucket | None = None  # where its chunks are to be read; what ``publish`` stores is put there as well
     is_earlier: bool = False  # of the version before: it takes all holdings at once, and says nothing of them
     held: dict[str, tuple[str, dict[str, Holding]]] = field(default_factory=dict)  # by node, with their digest
 
@@ -111,6 +114,7 @@ class AgentMirror:
         self.layouts: dict[Digest, LayoutBody] = {}
         self.layouts_of: dict[tuple[str, Digest], LayoutBody] = {}  # for one organisation, instead
         self.chunks_of: dict[Digest, set[Digest]] = {}
+        self.suspected: list[Digest] = []  # chunks that were asked for as suspects
         self.data_port: int | None = None
         self.lock = threading.Lock()
 
@@ -138,6 +142,9 @@ class AgentMirror:
         body = self.layouts[manifest.digest] = layout_body(manifest.digest, layouts.values())
         self.manifests[manifest.digest] = manifest
         self.chunks_of[manifest.digest] = {chunk for one in body.files for chunk in _requested(one)}
+        if self.bucket is not None:
+            for chunk in self.chunks_of[manifest.digest]:
+                self.bucket.put(chunk, content_of(self.store, chunk))
         return manifest
 
     def pack_for(self, organisation: str, manifest: Manifest, small: Iterable[bytes]) -> tuple[Digest, bytes]:
@@ -253,13 +260,23 @@ class AgentMirror:
         if self.down:
             raise ConnectionAbortedError
         try:
-            if request.method == "POST":
+            if request.target == "/chunks/locations":
+                content = self.locate(request).model_dump_json().encode()
+            elif request.method == "POST":
                 content = self.beat(Heartbeat.model_validate_json(request.body)).model_dump_json().encode()
             else:
                 content = self.document(request.target, request.headers.get("authorization", ""))
         except BdnError as error:
             return Answer(status_of(error), content=json.dumps(document_of(error)).encode())
         return Answer(200, content=content)
+
+    def locate(self, request: Request) -> Locations:
+        body, bearer = LocationsRequest.model_validate_json(request.body), request.headers["authorization"]
+        digests = [Digest.parse(digest) for digest in body.digests]
+        for digest in digests:
+            self.authorize(ChunkRequest(digest, bearer.removeprefix("Bearer ")))
+        assert self.bucket is not None, "an agent asks in vain"
+        return self.bucket.locations(digests)
 
     def document(self, path: str, bearer: str) -> bytes:
         _, kind, name, *rest = path.split("/")
@@ -270,7 +287,8 @@ class AgentMirror:
         self.documents[path] += 1
         if rest == ["layout"]:
             layout = self.layouts_of.get((grant.organisation, digest), self.layouts[digest])
-            body = layout.model_copy(update={"data_port": self.data_port})
+            delivery: Delivery = "direct" if self.bucket else "proxy"
+            body = layout.model_copy(update={"data_port": self.data_port, "delivery": delivery})
             return body.model_dump_json(exclude_defaults=True).encode()
         return self.manifests[digest].canonical
 
@@ -287,6 +305,8 @@ class AgentMirror:
         digest = request.digest
         with self.lock:
             self.chunk_requests[digest] += 1
+            if request.is_suspect:
+                self.suspected.append(digest)
             script = self.faults[digest]
             fault = script.pop(0) if script else self.every
         self.on_request(digest)

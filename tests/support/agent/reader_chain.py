@@ -1,6 +1,7 @@
-"""A fill's reader whose peers and mirror are real servers that fail as a test says."""
+"""A fill's reader whose peers, mirror and bucket are real servers that fail as a test says."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -8,17 +9,23 @@ from pathlib import Path
 from typing import Any, cast
 
 from bdn.core.chunk import Digest, FileLayout, digest_of
+from bdn.core.errors import BdnError
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
 from bdn.wire.heartbeat_schema import MemberDocument
 from bdn.wire.layout_form import Layout
+from bdn.wire.location_schema import ChunkLocation, Delivery, Locations
 from bdn.wire.operation_schema import Tier
+from node_agent.fetch.bucket_reader import Bucket
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
+from node_agent.fetch.locations import ChunkLocations
 from node_agent.fetch.peers import Members, Peers, Waits
 from tests.doubles.faults import Fault
 from tests.doubles.http_origin import Answer, Origin
 from tests.support.agent.rig import IMPATIENT, Clock
+
+SIGNATURE = "5igned"
 
 
 @dataclass
@@ -45,8 +52,41 @@ def starts(source: Origin) -> list[int]:
 
 
 @dataclass
+class Locating:
+    """The mirror's word of where chunks are: in ``bucket``, at addresses that nobody shall see. ``asked`` is for what.
+
+    ``answers`` are given first, or raised.
+    """
+
+    bucket: Origin
+    delivery: Delivery
+    asked: list[list[Digest]] = field(default_factory=list)
+    answers: list[Locations | BdnError] = field(default_factory=list)
+
+    def __call__(self, _: Digest, digests: Sequence[Digest], bearer: str, __: threading.Event) -> Locations:
+        assert bearer == "grant"
+        self.asked.append(list(digests))
+        if self.answers:
+            answer = self.answers.pop(0)
+            if isinstance(answer, BdnError):
+                raise answer
+            return answer
+        return Locations(delivery=self.delivery, items=[located(self.bucket.url, digest) for digest in digests])
+
+
+def located(bucket: str, digest: Digest) -> ChunkLocation:
+    """As a bucket's signed addresses look."""
+    url = f"{bucket}/b3/{digest.hex}?X-Amz-Signature={SIGNATURE}"
+    headers = {"x-amz-checksum-mode": "ENABLED"}
+    return ChunkLocation(digest=str(digest), url=url, headers=headers, expires_in_seconds=600)
+
+
+@dataclass
 class Bench:
-    """A fill's reader with two peers, of which ``owner`` is asked first, and a mirror."""
+    """A fill's reader with two peers, of which ``owner`` is asked first, a mirror and its bucket.
+
+    ``instead`` counts why the mirror was asked instead of the bucket, and ``came`` the bytes of both.
+    """
 
     reader: ChunkReader
     stop: threading.Event
@@ -60,6 +100,15 @@ class Bench:
     members: Members
     names: tuple[str, str]
     mismatches: list[None]
+    locating: Locating
+    bucket: Bucket
+    instead: Counter[str]
+    came: Counter[str]
+
+    @property
+    def store(self) -> Origin:
+        """The server of the bucket."""
+        return self.locating.bucket
 
     def fetch(self, content: bytes) -> BytesByTier:
         """The chunk, checked, and put where the node holds it."""
@@ -78,36 +127,66 @@ def bench(
     second: Sequence[Fault] | None = (),
     mirror: Sequence[Fault] | None = (),
     *,
+    store: Sequence[Fault] | None = (),
+    delivery: Delivery = "proxy",
     stage_size: int = 1 << 40,
 ) -> Iterator[Bench]:
-    """The node is no member, so that both members are asked for everything.
+    """The node is no member, so that both members are asked for everything. The bucket is read with the delivery ``direct``.
 
     Each fault is met by one request, and the last one by all that follow. None for a source that does not listen.
     """
     digest = digest_of(content)
     members = Members("me", root / "members.json")
-    layout = Layout(digest, None, {digest: FileLayout.of(len(content), (digest,))})
+    layout = Layout(digest, None, {digest: FileLayout.of(len(content), (digest,))}, delivery)
     routing, clock, held = Routing(layout, members), Clock(), Held()
     peers = Peers(members, clock)
     with ExitStack() as stack:
         sources = [
             stack.enter_context(_source(name, content, faults))
-            for name, faults in (("owner", owner), ("second", second), ("mirror", mirror))
+            for name, faults in (("owner", owner), ("second", second), ("mirror", mirror), ("store", store))
         ]
         join(members, {"a": sources[0].url, "b": sources[1].url})
         names = routing.peers(digest, lambda _: False)
         join(members, dict(zip(names, (sources[0].url, sources[1].url), strict=True)))
-        pools = [ConnectionPool(timeout_seconds=2.0) for _ in range(2)]
+        pools = [ConnectionPool(timeout_seconds=2.0) for _ in range(3)]
         for pool in pools:
             stack.callback(pool.close)
         budget, mismatches = RetryBudget(stage_size, peers.avoided), list[None]()
         here, mismatched = cast("Any", held), lambda: mismatches.append(None)
-        chain = ReaderChain(sources[2].url, pools[0], pools[1], here, peers, IMPATIENT, Waits(), mismatched)
+        locating, instead, came = Locating(sources[3], delivery), Counter[str](), Counter[str]()
+        bucket = Bucket(ChunkLocations(locating, clock), pools[2], 8, clock, lambda why: instead.update([why]))
+        chain = ReaderChain(
+            sources[2].url,
+            pools[0],
+            pools[1],
+            here,
+            peers,
+            IMPATIENT,
+            Waits(),
+            bucket,
+            mismatched,
+            lambda how, size: came.update({how: size}),
+        )
         stop = threading.Event()
         reader = chain.of_fill(FillContext(digest, "grant", routing, budget), stop)
-        asked, then, last = sources
+        asked, then, last, _ = sources
         yield Bench(
-            reader, stop, asked, then, last, clock, held, budget, peers, members, (names[0], names[1]), mismatches
+            reader,
+            stop,
+            asked,
+            then,
+            last,
+            clock,
+            held,
+            budget,
+            peers,
+            members,
+            (names[0], names[1]),
+            mismatches,
+            locating,
+            bucket,
+            instead,
+            came,
         )
 
 

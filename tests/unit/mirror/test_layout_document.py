@@ -9,6 +9,7 @@ from bdn.core.chunk import CHUNK_SIZE, EMPTY, FileLayout, Slab, digest_of
 from bdn.mirror.db.contents import ContentLayout
 from bdn.mirror.layout_documents import LayoutDocument
 from bdn.wire.layout_form import Layout, LayoutBody
+from bdn.wire.location_schema import Delivery
 
 MANIFEST = digest_of(b"manifest")
 CHUNKS = (digest_of(b"one"), digest_of(b"two"))
@@ -25,21 +26,21 @@ ROWS = [
 ]
 
 
-def written(port: int | None) -> bytes:
+def written(port: int | None, delivery: Delivery = "proxy") -> bytes:
     async def pages() -> AsyncIterator[list[ContentLayout]]:
         yield ROWS[:1]
         yield ROWS[1:]
 
-    document = asyncio.run(LayoutDocument.of(MANIFEST, port, pages()))
+    document = asyncio.run(LayoutDocument.of(MANIFEST, port, pages(), delivery))
     unpacked = b"".join(document.unpacked())
     assert (gzip.decompress(document.gzip), digest_of(unpacked)) == (unpacked, document.digest)
     return unpacked
 
 
-@pytest.mark.parametrize("port", [None, 8461])
-def test_the_mirror_writes_what_agents_read(port: int | None) -> None:
-    document = written(port)
-    assert Layout.parse(document) == Layout(MANIFEST, port, {one.digest: one for one in LAYOUTS})
+@pytest.mark.parametrize(("port", "delivery"), [(None, "proxy"), (8461, "proxy"), (8461, "direct")])
+def test_the_mirror_writes_what_agents_read(port: int | None, delivery: Delivery) -> None:
+    document = written(port, delivery)
+    assert Layout.parse(document) == Layout(MANIFEST, port, {one.digest: one for one in LAYOUTS}, delivery)
     assert LayoutBody.model_validate_json(document).model_dump_json(exclude_defaults=True).encode() == document
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bdn.core.chunk import CHUNK_SIZE, FileLayout, MalformedDocumentError, Slab, chunk_count, digest_of
 from bdn.wire.layout_form import Layout, LayoutBody
+from bdn.wire.location_schema import Delivery
 from tests.support.content.names import named
 
 SLAB = Slab(named("slab"), 4096, "public")
@@ -31,11 +32,11 @@ def file_layouts(draw: st.DrawFn) -> FileLayout:
     return FileLayout.of(size, tuple(draw(st.lists(digests, min_size=count, max_size=count))))
 
 
-@given(st.lists(file_layouts(), max_size=6), st.none() | st.integers(1, 65535))
+@given(st.lists(file_layouts(), max_size=6), st.none() | st.integers(1, 65535), st.sampled_from(["direct", "proxy"]))
 def test_what_is_written_is_read_and_has_the_form_that_the_api_describes(
-    files: list[FileLayout], port: int | None
+    files: list[FileLayout], port: int | None, delivery: Delivery
 ) -> None:
-    layout = Layout(MANIFEST, port, {file.digest: file for file in files})
+    layout = Layout(MANIFEST, port, {file.digest: file for file in files}, delivery)
 
     assert Layout.parse(layout.encode()) == layout
     assert (

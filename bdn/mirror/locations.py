@@ -1,0 +1,67 @@
+"""Where agents read chunks of the store by themselves: the data plane's rules, and addresses instead of bytes."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from bdn.core.chunk import Digest
+from bdn.core.store import LocatableStore
+from bdn.mirror.access import Access
+from bdn.mirror.damages import ChunkDamagedError, Damages
+from bdn.wire.location_schema import ChunkLocation, Delivery, Locations, LocationsRequest, RefusedChunk
+from bdn.wire.shapes import body_of
+
+_FOREVER_SECONDS = 3600.0  # how long an address that does not expire is told to be good
+
+
+@dataclass(frozen=True)
+class ChunkLocations:
+    """The service behind ``/chunks/locations``. ``store`` is None where the data plane serves all chunks.
+
+    ``on_located`` counts.
+    """
+
+    store: LocatableStore | None
+    access: Access
+    damages: Damages
+    clock: Callable[[], float]
+    on_located: Callable[[int], object]
+
+    @property
+    def delivery(self) -> Delivery:
+        """How agents are to read chunks."""
+        return "proxy" if self.store is None else "direct"
+
+    async def of(self, request: LocationsRequest, bearer: str | None) -> Locations:
+        """Where the chunks can be read. Whoever may read them from the data plane is told.
+
+        Raises:
+            NotFoundError: one is not for this bearer.
+            StoreUnavailableError: the store cannot sign addresses now.
+        """
+        digests = [Digest.parse(name) for name in dict.fromkeys(request.digests)]
+        await self.access.check_chunks(bearer, digests, Digest.parse(request.manifest))
+        if self.store is None:
+            return Locations(delivery=self.delivery)
+        damaged = await self.damages.reasons(digests)
+        sound = [digest for digest in digests if digest not in damaged]
+        found = await asyncio.to_thread(self.store.locate, sound)
+        now = self.clock()
+        self.on_located(len(sound))
+        return Locations(
+            delivery=self.delivery,
+            items=[
+                ChunkLocation(
+                    digest=str(digest),
+                    url=location.url,
+                    headers=dict(location.headers),
+                    expires_in_seconds=max(0.0, min((location.expires_at or inf) - now, _FOREVER_SECONDS)),
+                )
+                for digest, location in zip(sound, found, strict=True)
+            ],
+            refused=[
+                RefusedChunk(digest=str(digest), error=body_of(ChunkDamagedError(reason, str(digest))))
+                for digest, reason in damaged.items()
+            ],
+        )

@@ -1,0 +1,53 @@
+"""Where an agent can read chunks of the mirror's store by itself: what ``POST /chunks/locations`` takes and answers."""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from bdn.wire.mirror_schema import ManifestName
+from bdn.wire.shapes import ErrorBody, StrictModel
+
+# How chunks get from the mirror's store to agents: straight from its bucket, or through the mirror's data plane.
+Delivery = Literal["direct", "proxy"]
+LOCATIONS_AT_ONCE: Final = 1000
+
+_ZEROS: Final = f"b3:{'0' * 64}"
+_EXAMPLE: Final[dict[str, JsonValue]] = {"manifest": _ZEROS, "digests": [_ZEROS]}
+
+
+class LocationsRequest(StrictModel, json_schema_extra={"examples": [_EXAMPLE]}):
+    """Chunks and slabs that belong to ``manifest``."""
+
+    manifest: ManifestName
+    digests: Annotated[list[ManifestName], Field(min_length=1, max_length=LOCATIONS_AT_ONCE)]
+
+
+class ChunkLocation(BaseModel):
+    """A GET of ``url`` with ``headers``, and a ``Range`` if need be, answers the chunk; for so many seconds from the answer on.
+
+    Both may be signed: neither is ever logged, stored or shown. The seconds count from now, because clocks differ.
+    """
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    digest: ManifestName
+    url: Annotated[str, Field(repr=False)]
+    headers: Annotated[dict[str, str], Field(repr=False)]
+    expires_in_seconds: float
+
+
+class RefusedChunk(BaseModel):
+    """A chunk that is not located, because the store does not hold it as its name says."""
+
+    digest: ManifestName
+    error: ErrorBody
+
+
+class Locations(BaseModel):
+    """Each of the chunks is among the ``items`` or ``refused``. With the delivery ``proxy`` none is: the data plane serves them."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    delivery: Delivery
+    items: list[ChunkLocation] = []
+    refused: list[RefusedChunk] = []

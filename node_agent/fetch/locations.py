@@ -1,0 +1,157 @@
+"""Where the mirror's bucket has chunks: addresses that the mirror signs, asked for ahead, and kept in memory alone."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from bdn.core.chunk import Digest
+from bdn.core.errors import BdnError, CanceledError, NotFoundError
+from bdn.core.source.upstream import Location
+from bdn.net.api_clients import MirrorClient
+from bdn.wire.location_schema import Locations
+from node_agent.fetch.reads_in_progress import ReadsInProgress
+
+_AT_ONCE: Final = 500  # chunks, 4 GB: at 1 GB/s a question every four seconds
+_KEPT: Final = 8000  # some 8 MB; with a session's token twice as much
+_USED_SHARE: Final = 0.9  # of an address's time: a request that is sent just before its end comes after it
+_ANSWER_SECONDS: Final = 10.0  # for the mirror
+_LOOK_SECONDS: Final = 0.1  # how long a waiting thread may overlook that it shall stop
+_WAIT_SECONDS: Final = 60.0  # for somebody else's question, before looking again
+_PROXY_SECONDS: Final = 60.0  # for which a mirror that delivers through its data plane is not asked
+_FAILED_SECONDS: Final = 2.0  # likewise after a failure
+
+# Asks the mirror with a grant where the chunks of a manifest are. Blocking, until the event is set. Raises ``BdnError``.
+Ask = Callable[[Digest, Sequence[Digest], str, threading.Event], Locations]
+
+
+def asking(client: MirrorClient, loop: asyncio.AbstractEventLoop) -> Ask:
+    """Asks the mirror's API, which runs on ``loop``, for byte threads."""
+
+    def ask(manifest: Digest, digests: Sequence[Digest], bearer: str, stop: threading.Event) -> Locations:
+        async def question() -> Locations:
+            return await client.within(_ANSWER_SECONDS, client.locate(manifest, digests, bearer))
+
+        answer = asyncio.run_coroutine_threadsafe(question(), loop)
+        while not answer.done():
+            wait_for([answer], _LOOK_SECONDS)
+            if stop.is_set():
+                answer.cancel()
+                raise CanceledError("the transfer")
+        return answer.result()
+
+    return ask
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Chunks of ``manifest`` are read with the grant ``bearer``; ``ahead`` are those that come next, each once."""
+
+    manifest: Digest
+    bearer: str = field(repr=False)
+    ahead: Iterator[Digest] = field(default_factory=lambda: iter(()), repr=False)
+
+    @property
+    def right(self) -> "_Right":
+        """By which addresses are asked for."""
+        return self.manifest, self.bearer
+
+
+_Right = tuple[Digest, str]  # a manifest and a grant for it
+_Key = tuple[Digest, str, Digest]  # and a chunk
+
+
+@dataclass(frozen=True, slots=True)
+class _Located:
+    location: Location
+    until: float
+
+
+class ChunkLocations:
+    """Of all readers of this agent. Safe for threads. Who needs one that is not known asks for it and for those that come next.
+
+    Times are the mirror's word of how long an address is good, counted on ``clock`` from before it was asked: clocks differ.
+    """
+
+    def __init__(self, ask: Ask, clock: Callable[[], float]) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._known: dict[_Key, _Located] = {}  # the one that came last stands last
+        self._wanted: dict[_Right, set[Digest]] = {}  # by those who have none yet
+        self._asking = ReadsInProgress()
+        self._silent_until = float("-inf")  # the mirror is not asked
+        self._lock = threading.Lock()
+
+    def of(self, reading: Reading, chunk: Digest, stop: threading.Event) -> Location | None:
+        """Where the chunk can be read now; None when the mirror tells none: the data plane is to be asked."""
+        if (found := self._good(reading, chunk)) is not None:
+            return found
+        with self._lock:
+            self._wanted.setdefault(reading.right, set()).add(chunk)
+        try:
+            return self._asked(reading, chunk, stop)
+        finally:
+            with self._lock:
+                wanted = self._wanted.get(reading.right, set())
+                wanted.discard(chunk)
+                if not wanted:
+                    self._wanted.pop(reading.right, None)
+
+    def forget(self, reading: Reading, chunk: Digest, location: Location) -> None:
+        """This address was used, or is refused."""
+        key = *reading.right, chunk
+        with self._lock:
+            if key in self._known and self._known[key].location is location:
+                del self._known[key]
+
+    def _good(self, reading: Reading, chunk: Digest) -> Location | None:
+        with self._lock:
+            found = self._known.get((*reading.right, chunk))
+            return found.location if found is not None and self._clock() < found.until else None
+
+    def _asked(self, reading: Reading, chunk: Digest, stop: threading.Event) -> Location | None:
+        """With one question at a time for each right: those who wait are in the next one, or find that it was theirs, too."""
+        while not stop.is_set() and self._clock() >= self._silent_until:
+            with self._asking.lead(reading.right) as is_leader:
+                if is_leader:
+                    if (found := self._good(reading, chunk)) is None:
+                        self._take_up(reading, chunk, stop)
+                        found = self._good(reading, chunk)
+                    return found
+            self._asking.wait(reading.right, _WAIT_SECONDS, stop)
+            if (found := self._good(reading, chunk)) is not None:
+                return found
+        return None
+
+    def _take_up(self, reading: Reading, chunk: Digest, stop: threading.Event) -> None:
+        asked = self._clock()
+        try:
+            try:
+                answer = self._ask(reading.manifest, self._next(reading, chunk), reading.bearer, stop)
+            except NotFoundError:  # one of them is not for us, and need not be this one
+                answer = self._ask(reading.manifest, [chunk], reading.bearer, stop)
+        except BdnError as error:  # the data plane says why, if it is no better
+            if error.transient:
+                self._silent_until = self._clock() + _FAILED_SECONDS
+            return
+        if answer.delivery == "proxy":
+            self._silent_until = self._clock() + _PROXY_SECONDS
+        with self._lock:
+            for item in answer.items:
+                key = *reading.right, Digest.parse(item.digest)
+                self._known.pop(key, None)
+                location = Location(item.url, tuple(item.headers.items()))
+                self._known[key] = _Located(location, asked + _USED_SHARE * item.expires_in_seconds)
+            while len(self._known) > _KEPT:
+                del self._known[next(iter(self._known))]
+
+    def _next(self, reading: Reading, chunk: Digest) -> list[Digest]:
+        """What to ask for together."""
+        with self._lock:
+            others = self._wanted[reading.right] - {chunk}
+        wanted = [chunk, *(one for one in others if self._good(reading, one) is None)]
+        ahead = (one for one in reading.ahead if one not in wanted and self._good(reading, one) is None)
+        return wanted + list(islice(ahead, max(0, _AT_ONCE - len(wanted))))
