@@ -31,6 +31,9 @@ class MirrorSettings(FileSettings):
 
     data_dir: Path = Field(default_factory=default_data_dir)
     database_url: str = ""  # "" means SQLite in the data dir
+    database_listen_url: str = (
+        ""  # "" means the database's; the way around a pooler that gives each transaction a session
+    )
     store: str = ""  # "" means file://<data dir>/store
     host: str = "127.0.0.1"
     port: Port = 8460
