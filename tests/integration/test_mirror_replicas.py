@@ -119,7 +119,10 @@ async def test_what_one_process_changes_wakes_who_waits_at_another(way: Way, tmp
         await until(lambda: seen and 0 < seen[-1].bytes_transferred < LARGE.size, "progress of another's work")
         hub.release_stalled()
         await following
-        assert ((await waited).json()["status"], seen[-1].status) == ("READY", "READY")
+        document = (await waited).json()
+        assert (document["status"], seen[-1].status) == ("READY", "READY")
+        tree = await waits.tree(document["sources"][0]["manifest"])
+        assert tree == {"model.safetensors": LARGE.read(0, LARGE.size), "config.json": b"{}"}
 
         # Who cancels, who waits and who works are three processes.
         hub.fail(stall(), origin="cdn", times=None)
@@ -272,6 +275,13 @@ async def test_who_waits_for_a_lock_leaves_the_pooler_s_sessions_to_others(way: 
             holder.cancel()
     for database in databases:
         await database.close()
+
+
+async def test_a_database_is_migrated_through_a_pooler(empty_postgres_url: str, pgbouncer_server: str) -> None:
+    database = Database(f"{pgbouncer_server}{urlsplit(empty_postgres_url).path}?statement_cache_size=0")
+    await database.migrate()
+    await database.check_version()
+    await database.close()
 
 
 @pytest.mark.parametrize("way", ["straight"], indirect=True)
