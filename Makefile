@@ -43,8 +43,8 @@ peers: .venv/.ready
 demo: setup
 	$(VENV)/bdn demo
 
-# What tests need of Debian, as program:package: other file systems.
-TESTED := mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs
+# What tests need of Debian, as program:package: other file systems, and a pooler in front of PostgreSQL.
+TESTED := mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs pgbouncer:pgbouncer
 
 debian-tests:
 	@PATH="$$PATH:/usr/sbin:/sbin"; for one in $(TESTED); do \

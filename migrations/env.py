@@ -7,6 +7,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from bdn.mirror.db.database import database_url
+from bdn.mirror.db.postgres import PATIENT_SECONDS, open_postgres
 from bdn.mirror.db.tables import Base
 from bdn.mirror.settings import MirrorSettings
 
@@ -18,7 +19,10 @@ def run(connection: Connection) -> None:
 
 
 async def run_by_url() -> None:
-    engine = create_async_engine(database_url(MirrorSettings().effective_database_url))
+    settings = MirrorSettings()
+    url = database_url(settings.effective_database_url)
+    is_file = settings.is_embedded
+    engine = create_async_engine(url) if is_file else open_postgres(url, statement_seconds=PATIENT_SECONDS)
     async with engine.begin() as connection:
         await connection.run_sync(run)
     await engine.dispose()

@@ -26,7 +26,7 @@ from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.progress import CopiesInProgress, Progress
-from bdn.mirror.ingest.requests import MirrorRequests, keep_pruning
+from bdn.mirror.ingest.requests import MirrorRequests, good_seconds, keep_pruning
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
@@ -47,7 +47,7 @@ from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
 from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.mirror.upstream.sign_ins import Secrets, SignIns
-from bdn.mirror.waiting import Watch, in_background
+from bdn.mirror.waiting import SharedReads, Watch, in_background
 from bdn.net.api_server import new_service
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
@@ -58,6 +58,7 @@ from bdn.transfer.byte_threads import ByteThreads, Pacer, pacer
 from bdn.transfer.ranged import RangedReader
 from bdn.wire.grants import GrantVerifier
 from bdn.wire.http_fields import is_loopback
+from bdn.wire.mirror_schema import Mirror
 
 _STALL: Final = StallPolicy()
 _UPSTREAM_TIMEOUT_SECONDS: Final = 60.0
@@ -98,7 +99,7 @@ async def open_mirror(
         work: run mirrors, collections and the scrub in this process.
         program: what a second mirror on this data directory is told of the first.
         pause: waits before an upstream is asked again.
-        clock: tells when credentials and identity tokens end and agents are silent.
+        clock: this machine's; tells when credentials and identity tokens end. Rows are dated by the database's.
         stall: tells when a body of an upstream comes too slowly.
 
     Raises:
@@ -112,13 +113,13 @@ async def open_mirror(
         with disk_errors(settings.data_dir):
             make_folder(settings.data_dir, is_durable=True)
         lock = stack.enter_context(locked(settings.data_dir, program)) if settings.is_embedded else None
-        database = await _open_database(stack, settings)
+        database = await _open_database(stack, settings, clock)
         secrets = Secrets(settings.secrets_dir, SecretTable(database, keyring))
         upstreams = UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url)
         store = await _open_store(stack, settings, secrets, upstreams, clock)
-        watch, metrics, at_work = Watch(), Metrics(database, store), dict[str, Progress]()
+        now, metrics, at_work = database.now, Metrics(database, store), dict[str, Progress]()
         signer = await asyncio.to_thread(load_grant_signer, settings)
-        damages = Damages(database, store, watch, clock, metrics.repaired_chunks.inc)
+        damages = Damages(database, store, now, metrics.repaired_chunks.inc)
         metrics.damaged_records.set_function(lambda: len(damages.records))
 
         # Upstreams: how the mirror signs in there, what it asks, and how many requests each host gets.
@@ -137,24 +138,23 @@ async def open_mirror(
         surveyor = Surveyor(database, sign_ins, settings.limit_files, settings.limit_bytes)
 
         # Retention: what leaves the store, and the events that say why.
-        events = Events(database, settings.events_seconds, clock)
-        collector = Collector(database, store, settings.tombstone_seconds, damages, clock)
-        operations = Operations(database, watch, clock)
+        events = Events(database, settings.events_seconds, now)
+        collector = Collector(database, store, settings.tombstone_seconds, damages, now)
+        operations = Operations(database)
         collections = Collections(
             database,
             operations,
             collector,
-            watch,
             settings.collect_grace_seconds,
             settings.collect_seconds,
             metrics.collected_bytes.inc,
-            clock,
+            now,
         )
 
         room = RoomForSources(store, database)
         if work:
             await stack.enter_async_context(in_background(events.keep_expiring()))
-            await stack.enter_async_context(in_background(keep_pruning(database, settings.mirrors_seconds, clock)))
+            await stack.enter_async_context(in_background(keep_pruning(database, settings.mirrors_seconds)))
             await stack.enter_async_context(in_background(collections.work()))
 
             # Ingest: upstream → store.
@@ -168,25 +168,24 @@ async def open_mirror(
             # Scrub: the store is read again, and repaired from agents and upstreams.
             to_agents = stack.enter_context(closing(ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS)))
             upstream = UpstreamSource(database, surveyor, reader)
-            repair = Repair(database, damages, AgentSource(database, to_agents, signer, clock), upstream, clock)
+            repair = Repair(database, damages, AgentSource(database, to_agents, signer, now), upstream, now)
             keeper = Keeper(
                 database,
                 damages,
                 repair,
-                watch,
                 Pacer(settings.scrub_rate),
                 metrics.scrubbed_bytes.inc,
                 settings.scrub_seconds,
-                clock,
+                now,
             )
             await stack.enter_async_context(in_background(keeper.keep()))
 
-            worker = Worker(database, ingest, watch, settings.jobs, metrics.transferred_bytes.inc, at_work)
+            worker = Worker(database, ingest, settings.jobs, metrics.transferred_bytes.inc, at_work)
             await stack.enter_async_context(worker.running())
             stack.callback(connections.close)  # runs first: a worker that ends does not wait for a silent upstream
 
         # Data plane: store → agents.
-        tokens = TokenTable(database, clock)
+        tokens = TokenTable(database, now)
         token = settings.token if settings.auth == "token" else None
         access = Access(token, tokens, GrantVerifier(signer.public_keys))
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop())
@@ -209,13 +208,14 @@ async def open_mirror(
         # API: what callers may ask.
         hasty = replace(context, asker=retries.for_a_caller_who_waits())
         planner = replace(surveyor, sign_ins=replace(sign_ins, context=hasty))
-        requests = MirrorRequests(database, planner, signer, settings.grant_seconds, watch, at_work)
-        eviction = StoreEviction(database, collector, settings.tombstone_seconds, clock)
-        asked = OperationRequests(database, operations, eviction, watch, signer, settings.grant_seconds, clock)
+        watched = SharedReads[tuple[str, str], Mirror](partial(good_seconds, database.watch))
+        requests = MirrorRequests(database, planner, signer, settings.grant_seconds, at_work, watched)
+        eviction = StoreEviction(database, collector, settings.tombstone_seconds, now)
+        asked = OperationRequests(database, operations, eviction, signer, settings.grant_seconds, now)
         located = store if isinstance(store, LocatableStore) and settings.store_delivery == "direct" else None
         locations = ChunkLocations(located, access, damages, clock, metrics.located_chunks.inc)
         layouts = LayoutDocuments(database, damages, data_port, locations.delivery)
-        heartbeats = Membership(database, asked, events, watch, clock)
+        heartbeats = Membership(database, asked, events, now)
         await stack.enter_async_context(in_background(heartbeats.keep()))
         services = (
             requests,
@@ -235,7 +235,7 @@ async def open_mirror(
         api = new_service(
             "BDN mirror", limit_request_bytes=settings.limit_request_bytes, routers=ROUTERS, provides=services
         )
-        yield MirrorService(api, requests, room, data_port, watch, lock)
+        yield MirrorService(api, requests, room, data_port, database.watch, lock)
 
 
 def check_binding(settings: MirrorSettings) -> None:
@@ -264,12 +264,14 @@ async def _open_store(
     return store
 
 
-async def _open_database(stack: AsyncExitStack, settings: MirrorSettings) -> Database:
+async def _open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: Callable[[], float]) -> Database:
     """The database at this version's schema; an embedded one is migrated, another one must be."""
-    database = Database(settings.effective_database_url)
+    database = Database(settings.effective_database_url, settings.database_listen_url, clock)
     stack.push_async_callback(database.close)
     if not settings.is_embedded:
         await database.check_version()
+        await database.set_clock()
+        await stack.enter_async_context(in_background(database.keep_listening()))
         return database
     await database.migrate()
     async with database.write() as session:

@@ -16,8 +16,8 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
 from bdn.mirror.db import damaged, objects
 from bdn.mirror.db.contents import Record, RecordDamagedError
-from bdn.mirror.db.database import Database
-from bdn.mirror.waiting import DAMAGE, SharedReads, Watch
+from bdn.mirror.db.database import Database, tell
+from bdn.mirror.waiting import KEEPERS_WORK, SharedReads
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ class Damages:
 
     database: Database
     store: MirrorStore
-    watch: Watch
     clock: Callable[[], float]
     on_repaired: Callable[[], None]
     records: dict[Record, str] = field(default_factory=dict)
@@ -71,7 +70,8 @@ class Damages:
         except StoreUnavailableError as error:
             # Nobody may touch it. It is registered, and so not served; what stands behind it shall be looked at all the same.
             logger.warning("a wrong chunk stays where it is", extra={"chunk": str(digest), "error": str(error)})
-        self.watch.notify(DAMAGE)
+        async with self.database.write() as session:
+            tell(session, KEEPERS_WORK)
         return known or fault
 
     async def _register(self, digest: Digest, fault: str) -> bool:

@@ -80,7 +80,7 @@ class Metrics:
                 self._totals = await contents.totals(session)
                 self._totals_until = time.monotonic() + self._totals[0] / _SUMMED_PER_SECOND
             quarantined = await damaged.count_wrong_files(session)
-            alive = await agents.count_alive(session, time.time())
+            alive = await agents.count_alive(session, self._database.now())
             wrong = await damaged.count_damaged(session)
             newest = await objects.scrub_state(session)
             given_up = await mirrors.count_restorable(session)

@@ -21,14 +21,14 @@ from bdn.core.store import Needed, Piece, closed_up, seal_of
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import agents, contents, damaged, mirrors, objects, operations, origins
 from bdn.mirror.db.contents import Record
-from bdn.mirror.db.database import Database
+from bdn.mirror.db.database import Database, tell
 from bdn.mirror.db.objects import Reach, StoredObject
 from bdn.mirror.db.operations import MIRROR
 from bdn.mirror.db.origins import Origin
 from bdn.mirror.db.tables import AgentRow
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
-from bdn.mirror.waiting import DAMAGE, Watch
+from bdn.mirror.waiting import KEEPERS_WORK
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import Pacer
 from bdn.transfer.chunk_readers import PartialChunk
@@ -317,7 +317,6 @@ class Keeper:
     database: Database
     damages: Damages
     repair: Repair
-    watch: Watch
     pacer: Pacer
     on_read: Callable[[int], None]
     period_seconds: float
@@ -338,10 +337,12 @@ class Keeper:
 
     async def _turn(self) -> None:
         """A verification of a large store takes hours, for which no repair shall wait; nor it for repairs, which may be many."""
+        work = self.database.watch.topic(KEEPERS_WORK)
+        changes = work.changes
         has_repaired = await self.repair_next()
         has_verified = await self.verify_next()
         if not has_repaired and not has_verified and not await self.scrub_next():
-            await self.watch.changed(DAMAGE, LOOK_SECONDS)
+            await work.changed(changes, LOOK_SECONDS)
 
     async def repair_next(self) -> bool:
         """Repair what a scrub or a reader has found, or an earlier attempt could not repair; False when there is nothing."""
@@ -411,8 +412,8 @@ class Keeper:
                 if too_many is not None:
                     mine.error = too_many.model_dump()
                 mine.state = "RUNNING" if part.cursor is not None else "FAILED" if mine.error else "DONE"
-        if part.cursor is None:
-            self.watch.notify(row.id)
+            if part.cursor is None:
+                tell(session, row.id)
         return True
 
     async def _read(self, cursor: str | None, reach: Reach | None) -> Part:

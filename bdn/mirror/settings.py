@@ -40,6 +40,9 @@ class MirrorSettings(FileSettings):
 
     data_dir: Path = Field(default_factory=default_data_dir)
     database_url: str = ""  # "" means SQLite in the data dir
+    database_listen_url: str = (
+        ""  # "" means the database's; the way around a pooler that gives each transaction a session
+    )
     store: str = ""  # "" means file://<data dir>/store
     store_secret: str | None = (
         None  # the name of one that holds the keys of a bucket; None means those of the environment

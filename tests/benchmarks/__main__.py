@@ -24,6 +24,7 @@ from tests.benchmarks import (
     throughput,
     warm_cache,
     warm_stage,
+    watchers,
 )
 from tests.benchmarks.report import Missing, Row
 
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[], Sequence[Row]]] = {
     "throughput": throughput.measure,
     "listings": listings.measure,
     "scale": scale.measure,
+    "watchers": watchers.measure,
 }
 
 

@@ -31,7 +31,7 @@ def measure() -> Sequence[Figure]:
 
 def _measure(title: str, environment: dict[str, str]) -> Iterator[Figure]:
     agents, manifests = scaled(1000), scaled(1000)
-    with tempfile.TemporaryDirectory() as folder, _mirror(Path(folder), environment) as (port, pid):
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), environment) as (port, pid):
         url = environment.get("BDN_DATABASE_URL", f"sqlite+aiosqlite:///{folder}/mirror/data/mirror.sqlite")
         asyncio.run(_publish(url, manifests))
         fleet = Fleet(port, pid, agents, manifests)
@@ -50,7 +50,8 @@ def _measure(title: str, environment: dict[str, str]) -> Iterator[Figure]:
 
 
 @contextmanager
-def _mirror(folder: Path, environment: dict[str, str]) -> Iterator[tuple[int, int]]:
+def serving(folder: Path, environment: dict[str, str]) -> Iterator[tuple[int, int]]:
+    """``bdn serve`` with its database at the newest migration; its port and its process."""
     cluster = Cluster(folder, {}, is_forked=False)
     if environment:
         shell = cluster.shell()

@@ -5,6 +5,8 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "bdn/mirror/db/database.py": [
         ("a schema that is not ours is worked on", "run_sync(_upgrade)", "run_sync(_upgrade) and not version",
          "test_a_database_of_a_newer_version_is_refused_and_left_alone[sqlite]"),
+        ("additions to the schema stop the version before", "found == known and more >= additions", "version == HEAD",
+         "test_a_version_starts_and_works_on_a_newer_schema_that_has_additions_alone[sqlite]"),
     ],
     "migrations/versions/0006_tokens.py": [
         ("a migration drops what was there", "upgrade() -> None:",

@@ -29,7 +29,8 @@ from bdn.mirror.db.database import MIGRATIONS, Database, DatabaseNotMigratedErro
 from bdn.mirror.db.objects import StoredObject
 from bdn.mirror.db.recall import HEAD
 from bdn.mirror.db.tables import Base, ManifestRow, ManifestUseRow
-from tests.support.mirror.service import LONGEST_SECONDS, mirror_under_test
+from tests.doubles.hub import Hub
+from tests.support.mirror.service import LONGEST_SECONDS, mirror_under_test, source
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -199,6 +200,34 @@ async def test_a_database_of_a_newer_version_is_refused_and_left_alone(migrated:
     assert await migrated.version() == "9999"
     async with migrated.read() as session:
         assert (await session.execute(text("SELECT * FROM of_a_later_version"))).all() == []
+
+
+@pytest.mark.promise("upgrades")
+async def test_a_version_starts_and_works_on_a_newer_schema_that_has_additions_alone(
+    migrated: Database, url: str, hub: Hub, upstreams: None, tmp_path: Path
+) -> None:
+    hub.repo("org/model").commit({"config.json": b"{}"})
+    known, _, additions = HEAD.partition(".")
+    newer = f"{known}.{int(additions or 0) + 10}"  # 0015.10 is newer than 0015.9
+    async with migrated.write() as session:
+        await session.execute(text(f"UPDATE alembic_version SET version_num = '{newer}'"))
+        await session.execute(text("ALTER TABLE mirrors ADD COLUMN added TEXT"))
+        await session.execute(text("ALTER TABLE mirror_sources ADD COLUMN added INTEGER NOT NULL DEFAULT 7"))
+    await migrated.check_version()
+    await migrated.migrate()  # of the version before: does nothing
+    async with mirror_under_test(tmp_path / "mirror", database_url=url) as mirror:
+        assert (await mirror.ready(source("hf://org/model")))["bytes_transferred"] == 2
+    assert await migrated.version() == newer
+
+
+@pytest.mark.parametrize("version", ["0014", "0014.9", "9999.1"])
+async def test_a_version_does_not_start_on_a_schema_that_may_lack_or_have_lost_something(
+    migrated: Database, version: str
+) -> None:
+    async with migrated.write() as session:
+        await session.execute(text(f"UPDATE alembic_version SET version_num = '{version}'"))
+    with pytest.raises(DatabaseNotMigratedError, match=version):
+        await migrated.check_version()
 
 
 async def test_a_mirror_on_postgresql_waits_for_the_migration(tmp_path: Path, empty_postgres_url: str) -> None:

@@ -168,13 +168,11 @@ async def test_pages_are_newest_first_and_meet_without_gap_or_overlap(idle: Mirr
     assert [len(page["items"]) for page in pages] == [3, 3, 1]
 
 
-async def test_mirrors_made_at_the_same_moment_are_paged_too(
-    idle: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bdn.mirror.ingest.requests.time.time", lambda: 1_800_000_000.123456)
-    begun = {(await idle.begin(source(f"hf://org/m{number}")))["id"] for number in range(4)}
-    first = await idle.get("/mirror", limit=2)
-    rest = await idle.get("/mirror", limit=2, cursor=first["next_cursor"])
+async def test_mirrors_made_at_the_same_moment_are_paged_too(upstreams: None, tmp_path: Path) -> None:
+    async with mirror_under_test(tmp_path, work=False, clock=lambda: 1_800_000_000.123456) as idle:
+        begun = {(await idle.begin(source(f"hf://org/m{number}")))["id"] for number in range(4)}
+        first = await idle.get("/mirror", limit=2)
+        rest = await idle.get("/mirror", limit=2, cursor=first["next_cursor"])
     assert {item["id"] for page in (first, rest) for item in page["items"]} == begun
     assert rest["next_cursor"] is None
 

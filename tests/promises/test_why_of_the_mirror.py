@@ -14,7 +14,6 @@ from bdn.core.chunk import Digest, digest_of
 from bdn.mirror.damages import Damages
 from bdn.mirror.db.database import Database
 from bdn.mirror.scrub import AGAIN_SECONDS
-from bdn.mirror.waiting import Watch
 from bdn.store.directory import DirectoryStore
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
@@ -188,7 +187,7 @@ async def test_damage_found_twice_is_written_once(mirror: MirrorUnderTest, calen
     manifest = await mirrored(mirror, MODEL)
     rot(stored(mirror, FILES["weights"]), "zeroed")
     database, store = Database(f"sqlite+aiosqlite:///{mirror.data_dir}/mirror.sqlite"), AlsoSeen(mirror)
-    damages = [Damages(database, store, Watch(), calendar, lambda: None) for _ in range(4)]
+    damages = [Damages(database, store, calendar, lambda: None) for _ in range(4)]
     try:
         faults = await asyncio.gather(*(one.examine(digest_of(FILES["weights"])) for one in damages))
     finally:

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import binascii
 import logging
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Any, BinaryIO, Final
@@ -290,7 +289,7 @@ async def manifest(service: _Contents, digest: str, bearer: Bearer, organisation
     if fault := await asyncio.to_thread(manifest_fault, name, row.canonical):
         with service.shelf.damages.records_noted():
             raise contents.Record("manifest", name).damaged(fault)
-    await contents.note_use(service.database, name.hex, time.time())
+    await contents.note_use(service.database, name.hex, service.database.now())
     service.metrics.served("manifest", len(row.canonical))
     return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
 

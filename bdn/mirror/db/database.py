@@ -1,9 +1,10 @@
 """The mirror's database: SQLite embedded, PostgreSQL in production; sessions that say whether they write."""
 
 import asyncio
+import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from operator import itemgetter
 from pathlib import Path
@@ -31,9 +32,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import InstrumentedAttribute
 
 from bdn.core.errors import InvalidRequestError, StoreUnavailableError
+from bdn.mirror.db.clock import DatabaseClock
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
 from bdn.mirror.db.recall import HEAD
 from bdn.mirror.db.tables import Base
+from bdn.mirror.waiting import Watch
 
 MIGRATIONS: Final = Path(__file__).parents[3] / "migrations"
 
@@ -48,8 +51,8 @@ WriteSession = NewType("WriteSession", ReadSession)
 _DRIVERS: Final = {"postgresql": "asyncpg", "sqlite": "aiosqlite"}
 
 
-def database_url(address: str) -> URL:
-    """The URL of ``BDN_DATABASE_URL``: a driver that is not named is ours, and libpq's ``sslmode`` is the driver's ``ssl``.
+def database_url(address: str, setting: str = "BDN_DATABASE_URL") -> URL:
+    """The URL of a setting: a driver that is not named is ours, and libpq's ``sslmode`` is the driver's ``ssl``.
 
     Raises ``InvalidRequestError``: it is none, or one of a database or a driver that we do not use.
     """
@@ -59,11 +62,11 @@ def database_url(address: str) -> URL:
     try:
         url = make_url(address)
     except (ArgumentError, ValueError):  # neither is shown: it may hold the password
-        raise InvalidRequestError(f"BDN_DATABASE_URL is no address of a database; {wanted}") from None
+        raise InvalidRequestError(f"{setting} is no address of a database; {wanted}") from None
     backend, _, driver = url.drivername.partition("+")
     backend = "postgresql" if backend == "postgres" else backend
     if _DRIVERS.get(backend, "") != (driver or _DRIVERS.get(backend)):
-        raise InvalidRequestError(f"BDN_DATABASE_URL: {url.drivername} is not a database of ours; {wanted}")
+        raise InvalidRequestError(f"{setting}: {url.drivername} is not a database of ours; {wanted}")
     query = {"ssl" if name == "sslmode" and backend == "postgresql" else name: url.query[name] for name in url.query}
     return url.set(drivername=f"{backend}+{_DRIVERS[backend]}", query=query)
 
@@ -77,12 +80,34 @@ class DatabaseNotMigratedError(StoreUnavailableError):
     """The schema is not the one that this version needs."""
 
 
-class Database:
-    """One engine. Sessions are short: opened for one unit of work, committed or rolled back at the end of the block."""
+_TOLD: Final = "told"  # in the info of a session: the topics that it tells
 
-    def __init__(self, address: str) -> None:
+
+def tell(session: WriteSession, topic: str) -> None:
+    """Wake whoever waits for the topic, in whatever process, once the transaction is committed; nobody if it is not."""
+    session.info.setdefault(_TOLD, {})[topic] = None
+
+
+class Database:
+    """One engine. Sessions are short: opened for one unit of work, committed or rolled back at the end of the block.
+
+    ``watch`` are those of this process who wait for changes, ``now`` is the time by which rows are dated.
+
+    Args:
+        address: ``BDN_DATABASE_URL``.
+        listen_address: where PostgreSQL can be listened to; empty is ``address``.
+        clock: this machine's.
+    """
+
+    def __init__(self, address: str, listen_address: str = "", clock: Callable[[], float] = time.time) -> None:
         url = database_url(address)
+        self._listen_url = database_url(listen_address, "BDN_DATABASE_LISTEN_URL") if listen_address else url
+        self.watch = Watch()
+        self.now = DatabaseClock(clock)
+        self._name = secrets.token_hex(8)  # of this process, among those who tell
         self._is_sqlite = url.get_backend_name() == "sqlite"
+        if self._listen_url.get_backend_name() != url.get_backend_name():
+            raise InvalidRequestError("BDN_DATABASE_LISTEN_URL is another way to the PostgreSQL of BDN_DATABASE_URL")
         if self._is_sqlite:
             self._engine = self._patient = create_async_engine(url, pool_size=10, max_overflow=20)
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
@@ -98,6 +123,24 @@ class Database:
         self._waiting_since: float | None = None  # for SQLite's lock, which another process has
         self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
+    async def set_clock(self) -> None:
+        """Ask PostgreSQL for its time. SQLite's is this machine's."""
+        if not self._is_sqlite:
+            from bdn.mirror.db.listening import ask_time  # noqa: PLC0415 - its driver
+
+            with mapped_errors():
+                async with self._engine.connect() as connection:
+                    await ask_time(connection, self.now)
+
+    async def keep_listening(self) -> None:
+        """Until canceled: wake who waits here for what other processes change. SQLite has one process."""
+        if not self._is_sqlite:
+            from bdn.mirror.db.listening import Listening  # noqa: PLC0415 - its driver
+            from bdn.mirror.db.postgres import STATEMENT_SECONDS, connect_arguments  # noqa: PLC0415
+
+            arguments = connect_arguments(self._listen_url, statement_seconds=STATEMENT_SECONDS)
+            await Listening(self._engine, arguments, self.watch, self._name, self.now).keep()
+
     @asynccontextmanager
     async def read(self, *, patient: bool = False) -> AsyncIterator[ReadSession]:
         """A consistent look; nothing is ever committed. ``patient``: a statement may take long, so nobody should wait for it."""
@@ -109,15 +152,24 @@ class Database:
     async def write(self, *, patient: bool = False) -> AsyncIterator[WriteSession]:
         """One transaction: committed when the block ends, rolled back when it raises. ``patient`` as in ``read``."""
         engine = (self._patient if patient else self._engine).execution_options(bdn_write=True)
-        with mapped_errors():
-            async with (
-                self._sqlite_turn() if self._is_sqlite else nullcontext(),
-                # Its exit is not canceled, unlike that of ``session.begin()``.
-                async_sessionmaker(engine, expire_on_commit=False).begin() as session,
-            ):
-                if self._is_sqlite:
-                    await self._take_sqlite_lock(session)
-                yield WriteSession(ReadSession(session))
+        told: Sequence[str] = ()
+        try:
+            with mapped_errors():
+                async with (
+                    self._sqlite_turn() if self._is_sqlite else nullcontext(),
+                    # Its exit is not canceled, unlike that of ``session.begin()``.
+                    async_sessionmaker(engine, expire_on_commit=False).begin() as session,
+                ):
+                    if self._is_sqlite:
+                        await self._take_sqlite_lock(session)
+                    yield WriteSession(ReadSession(session))
+                    if (told := tuple(session.info.get(_TOLD, ()))) and not self._is_sqlite:
+                        from bdn.mirror.db.listening import tell_others  # noqa: PLC0415 - its driver
+
+                        await tell_others(await session.connection(), self._name, told)
+        finally:
+            for topic in told:  # also when nobody knows whether it is committed: they look
+                self.watch.notify(topic)
 
     @asynccontextmanager
     async def _sqlite_turn(self) -> AsyncIterator[None]:
@@ -165,17 +217,17 @@ class Database:
                 return (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar()
 
     async def check_version(self) -> None:
-        """Refuse to work on a schema of another version."""
+        """Refuse to work on a schema that this version does not know."""
         version = await self.version()
-        if version != HEAD:
+        if not is_known(version):
             raise DatabaseNotMigratedError(
                 f"the database is at migration {version}, this version needs {HEAD}; run 'bdn migrate'"
             )
 
     async def migrate(self) -> None:
-        """Bring the schema to this version with the real migrations. Cheap when it is there already."""
+        """Bring the schema to this version with the real migrations. Cheap when it is there already, or further."""
         version = await self.version()
-        if version == HEAD:
+        if is_known(version):
             return
         with mapped_errors():
             async with self._patient.begin() as connection:
@@ -188,6 +240,21 @@ class Database:
         """Close all connections."""
         await self._engine.dispose()
         await self._patient.dispose()
+
+
+def is_known(version: str | None) -> bool:
+    """Whether this version can work on the schema: it is ours, or has additions that a version before need not know.
+
+    A migration that only adds counts behind a point: after 0015 comes 0015.1.
+    """
+    known, additions = _counted(HEAD)
+    found, more = _counted(version or "")
+    return found == known and more >= additions
+
+
+def _counted(version: str) -> tuple[str, int]:
+    known, _, additions = version.partition(".")
+    return known, int(additions) if additions.isdecimal() else 0
 
 
 def _upgrade(connection: Connection) -> bool:

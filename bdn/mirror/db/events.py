@@ -104,7 +104,8 @@ class Events:
         """For ever delete events that are older than they are kept, a few at a time."""
         while True:
             try:
-                await self.expire()
+                async with self.database.alone("expiring"):
+                    await self.expire()
             except BdnError as error:
                 logger.warning("old events cannot be deleted now", extra={"error": str(error)})
             await asyncio.sleep(_EXPIRE_SECONDS)

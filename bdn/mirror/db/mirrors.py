@@ -8,7 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, CompoundSelect, Select, and_, delete, exists, func, or_, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Select,
+    and_,
+    case,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from bdn.core.chunk import digest_in
@@ -23,6 +36,7 @@ from bdn.mirror.db.database import (
     insert_new,
     newest,
     select_in,
+    tell,
 )
 from bdn.mirror.db.tables import (
     DraftRow,
@@ -33,6 +47,7 @@ from bdn.mirror.db.tables import (
     MirrorSourceRow,
     TombstoneRow,
 )
+from bdn.mirror.waiting import NEW_WORK, cancel_topic
 
 RUNNING = ("PENDING", "SYNCING")
 COLLECTED: Final = 0.0  # the ``renewed_at`` of a draft that a collection takes apart
@@ -67,6 +82,7 @@ async def insert(
             warnings=[],
         )
         session.add(source)
+    tell(session, NEW_WORK)
 
 
 async def running(session: ReadSession, organisation: str, request_key: str) -> str | None:
@@ -116,8 +132,16 @@ async def _sources(session: ReadSession, mirror_ids: Sequence[str]) -> dict[str,
     return found
 
 
-async def claim(session: WriteSession, claimant: str, *, now: float, until: float) -> str | None:
-    """Take the oldest mirror that nobody works on."""
+async def claim(
+    session: WriteSession, claimant: str, *, now: float, until: float, began: float | None = None
+) -> str | None:
+    """Take the oldest mirror that nobody works on.
+
+    ``began`` is ``now`` by the clock that dates the worker's files in the store, where that may be behind. Of several workers of a
+    mirror the earliest counts: what was put since then is not collected.
+    """
+    began = now if began is None else min(now, began)
+    first = case((MirrorRow.started_at < began, MirrorRow.started_at), else_=began)
     free = or_(MirrorRow.claim_expires_at.is_(None), MirrorRow.claim_expires_at < now)
     candidate = (
         select(MirrorRow.id)
@@ -131,11 +155,14 @@ async def claim(session: WriteSession, claimant: str, *, now: float, until: floa
         update(MirrorRow)
         .where(MirrorRow.id == candidate)
         .values(claimed_by=claimant, claim_expires_at=until, status="SYNCING")
-        .values(started_at=func.coalesce(MirrorRow.started_at, now))
+        .values(started_at=first)
         .returning(MirrorRow.id)
         .execution_options(synchronize_session=False)
     )
-    return (await session.execute(statement)).scalar()
+    mirror_id = (await session.execute(statement)).scalar()
+    if mirror_id is not None:
+        tell(session, mirror_id)
+    return mirror_id
 
 
 async def renew_claim(session: WriteSession, mirror_id: str, claimant: str, until: float) -> bool:
@@ -186,7 +213,8 @@ async def release_claims(session: WriteSession, worker: str | None = None) -> No
     if worker is not None:
         own = or_(MirrorRow.claimed_by == worker, MirrorRow.claimed_by.startswith(f"{worker}:", autoescape=True))
         statement = statement.where(own)
-    await session.execute(statement.values(claimed_by=None, claim_expires_at=None))
+    if await changed(session, statement.values(claimed_by=None, claim_expires_at=None)):
+        tell(session, NEW_WORK)
 
 
 async def finish(session: WriteSession, mirror_id: str, status: str, *, now: float, error: Json | None = None) -> bool:
@@ -199,6 +227,9 @@ async def finish(session: WriteSession, mirror_id: str, status: str, *, now: flo
         return False
     sources = update(MirrorSourceRow).where(MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.status.in_(RUNNING))
     await session.execute(sources.values(status=status, error=error))
+    tell(session, mirror_id)
+    if status == "CANCELED":
+        tell(session, cancel_topic(mirror_id))
     return True
 
 
@@ -218,6 +249,7 @@ async def update_source(session: WriteSession, mirror_id: str, position: int, **
         MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.position == position
     )
     await session.execute(statement.values(**values))
+    tell(session, mirror_id)
 
 
 async def recalled(session: ReadSession, organisation: str, key: str) -> list[MirrorSourceRow]:

@@ -6,8 +6,9 @@ from typing import Any, Final
 
 from sqlalchemy import exists, func, select, update
 
-from bdn.mirror.db.database import ReadSession, WriteSession, batches, changed
+from bdn.mirror.db.database import ReadSession, WriteSession, batches, changed, tell
 from bdn.mirror.db.tables import OperationPartRow, OperationRow
+from bdn.mirror.waiting import asked_topic
 
 MIRROR: Final = "mirror"  # the node of the mirror's own part, whose cluster is ""
 OPEN: Final = ("PENDING", "RUNNING")
@@ -20,6 +21,8 @@ async def insert(session: WriteSession, row: OperationRow, parts: Sequence[Opera
     await session.flush()
     session.add_all(parts)
     await session.flush()
+    if any(part.node == MIRROR and not part.cluster for part in parts):
+        tell(session, asked_topic(row.kind))
 
 
 async def get(session: ReadSession, operation_id: str) -> OperationRow | None:
@@ -115,6 +118,7 @@ async def finish(session: WriteSession, operation_id: str, status: str, now: flo
     statement = update(OperationRow).where(OperationRow.id == operation_id, OperationRow.status == "RUNNING")
     statement = statement.execution_options(synchronize_session=False)
     await session.execute(statement.values(status=status, completed_at=now))
+    tell(session, operation_id)
 
 
 async def newest_collection(session: ReadSession, now: float) -> float | None:

@@ -3,8 +3,9 @@
 A server that hangs, or a network that swallows what is sent, resets nothing: only time tells. The limits are the driver's own, and
 hold for connecting and for each statement; whatever exceeds one ends its connection, and all that lie in the pool with it.
 
-The lock belongs to a session, so that it ends with its holder however that ends. But a session may end before its holder does: in
-a failover, by an operator's hand, or because the network between the two is gone.
+The lock belongs to a transaction, and so to a session, so that it ends with its holder however that ends; also behind a pooler, which
+leaves a session to a transaction. But a session may end before its holder does: in a failover, by an operator's hand, or because
+the network between the two is gone.
 
     A holds the lock; the network swallows everything; A confirms in vain, and after ``BELIEF_SECONDS`` its work is canceled; after
     ``FORGOTTEN_SECONDS`` without a word from A the server ends the session; B has the lock.
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 import asyncpg
 from sqlalchemy import URL, event, func, select, true
+from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import InvalidatePoolError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -29,11 +31,14 @@ from bdn.core.errors import InvalidRequestError, single_error
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
 
 CONNECT_SECONDS: Final = 10.0
-_OPTIONS: Final = {"prepared_statement_cache_size"}  # of SQLAlchemy's own, for a pooler in between
 PING_SECONDS: Final = 3.0
 # A statement. As with SQLite's turns, together with what else a request needs: less than clients wait for an answer.
 STATEMENT_SECONDS: Final = 20.0
 PATIENT_SECONDS: Final = 600.0  # one that may go through millions of rows
+
+# Behind a pooler in transaction mode each transaction has another session, and what is left there is found by others: no
+# statement is prepared under a name, and nothing is set. Users know both options; each alone means a pooler.
+_POOLED: Final = ("statement_cache_size", "prepared_statement_cache_size")
 
 # The server forgets a client that has vanished, with its locks, after 30 s; its own default is two hours. Not as parameters of
 # the connection's start, which a pooler between the two may refuse.
@@ -43,13 +48,32 @@ _PREPARE: Final = (
 )
 
 
-def open_postgres(url: URL, *, statement_seconds: float) -> AsyncEngine:
-    """An engine for ``postgresql+asyncpg``; nothing is connected yet. ``InvalidRequestError`` names options that it has not."""
-    if unknown := url.query.keys() - inspect.signature(asyncpg.connect).parameters.keys() - _OPTIONS:
+def connect_arguments(url: URL, *, statement_seconds: float) -> dict[str, Any]:
+    """What ``asyncpg.connect`` takes for this address; ``InvalidRequestError`` names options that it has not."""
+    options = {name: value for name, value in url.query.items() if name not in _POOLED}
+    if any(url.query.get(name, "0") != "0" for name in _POOLED):
+        raise InvalidRequestError(
+            f"BDN_DATABASE_URL: {_POOLED[0]} is 0, for a pooler in transaction mode, or left away"
+        )
+    if unknown := options.keys() - inspect.signature(asyncpg.connect).parameters.keys():
         raise InvalidRequestError(f"BDN_DATABASE_URL has unknown options: {', '.join(sorted(unknown))}")
+    _, arguments = PGDialect_asyncpg().create_connect_args(url.set(query=options))  # type: ignore[no-untyped-call]
     limits = {"timeout": CONNECT_SECONDS, "command_timeout": statement_seconds}
-    engine = create_async_engine(url, pool_size=10, max_overflow=20, connect_args=limits)
-    event.listen(engine.sync_engine, "connect", _prepare)
+    return {**arguments, **limits, **({"statement_cache_size": 0} if _is_pooled(url) else {})}
+
+
+def _is_pooled(url: URL) -> bool:
+    return any(name in url.query for name in _POOLED)
+
+
+def open_postgres(url: URL, *, statement_seconds: float) -> AsyncEngine:
+    """An engine for ``postgresql+asyncpg``; nothing is connected yet. Raises what ``connect_arguments`` does."""
+    arguments = connect_arguments(url, statement_seconds=statement_seconds)
+    if is_pooled := _is_pooled(url):
+        arguments |= {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}  # always ""
+    engine = create_async_engine(url.set(query={}), pool_size=10, max_overflow=20, connect_args=arguments)
+    if not is_pooled:
+        event.listen(engine.sync_engine, "connect", _prepare)
     event.listen(engine.sync_engine, "checkout", _ping)
     event.listen(engine.sync_engine, "handle_error", _suspect_others)
     return engine
@@ -81,7 +105,10 @@ def _suspect_others(failure: ExceptionContext) -> None:
 CONFIRM_SECONDS: Final = 1.0
 BELIEF_SECONDS: Final = 10.0
 FORGOTTEN_SECONDS: Final = 30.0
-_ASK_SECONDS: Final = 0.5  # while somebody else has it
+_ASK_SECONDS: Final = (
+    0.5,
+    5.0,
+)  # between the first two attempts while somebody else has it; the longest time between two
 
 
 class LockLostError(DatabaseUnavailableError):
@@ -99,8 +126,12 @@ async def lock_held(engine: AsyncEngine, name: str) -> AsyncIterator[None]:
     try:
         with mapped_errors():
             await connection.start()
-            while not await _is_taken(connection, name):  # noqa: ASYNC110 - who has it is elsewhere
-                await asyncio.sleep(_ASK_SECONDS)
+            pause, longest = _ASK_SECONDS
+            while not await _is_taken(connection, name):
+                # Who waits is in no transaction: behind a pooler each has a session of the server, of which there are few.
+                await connection.rollback()
+                await asyncio.sleep(pause)
+                pause = min(longest, 1.5 * pause)
         async with _believing(connection, name):
             yield
     finally:

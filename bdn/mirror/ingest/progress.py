@@ -168,7 +168,7 @@ class Progress:
         Raises ``ClaimLostError``: nothing was written.
         """
         async with self.database.write() as session:
-            status = await mirrors.claimed_status(session, self.mirror_id, self.claimant, time.time())
+            status = await mirrors.claimed_status(session, self.mirror_id, self.claimant, self.database.now())
             if status != "SYNCING" and not (canceled_too and status is not None):
                 raise ClaimLostError
             yield session
@@ -195,7 +195,7 @@ class Progress:
             return
         try:
             async with self.writing(canceled_too=True) as session:
-                now = time.time()
+                now = self.database.now()
                 await contents.record_chunks(session, [chunk for chunk in chunks if chunk[0] not in complete], now)
                 await contents.record_slabs(session, slabs.values())
                 await contents.record_contents(session, complete, now)

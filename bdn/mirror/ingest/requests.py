@@ -3,9 +3,10 @@
 import asyncio
 import json
 import logging
+import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,16 +25,16 @@ from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.ingest.progress import Progress
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.worker import published_before
-from bdn.mirror.waiting import NEW_WORK, SharedReads, Watch
+from bdn.mirror.waiting import SharedRead, SharedReads, Watch
 from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import RECORDED, TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
 
 logger = logging.getLogger(__name__)
 
 _PRUNE_SECONDS: Final = 3600.0
-_LOOK_AGAIN_SECONDS: Final = 0.5
 # How old a read may be for a caller that has heard of no change: less than the time between two of its reads.
 _OLD_SECONDS: Final = 0.4
+_TOLD_SECONDS: Final = 4.0  # where it would have been told of one
 
 _ANY: Final = Digest("0" * 64)  # as long as any other
 
@@ -57,9 +58,8 @@ class MirrorRequests:
     surveyor: Surveyor
     signer: GrantSigner
     grant_seconds: int
-    watch: Watch
     at_work: Mapping[str, Progress]
-    watched: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
+    watched: SharedReads[_Question, Mirror]
     asked: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
 
     async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
@@ -94,12 +94,12 @@ class MirrorRequests:
                 mirror_id = f"mir_{secrets.token_hex(12)}"
                 try:
                     async with self.database.write() as session:
-                        await mirrors.insert(session, mirror_id, organisation, request_key, bodies, now=time.time())
+                        now = self.database.now()
+                        await mirrors.insert(session, mirror_id, organisation, request_key, bodies, now=now)
                         if not bodies:  # there is nothing for a worker to do
-                            await mirrors.finish(session, mirror_id, "READY", now=time.time())
+                            await mirrors.finish(session, mirror_id, "READY", now=now)
                 except IntegrityError:
                     continue  # somebody else was faster with the same request
-                self.watch.notify(NEW_WORK)
             return await self.get(mirror_id, organisation)
 
     async def held(self, wanted: WeightsSource, organisation: str, *, is_newest: bool) -> HeldSource | None:
@@ -113,7 +113,7 @@ class MirrorRequests:
             if row is None or row.manifest is None:
                 return None
             mirror = (await mirrors.get(session, row.mirror_id, organisation)).row
-        await contents.note_use(self.database, row.manifest, time.time())
+        await contents.note_use(self.database, row.manifest, self.database.now())
         mount = GrantedMount(wanted.mount_location, Digest(row.manifest), str(wanted.source))
         grant = self.signer.sign(Grant(organisation, (mount,), time.time() + self.grant_seconds))
         return HeldSource(_source_of(row), mirror.completed_at or mirror.created_at, grant)
@@ -187,31 +187,44 @@ class MirrorRequests:
 
     async def wait(self, mirror_id: str, organisation: str, seconds: float) -> Mirror:
         """The mirror once it is in a terminal state, or when the time is over."""
-        deadline = time.monotonic() + seconds
-        look = self.watched.of((mirror_id, organisation), partial(self._recorded, mirror_id, organisation))
-        mirror = await look.get(anew=True)
-        while mirror.status not in TERMINAL and not self.watch.stopping and (left := deadline - time.monotonic()) > 0:
-            is_news = await self.watch.changed(mirror_id, min(left, _LOOK_AGAIN_SECONDS))
-            mirror = await look.get(anew=is_news)
+        look = self._watched(mirror_id, organisation)
+        mirror = await self.database.watch.look_until(
+            mirror_id,
+            look.get,
+            lambda seen: seen.status in TERMINAL,
+            seconds,
+            first=partial(look.get, anew=self._must_look),
+        )
         return self._now(mirror)
 
     async def follow(self, mirror_id: str, organisation: str, interval_seconds: float) -> AsyncGenerator[Mirror]:
         """The mirror at least once per interval, the last time in a terminal state."""
-        look = self.watched.of((mirror_id, organisation), partial(self._recorded, mirror_id, organisation))
-        mirror = await look.get(anew=True)
-        while mirror.status not in TERMINAL and not self.watch.stopping:
+        watch = self.database.watch
+        topic, look = watch.topic(mirror_id), self._watched(mirror_id, organisation)
+        changes = topic.changes
+        mirror = await look.get(anew=self._must_look)
+        while mirror.status not in TERMINAL and not watch.stopping:
             yield self._now(mirror)
-            is_news = await self.watch.changed(mirror_id, interval_seconds)
-            mirror = await look.get(anew=is_news)
+            await topic.changed(changes, interval_seconds)
+            changes = topic.changes
+            mirror = await look.get()
         yield self._now(mirror)
+
+    def _watched(self, mirror_id: str, organisation: str) -> SharedRead[Mirror]:
+        """What all who look at it share, until it changes or is too old."""
+        read = partial(self._recorded, mirror_id, organisation)
+        return self.watched.of((mirror_id, organisation), read, self.database.watch.topic(mirror_id))
+
+    @property
+    def _must_look(self) -> bool:
+        """Whether somebody else may have changed it just now, and we are not told."""
+        return self.database.watch.others_within > 0
 
     async def cancel(self, mirror_id: str, organisation: str) -> Mirror:
         """Stop it if it runs. What was stored stays and is not fetched again."""
         await self.get(mirror_id, organisation)
         async with self.database.write() as session:
-            await mirrors.finish(session, mirror_id, "CANCELED", now=time.time())
-        self.watch.notify(f"{mirror_id} canceled")
-        self.watch.notify(mirror_id)
+            await mirrors.finish(session, mirror_id, "CANCELED", now=self.database.now())
         return await self.get(mirror_id, organisation)
 
     async def _documents(self, found: Sequence[MirrorState], organisation: str) -> list[Mirror]:
@@ -231,7 +244,7 @@ class MirrorRequests:
         reused = sum(source.bytes_reused for source in sources)
         rate = None
         if row.started_at is not None and transferred:
-            rate = transferred / max(0.001, (row.completed_at or time.time()) - row.started_at)
+            rate = transferred / max(0.001, (row.completed_at or self.database.now()) - row.started_at)
         left = None if bytes_total is None else max(0, bytes_total - transferred - reused)
         return Mirror.model_validate(
             {
@@ -264,14 +277,21 @@ class MirrorRequests:
         return self.signer.sign(Grant(state.row.organisation, mounts, time.time() + self.grant_seconds))
 
 
-async def keep_pruning(database: Database, keep_seconds: float, clock: Callable[[], float]) -> None:
+def good_seconds(watch: Watch, mirror: Mirror) -> float:
+    """How old a read of it may be, if no change was told. What becomes of the grant of one that has ended nobody is told."""
+    is_told = not math.isinf(watch.others_within) and mirror.status not in TERMINAL
+    return _TOLD_SECONDS if is_told else _OLD_SECONDS
+
+
+async def keep_pruning(database: Database, keep_seconds: float) -> None:
     """For ever forget mirrors that ended longer ago than this, some at a time. What is published stays readable."""
     while True:
         try:
-            pruned = True
-            while pruned:
-                async with database.write() as session:
-                    pruned = await mirrors.prune(session, clock() - keep_seconds) > 0
+            async with database.alone("pruning"):
+                pruned = True
+                while pruned:
+                    async with database.write() as session:
+                        pruned = await mirrors.prune(session, database.now() - keep_seconds) > 0
         except BdnError as error:
             logger.warning("old mirrors cannot be deleted now", extra={"error": str(error)})
         await asyncio.sleep(_PRUNE_SECONDS)

@@ -30,7 +30,7 @@ from bdn.mirror.ingest.copy_missing import CopyMissing
 from bdn.mirror.ingest.progress import ClaimLostError, CopiesInProgress, Progress, SourceCounters, StoredContents
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
-from bdn.mirror.waiting import NEW_WORK, Watch, in_background
+from bdn.mirror.waiting import NEW_WORK, cancel_topic, in_background
 from bdn.wire.mirror_schema import WeightsSourceBody
 from bdn.wire.shapes import body_of
 
@@ -49,7 +49,6 @@ class Worker:
 
     database: Database
     ingest: Ingest
-    watch: Watch
     jobs: int
     on_transferred: Callable[[int], None]
     at_work: dict[str, Progress]  # by mirror; whoever is asked in this process how far it is looks here, too
@@ -68,21 +67,25 @@ class Worker:
 
     async def _take_work(self) -> None:
         free = asyncio.Semaphore(self.jobs)
+        new_work = self.database.watch.topic(NEW_WORK)
         async with asyncio.TaskGroup() as works:
             while True:
                 await free.acquire()
+                changes = new_work.changes
                 # A new name for each claim: one that ran out may be taken again by this very worker.
                 claimant = f"{self.name}:{next(self._claims)}"
                 mirror_id = None
                 with self._surviving():
-                    now = time.time()
+                    now, own = self.database.now(), time.time()
                     async with self.database.write() as session:
-                        mirror_id = await mirrors.claim(session, claimant, now=now, until=now + CLAIM_SECONDS)
+                        mirror_id = await mirrors.claim(
+                            session, claimant, now=now, until=now + CLAIM_SECONDS, began=own
+                        )
                 if mirror_id is not None:
                     works.create_task(self._work(mirror_id, claimant)).add_done_callback(lambda _: free.release())
                 else:
                     free.release()
-                    await self.watch.changed(NEW_WORK, POLL_SECONDS)
+                    await new_work.changed(changes, POLL_SECONDS)
 
     @staticmethod
     @contextmanager
@@ -104,12 +107,10 @@ class Worker:
     async def _work_on(self, mirror: MirrorState, claimant: str) -> None:
         """Bring a claimed mirror to its end."""
         row = mirror.row
-        self.watch.notify(row.id)
         logger.info("mirroring", extra={"mirror": row.id, "sources": len(mirror.sources)})
 
         def flushed(keys: list[str]) -> None:
             self.ingest.copies.recorded(keys, row.id)
-            self.watch.notify(row.id)
 
         progress = self.at_work[row.id] = Progress(self.database, row.id, claimant, flushed, self.on_transferred)
         async with in_background(self._hold_claim(row.id, claimant)):
@@ -124,7 +125,7 @@ class Worker:
                 # It is another one when the claim ran out, and this very worker took the mirror again.
                 if self.at_work.get(row.id) is progress:
                     del self.at_work[row.id]
-                self.watch.notify(row.id)
+                self.database.watch.notify(row.id)  # what was under way is not any more
 
     async def _hold_claim(self, mirror_id: str, claimant: str) -> None:
         """Until this worker has come to its end, also with a mirror that was canceled, nothing is collected that it brings.
@@ -136,7 +137,7 @@ class Worker:
             await asyncio.sleep(RENEW_SECONDS)
             with suppress(BdnError):
                 async with self.database.write() as session:
-                    now = time.time()
+                    now = self.database.now()
                     await mirrors.hold_canceled_claim(session, mirror_id, claimant, now, now + CLAIM_SECONDS)
 
     async def _run(self, mirror: MirrorState, progress: Progress) -> None:
@@ -162,7 +163,7 @@ class Worker:
         await progress.flush()
         if _is_stopping():
             raise asyncio.CancelledError
-        now, counters = time.time(), progress.counters.values()
+        now, counters = self.database.now(), progress.counters.values()
         async with progress.writing() as session:
             error_body = body_of(failure).model_dump() if failure else None
             status = "FAILED" if failure else "READY"
@@ -180,11 +181,13 @@ class Worker:
             logger.info("mirror ready", extra=figures)
 
     async def _keep_claim(self, mirror_id: str, claimant: str) -> None:
+        cancel = self.database.watch.topic(cancel_topic(mirror_id))
         while True:
-            await self.watch.changed(f"{mirror_id} canceled", RENEW_SECONDS)
+            changes = cancel.changes
             async with self.database.write() as session:
-                if not await mirrors.renew_claim(session, mirror_id, claimant, time.time() + CLAIM_SECONDS):
+                if not await mirrors.renew_claim(session, mirror_id, claimant, self.database.now() + CLAIM_SECONDS):
                     raise ClaimLostError
+            await cancel.changed(changes, RENEW_SECONDS)
 
     @staticmethod
     async def _flush(progress: Progress) -> None:
@@ -256,7 +259,7 @@ class Ingest:
                     await self._announce(row, survey, progress)
                     await self.room.check(row.source, survey)
                     copying = CopyMissing(
-                        StoredContents(self.database, self.copier.store),
+                        StoredContents(self.database, self.copier.store, self.database.now),
                         self.copier,
                         self.copies,
                         progress,
@@ -289,7 +292,7 @@ class Ingest:
                 return False
             counters = progress.counters[row.position]
             counters.reused = max(0, (found.bytes_total or 0) - counters.transferred)
-            await contents.touch(session, [found.manifest], time.time())
+            await contents.touch(session, [found.manifest], self.database.now())
             await mirrors.update_source(
                 session,
                 row.mirror_id,
@@ -306,7 +309,7 @@ class Ingest:
             )
             facts = {"mirror": row.mirror_id, "source": row.source, "revision": resolution.revision}
             event = events.event_of("reused", facts, found.manifest, organisation=organisation)
-            await events.record(session, time.time(), [event])
+            await events.record(session, self.database.now(), [event])
         return True
 
     async def _announce(self, row: MirrorSourceRow, survey: Survey, progress: Progress) -> None:
@@ -346,13 +349,13 @@ class Ingest:
     ) -> bool:
         """False when contents that the diff had counted on were collected or found damaged: look again."""
         async with progress.writing() as session:
-            draft = await contents.draft(session, manifest, time.time())
+            draft = await contents.draft(session, manifest, self.database.now())
         for names in batches(split_digests(manifest.contents), contents.NAMES_AT_ONCE):
             async with progress.writing() as session:
                 if await contents.add_names(session, draft, [name.hex() for name in names], organisation):
                     return False
         async with progress.writing() as session:
-            if not await contents.publish(session, draft, time.time(), organisation):
+            if not await contents.publish(session, draft, self.database.now(), organisation):
                 return False
             await mirrors.update_source(
                 session,
@@ -372,7 +375,7 @@ class Ingest:
                 "reused": counters.reused,
             }
             event = events.event_of("mirrored", facts, manifest.digest.hex, organisation=organisation)
-            await events.record(session, time.time(), [event])
+            await events.record(session, self.database.now(), [event])
         logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(manifest.digest)})
         return True
 

@@ -19,7 +19,7 @@ from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.events import Events
 from bdn.mirror.db.tables import AgentRow, ClusterRow
 from bdn.mirror.operations.requests import OperationRequests
-from bdn.mirror.waiting import SharedRead, Watch, agent_topic
+from bdn.mirror.waiting import SharedRead, agent_topic
 from bdn.wire.heartbeat_schema import (
     AgentDocument,
     Cluster,
@@ -61,7 +61,6 @@ class Membership:
     database: Database
     requests: OperationRequests
     events: Events
-    watch: Watch
     clock: Callable[[], float]
     _reads: dict[str, SharedRead[_Members]] = field(default_factory=dict)  # by cluster, for all who ask
     _known: dict[str, _Members] = field(default_factory=dict)  # by cluster, as it was read last
@@ -101,12 +100,12 @@ class Membership:
             )
         self._waiting[id(heartbeat)] = heartbeat
         try:
-            (epoch, members), commands, _ = await self.watch.look_until(
+            (epoch, members), commands, _ = await self.database.watch.look_until(
                 agent_topic(heartbeat.cluster, heartbeat.node),
                 partial(self._look, heartbeat),
                 lambda seen: seen[-1] or (note.done() and note.exception() is not None),
                 heartbeat.wait_seconds,
-                heartbeat.wait_seconds,
+                again_seconds=heartbeat.wait_seconds,
             )
         finally:
             del self._waiting[id(heartbeat)]
@@ -159,7 +158,7 @@ class Membership:
             for note in notes:
                 if not note.digest.done():
                     note.digest.set_exception(error)
-                self.watch.notify(agent_topic(note.heartbeat.cluster, note.heartbeat.node))
+                self.database.watch.notify(agent_topic(note.heartbeat.cluster, note.heartbeat.node))
 
     async def _write(self, notes: Sequence[_Note]) -> None:
         """Those whose members must be looked at anew one by one, with their cluster's row locked."""
@@ -202,7 +201,7 @@ class Membership:
         for heartbeat in tuple(self._waiting.values()):
             name = heartbeat.cluster, heartbeat.node
             if name in asked or heartbeat.epoch not in (None, epochs.get(heartbeat.cluster)):
-                self.watch.notify(agent_topic(*name))
+                self.database.watch.notify(agent_topic(*name))
 
     async def _note_change(self, heartbeat: Heartbeat, columns: dict[str, Any], now: float) -> str:
         async with self.database.write() as session:

@@ -20,7 +20,7 @@ from bdn.mirror.db.agents import ALIVE_SECONDS, heard_at, is_alive
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.operations import MIRROR, Who
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
-from bdn.mirror.waiting import SharedRead, Watch, agent_topic
+from bdn.mirror.waiting import SharedRead, SharedReads, agent_topic
 from bdn.wire.shapes import ErrorBody, moment
 
 _LOOK_AGAIN_SECONDS: Final = 0.5
@@ -97,12 +97,13 @@ _KINDS: Final = {kind.name: kind for kind in (EVICTION, VERIFICATION, PREFETCH, 
 class Operations:
     """Keeps them in the database. A process that was down judges nobody by his silence before it has listened as long."""
 
-    def __init__(self, database: Database, watch: Watch, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._watch = watch
-        self._clock = clock
-        self._began_at = clock()
+        self._watch = database.watch
+        self._clock = database.now
+        self._began_at = self._clock()
         self._open = SharedRead(self._look_for_open, _LOOK_AGAIN_SECONDS)  # every open heartbeat asks for them
+        self._settled = SharedReads[str, bool](_LOOK_AGAIN_SECONDS)
         self._answered: defaultdict[str, set[Who]] = defaultdict(set)  # here since ``_open`` was read, or before
 
     async def begin(
@@ -204,13 +205,9 @@ class Operations:
             row = await operations.get(session, operation_id)
         if row is None or (row.kind, row.organisation) != (kind.name, organisation):
             raise NotFoundError(f"{kind.name} {operation_id}")
-        await self._watch.look_until(
-            operation_id,
-            partial(self._settle, operation_id),
-            lambda is_over: is_over,
-            wait_seconds,
-            _LOOK_AGAIN_SECONDS,
-        )
+        look = self._settled.of(operation_id, partial(self._settle, operation_id), self._watch.topic(operation_id))
+        first = partial(look.get, anew=True)
+        await self._watch.look_until(operation_id, look.get, lambda is_over: is_over, wait_seconds, first=first)
         async with self._database.read() as session:
             row = await operations.get(session, operation_id)
             assert row is not None  # noqa: S101 - nothing deletes them
@@ -232,7 +229,6 @@ class Operations:
                 status = _status(OperationState(row, await operations.parts_of(session, operation_id)))
                 await operations.finish(session, operation_id, status, self._clock())
         self._open.forget()
-        self._watch.notify(operation_id)
         return is_over
 
     async def _given_up(self, row: OperationRow) -> list[Who]:

@@ -20,7 +20,7 @@ from bdn.mirror.db.operations import MIRROR
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
 from bdn.mirror.operations.operations import COLLECTION, EVICTION, PREFETCH, VERIFICATION, OperationKind, Operations
 from bdn.mirror.retention import Collected, Collector, StoreEviction
-from bdn.mirror.waiting import DAMAGE, Watch
+from bdn.mirror.waiting import asked_topic
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.heartbeat_schema import Command
 from bdn.wire.operation_schema import (
@@ -63,7 +63,6 @@ class OperationRequests:
     database: Database
     operations: Operations
     store_eviction: StoreEviction
-    watch: Watch
     signer: GrantSigner
     grant_seconds: int
     clock: Callable[[], float] = time.time
@@ -124,7 +123,6 @@ class OperationRequests:
         )
         is_for_mirror = _asks_mirror(request)
         await self._begin(VERIFICATION, command, request, is_for_mirror=is_for_mirror, organisation=organisation)
-        self.watch.notify(DAMAGE)
         return await self.get_verification(command.id, organisation, wait_seconds)
 
     async def get_verification(self, verification_id: str, organisation: str, wait_seconds: float) -> Verification:
@@ -314,7 +312,6 @@ def _node(part: OperationPartRow) -> PrefetchNode:
 
 
 _LOOK_SECONDS: Final = 5.0  # between two looks for what another process was asked for
-_ASKED: Final = "a collection was asked for"
 
 
 @dataclass(frozen=True)
@@ -330,7 +327,6 @@ class Collections:
     database: Database
     operations: Operations
     collector: Collector
-    watch: Watch
     grace_seconds: float
     period_seconds: float
     on_collected: Callable[[int], object]
@@ -340,7 +336,6 @@ class Collections:
         """Record what a worker is to do."""
         collection_id = COLLECTION.new_id()
         await self.operations.begin(COLLECTION, collection_id, request, {}, mirror=True)
-        self.watch.notify(_ASKED)
         return await self.get(collection_id, wait_seconds)
 
     async def get(self, collection_id: str, wait_seconds: float) -> Collection:
@@ -351,7 +346,9 @@ class Collections:
 
     async def work(self) -> None:
         """Until canceled: carry out what was asked for, what is due, and what a killed worker had begun."""
+        asking = self.database.watch.topic(asked_topic(COLLECTION.name))
         while True:
+            changes = asking.changes
             try:
                 await self._begin_what_is_due()
                 async with self.database.read() as session:
@@ -362,7 +359,7 @@ class Collections:
                     continue  # somebody may have asked meanwhile
             except BdnError as error:  # the database is away: what is open stays open
                 logger.warning("nothing can be collected now", extra={"error": str(error)})
-            await self.watch.changed(_ASKED, _LOOK_SECONDS)
+            await asking.changed(changes, _LOOK_SECONDS)
 
     async def _begin_what_is_due(self) -> None:
         if await self._is_due():

@@ -28,7 +28,6 @@ from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.tables import ManifestRow, MirrorRow, MirrorSourceRow, OperationPartRow, OperationRow
 from bdn.mirror.ingest.progress import StoredContents
 from bdn.mirror.retention import Collected, Collector, StoreEviction
-from bdn.mirror.waiting import Watch
 from bdn.store.access import Pairs, open_access
 from bdn.store.bucket import Bucket
 from bdn.store.bucket_store import Abilities, BucketStore
@@ -135,7 +134,7 @@ class World:
         return StoreEviction(self.database, self.collector(), TOMBSTONE_SECONDS, self.clock)
 
     def collector(self) -> Collector:
-        damages = Damages(self.database, self.store, Watch(), self.clock, lambda: None)
+        damages = Damages(self.database, self.store, self.clock, lambda: None)
         gated = _GatedDatabase(self)
         return Collector(gated, self.store, TOMBSTONE_SECONDS, damages, self.clock)  # type: ignore[arg-type]
 

@@ -12,6 +12,7 @@ from huggingface_hub import close_session
 from bdn.mirror.db.database import Database
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
+from tests.support.mirror.pgbouncer import pgbouncer
 from tests.support.mirror.postgres import drop_database, new_database, postgres
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, prepare_database
 from tests.support.network.egress import ALLOW_LOOPBACK
@@ -103,6 +104,12 @@ async def postgres_url(postgres_server: str, postgres_template: str) -> AsyncIte
     url = await new_database(postgres_server, postgres_template)
     yield url
     await drop_database(postgres_server, url)
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_server(postgres_server: str) -> Iterator[str]:
+    with pgbouncer(postgres_server) as url:
+        yield url
 
 
 @pytest.fixture

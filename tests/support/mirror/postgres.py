@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import asyncpg
 
@@ -33,16 +34,13 @@ def postgres() -> Iterator[str]:
         return
     binaries = _binaries()
     folder = Path(mkdtemp(prefix="bdn-postgres-", dir="/tmp"))  # short: a socket's path has 107 bytes
-    user = _NOBODY if os.geteuid() == 0 else None
-    if user is not None:
-        os.chown(folder, user, user)
+    if os.geteuid() == 0:
+        os.chown(folder, _NOBODY, _NOBODY)
 
     def start(*command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [str(binaries / command[0]), *command[1:]],
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
+            **as_nobody(),
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -65,6 +63,11 @@ def postgres() -> Iterator[str]:
             server.wait(30)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def as_nobody() -> dict[str, Any]:
+    """For ``Popen``: a child of root drops its rights."""
+    return {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
 async def new_database(server: str, template: str = "template1") -> str:

@@ -55,6 +55,10 @@ class Kept:
     broken: bool = False
     gate: asyncio.Event | None = None
 
+    @staticmethod
+    def now() -> float:
+        return time.time()
+
     def progress(self, claimant: str = "worker:1") -> Progress:
         progress = Progress(self, "mir_1", claimant, self.flushed.extend, self.transferred.append)  # type: ignore[arg-type]
         progress.counters[0] = SourceCounters()

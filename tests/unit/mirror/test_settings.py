@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from bdn.cli.clients import ClientSettings
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.db.database import database_url, place_of
+from bdn.mirror.db.database import Database, database_url, place_of
 from bdn.mirror.settings import MirrorSettings
 from bdn.settings import NAMES, FileSettings, SettingsError
 from bdn.sources.settings import UpstreamSettings
@@ -137,3 +137,16 @@ def test_a_database_s_address_needs_no_driver_and_its_place_tells_no_password() 
     }
     assert {address: place_of(database_url(address)) for address in named} == named
     assert database_url("postgres://u:p@h/n?sslmode=require").query == {"ssl": "require"}
+
+
+@pytest.mark.parametrize(("address", "listen_address", "said"), [
+    ("postgresql://h/n?statement_cache_size=100", "", "statement_cache_size"),
+    ("postgresql://h/n", "sqlite:///x", "BDN_DATABASE_LISTEN_URL"),
+    ("postgresql://h/n", "h:p", "BDN_DATABASE_LISTEN_URL"),
+    ("sqlite+aiosqlite:///x", "postgresql://h/n", "BDN_DATABASE_LISTEN_URL"),
+])  # fmt: skip
+def test_addresses_of_databases_that_do_not_go_together_are_refused(
+    address: str, listen_address: str, said: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        Database(address, listen_address)

@@ -11,29 +11,41 @@ from tests.support.network.loops import settle
 
 async def test_everybody_who_waits_for_the_topic_is_woken_and_nobody_else() -> None:
     watch = Watch()
-    waiting = [asyncio.create_task(watch.changed("a", 60)) for _ in range(2)]
-    other = asyncio.create_task(watch.changed("b", 60))
+    topic, another = watch.topic("a"), watch.topic("b")
+    assert watch.topic("a") is topic
+    waiting = [asyncio.create_task(topic.changed(0, 60)) for _ in range(2)]
+    other = asyncio.create_task(another.changed(0, 60))
     await asyncio.sleep(0)
     watch.notify("a")
     assert await asyncio.gather(*waiting) == [True, True]
     assert not other.done()
-    other.cancel()
+    watch.notify_all()
+    assert await other
 
 
 async def test_who_is_not_woken_comes_back_when_the_time_is_over() -> None:
     watch = Watch()
-    watch.notify("a")  # before: not noticed
-    assert await watch.changed("a", 0) is False
+    watch.notify("a")  # before anybody looked: not noticed
+    assert await watch.topic("a").changed(0, 0) is False
 
 
-async def test_nothing_is_kept_of_those_who_have_left() -> None:
+async def test_what_changed_while_somebody_looked_is_not_missed() -> None:
     watch = Watch()
-    waiting = asyncio.create_task(watch.changed("a", 60))
+    topic = watch.topic("a")
+    changes = topic.changes
+    watch.notify("a")
+    assert await topic.changed(changes, 60)
+
+
+async def test_nothing_is_kept_of_what_nobody_waits_for() -> None:
+    watch = Watch()
+    waiting = asyncio.create_task(watch.topic("a").changed(0, 60))
     await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    await watch.changed("a", 0)
-    assert not watch._waiters
+    assert watch.names() == ["a"]
+    watch.notify("a")
+    assert await waiting
+    del waiting
+    assert watch.names() == []
 
 
 class Work:
@@ -205,6 +217,31 @@ async def test_what_changed_while_one_looked_is_seen_by_who_asks_afterwards() ->
     look.forget()
     assert await first == 1
     assert await look.get() == 2
+
+
+async def test_what_was_seen_is_given_until_its_topic_changes() -> None:
+    watch, sight = Watch(), Sight()
+    look = SharedRead(sight, 1000.0, lambda: sight.now, watch.topic("a"))
+    assert [await look.get(), await look.get()] == [1, 1]
+    watch.notify("b")
+    assert await look.get() == 1
+    watch.notify("a")
+    assert [await look.get(), await look.get()] == [2, 2]
+
+
+async def test_how_long_a_result_is_good_may_depend_on_it() -> None:
+    sight = Sight()
+    look = SharedRead(sight, lambda seen: 10.0 if seen == 1 else 0.5, lambda: sight.now)
+    found = []
+    for sight.now in (0.0, 9.0, 11.0, 11.4, 12.0):
+        found.append(await look.get())
+    assert found == [1, 1, 2, 2, 3]
+
+
+async def test_what_was_seen_lately_is_found_by_who_comes_when_nobody_holds_it() -> None:
+    sight = Sight()
+    looks = SharedReads[str, int](1000.0)
+    assert [await looks.of("a", sight).get() for _ in range(3)] == [1, 1, 1]
 
 
 async def test_who_leaves_while_he_looks_leaves_it_to_the_next() -> None:

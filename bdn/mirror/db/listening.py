@@ -1,0 +1,181 @@
+"""What other processes change in PostgreSQL is told to those who wait in this one.
+
+A change is told in its transaction (``NOTIFY``), so nobody is woken before he can see it. One connection of each process listens.
+
+    it is lost: whatever was told meanwhile is missed; so once a new one listens, everybody is woken and looks
+    nothing is heard on it, because a pooler in transaction mode gives each transaction another session: this is found out when
+    we do not hear ourselves, and then, as while there is no connection, one query a second looks for all who wait
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Final
+
+import asyncpg
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from bdn.mirror.db.clock import DatabaseClock
+from bdn.mirror.waiting import Watch
+
+logger = logging.getLogger(__name__)
+
+CHANNEL: Final = "bdn"
+POLL_SECONDS: Final = 1.0
+ECHO_SECONDS: Final = 5.0
+_PING_SECONDS: Final = 5.0  # between two looks whether the connection lives
+_AWAY_SECONDS: Final = (0.5, 10.0)  # before the first new attempt, and the longest time between two
+_DEAF_SECONDS: Final = 600.0  # before it is tried again where nothing was heard
+
+_NOTIFY: Final = text("SELECT pg_notify(:channel, payload) FROM unnest(CAST(:payloads AS text[])) AS payload")
+_TIME: Final = "SELECT extract(epoch FROM clock_timestamp())::float8"
+# ``xmin`` is another one after each change of a row. Topics begin with the id of a row, or are nobody's.
+_VERSIONS: Final = text(
+    "WITH waiting AS (SELECT unnest(CAST(:ids AS text[])) AS id)"
+    " SELECT id, mirrors.xmin::text FROM mirrors JOIN waiting USING (id)"
+    " UNION ALL SELECT id, mirror_sources.xmin::text FROM mirror_sources JOIN waiting ON mirror_id = id"
+    " UNION ALL SELECT id, operations.xmin::text FROM operations JOIN waiting USING (id)"
+    " UNION ALL SELECT id, operation_parts.xmin::text FROM operation_parts JOIN waiting ON operation = id WHERE cluster = ''"
+)
+_FAILURES: Final = (
+    OSError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    SQLAlchemyError,
+)
+
+
+class _DeafError(Exception):
+    """The connection lives, and nothing that is told is heard on it."""
+
+
+async def tell_others(connection: AsyncConnection, teller: str, topics: Iterable[str]) -> None:
+    """Others are told once the transaction is committed. ``teller`` names this process, which tells its own waiters itself."""
+    payloads = [f"{teller} {topic}" for topic in topics]  # an id, or the names of an agent: far below 8000 bytes
+    await connection.execute(_NOTIFY, {"channel": CHANNEL, "payloads": payloads})
+
+
+async def ask_time(connection: AsyncConnection, clock: DatabaseClock) -> None:
+    """Set the clock by the database's."""
+    asked_at = clock.own()
+    clock.set((await connection.execute(text(_TIME))).scalar_one(), asked_at)
+
+
+class Listening:
+    """Keeps the process's one connection.
+
+    Args:
+        engine: of the database, where changes are told.
+        arguments: what ``asyncpg.connect`` takes for the connection that listens.
+        watch: those who wait here.
+        teller: as of ``tell_others``.
+        clock: is kept right meanwhile.
+    """
+
+    def __init__(
+        self, engine: AsyncEngine, arguments: dict[str, Any], watch: Watch, teller: str, clock: DatabaseClock
+    ) -> None:
+        self._engine = engine
+        self._arguments = arguments
+        self._watch = watch
+        self._teller = teller
+        self._clock = clock
+        self._pause = _AWAY_SECONDS[0]
+
+    async def keep(self) -> None:
+        """Without end. ``Watch.others_within`` says how well others are heard."""
+        longest = _AWAY_SECONDS[1]
+        was_deaf = False
+        while True:
+            try:
+                await self._listen()
+            except _DeafError:
+                self._pause = _DEAF_SECONDS
+                if not was_deaf:
+                    logger.warning(
+                        "no notification comes through to this process: a pooler in transaction mode? What others change is"
+                        " looked for every second; BDN_DATABASE_LISTEN_URL can name the way around the pooler"
+                    )
+                was_deaf = True
+            except _FAILURES as error:
+                logger.warning("not told of what others change", extra={"error": f"{type(error).__name__}: {error}"})
+            await self._look(self._pause)
+            self._pause = min(longest, 2 * self._pause)
+
+    async def _listen(self) -> None:
+        """Until the connection is lost, which raises."""
+        connection = await asyncpg.connect(
+            **self._arguments, server_settings={"application_name": f"{CHANNEL} listens"}
+        )
+        echo, lost = asyncio.Event(), asyncio.Event()
+
+        def hear(_connection: object, _pid: int, _channel: str, payload: str) -> None:
+            teller, _, topic = payload.partition(" ")
+            if teller != self._teller:
+                self._watch.notify(topic)
+            elif not topic:
+                echo.set()
+
+        try:
+            connection.add_termination_listener(lambda _: lost.set())
+            await connection.add_listener(CHANNEL, hear)
+            async with self._engine.begin() as others:
+                await tell_others(others, self._teller, [""])
+            try:
+                async with asyncio.timeout(ECHO_SECONDS):
+                    await echo.wait()
+            except TimeoutError:
+                await connection.remove_listener(CHANNEL, hear)
+                raise _DeafError from None
+            self._pause, self._watch.others_within = _AWAY_SECONDS[0], 0.0
+            self._watch.notify_all()
+            logger.info("told of what others change")
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_PING_SECONDS):
+                        await lost.wait()
+                        raise ConnectionResetError("the connection that listens was closed")
+                asked_at = self._clock.own()
+                told = await connection.fetchval(_TIME, timeout=_PING_SECONDS)
+                if self._clock.is_old():
+                    self._clock.set(told, asked_at)
+        finally:
+            self._watch.others_within = math.inf
+            connection.terminate()
+
+    async def _look(self, seconds: float) -> None:
+        """For so long look every second for all who wait."""
+        ends = time.monotonic() + seconds
+        seen: dict[str, list[str]] = {}
+        while (left := ends - time.monotonic()) > 0:
+            try:
+                seen = await self._wake(seen)
+                self._watch.others_within = POLL_SECONDS
+            except _FAILURES:  # whoever waits looks, and hears of it
+                self._watch.others_within = math.inf
+            await asyncio.sleep(min(left, POLL_SECONDS))
+
+    async def _wake(self, before: dict[str, list[str]]) -> dict[str, list[str]]:
+        """Wake who waits for a row that is another one than before; and, once, who has come since."""
+        waiting: dict[str, list[str]] = {}
+        for name in self._watch.names():
+            waiting.setdefault(name.partition(" ")[0], []).append(name)
+        now: dict[str, list[str]] = {}
+        async with self._engine.connect() as connection:
+            if self._clock.is_old():
+                await ask_time(connection, self._clock)
+            if waiting:
+                for row_id, version in await connection.execute(_VERSIONS, {"ids": list(waiting)}):
+                    now.setdefault(row_id, []).append(version)
+        for row_id, versions in now.items():
+            if sorted(versions) != before.get(row_id):
+                for name in waiting[row_id]:
+                    self._watch.notify(name)
+            versions.sort()
+        return now

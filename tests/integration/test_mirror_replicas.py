@@ -1,0 +1,358 @@
+"""Many processes of a mirror on one PostgreSQL, straight and through PgBouncer: what one changes wakes who waits at another.
+
+Those who wait look again by themselves so late here that the test would be over: only what they are told can have woken them.
+"""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.mirror import waiting
+from bdn.mirror.db import listening, mirrors
+from bdn.mirror.db.database import Database
+from bdn.mirror.ingest import worker
+from bdn.wire.grants import new_signing_key
+from bdn.wire.mirror_schema import Mirror
+from tests.doubles.content import GeneratedContent
+from tests.doubles.faults import stall
+from tests.doubles.hub import Hub
+from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.pgbouncer import SESSIONS
+from tests.support.mirror.process import ServingProcess
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, statements_of, until, write_keys
+
+pytest_plugins = ("tests.support.mirror.fixtures",)
+
+LARGE: Final = GeneratedContent(3 * CHUNK_SIZE + 1)
+MODEL: Final = source("hf://org/model")
+NEVER: Final = 10_000.0
+LONGEST_SECONDS: Final = 90.0
+ORGANISATION: Final = "default"
+MINUTES: Final = 300.0  # by which clocks differ
+
+
+@pytest.fixture(autouse=True)
+def model(hub: Hub, upstreams: None) -> None:
+    hub.repo("org/model").commit({"model.safetensors": LARGE, "config.json": b"{}"})
+    hub.repo("org/other").commit({"other.bin": LARGE})
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the processes reach the database: the settings for it, and how the test does."""
+
+    settings: dict[str, Any]
+    straight: str
+
+    async def fetch(self, query: str) -> list[Any]:
+        connection = await asyncpg.connect(self.straight)
+        try:
+            return list(await connection.fetch(query))
+        finally:
+            await connection.close()
+
+    def beside(self, tmp_path: Path, name: str, **options: Any) -> AbstractAsyncContextManager[MirrorUnderTest]:
+        """One of several processes of a mirror: its own data directory, the same database and store."""
+        return mirror_under_test(tmp_path / name, store=f"file://{tmp_path}/store", **self.settings, **options)
+
+
+@pytest.fixture(params=["straight", "around the pooler", "pooler"])
+def way(request: pytest.FixtureRequest, postgres_url: str) -> Way:
+    straight = postgres_url.replace("+asyncpg", "")
+    if request.param == "straight":
+        return Way({"database_url": straight}, straight)
+    server = request.getfixturevalue("pgbouncer_server")
+    pooled = f"{server}{urlsplit(straight).path}?statement_cache_size=0"
+    if request.param == "pooler":
+        return Way({"database_url": pooled}, straight)
+    return Way({"database_url": pooled, "database_listen_url": straight}, straight)
+
+
+@pytest.fixture
+def only_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks by himself, but for the one look a second of a process that hears nothing, and of its worker."""
+    hears_nothing = request.node.callspec.params["way"] == "pooler"
+    for module, name in ((waiting, "_LOOK_AGAIN_SECONDS"), (waiting, "_TOLD_AGAIN_SECONDS"), (worker, "RENEW_SECONDS")):
+        monkeypatch.setattr(module, name, NEVER)
+    if not hears_nothing:
+        monkeypatch.setattr(worker, "POLL_SECONDS", NEVER)
+        monkeypatch.setattr(listening, "POLL_SECONDS", NEVER)
+    monkeypatch.setattr(listening, "ECHO_SECONDS", 1.0 if hears_nothing else LONGEST_SECONDS)
+
+
+async def hears(*replicas: MirrorUnderTest) -> None:
+    await until(lambda: all(replica.service.watch.others_within <= 1.0 for replica in replicas))
+
+
+async def followed(replica: MirrorUnderTest, mirror_id: str, seen: list[Mirror]) -> None:
+    """As the server-sent events are made."""
+    async for mirror in replica.service.requests.follow(mirror_id, ORGANISATION, NEVER):
+        seen.append(mirror)
+
+
+@pytest.mark.usefixtures("only_told")
+async def test_what_one_process_changes_wakes_who_waits_at_another(way: Way, tmp_path: Path, hub: Hub) -> None:
+    hub.fail(stall(), origin="cdn", skip=2, times=None)
+    async with (
+        asyncio.timeout(LONGEST_SECONDS),
+        way.beside(tmp_path, "asks", work=False) as asks,
+        way.beside(tmp_path, "waits", work=False) as waits,
+        way.beside(tmp_path, "works") as works,
+        asyncio.TaskGroup() as group,
+    ):
+        await hears(asks, waits, works)
+        begun = (await asks.begin(MODEL))["id"]
+        seen: list[Mirror] = []
+        following = group.create_task(followed(waits, begun, seen))
+        waited = group.create_task(waits.http.get(f"/mirror/{begun}?wait=60"))
+        await until(lambda: seen and 0 < seen[-1].bytes_transferred < LARGE.size, "progress of another's work")
+        hub.release_stalled()
+        await following
+        document = (await waited).json()
+        assert (document["status"], seen[-1].status) == ("READY", "READY")
+        tree = await waits.tree(document["sources"][0]["manifest"])
+        assert tree == {"model.safetensors": LARGE.read(0, LARGE.size), "config.json": b"{}"}
+
+        # Who cancels, who waits and who works are three processes.
+        hub.fail(stall(), origin="cdn", times=None)
+        begun = (await asks.begin(source("hf://org/other")))["id"]
+        waited = group.create_task(asks.http.get(f"/mirror/{begun}?wait=60"))
+        while not await way.fetch("SELECT 1 FROM mirrors WHERE claimed_by IS NOT NULL"):
+            pass
+        await waits.canceled(begun)
+        assert (await waited).json()["status"] == "CANCELED"
+        hub.release_stalled()
+        while await way.fetch("SELECT 1 FROM mirrors WHERE claimed_by IS NOT NULL"):
+            pass
+
+        # A collection is carried out by the worker, and waited for elsewhere.
+        assert (await waits.collect(grace_seconds=0))["status"] == "DONE"
+
+
+@pytest.mark.promise("network")
+@pytest.mark.parametrize("way", ["straight"], indirect=True)
+@pytest.mark.usefixtures("only_told")
+async def test_what_was_told_while_a_process_could_not_listen_is_seen_when_it_listens_again(
+    way: Way, tmp_path: Path, hub: Hub
+) -> None:
+    hub.fail(stall(), origin="cdn", times=None)
+    async with (
+        asyncio.timeout(LONGEST_SECONDS),
+        way.beside(tmp_path, "waits", work=False) as waits,
+        way.beside(tmp_path, "works") as works,
+        asyncio.TaskGroup() as group,
+    ):
+        await hears(waits, works)
+        begun = (await waits.begin(MODEL))["id"]
+        waited = group.create_task(waits.http.get(f"/mirror/{begun}?wait=60"))
+        await until(lambda: hub.log.count(origin="cdn"), "the copy has begun")
+        for _ in range(2):  # and again
+            ended = await way.fetch(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                f" WHERE application_name = '{listening.CHANNEL} listens' AND datname = current_database()"
+            )
+            assert len(ended) == 2
+            await until(lambda: waits.service.watch.others_within > 0)
+            await hears(waits, works)
+        await way.fetch(f"UPDATE mirrors SET status = 'CANCELED' WHERE id = '{begun}'")  # nobody is told of this
+        await way.fetch(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            f" WHERE application_name = '{listening.CHANNEL} listens' AND datname = current_database()"
+        )
+        assert (await waited).json()["status"] == "CANCELED"
+        hub.release_stalled()
+
+
+@pytest.mark.promise("load")
+@pytest.mark.parametrize("way", ["straight"], indirect=True)
+@pytest.mark.usefixtures("only_told")
+async def test_however_many_watch_a_mirror_each_change_of_it_is_read_once(way: Way, tmp_path: Path, hub: Hub) -> None:
+    async with asyncio.timeout(LONGEST_SECONDS), way.beside(tmp_path, "shows", work=False) as shows:
+        await hears(shows)
+        begun = (await shows.begin(MODEL))["id"]
+        seen: list[list[Mirror]] = [[] for _ in range(500)]
+
+        def reads(statements: list[str]) -> int:
+            return sum("FROM mirrors" in statement for statement in statements)
+
+        async with asyncio.TaskGroup() as group:
+            with statements_of(shows) as statements:
+                for each in seen:
+                    group.create_task(followed(shows, begun, each))
+                await until(lambda: all(seen))
+                await asyncio.gather(*(shows.get(f"/mirror/{begun}") for _ in range(100)))
+                at_first = reads(statements)
+                database = Database(way.straight)  # as another process
+                async with database.write() as session:
+                    await mirrors.update_source(session, begun, 0, bytes_total=5)
+                await until(lambda: all(each[-1].sources[0].bytes_total == 5 for each in seen))
+                after_a_change = reads(statements) - at_first
+                async with database.write() as session:
+                    await mirrors.finish(session, begun, "CANCELED", now=time.time())
+                await database.close()
+        assert (at_first, after_a_change) == (1, 1)
+        assert {each[-1].status for each in seen} == {"CANCELED"}
+
+
+# --- Who is killed ---
+_SOONER: Final = "from bdn.mirror.ingest import worker; worker.CLAIM_SECONDS, worker.RENEW_SECONDS = 2.0, 0.4"
+# The claim of one that is killed runs out sooner.
+HASTY: Final = (sys.executable, "-c", f"{_SOONER}; from bdn.cli.main import main; main()", "serve", "--json")
+
+
+async def holders(way: Way, name: str) -> list[int]:
+    """The server's processes of the sessions that hold this lock."""
+    rows = await way.fetch(
+        "SELECT pid FROM pg_locks JOIN pg_database ON pg_database.oid = database WHERE locktype = 'advisory' AND granted"
+        f" AND datname = current_database() AND objid = (hashtext('bdn {name}')::bigint & 4294967295)::oid"
+    )
+    return [row["pid"] for row in rows]
+
+
+@pytest.mark.parametrize("way", ["straight", "pooler"], indirect=True)
+async def test_what_a_killed_process_did_alone_another_goes_on_with(way: Way, tmp_path: Path, hub: Hub) -> None:
+    """It mirrors, collects, and keeps the store."""
+    environ = {
+        "BDN_DATABASE_URL": way.settings["database_url"],
+        "BDN_STORE": f"file://{tmp_path}/store",
+        "BDN_GRANT_KEY_FILE": str(write_keys(tmp_path / "grant-keys.pem", new_signing_key())),
+    }
+    hub.fail(stall(), origin="cdn", skip=1, times=None)
+    async with (
+        asyncio.timeout(LONGEST_SECONDS),
+        await ServingProcess.start(tmp_path / "killed", command=HASTY, **environ) as killed,
+    ):
+        begun = await killed.begin(MODEL)
+        await until(lambda: hub.log.count(origin="cdn") > 1, "the copy has begun")
+        hold = await asyncpg.connect(way.straight)
+        await hold.execute(
+            "BEGIN; LOCK TABLE mirror_sources IN ACCESS EXCLUSIVE MODE"
+        )  # no collection comes to its end
+        collection = (await killed.http.post("/collections", json={"grace_seconds": 0})).json()["id"]
+        while not ((keeper := await holders(way, "store keeper")) and await holders(way, "collection")):
+            pass
+        async with await ServingProcess.start(tmp_path / "other", command=HASTY, **environ) as other:
+            await killed.end(signal.SIGKILL)
+            await hold.close()
+            hub.release_stalled()
+            document = await other.ended(begun)
+            collected = (await other.http.get(f"/collections/{collection}", params={"wait": 60})).json()
+            assert (document["status"], collected["status"]) == ("READY", "DONE")
+            while not (now := await holders(way, "store keeper")):
+                pass
+            assert now != keeper
+            assert await other.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("way", ["pooler"], indirect=True)
+async def test_who_waits_for_a_lock_leaves_the_pooler_s_sessions_to_others(way: Way) -> None:
+    """More wait than the pooler has sessions."""
+    databases = [Database(way.settings["database_url"]) for _ in range(SESSIONS + 4)]
+    holding = asyncio.Event()
+
+    async def hold(database: Database) -> None:
+        async with database.alone("work"):
+            holding.set()
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(LONGEST_SECONDS), asyncio.TaskGroup() as group:
+        holders = [group.create_task(hold(database)) for database in databases]
+        await holding.wait()
+        for _ in range(5):
+            assert await asyncio.gather(*(database.version() for database in databases))
+        for holder in holders:
+            holder.cancel()
+    for database in databases:
+        await database.close()
+
+
+async def test_a_database_is_migrated_through_a_pooler(empty_postgres_url: str, pgbouncer_server: str) -> None:
+    database = Database(f"{pgbouncer_server}{urlsplit(empty_postgres_url).path}?statement_cache_size=0")
+    await database.migrate()
+    await database.check_version()
+    await database.close()
+
+
+@pytest.mark.parametrize("way", ["straight"], indirect=True)
+async def test_old_mirrors_are_forgotten_by_one_process_at_a_time(
+    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, most, rounds = 0, 0, 0
+    asked: list[str] = []
+    may_end = asyncio.Event()
+    alone = Database.alone
+
+    def ask(self: Database, name: str) -> Any:
+        asked.append(name)
+        return alone(self, name)
+
+    async def prune(*_: object) -> int:
+        nonlocal at_once, most, rounds
+        at_once += 1
+        most = max(most, at_once)
+        await may_end.wait()
+        at_once -= 1
+        rounds += 1
+        return 0
+
+    monkeypatch.setattr(Database, "alone", ask)
+    monkeypatch.setattr(mirrors, "prune", prune)
+    async with asyncio.timeout(LONGEST_SECONDS), way.beside(tmp_path, "a"), way.beside(tmp_path, "b"):
+        await until(lambda: asked.count("pruning") == 2 and most)
+        may_end.set()
+        await until(lambda: rounds == 2)
+    assert most == 1
+
+
+# --- Clocks ---
+@pytest.fixture
+async def ahead(way: Way, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    async with way.beside(tmp_path, "ahead", clock=lambda: time.time() + MINUTES) as mirror:
+        yield mirror
+
+
+@pytest.fixture
+async def behind(way: Way, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
+    async with way.beside(tmp_path, "behind", clock=lambda: time.time() - MINUTES) as mirror:
+        yield mirror
+
+
+@pytest.mark.parametrize("way", ["straight"], indirect=True)
+async def test_processes_whose_clocks_differ_by_minutes_take_each_other_for_living(
+    way: Way, ahead: MirrorUnderTest, behind: MirrorUnderTest, hub: Hub
+) -> None:
+    hub.fail(stall(), origin="cdn", times=None)
+    for here, there in ((ahead, behind), (behind, ahead)):
+        node = here.data_dir.name
+        agent, same = FakeAgent(here, node), FakeAgent(there, node)
+        await agent.beat()
+        assert {one["node"]: one["alive"] for one in (await there.get("/agents"))["items"]}[node]
+        eviction = await here.ask("evictions", all=True, tier="node", node=node)
+        assert [command["id"] for command in (await same.beat(wait_seconds=30))["pending"]] == [eviction["id"]]
+        assert (await there.get(f"/evictions/{eviction['id']}"))["status"] == "RUNNING"
+    begun = [await ahead.begin(MODEL), await behind.begin(source("hf://org/other"))]
+    claims = "SELECT id, claimed_by, claim_expires_at - extract(epoch FROM now()) AS left FROM mirrors"
+    while not all(row["claimed_by"] for row in await way.fetch(claims)):
+        pass
+    before = {row["id"]: row["claimed_by"] for row in await way.fetch(claims)}
+    for watched in (ahead, behind):  # each has looked for work since
+        done = (
+            await watched.begin({**MODEL, "source": "hf://org/none", "mount_location": f"/{watched.data_dir.name}"})
+        )["id"]
+        await watched.ended(done)
+    rows = {row["id"]: row for row in await way.fetch(claims)}
+    assert {one["id"]: rows[one["id"]]["claimed_by"] for one in begun} == before
+    assert all(0 < rows[one["id"]]["left"] <= worker.CLAIM_SECONDS + 1 for one in begun)
+    hub.release_stalled()
+    assert {(await ahead.ended(one["id"]))["status"] for one in begun} == {"READY"}
