@@ -9,6 +9,7 @@ from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.net.http1.answer import TICK, Answer, AnswerDeadline, StalledError
 from bdn.net.http1.connection import split_address
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
+from bdn.net.tls import advice_on, failure_of_tls
 from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError
 from bdn.wire.http_fields import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path, format_range, parse_content_range
 from bdn.wire.shapes import error_from
@@ -41,7 +42,8 @@ class HttpChunkReader:
         try:
             self._read(chunk)
         except NETWORK_ERRORS as error:  # its message may hold a signed address
-            raise StoreUnavailableError(f"{place}: {reason_of(error)}") from None
+            said = "; ".join(filter(None, (reason_of(error), advice_on(failure_of_tls(error)))))
+            raise StoreUnavailableError(f"{place}: {said}") from None
         except StoreUnavailableError as error:
             raise type(error)(f"{place}: {error.reason}") from None
 
@@ -59,7 +61,10 @@ class HttpChunkReader:
                     return
                 answer.read(_WORDS_LIMIT)
                 target = urljoin(url, answer.headers.get("location") or "")
-                if split_address(target)[0] != split_address(url)[0]:
+                there, here = split_address(target)[0], split_address(url)[0]
+                if (here[0], there[0]) == ("https", "http"):
+                    raise StoreUnavailableError("it redirects to plain HTTP")
+                if there != here:
                     headers = {name: value for name, value in headers.items() if name == "Range"}
                 url = target
         raise StoreUnavailableError("too many redirects")

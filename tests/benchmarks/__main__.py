@@ -21,6 +21,7 @@ from tests.benchmarks import (
     simulation,
     small,
     throughput,
+    tls,
     warm_cache,
     warm_stage,
 )
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[], Sequence[Row]]] = {
     "peers": peers_fill.measure,
     "sink": alone.measure_sink,
     "chunk-server": alone.measure_chunk_server,
+    "tls": tls.measure,
     "warm-cache": warm_cache.measure,
     "small": small.measure,
     "ring": ring.measure,
