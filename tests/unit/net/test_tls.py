@@ -159,7 +159,9 @@ def test_a_link_that_leads_elsewhere_is_a_change(authority: Authority, tmp_path:
         (tmp_path / name).mkdir()
         authority.issue(tmp_path / name, name)
     link.symlink_to("one")
-    served = Certificate("BDN_TLS", link / "tls.crt", link / "tls.key", clock)
+    for name in ("tls.crt", "tls.key"):
+        (tmp_path / name).symlink_to(f"..data/{name}")
+    served = Certificate("BDN_TLS", tmp_path / "tls.crt", tmp_path / "tls.key", clock)
     (tmp_path / "..new").symlink_to("two")
     (tmp_path / "..new").replace(link)
     clock.tick()
