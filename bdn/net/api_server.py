@@ -446,9 +446,8 @@ class _OverTls(SSLProtocol):
             if self._is_refused:
                 self._plain.write(refusal_of_plain_http())
                 self._plain.write_eof()
-        if (
-            not self._is_refused
-        ):  # otherwise it is read until the client ends, or the time for a handshake: a reset loses answers
+        # What is refused is read on, until the client ends it or the time of a handshake is over: a reset loses answers.
+        if not self._is_refused:
             super().buffer_updated(nbytes)
 
 

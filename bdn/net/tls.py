@@ -1,7 +1,7 @@
 """TLS between our own programs: what a server shows, and whom a client believes. All contexts are made here.
 
 Their files are looked at again when they are used, so that certificates change without a restart. docs/adr/0049 says why clients show
-no certificates, and why chunks are encrypted here and not by the kernel.
+no certificates, and how the kernel comes to encrypt chunks.
 """
 
 import json
@@ -21,6 +21,7 @@ from bdn.wire.shapes import document_of
 logger = logging.getLogger(__name__)
 HANDSHAKE: Final = 0x16  # the first byte of a connection over TLS (RFC 8446, section 5.1), and of no request
 _LOOK_SECONDS: Final = 1.0
+_ENABLE_KTLS: Final = 1 << 3  # ``OP_ENABLE_KTLS`` of Python 3.12, and of OpenSSL 3: the kernel may be given the keys
 _PROTOCOLS: Final = ["http/1.1"]
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 
@@ -107,6 +108,8 @@ class Certificate(_ContextOfFiles):
         # Our clients resume nothing, and would take the tickets that follow a handshake for the beginning of an answer.
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+        if ssl.OPENSSL_VERSION_INFO >= (3,):
+            context.options |= _ENABLE_KTLS  # it is without effect where kernel, OpenSSL or cipher cannot
         try:
             # Without a passphrase of ours, OpenSSL would ask the terminal for one.
             context.load_cert_chain(self._chain, self._key, password=lambda: "")

@@ -1,5 +1,6 @@
 """Mirror, agents and commands with TLS on every hop, as an operator sets it, and everything refused that is in the clear."""
 
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from tests.doubles.hub import Hub
 from tests.support.content.trees import tree
 from tests.support.network.authority import new_authority
+from tests.support.network.ports import free_port
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell
 
@@ -39,7 +41,8 @@ def cluster(tmp_path: Path, hub: Hub) -> Cluster:
 def nodes(cluster: Cluster) -> Iterator[list[Shell]]:
     with ExitStack() as stack:
         stack.enter_context(cluster.mirror())
-        yield [stack.enter_context(cluster.agent(f"node-{number}")) for number in (1, 2)]
+        ports = [{"BDN_AGENT_PORT": str(free_port())}, {}]
+        yield [stack.enter_context(cluster.agent(f"node-{at}", **port)) for at, port in enumerate(ports, 1)]
 
 
 def test_what_is_mirrored_is_staged_from_peers_evicted_and_pulled_over_tls(
@@ -60,6 +63,9 @@ def test_what_is_mirrored_is_staged_from_peers_evicted_and_pulled_over_tls(
 
     agents = one.run("bdn-admin", "agents", "--json").document["items"]
     assert [agent["advertise"].partition("://")[0] for agent in agents] == ["https", "https"]
+    trusted = ssl.create_default_context(cafile=cluster.extra["BDN_TLS_CA"])
+    with httpx2.Client(trust_env=False, verify=trusted) as http:
+        assert http.get(f"https://localhost:{one.extra['BDN_AGENT_PORT']}/readyz").status_code == 200
     for node, stage in zip(nodes, [mount["path"].split("/")[-3] for mount in mounts], strict=True):
         assert node.run("bdn", "unstage", stage).code == 0
     evicted = two.run("bdn-admin", "evict", "--all", "--tier", "node", "--json")

@@ -1,6 +1,6 @@
 """One answer on its way into a socket: from the page cache with ``sendfile``, as fast as its reader and the server's own rate allow.
 
-Over TLS this program encrypts it, record by record (docs/adr/0049).
+Over TLS the kernel encrypts it on that way, or this program, record by record (docs/adr/0049).
 """
 
 import fcntl
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.pace.retry import StallPolicy, StallWindow
+from bdn.net.chunk_server.encrypted import kernel_encrypts
 from bdn.net.chunk_server.messages import Response
 from bdn.net.chunk_server.served_chunks import OpenChunk
 
@@ -25,9 +26,7 @@ logger = logging.getLogger(__name__)
 Pace = Callable[[int], float]
 _PACED_BYTES: Final = 1024 * 1024
 _AHEAD_BYTES: Final = 2 * 1024 * 1024
-_READ_BYTES: Final = (
-    64 * 1024
-)  # at once to be encrypted: memory of this size is used again, and that of more asked of the kernel
+_READ_BYTES: Final = 64 * 1024  # to be encrypted: memory of this size is used again; more is asked of the kernel anew
 
 
 class EndedError(Exception):
@@ -149,8 +148,8 @@ class Sending:
 
 
 def _send_file(connection: socket.socket, descriptor: int, offset: int, size: int) -> int:
-    """Some of it; 0: the file has no more. Over TLS ``sendfile`` would send it as it is."""
-    if not isinstance(connection, ssl.SSLSocket):
+    """Some of it; 0: the file has no more. Over TLS ``sendfile`` would send it as it is, unless the kernel encrypts."""
+    if not isinstance(connection, ssl.SSLSocket) or kernel_encrypts(connection):
         return os.sendfile(connection.fileno(), descriptor, offset, size)
     piece, sent = memoryview(os.pread(descriptor, min(size, _READ_BYTES), offset)), 0
     try:

@@ -3,8 +3,8 @@
 import asyncio
 import itertools
 import os
+import re
 import socket
-import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing
@@ -18,10 +18,10 @@ from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.net.api_clients import MirrorClient
 from bdn.net.api_server import TimedProtocol, bind_tcp, serving
 from bdn.net.chunk_server.connection import Timeouts
-from bdn.net.chunk_server.encrypted import EncryptedSocket, encrypted
+from bdn.net.chunk_server.encrypted import EncryptedSocket, encrypted, kernel_encrypts
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import OutageRetry
-from bdn.net.http1.pool import ConnectionPool
+from bdn.net.http1.pool import ConnectionPool, Dialer
 from bdn.net.tls import Authorities, Certificate
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.http_fields import chunk_path
@@ -35,6 +35,7 @@ from tests.support.network.service import new_app
 CHUNK = b"what only its readers may see. " * 10_000 + os.urandom(100_000)
 PATH = chunk_path(digest_of(CHUNK))
 PATIENT = Timeouts(3600.0, 3600.0, 3600.0)
+ULP = Path("/proc/sys/net/ipv4/tcp_available_ulp").read_text().split()
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # how a handshake begins
 Serve = Callable[[Certificate | None, Timeouts], AbstractAsyncContextManager[int]]
 
@@ -131,6 +132,21 @@ async def test_nothing_of_a_chunk_is_on_the_wire_as_it_is(certificate: Certifica
     assert b"only its readers" not in seen
     assert CHUNK[-1000:] not in seen
     assert b"HTTP/1.1" not in seen
+
+
+@pytest.mark.skipif("tls" not in ULP, reason="this kernel does not encrypt (CONFIG_TLS; modprobe tls)")
+async def test_the_kernel_encrypts_chunks_where_it_can(certificate: Certificate, pool: ConnectionPool) -> None:
+    """And it says so of no other connection. That it encrypts, and what comes is right: the test before."""
+
+    def connections() -> int:
+        return int(re.findall(r"TlsTxSw\s+(\d+)", Path("/proc/net/tls_stat").read_text())[0])
+
+    before = connections()
+    async with data_plane(certificate, PATIENT) as port:
+        assert await asyncio.to_thread(ask, pool, port, PATH) == (200, CHUNK)
+        with connect(port) as plain:
+            assert not kernel_encrypts(plain)
+    assert connections() == before + 1
 
 
 def carry(source: socket.socket, sink: socket.socket, seen: bytearray | None = None) -> None:
@@ -301,7 +317,17 @@ async def test_certificates_change_under_load_without_a_request_that_fails(
     assert len(set(serials)) == len(serials)
 
 
-def test_tickets_do_not_pass_for_the_beginning_of_an_answer(certificate: Certificate) -> None:
-    """They come after a handshake of TLS 1.3, and a client that waits for an answer would find the socket readable."""
-    assert certificate.context().num_tickets == 0
-    assert certificate.context().options & ssl.OP_NO_TICKET
+async def test_nothing_follows_a_handshake_that_would_pass_for_the_beginning_of_an_answer(
+    server: Server, certificate: Certificate, believing: Authorities
+) -> None:
+    """As the tickets of TLS 1.3 do. Who waits for an answer, and judges how long it takes, waits for something to read."""
+
+    def is_readable() -> bool:
+        connection = Dialer(60, authorities=believing).connect(("https", "localhost", port))
+        try:
+            return connection.is_readable(0.3)
+        finally:
+            connection.close()
+
+    async with server.serve(certificate, PATIENT) as port:
+        assert not await asyncio.to_thread(is_readable)
