@@ -213,7 +213,8 @@ async def serving_api(agent: Agent) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(serving(app, stack.enter_context(unix_socket(settings.effective_socket))))
         if settings.port is not None:
-            await stack.enter_async_context(serving(app, bind_tcp("127.0.0.1", settings.port), is_local=True))
+            listener = bind_tcp("127.0.0.1", settings.port)
+            await stack.enter_async_context(serving(app, listener, is_local=True, certificate=agent.certificate))
         index, budgets = agent.cache.index.ledger, await in_thread(agent.cache.space.room)
         started = {
             "version": __version__,

@@ -18,8 +18,10 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.net.api_clients import MirrorClient
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
+from bdn.net.tls import Authorities, Certificate, certificate
 from bdn.transfer.byte_threads import BufferPool, ByteThreads, pacer
 from bdn.wire.heartbeat_schema import Heartbeat
+from bdn.wire.http_fields import is_in_the_clear, is_loopback
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
@@ -81,6 +83,7 @@ class Agent:
     trust: Trust
     metrics: AgentMetrics
     data_port: int
+    certificate: Certificate | None  # of the ports; None is plain HTTP
 
     async def check_ready(self) -> None:
         """Whether new stages have a chance. Raises ``DiskFailedError``."""
@@ -107,11 +110,14 @@ async def open_agent(
 
     Raises:
         SettingsError: these settings do not go together.
-        InvalidRequestError: the cache directory is of a format that this version does not know.
+        InvalidRequestError: the cache directory is of a format that this version does not know, or files of TLS cannot be used.
         InUseError: another agent has this cache directory, or another program the data port.
         DiskFailedError: the cache directory cannot be used.
     """
     settings.check()
+    shown = await in_thread(certificate, "BDN_AGENT_TLS", settings.tls_cert, settings.tls_key)
+    authorities = await in_thread(Authorities, settings.tls_ca)
+    _warn_of_plain_http(settings)
     policy, waits = policy or RetryPolicy(settings.outage_seconds), waits or Waits()
     async with AsyncExitStack() as stack:
         registry, news = StageRegistry(), ChangeSignal()
@@ -123,7 +129,8 @@ async def open_agent(
         journal = Journal(places.journal, clock, metrics.lost_events.inc)
         stack.callback(journal.close)
         await in_thread(journal.open)
-        trust, members = Trust(places.trusted_keys, clock), Members(settings.node, places.members)
+        trust = Trust(places.trusted_keys, clock)
+        members = Members(settings.node, places.members, requires_tls=settings.tls == "require")
         await in_thread(trust.load)
         await in_thread(members.load)
         tiers = await open_tiers(
@@ -138,9 +145,10 @@ async def open_agent(
         manifests = tiers.node.files.records
 
         # Fetch: chunks from peers and the mirror.
-        client = await stack.enter_async_context(MirrorClient(settings.url, settings.token))
-        to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
-        to_peers, peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS), Peers(members, elapsed)
+        client = await stack.enter_async_context(MirrorClient(settings.url, settings.token, authorities=authorities))
+        to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS, authorities=authorities)
+        to_peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS, authorities=authorities)
+        peers = Peers(members, elapsed)
         mismatched = metrics.mismatches.inc
         to_bucket = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
         locations = ChunkLocations(asking(client, asyncio.get_running_loop()), elapsed)
@@ -159,7 +167,12 @@ async def open_agent(
             metrics.received,
         )
         catalogue = Catalogue(
-            manifests, client, PeerDocuments(peers), policy, waits.document_seconds, metrics.documented
+            manifests,
+            client,
+            PeerDocuments(peers, authorities=authorities),
+            policy,
+            waits.document_seconds,
+            metrics.documented,
         )
         bandwidth = Bandwidth(settings.download_rate, settings.prefetch_rate)
 
@@ -200,6 +213,7 @@ async def open_agent(
             pace=pacer(settings.upload_rate),
             documents=served,
             is_local=settings.auth == "off",
+            certificate=shown,
         )
         stack.push_async_callback(in_thread, server.close)
 
@@ -318,7 +332,17 @@ async def open_agent(
             trust=trust,
             metrics=metrics,
             data_port=server.port,
+            certificate=shown,
         )
+
+
+def _warn_of_plain_http(settings: AgentSettings) -> None:
+    if settings.tls_cert is None and not is_loopback(settings.host):
+        logger.warning(
+            "peers send their grants to %s in the clear: set BDN_AGENT_TLS_CERT and BDN_AGENT_TLS_KEY", settings.host
+        )
+    if is_in_the_clear(settings.url):
+        logger.warning("this agent's token and grants go to %s in the clear: use a mirror with TLS", settings.url)
 
 
 def _identity(settings: AgentSettings, data_port: int) -> Heartbeat:

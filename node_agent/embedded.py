@@ -96,9 +96,10 @@ async def open_embedded_agent(
 ) -> AsyncIterator[LocalAgent]:
     """An agent with the settings of the environment, on this data directory, that the mirror has heard of.
 
-    ``serve`` opens its control API; one that ``is_alone`` has no port that others know.
+    ``serve`` opens its control API; one that ``is_alone`` has no port that others know, and needs no TLS.
     """
-    given = {"data_port": 0, "port": None} if is_alone else {}
+    alone = {"data_port": 0, "port": None, "tls": "optional", "tls_cert": None, "tls_key": None}
+    given = alone if is_alone else {}
     settings = load_settings(url=mirror_url, token=token, data_dir=data_dir, **given)
     async with AsyncExitStack() as stack:
         agent = await stack.enter_async_context(open_agent(settings))

@@ -10,7 +10,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.settings import FileSettings, LogForm, Port, Rate, SettingsError, Size, check_names, default_data_dir
-from bdn.wire.http_fields import is_loopback
+from bdn.wire.http_fields import is_in_the_clear, is_loopback
 
 Role = Literal["node", "cluster"]
 _SHARED: Final = {
@@ -20,6 +20,7 @@ _SHARED: Final = {
     "auth": "BDN_AUTH",
     "outage_seconds": "BDN_OUTAGE_SECONDS",
     "log": "BDN_LOG",
+    "tls_ca": "BDN_TLS_CA",
 }
 
 
@@ -60,6 +61,10 @@ class AgentSettings(FileSettings):
     port: Port | None = None  # None means no TCP
     host: str = "127.0.0.1"  # of the data plane; the control API on TCP is always on loopback
     data_port: Port = 8471
+    tls_cert: Path | None = None  # with the key: the ports speak TLS, and nothing else
+    tls_key: Path | None = None
+    tls_ca: Path | None = Field(default=None, validation_alias=_SHARED["tls_ca"])  # None means those of the system
+    tls: Literal["optional", "require"] = "optional"  # of what is on other machines
     advertise: Annotated[str, AfterValidator(_address)] | None = None  # None means host and data port
     mounts_dir: Path | None = None  # None means below the cache dir
     exposure: Literal["auto", "bind", "symlink", "none"] = "auto"
@@ -100,7 +105,8 @@ class AgentSettings(FileSettings):
         if self.advertise or (is_loopback(self.host) and not is_loopback(urlsplit(self.url).hostname or "")):
             return self.advertise
         host = gethostname() if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104 - a comparison
-        return f"http://[{host}]:{data_port}" if ":" in host else f"http://{host}:{data_port}"
+        scheme = "http" if self.tls_cert is None else "https"
+        return f"{scheme}://[{host}]:{data_port}" if ":" in host else f"{scheme}://{host}:{data_port}"
 
     def check(self) -> None:
         """Refuse what cannot work together. Raises ``SettingsError``."""
@@ -113,6 +119,21 @@ class AgentSettings(FileSettings):
             raise SettingsError(
                 f"BDN_AGENT_ADVERTISE: {self.advertise} is not on this machine, and without authentication requests by "
                 "that name are refused; set BDN_AUTH=token"
+            )
+        if self.tls_cert is not None and self.advertise and self.advertise.startswith("http:"):
+            raise SettingsError(
+                f"BDN_AGENT_ADVERTISE: {self.advertise} is an address of plain HTTP, and with BDN_AGENT_TLS_CERT the data "
+                "plane speaks TLS; let it begin with https://"
+            )
+        if self.tls == "require" and is_in_the_clear(self.url):
+            raise SettingsError(
+                f"BDN_URL: {self.url} is an address of plain HTTP, which BDN_AGENT_TLS=require refuses; give the mirror "
+                "BDN_TLS_CERT and BDN_TLS_KEY, and let its address begin with https://"
+            )
+        if self.tls == "require" and self.tls_cert is None and not is_loopback(self.host):
+            raise SettingsError(
+                "BDN_AGENT_TLS: require needs BDN_AGENT_TLS_CERT and BDN_AGENT_TLS_KEY, or peers would send their grants to "
+                f"{self.host} in the clear"
             )
 
 

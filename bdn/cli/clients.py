@@ -9,6 +9,7 @@ from pydantic import Field
 
 from bdn.cli.output import Output
 from bdn.net.api_clients import AgentClient, MirrorClient
+from bdn.net.tls import Authorities
 from bdn.settings import FileSettings, default_data_dir
 from bdn.wire.access_schema import ORGANISATION_PATTERN
 
@@ -19,6 +20,7 @@ class ClientSettings(FileSettings):
     url: str = "http://127.0.0.1:8460"
     token: str | None = Field(default=None, repr=False)
     organisation: Annotated[str | None, Field(pattern=f"^{ORGANISATION_PATTERN}$")] = None  # for an operator's commands
+    tls_ca: Path | None = None  # None means the authorities of the system
     data_dir: Path = Field(default_factory=default_data_dir)
     agent_socket: Annotated[Path | None, Field(description="BDN_AGENT_SOCKET")] = None
 
@@ -26,7 +28,9 @@ class ClientSettings(FileSettings):
 def mirror_client() -> MirrorClient:
     """The mirror at ``BDN_URL``."""
     settings = ClientSettings()
-    return MirrorClient(settings.url, settings.token, organisation=settings.organisation)
+    return MirrorClient(
+        settings.url, settings.token, organisation=settings.organisation, authorities=Authorities(settings.tls_ca)
+    )
 
 
 def agent_client() -> AgentClient:

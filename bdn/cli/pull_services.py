@@ -24,10 +24,11 @@ from bdn.mirror.key_files import load_grant_signer
 from bdn.mirror.settings import MirrorSettings, embedded_settings
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.net.client import OutageRetry
+from bdn.net.tls import Authorities
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import Mirror, MirrorRequestBody, body_from
-from bdn.wire.shapes import ServiceStoppedError, ServiceUnreachableError
+from bdn.wire.shapes import ServiceStoppedError, ServiceUnreachableError, UntrustedServiceError
 from bdn.wire.stage_schema import PullCheck, PullLosses, PullRequest, StageDocument
 
 # A pull does not wait for services that are started again: they cancel what they were doing for it.
@@ -81,7 +82,8 @@ async def _beside(url: str, auth: str, holder: str) -> AsyncIterator[tuple[PullR
     socket = given.agent_socket or settings.data_dir / "agent.sock"
     try:
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(MirrorClient(url, token, organisation=given.organisation))
+            asking = MirrorClient(url, token, organisation=given.organisation, authorities=Authorities(given.tls_ca))
+            client = await stack.enter_async_context(asking)
             signer = await asyncio.to_thread(load_grant_signer, settings)
             requests = _RunningMirror(client, settings, signer, given.organisation or DEFAULT_ORGANISATION)
             running = await stack.enter_async_context(AgentClient(f"unix:{socket}"))
@@ -92,6 +94,8 @@ async def _beside(url: str, auth: str, holder: str) -> AsyncIterator[tuple[PullR
                 own = embedded_agent(url, token, settings.data_dir, serve=False, is_alone=True)
                 agent = await stack.enter_async_context(own)
             yield requests, agent
+    except UntrustedServiceError:
+        raise
     except ServiceUnreachableError as error:
         raise ServiceStoppedError(holder, error.address, error.reason) from error
 

@@ -107,8 +107,11 @@ async def running_mirror(settings: MirrorSettings, program: str = "bdn serve") -
     async with open_mirror(settings, program=program) as service:
         listener = bind_tcp(settings.host, settings.port)
         host, port = listener.getsockname()[:2]
-        async with serving(service.api, listener, is_local=settings.auth == "off"):
+        is_local, certificate = settings.auth == "off", service.certificate
+        async with serving(service.api, listener, is_local=is_local, certificate=certificate):
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            if certificate is not None:  # no certificate names what stands for all addresses
+                url = f"https://localhost:{port}" if host in ("0.0.0.0", "::") else url.replace("http:", "https:")  # noqa: S104
             with told(settings, "mirror", {"url": url, "data_port": service.data_port, "auth": settings.auth}):
                 try:
                     yield RunningMirror(service, url, settings.auth)

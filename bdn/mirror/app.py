@@ -1,6 +1,7 @@
 """The mirror put together: ``open_mirror`` reads top to bottom in the order of the picture, from upstreams to agents."""
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -51,6 +52,7 @@ from bdn.mirror.waiting import SharedReads, Watch, in_background
 from bdn.net.api_server import new_service
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
+from bdn.net.tls import Authorities, Certificate, certificate
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
 from bdn.store.opener import open_store, settings_of_store
@@ -64,18 +66,21 @@ _STALL: Final = StallPolicy()
 _UPSTREAM_TIMEOUT_SECONDS: Final = 60.0
 _AGENT_TIMEOUT_SECONDS: Final = 10.0
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class MirrorService:
     """A running mirror. ``api`` is ready for an HTTP server; ``data_port`` is None where this process serves no chunks.
 
-    ``lock`` is that of the data directory, where the database is embedded.
+    ``certificate`` is that of both; None is plain HTTP. ``lock`` is that of the data directory, where the database is embedded.
     """
 
     api: FastAPI
     requests: MirrorRequests
     room: RoomForSources
     data_port: int | None
+    certificate: Certificate | None
     watch: Watch
     lock: DataLock | None
 
@@ -103,10 +108,18 @@ async def open_mirror(
         stall: tells when a body of an upstream comes too slowly.
 
     Raises:
-        InvalidRequestError: a setting makes no sense.
+        InvalidRequestError: a setting makes no sense, or its file cannot be used.
         InUseError: another process has the data directory or the data port.
     """
     check_binding(settings)
+    given = (settings.tls_cert, settings.tls_key) if serve else (None, None)
+    shown = await asyncio.to_thread(certificate, "BDN_TLS", *given)
+    authorities = await asyncio.to_thread(Authorities, settings.tls_ca)
+    if serve and shown is None and not is_loopback(settings.host):
+        logger.warning(
+            "tokens and grants travel to and from %s in the clear: set BDN_TLS_CERT and BDN_TLS_KEY, unless a proxy encrypts them",
+            settings.host,
+        )
     async with AsyncExitStack() as stack:
         # Database and store, and what is known to be wrong in them.
         keyring = Keyring.parse(settings.secrets_key)
@@ -166,7 +179,8 @@ async def open_mirror(
             ingest = Ingest(database, surveyor, Copier(store, reader), CopiesInProgress(), damages, room)
 
             # Scrub: the store is read again, and repaired from agents and upstreams.
-            to_agents = stack.enter_context(closing(ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS)))
+            agents = ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS, authorities=authorities)
+            to_agents = stack.enter_context(closing(agents))
             upstream = UpstreamSource(database, surveyor, reader)
             repair = Repair(database, damages, AgentSource(database, to_agents, signer, now), upstream, now)
             keeper = Keeper(
@@ -199,6 +213,7 @@ async def open_mirror(
                 on_sent=metrics.served_bytes.inc,
                 pace=pace,
                 is_local=settings.auth == "off",
+                certificate=shown,
             )
             # In a thread: a worker of the server may be waiting for what it asked of the loop.
             stack.push_async_callback(asyncio.to_thread, server.close)
@@ -235,7 +250,7 @@ async def open_mirror(
         api = new_service(
             "BDN mirror", limit_request_bytes=settings.limit_request_bytes, routers=ROUTERS, provides=services
         )
-        yield MirrorService(api, requests, room, data_port, database.watch, lock)
+        yield MirrorService(api, requests, room, data_port, shown, database.watch, lock)
 
 
 def check_binding(settings: MirrorSettings) -> None:

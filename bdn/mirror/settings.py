@@ -57,6 +57,9 @@ class MirrorSettings(FileSettings):
     data_port: Port = 8461
     auth: Literal["off", "token"] = "off"
     token: str | None = Field(default=None, repr=False)
+    tls_cert: Path | None = None  # with the key: API and data plane speak TLS, and nothing else
+    tls_key: Path | None = None
+    tls_ca: Path | None = None  # whom agents are believed by; None means the authorities of the system
     log: LogForm = "logfmt"
     secrets_dir: Path | None = None
     secrets_key: str | None = Field(default=None, repr=False)  # base64, with commas: the first encrypts, all decrypt
@@ -108,5 +111,7 @@ class MirrorSettings(FileSettings):
 
 
 def embedded_settings() -> MirrorSettings:
-    """Those of a mirror inside a command, on free ports, for nobody else."""
-    return MirrorSettings(host="127.0.0.1", port=0, data_port=0, auth="off", token=None, jobs=1)
+    """Those of a mirror inside a command, on free ports of loopback, for nobody else."""
+    return MirrorSettings(
+        host="127.0.0.1", port=0, data_port=0, auth="off", token=None, tls_cert=None, tls_key=None, jobs=1
+    )

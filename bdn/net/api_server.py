@@ -14,8 +14,10 @@ import re
 import socket
 import struct
 import time
+from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, cast
 
@@ -48,6 +50,7 @@ from bdn.core.errors import (
     NotFoundError,
     single_error,
 )
+from bdn.net.tls import HANDSHAKE, Certificate, refusal_of_plain_http
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, check_local
 from bdn.wire.shapes import ErrorDocument, document_of, status_of
 
@@ -389,6 +392,65 @@ class TimedProtocol(H11Protocol):
             self._deadline = None
 
 
+class _OverTls(SSLProtocol):
+    """TLS in front of a ``TimedProtocol``, by the certificate of this moment. A client of plain HTTP is told to speak TLS.
+
+    asyncio's own protocol, made where uvicorn makes its own: what uvicorn passes on to asyncio is one context for good, and no
+    limit of a handshake.
+    """
+
+    max_size = 32 * 1024  # of a buffer that each connection has; asyncio's own is eight times this
+    _plain: asyncio.Transport
+    _received: memoryview
+    _has_begun = False
+    _is_refused = False
+
+    def __init__(
+        self,
+        certificate: Certificate,
+        connected: set[asyncio.Transport],
+        **given: Any,  # noqa: ANN401 - uvicorn's own
+    ) -> None:
+        """``connected`` has the transports of connections that have not ended: uvicorn knows of none before its handshake."""
+        self._connected = connected
+        super().__init__(
+            asyncio.get_running_loop(),
+            TimedProtocol(**given),
+            certificate.context(),
+            None,  # type: ignore[arg-type] # nobody waits for the handshake
+            server_side=True,
+            ssl_handshake_timeout=TimedProtocol.request_seconds,  # type: ignore[arg-type] # a number of any kind
+            ssl_shutdown_timeout=_GRACE_SECONDS,
+        )
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
+        self._plain = transport
+        self._connected.add(transport)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The connection has ended."""
+        self._connected.discard(self._plain)
+        super().connection_lost(exc)
+
+    def get_buffer(self, n: int) -> memoryview:
+        """Where what is received comes to lie."""
+        self._received = super().get_buffer(n)
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Some of a handshake, or of what is encrypted; or of a request that is not."""
+        if not self._has_begun:
+            self._has_begun, self._is_refused = True, self._received[0] != HANDSHAKE
+            if self._is_refused:
+                self._plain.write(refusal_of_plain_http())
+                self._plain.write_eof()
+        # What is refused is read on, until the client ends it or the time of a handshake is over: a reset loses answers.
+        if not self._is_refused:
+            super().buffer_updated(nbytes)
+
+
 class _Server(uvicorn.Server):
     """Leaves signals to the program, which may run several servers."""
 
@@ -427,14 +489,19 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, listener: socket.socket, *, is_local: bool = False) -> AsyncIterator[None]:
+async def serving(
+    app: ASGIApp, listener: socket.socket, *, is_local: bool = False, certificate: Certificate | None = None
+) -> AsyncIterator[None]:
     """Answer requests on ``listener``, which this closes, until the block ends.
 
-    ``is_local``: whoever reaches the listener may do everything, so what foreign web pages ask for is refused.
+    ``is_local``: whoever reaches the listener may do everything, so what foreign web pages ask for is refused. With a
+    ``certificate`` it speaks TLS and nothing else.
     """
+    connected: set[asyncio.Transport] = set()
+    protocol = TimedProtocol if certificate is None else partial(_OverTls, certificate, connected)
     config = uvicorn.Config(
         _released(_LocalRequests(app) if is_local else app),
-        http=TimedProtocol,
+        http=cast("type[TimedProtocol]", protocol),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -453,6 +520,8 @@ async def serving(app: ASGIApp, listener: socket.socket, *, is_local: bool = Fal
             finally:
                 server.should_exit = True
                 await asyncio.wait([task])  # or the group would cut it off when the block failed or was canceled
+                for transport in tuple(connected):
+                    transport.abort()
 
 
 def log_shortages() -> None:

@@ -18,9 +18,10 @@ from pydantic import BaseModel, ValidationError
 from bdn.core.chunk import Digest, MalformedDocumentError, Manifest, digest_of
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
 from bdn.core.pace.retry import Outage, RetryPolicy
+from bdn.net.tls import Authorities, advice_on, failure_of_tls
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, MANIFEST_HEADER, ORGANISATION_HEADER
 from bdn.wire.layout_form import Layout
-from bdn.wire.shapes import ServiceUnreachableError, WrongDocumentError, error_from
+from bdn.wire.shapes import ServiceUnreachableError, UntrustedServiceError, WrongDocumentError, error_from
 
 _CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all
 # h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
@@ -41,7 +42,7 @@ class ServiceClient:
     A request takes ``timeout_seconds`` at most, and in addition what it asks the service to wait, even while bytes come; and
     ``silence_seconds`` at most without any.
     ``organisation`` is whom an operator acts for; None means its own. An answer of more than ``most_bytes``, unpacked, is not
-    read to its end; None means no limit, for trusted services.
+    read to its end; None means no limit, for trusted services. ``authorities`` are for https; None means those of the system.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ServiceClient:
         timeout_seconds: float = 30.0,
         silence_seconds: float = inf,
         most_bytes: int | None = None,
+        authorities: Authorities | None = None,
     ) -> None:
         self.address = address
         self._silence_seconds = silence_seconds
@@ -60,17 +62,30 @@ class ServiceClient:
         socket = address.removeprefix("unix:") if address.startswith("unix:") else None
         self.base_url = "http://agent" if socket else address.rstrip("/")
         self._timeout_seconds = timeout_seconds
-        self._http = httpx2.AsyncClient(
-            base_url=self.base_url,
-            transport=httpx2.AsyncHTTPTransport(uds=socket, limits=_ONE_REQUEST_EACH) if socket else None,
-            limits=_ONE_REQUEST_EACH,
-            headers=({"Authorization": f"Bearer {bearer}"} if bearer else {})
+        self._authorities = (authorities or Authorities()) if address.startswith("https:") else None
+        self._given: dict[str, Any] = {
+            "base_url": self.base_url,
+            "transport": httpx2.AsyncHTTPTransport(uds=socket, limits=_ONE_REQUEST_EACH) if socket else None,
+            "limits": _ONE_REQUEST_EACH,
+            "headers": ({"Authorization": f"Bearer {bearer}"} if bearer else {})
             | ({ORGANISATION_HEADER: organisation} if organisation else {}),
-            timeout=timeout_seconds,
-            # The authorities that byte threads believe, and SSL_CERT_FILE names. They take 20 ms to load.
-            verify=ssl.create_default_context() if address.startswith("https:") else False,
-            trust_env=not socket and _host_of(address) not in ("127.0.0.1", "::1", "localhost"),
-        )
+            "timeout": timeout_seconds,
+            "trust_env": not socket and _host_of(address) not in ("127.0.0.1", "::1", "localhost"),
+        }
+        self._trusted: ssl.SSLContext | None = None
+        self._clients = [self._new_client()]
+
+    def _new_client(self) -> httpx2.AsyncClient:
+        if self._authorities is not None:
+            self._trusted = self._authorities.context()
+        return httpx2.AsyncClient(verify=self._trusted or False, **self._given)
+
+    @property
+    def _http(self) -> httpx2.AsyncClient:
+        """That of the authorities of now. What was asked by one before it goes on, and it is closed with this."""
+        if self._authorities is not None and self._authorities.context() is not self._trusted:
+            self._clients.append(self._new_client())
+        return self._clients[-1]
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,7 +95,8 @@ class ServiceClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        for client in self._clients:
+            await client.aclose()
 
     async def within(self, seconds: float, answer: Awaitable[_Answer]) -> _Answer:
         """The answer, if it is here in time; otherwise ``ServiceUnreachableError``."""
@@ -130,7 +146,7 @@ class ServiceClient:
                     pieces = response.aiter_raw() if is_raw and response.is_success else response.aiter_bytes()
                     answer = await self._read(pieces, path)
         except httpx2.RequestError as error:
-            raise ServiceUnreachableError(self.address, str(error) or type(error).__name__) from error
+            raise self._unreachable(error) from error
         except TimeoutError as error:
             raise ServiceUnreachableError(self.address, f"no whole answer within {longest:g} s") from error
         if not response.is_success:
@@ -140,6 +156,12 @@ class ServiceClient:
                 raise ServiceUnreachableError(self.address, reported.reason)
             raise reported
         return answer
+
+    def _unreachable(self, error: httpx2.RequestError) -> ServiceUnreachableError:
+        failure = failure_of_tls(error)
+        said = "; ".join(filter(None, (str(error) or type(error).__name__, advice_on(failure))))
+        is_untrusted = isinstance(failure, ssl.SSLCertVerificationError)
+        return (UntrustedServiceError if is_untrusted else ServiceUnreachableError)(self.address, said)
 
     async def _read(self, pieces: AsyncIterator[bytes], path: str) -> bytearray:
         answer = bytearray()

@@ -12,6 +12,7 @@ from bdn.core.source.upstream import Location
 from bdn.net.http1.answer import TICK, Answer, AnswerDeadline, StalledError
 from bdn.net.http1.connection import split_address
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
+from bdn.net.tls import advice_on, failure_of_tls
 from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError
 from bdn.wire.http_fields import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path, format_range, parse_content_range
 from bdn.wire.shapes import error_from
@@ -40,7 +41,7 @@ class HttpChunkReader:
         """Bring what is missing; content is *not* verified here."""
         if chunk.done and not chunk.missing:
             return
-        with _naming(urlsplit(self.base_url).netloc):
+        with _naming(urlsplit(self.base_url).netloc, is_ours=True):
             self._read(chunk)
 
     def _read(self, chunk: PartialChunk) -> None:
@@ -55,7 +56,10 @@ class HttpChunkReader:
                     return
                 answer.read(_WORDS_LIMIT)
                 target = urljoin(url, answer.headers.get("location") or "")
-                if split_address(target)[0] != split_address(url)[0]:
+                there, here = split_address(target)[0], split_address(url)[0]
+                if (here[0], there[0]) == ("https", "http"):
+                    raise StoreUnavailableError("it redirects to plain HTTP")
+                if there != here:
                     headers = {name: value for name, value in headers.items() if name == "Range"}
                 url = target
         raise StoreUnavailableError("too many redirects")
@@ -98,7 +102,7 @@ class LocatedChunkReader:
         if start:
             headers["Range"] = format_range(ByteRange(start, size))
         with (
-            _naming(_host_of(self.location.url)),
+            _naming(_host_of(self.location.url), is_ours=False),
             self.connections.get(self.location.url, headers, size - start, self.deadline) as answer,
         ):
             if answer.status not in (404, 206 if start else 200):
@@ -124,12 +128,13 @@ def _refusal(status: int) -> StoreUnavailableError:
 
 
 @contextmanager
-def _naming(place: str) -> Iterator[None]:
-    """Errors say where they come from, and nothing more: what the network says may hold a signed address."""
+def _naming(place: str, *, is_ours: bool) -> Iterator[None]:
+    """Errors say where they come from, and what to do about TLS of our own; no more: what the network says may hold a signed address."""
     try:
         yield
     except NETWORK_ERRORS as error:
-        raise StoreUnavailableError(f"{place}: {reason_of(error)}") from None
+        advice = advice_on(failure_of_tls(error)) if is_ours else None
+        raise StoreUnavailableError(f"{place}: {'; '.join(filter(None, (reason_of(error), advice)))}") from None
     except StoreUnavailableError as error:
         raise type(error)(f"{place}: {error.reason}") from None
 

@@ -6,6 +6,7 @@ import re
 import time
 from datetime import UTC
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 from bdn.core.chunk import ByteRange, Digest
 from bdn.core.errors import ForeignRequestError
@@ -87,6 +88,15 @@ def is_loopback(host: str) -> bool:
         return host.lower().removesuffix(".") == "localhost"
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
+
+
+def is_in_the_clear(address: str) -> bool:
+    """Whether what is sent to this URL leaves this machine without TLS. Of what is no URL, nobody knows: it is said to."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return True
+    return parts.scheme != "https" and not is_loopback(parts.hostname or "")
 
 
 def check_local(host: str | None, origin: str | None) -> None:

@@ -95,6 +95,15 @@ class ServiceUnreachableError(ServiceError):
         return f"no answer from {self.address} ({self.reason}); is the service running there?"
 
 
+class UntrustedServiceError(ServiceUnreachableError):
+    """What answers there shows a certificate that this program does not believe."""
+
+    transient = False
+
+    def __str__(self) -> str:
+        return f"{self.address} is not trusted: {self.reason}"
+
+
 class ServiceStoppedError(ServiceError):
     """A service that a command used has ended, or answers no more. ``holder`` is the program that the command found there."""
 

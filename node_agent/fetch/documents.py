@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Generic, TypeVar
 
@@ -14,8 +14,9 @@ from bdn.core.errors import BdnError
 from bdn.core.pace.retry import Outage, RetryPolicy
 from bdn.core.ring.placement import OWNERS_LOOKED_AT, Placement, route
 from bdn.net.client import ContentClient
+from bdn.net.tls import Authorities
 from bdn.wire.layout_form import Layout
-from bdn.wire.shapes import ServiceUnreachableError, WrongDocumentError
+from bdn.wire.shapes import ServiceUnreachableError, UntrustedServiceError, WrongDocumentError
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.fetch.peers import MIRROR, Peers, RingMember
@@ -49,11 +50,12 @@ class PeerDocuments:
     """Asks the members of the cluster. Nothing a peer says is believed before it was checked.
 
     Nor is it read without end: a manifest of more than ``most_manifest_bytes`` only the mirror can give, and of a layout it is
-    known how long it may be.
+    known how long it may be. ``authorities`` are for peers that speak TLS.
     """
 
     peers: Peers
     most_manifest_bytes: int = _MOST_MANIFEST_BYTES
+    authorities: Authorities = field(default_factory=Authorities)
 
     def manifest(self, digest: Digest, bearer: str) -> _Wanted[Manifest]:
         """A manifest, which is what its name says."""
@@ -118,7 +120,12 @@ class PeerDocuments:
         try:
             async with (
                 asyncio.timeout(seconds),
-                ContentClient(peer.advertise, silence_seconds=_SILENCE_SECONDS, most_bytes=wanted.most_bytes) as client,
+                ContentClient(
+                    peer.advertise,
+                    silence_seconds=_SILENCE_SECONDS,
+                    most_bytes=wanted.most_bytes,
+                    authorities=self.authorities,
+                ) as client,
             ):
                 found = await wanted.ask(client, is_owner)
         except WrongDocumentError as error:
@@ -221,7 +228,9 @@ class Catalogue:
                 return await self.client.within(self.answer_seconds[outage.failures > 0], ask())
             except BdnError as error:
                 taken = time.monotonic() - sent
-                if error.transient and not from_mirror and (found := await instead()) is not None:
+                # Of a mirror that is not trusted, too: peers may have it.
+                may_pass = error.transient or isinstance(error, UntrustedServiceError)
+                if may_pass and not from_mirror and (found := await instead()) is not None:
                     self.on_obtained("cluster")
                     return found
                 delay = outage.delay(error, taken, random.random())  # noqa: S311 - jitter, not a secret

@@ -4,6 +4,7 @@ A source is waited for until it gives a sign of life, until bytes come at all, a
 """
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,9 @@ from bdn.core.ring.peer_health import Deadlines, Fault, PeerHealth
 from bdn.disk.durable import disk_errors, write_durably
 from bdn.net.http1.answer import TICK_SECONDS
 from bdn.wire.heartbeat_schema import MemberDocument
+from bdn.wire.http_fields import is_in_the_clear
 
+logger = logging.getLogger(__name__)
 Clock = Callable[[], float]
 
 
@@ -45,10 +48,14 @@ class Members:
     A view that the mirror asked about later is never undone by an answer to an earlier question: A asks, and waits with
     its question open; B asks, is answered with epoch 7, and then A's answer comes with epoch 6. Otherwise the mirror is
     believed, even when its epoch is an older one: then its database is another, or was set back.
+
+    With ``requires_tls`` a member that would be spoken to in the clear is none: nothing is sent to it.
     """
 
-    def __init__(self, me: str, path: Path) -> None:
+    def __init__(self, me: str, path: Path, *, requires_tls: bool = False) -> None:
         self.me = me
+        self._requires_tls = requires_tls
+        self._refused: frozenset[str] = frozenset()  # of those, whom the log has named
         self._path = path
         self._view = View(0, ())
         self._taken = 0  # answers taken up
@@ -62,7 +69,8 @@ class Members:
         """The view of the last run. Blocking. A damaged file is as good as none: the next heartbeat brings the members."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(self._path.read_bytes())
-            self._view = View(int(content["epoch"]), tuple(RingMember(**member) for member in content["members"]))
+            members = [RingMember(**member) for member in content["members"]]
+            self._view = View(int(content["epoch"]), self._admitted(members))
 
     def ask(self) -> int:
         """To be called before the mirror is asked; ``take`` wants the result with the answer."""
@@ -77,7 +85,7 @@ class Members:
             (RingMember(member.node, member.advertise) for member in members if _owns(member) and member.advertise),
             key=lambda member: member.node,
         )
-        view = View(epoch, tuple(owners))
+        view = View(epoch, self._admitted(owners))
         with self._lock:
             if view == self._view or (epoch < self._view.epoch and asked != self._taken):
                 return False
@@ -85,6 +93,20 @@ class Members:
             with disk_errors(self._path):
                 write_durably(self._path, json.dumps(asdict(view)).encode())
         return True
+
+    def _admitted(self, owners: Sequence[RingMember]) -> tuple[RingMember, ...]:
+        if not self._requires_tls:
+            return tuple(owners)
+        admitted = tuple(one for one in owners if not is_in_the_clear(one.advertise) or one.node == self.me)
+        refused = frozenset(one.node for one in owners if one not in admitted)
+        for node in sorted(refused - self._refused):
+            logger.warning(
+                "%s is asked for nothing: its address is one of plain HTTP, and here BDN_AGENT_TLS=require; "
+                "give it BDN_AGENT_TLS_CERT and BDN_AGENT_TLS_KEY",
+                node,
+            )
+        self._refused = refused
+        return admitted
 
 
 def _owns(member: MemberDocument) -> bool:

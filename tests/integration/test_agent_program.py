@@ -140,6 +140,14 @@ async def test_a_stage_is_filled_over_tls(mirror: AgentMirror, tmp_path: Path) -
         assert stage.mounts[0].bytes_from.mirror == manifest.bytes_total
 
 
+@pytest.mark.parametrize(("host", "is_told"), [("0.0.0.0", True), ("127.0.0.1", False)])
+async def test_an_agent_that_peers_reach_without_tls_says_so(
+    mirror: AgentMirror, tmp_path: Path, host: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Rig(mirror, tmp_path).agent(host=host, auth="token"):
+        assert ("in the clear: set BDN_AGENT_TLS_CERT and BDN_AGENT_TLS_KEY" in caplog.text) is is_told
+
+
 async def test_a_mirror_that_nobody_vouches_for_fails_the_stage_and_says_why(
     mirror: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

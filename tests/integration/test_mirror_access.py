@@ -145,6 +145,14 @@ async def test_a_mirror_that_would_be_open_to_others_does_not_start(tmp_path: Pa
             pytest.fail("it started")
 
 
+@pytest.mark.parametrize(("settings", "is_told"), [({"host": "0.0.0.0"}, True), ({"host": "127.0.0.1"}, False)])
+async def test_a_mirror_that_others_reach_without_tls_says_so(
+    tmp_path: Path, settings: Json, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with mirror_under_test(tmp_path / "new", serve=True, auth="token", token="secret", **settings):
+        assert ("in the clear: set BDN_TLS_CERT and BDN_TLS_KEY" in caplog.text) is is_told
+
+
 async def test_with_authentication_the_process_s_own_credentials_are_nobody_s(
     upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """One client of the data plane, as a state machine over a non-blocking socket.
 
-    reading a head → (waiting for a Future) → sending → reading the next head … → draining
+    (shaking hands →) reading a head → (waiting for a Future) → sending → reading the next head … → draining
 
 ``advance`` goes on until it would block and says what to wait for. It may be called again for any reason (an event, a timer,
 or by mistake): each state checks for itself what has happened.
@@ -9,11 +9,11 @@ or by mistake): each state checks for itself what has happened.
 import logging
 import select
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -21,6 +21,7 @@ from typing import Final
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, ForeignRequestError, InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.retry import StallPolicy
+from bdn.net.chunk_server.encrypted import EncryptedSocket, encrypted
 from bdn.net.chunk_server.messages import (
     RequestHead,
     Response,
@@ -30,8 +31,9 @@ from bdn.net.chunk_server.messages import (
     find_head,
     parse_head,
 )
-from bdn.net.chunk_server.sending import EndedError, Pace, Sending, StalledReaderError, Wait, has_hung_up
+from bdn.net.chunk_server.sending import EndedError, Pace, Sending, StalledReaderError, Wait, has_happened
 from bdn.net.chunk_server.served_chunks import ChunkRequest, DocumentRequest, OpenChunk, ServedChunks, ServedDocuments
+from bdn.net.tls import HANDSHAKE, SPEAKS_PLAIN_HTTP, Certificate, refusal_of_plain_http
 from bdn.wire.http_fields import (
     MANIFEST_HEADER,
     SUSPECT_HEADER,
@@ -56,7 +58,7 @@ _SLOWEST: Final = StallPolicy(window_seconds=30.0)
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """``idle_seconds`` between requests, ``head_seconds`` for one head, ``obtaining_seconds`` for a chunk that is on its way.
+    """``idle_seconds`` between requests, ``head_seconds`` for one head or a handshake, ``obtaining_seconds`` for a chunk on its way.
 
     A reader slower than ``slowest`` has stalled. The window is longer than for bodies that we read, because progress
     shows in steps: a client's kernel with a full buffer of 6 MB says nothing until a sixteenth of it is free.
@@ -105,6 +107,8 @@ class RequestReader:
             if not self._received:
                 self._until = time.monotonic() + self.timeouts.head_seconds
             self._received += piece
+            if self._received[0] == HANDSHAKE:  # of which no head comes, and the client waits for an answer
+                raise HeadRefusedError(400, SPEAKS_PLAIN_HTTP)
         content = bytes(self._received[:end])
         del self._received[:end]
         self._searched = 0
@@ -128,6 +132,7 @@ class Service:
     pace: Pace | None
     documents: ServedDocuments | None = None
     is_local: bool = False
+    certificate: Certificate | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -149,7 +154,11 @@ class ChunkConnection:
 
     def __post_init__(self) -> None:
         self._reader = RequestReader(self._service.timeouts)
-        self._step = self._read
+        if self._service.certificate is None:
+            self._step = self._read
+        else:
+            self._until = time.monotonic() + self._service.timeouts.head_seconds
+            self._step = partial(self._shake_hands, self._service.certificate)
 
     def fileno(self) -> int:
         """The socket's descriptor; -1 once it is closed."""
@@ -158,7 +167,7 @@ class ChunkConnection:
     @property
     def first_wait(self) -> Wait:
         """What to wait for before the first ``advance``."""
-        return self._reader.wait
+        return self._reader.wait if self._service.certificate is None else Wait(select.EPOLLIN, self._until)
 
     def advance(self) -> Wait | None:
         """Go on until it would block. None: the connection has ended, and is closed."""
@@ -170,7 +179,7 @@ class ChunkConnection:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         except EndedError as end:
             logger.debug("a chunk client's connection ends: %s", end)
-        except (ConnectionError, TimeoutError) as error:
+        except (ConnectionError, TimeoutError, ssl.SSLError) as error:
             logger.debug("a chunk client went away: %s", error)
         except Exception:
             logger.exception("a chunk client's connection failed")
@@ -190,6 +199,33 @@ class ChunkConnection:
         """Close the socket and the file."""
         self._end_sending()
         self._socket.close()
+
+    def _shake_hands(self, certificate: Certificate) -> Wait | None:
+        """Each turn of it is a worker's, for a millisecond at most; the client's turns are waited for like its requests."""
+        events = select.EPOLLIN
+        try:
+            if not isinstance(self._socket, EncryptedSocket):
+                begun = self._socket.recv(1, socket.MSG_PEEK)
+                if begun and begun[0] != HANDSHAKE:
+                    self._send(Response(refusal_of_plain_http(), is_last=True))
+                    return None
+                if not begun:
+                    raise EndedError("the client has closed it")
+                self._socket = encrypted(self._socket, certificate.context())
+            self._socket.do_handshake()
+        except (BlockingIOError, ssl.SSLWantReadError):
+            pass
+        except ssl.SSLWantWriteError:
+            events = select.EPOLLOUT
+        except OSError as error:  # such as ENOTCONN: it was gone before; or it does not believe us
+            raise EndedError(f"no handshake: {error}") from None
+        else:
+            self._reader.begin_next()
+            self._step = self._read
+            return None
+        if time.monotonic() >= self._until:
+            raise EndedError("the client does not end its handshake")
+        return Wait(events, self._until)
 
     def _read(self) -> Wait | None:
         try:
@@ -250,7 +286,7 @@ class ChunkConnection:
         if future.done() or time.monotonic() >= self._until:
             self._attempt(partial(self._resume, future))
             return None
-        if has_hung_up(self._socket, select.POLLRDHUP):
+        if has_happened(self._socket, select.POLLRDHUP):
             raise EndedError("the client did not wait for the chunk")
         return Wait(select.EPOLLRDHUP, min(self._until, self._send_processing()), future)
 
@@ -265,9 +301,14 @@ class ChunkConnection:
         now = time.monotonic()
         if now >= self._next_processing:
             self._next_processing = now + _PROCESSING_SECONDS
-            with suppress(BlockingIOError):  # its socket is full: it has more to read already
-                if self._socket.send(_PROCESSING) != len(_PROCESSING):
-                    raise EndedError("the client does not read")
+            if not has_happened(self._socket, select.POLLOUT):  # its socket is full: it has more to read already
+                return self._next_processing
+            try:
+                is_sent = self._socket.send(_PROCESSING) == len(_PROCESSING)
+            except BlockingIOError:
+                is_sent = False
+            if not is_sent:  # and what follows must not go out in its place
+                raise EndedError("the client does not read")
         return self._next_processing
 
     def _resume(self, future: Future[object]) -> None:
@@ -298,7 +339,10 @@ class ChunkConnection:
             return wait
         self._end_sending()
         if sending.is_last:
-            self._socket.shutdown(socket.SHUT_WR)
+            try:
+                self._socket.shutdown(socket.SHUT_WR)
+            except OSError:  # ENOTCONN
+                raise EndedError("the client has reset it") from None
             self._until, self._step = time.monotonic() + _DRAIN_SECONDS, self._drain
             return None
         self._step = self._read

@@ -1,10 +1,14 @@
-"""One answer on its way into a socket: from the page cache with ``sendfile``, as fast as its reader and the server's own rate allow."""
+"""One answer on its way into a socket: from the page cache with ``sendfile``, as fast as its reader and the server's own rate allow.
+
+Over TLS the kernel encrypts it on that way, or this program, record by record (docs/adr/0049).
+"""
 
 import fcntl
 import logging
 import os
 import select
 import socket
+import ssl
 import struct
 import termios
 import time
@@ -14,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.pace.retry import StallPolicy, StallWindow
+from bdn.net.chunk_server.encrypted import kernel_encrypts
 from bdn.net.chunk_server.messages import Response
 from bdn.net.chunk_server.served_chunks import OpenChunk
 
@@ -21,6 +26,7 @@ logger = logging.getLogger(__name__)
 Pace = Callable[[int], float]
 _PACED_BYTES: Final = 1024 * 1024
 _AHEAD_BYTES: Final = 2 * 1024 * 1024
+_READ_BYTES: Final = 64 * 1024  # to be encrypted: memory of this size is used again; more is asked of the kernel anew
 
 
 class EndedError(Exception):
@@ -96,7 +102,7 @@ class Sending:
                 if wait is not None:
                     return wait
             size = min(self._left, self._may_send) if self.pace else self._left
-            count = os.sendfile(connection.fileno(), self._descriptor, self._offset, size)
+            count = _send_file(connection, self._descriptor, self._offset, size)
             if not count:
                 # The reader must not wait for bytes that do not exist, and is never given others for them.
                 logger.error("a chunk's file is too short", extra={"missing_bytes": self._left})
@@ -114,7 +120,7 @@ class Sending:
         if self._is_paced_until is None:
             self._is_paced_until = now + pace(size)
         if now < self._is_paced_until:
-            if has_hung_up(connection, 0):
+            if has_happened(connection, 0):
                 raise EndedError("the client went away")
             return Wait(0, self._is_paced_until)
         self._is_paced_until, self._may_send = None, size
@@ -141,6 +147,20 @@ class Sending:
         return int(queued) + len(self._opening) + self._left
 
 
+def _send_file(connection: socket.socket, descriptor: int, offset: int, size: int) -> int:
+    """Some of it; 0: the file has no more. Over TLS ``sendfile`` would send it as it is, unless the kernel encrypts."""
+    if not isinstance(connection, ssl.SSLSocket) or kernel_encrypts(connection):
+        return os.sendfile(connection.fileno(), descriptor, offset, size)
+    piece, sent = memoryview(os.pread(descriptor, min(size, _READ_BYTES), offset)), 0
+    try:
+        while sent < len(piece):
+            sent += connection.send(piece[sent:])
+    except BlockingIOError:
+        if not sent:
+            raise
+    return sent
+
+
 def _read_ahead(descriptor: int, offset: int, size: int) -> None:
     """Let the kernel read ahead while this is sent.
 
@@ -152,7 +172,7 @@ def _read_ahead(descriptor: int, offset: int, size: int) -> None:
     os.posix_fadvise(descriptor, offset, min(size, _AHEAD_BYTES), os.POSIX_FADV_WILLNEED)
 
 
-def has_hung_up(connection: socket.socket, events: int) -> bool:
+def has_happened(connection: socket.socket, events: int) -> bool:
     """Whether one of ``events`` (of poll), a reset or the end of both directions has happened."""
     poll = select.poll()
     poll.register(connection, events)

@@ -23,6 +23,7 @@ from bdn.net.api_server import SHORTAGES, bind_tcp
 from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
 from bdn.net.chunk_server.sending import Pace, Wait
 from bdn.net.chunk_server.served_chunks import ServedChunks, ServedDocuments
+from bdn.net.tls import Certificate
 
 logger = logging.getLogger(__name__)
 _SHORTAGE_PAUSE_SECONDS: Final = 0.2  # without descriptors to spare, before the next client is accepted
@@ -241,7 +242,7 @@ class ChunkServer:
 
     ``on_sent`` is told the bytes of each body, by any thread. ``pace``, called by any thread, is given the size of a piece and
     returns the seconds to wait before it goes out. ``documents`` has manifests, if any are served here. ``is_local``: no grants are
-    asked for, so what foreign web pages ask for is refused. Clients above ``connections``, or above what the process's limit of
+    asked for, so what foreign web pages ask for is refused. With a ``certificate`` it speaks TLS and nothing else. Clients above ``connections``, or above what the process's limit of
     descriptors allows, are hung up on at once, so that they go to another source.
     """
 
@@ -256,9 +257,11 @@ class ChunkServer:
         pace: Pace | None = None,
         documents: ServedDocuments | None = None,
         is_local: bool = False,
+        certificate: Certificate | None = None,
         connections: int = 4096,
     ) -> None:
-        self._service = Service(chunks, on_sent or (lambda _: None), timeouts or Timeouts(), pace, documents, is_local)
+        told, patience = on_sent or (lambda _: None), timeouts or Timeouts()
+        self._service = Service(chunks, told, patience, pace, documents, is_local, certificate)
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:  # each connection that is served has a socket and a file open
             connections = min(connections, max(16, (soft - _SPARE_DESCRIPTORS) // 2))

@@ -9,13 +9,12 @@ docs/adr/0010 has the figures: why no asyncio client carries bytes; docs/adr/000
 import errno
 import http.client
 import socket
-import ssl
 import threading
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -25,6 +24,7 @@ from bdn.core.egress import EgressPolicy
 from bdn.net.host_lookups import HOST_LOOKUPS, AddressInfo, Question
 from bdn.net.http1.answer import HEAD_LIMIT, Answer, AnswerDeadline, ask, parse_head
 from bdn.net.http1.connection import Connection, NoAnswerError, Origin, ProtocolError, format_request, split_address
+from bdn.net.tls import Authorities
 
 
 def resolve(host: str, port: int, timeout_seconds: float | None, policy: EgressPolicy | None) -> Sequence[AddressInfo]:
@@ -77,10 +77,11 @@ class ProxyRefusedError(ConnectionError):
 
 @dataclass
 class Dialer:
-    """Makes connections. ``egress`` is None for our own services, whose addresses are the operator's."""
+    """Makes connections. ``egress`` is None for our own services, whose addresses are the operator's; ``authorities`` are for https."""
 
     timeout_seconds: float
     egress: EgressPolicy | None = None
+    authorities: Authorities = field(default_factory=Authorities)
 
     def connect(self, origin: Origin) -> Connection:
         """A new connection. ``OSError``, ``ProtocolError``: it cannot be made; ``EgressRefusedError``: it may not be."""
@@ -91,7 +92,7 @@ class Dialer:
         connected = self._tunnel(proxy, host, port) if proxy else dial(host, port, self.timeout_seconds, self.egress)
         try:
             connected.settimeout(self.timeout_seconds)
-            return self._open(self._tls.wrap_socket(connected, server_hostname=host))
+            return self._open(self.authorities.context().wrap_socket(connected, server_hostname=host))
         except BaseException:
             connected.close()
             raise
@@ -100,13 +101,6 @@ class Dialer:
         with suppress(OSError):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Connection(connected, self.timeout_seconds)
-
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        """Made when first needed: reading the authorities takes 20 ms."""
-        context = ssl.create_default_context()
-        context.set_alpn_protocols(["http/1.1"])
-        return context
 
     def _tunnel(self, proxy: str, host: str, port: int) -> socket.socket:
         """A connection through the proxy to the host."""
@@ -152,13 +146,21 @@ class ConnectionPool:
     """Idle connections by origin. A connection is used by one thread at a time and kept only after a clean answer.
 
     ``idle_limit`` bounds the idle ones of all origins together; those of the origin that was not used for longest go first.
-    ``egress`` says where connections may lead; None is for our own services.
+    ``egress`` says where connections may lead; None is for our own services. ``authorities`` are those of the system where none
+    are given. A connection stays as long as it is used, whatever becomes of what was believed when it was made.
     """
 
-    def __init__(self, *, timeout_seconds: float, idle_limit: int = 256, egress: EgressPolicy | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        timeout_seconds: float,
+        idle_limit: int = 256,
+        egress: EgressPolicy | None = None,
+        authorities: Authorities | None = None,
+    ) -> None:
         self._timeout_seconds = timeout_seconds
         self._idle_limit = idle_limit
-        self._dialer = Dialer(timeout_seconds, egress)
+        self._dialer = Dialer(timeout_seconds, egress, authorities or Authorities())
         self._idle: dict[Origin, list[Connection]] = {}  # the origin used last stands last
         self._idle_count = 0
         self._busy: set[Connection] = set()

@@ -1,6 +1,7 @@
 """A mirror and agents in processes of their own, as an operator runs them, and commands that find them."""
 
 import contextlib
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,11 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"https://localhost:{self.port}" if self.speaks_tls else f"http://127.0.0.1:{self.port}"
+
+    @property
+    def speaks_tls(self) -> bool:
+        return "BDN_TLS_CERT" in self.extra
 
     def shell(self, node: str = "node-1", **environment: str) -> Shell:
         """A user on one node: commands find the mirror and the node's agent."""
@@ -45,7 +50,8 @@ class Cluster:
     def http(self) -> httpx2.Client:
         """The mirror's API for an operator."""
         bearer = {"Authorization": f"Bearer {self.extra.get('BDN_TOKEN')}"}
-        return httpx2.Client(base_url=self.url, headers=bearer, trust_env=False, timeout=60)
+        trusted = ssl.create_default_context(cafile=self.extra["BDN_TLS_CA"]) if self.speaks_tls else False
+        return httpx2.Client(base_url=self.url, headers=bearer, trust_env=False, timeout=60, verify=trusted)
 
     @contextlib.contextmanager
     def mirror(self, **environment: str) -> Iterator[Process]:

@@ -80,3 +80,26 @@ def test_a_chunk_of_another_manifest_is_read_from_the_mirror(members: Members) -
     routing = Routing(LAYOUT, members)
     assert routing.peers(named("stranger"), lambda _: False) == ()
     assert routing.turn(named("stranger")) == LanePlace(is_own=True, position=0)
+
+
+def test_where_tls_is_required_a_peer_in_the_clear_owns_nothing_and_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither when the mirror tells of it nor when the members of the last run are read; this machine's own are no wire away."""
+    addresses = {
+        "me": "http://10.0.0.1:8471",
+        "plain": "http://10.0.0.2:8471",
+        "here": "http://127.0.0.1:8472",
+        "tls": "https://10.0.0.3:8471",
+        "odd": "10.0.0.4:8471",
+        "broken": "http://[::",
+    }
+    path = tmp_path / "members.json"
+    join(Members("me", path), addresses)
+    requiring = Members("me", path, requires_tls=True)
+    requiring.load()
+    for _ in range(2):
+        assert [member.node for member in requiring.current().members] == ["here", "me", "tls"]
+        join(requiring, addresses)
+    named = [record.args for record in caplog.records if "BDN_AGENT_TLS=require" in record.getMessage()]
+    assert named == [("broken",), ("odd",), ("plain",)]

@@ -65,6 +65,7 @@ def test_a_file_sets_what_the_environment_does_not(monkeypatch: pytest.MonkeyPat
     ("BDN_AUTH", "maybe", "'off' or 'token'"),
     ("BDN_AGENT_HOST", "0.0.0.0", "set BDN_AUTH=token"),
     ("BDN_AGENT_ADVERTISE", "http://10.0.0.5:8471", "set BDN_AUTH=token"),
+    ("BDN_AGENT_TLS", "always", "'optional' or 'require'"),
 ])  # fmt: skip
 def test_a_bad_value_is_refused_with_the_name_of_its_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, reason: str
@@ -97,6 +98,32 @@ def test_a_config_file_that_makes_no_sense_is_refused(
     ({"url": "http://mirror.example:8460", "advertise": "http://10.0.0.5:1", "auth": "token"}, "http://10.0.0.5:1"),
     ({"url": "http://mirror.example:8460", "host": "10.0.0.5", "auth": "token"}, "http://10.0.0.5:8471"),
     ({"host": "fd00::5", "auth": "token"}, "http://[fd00::5]:8471"),
+    ({"host": "fd00::5", "auth": "token", "tls_cert": "/tls.crt", "tls_key": "/tls.key"}, "https://[fd00::5]:8471"),
+    ({"tls_cert": "/tls.crt", "tls_key": "/tls.key"}, "https://127.0.0.1:8471"),
 ])  # fmt: skip
 def test_peers_are_told_an_address_only_if_it_leads_them_here(given: dict[str, str], address: str | None) -> None:
     assert load_settings(**given).advertised(8471) == address
+
+
+AWAY = {"url": "https://mirror.example:8460", "host": "10.0.0.5", "auth": "token"}
+SHOWN = {"tls_cert": "/tls.crt", "tls_key": "/tls.key"}
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (AWAY | {"tls": "require"}, "BDN_AGENT_TLS: require needs BDN_AGENT_TLS_CERT and BDN_AGENT_TLS_KEY"),
+    (AWAY | SHOWN | {"tls": "require", "url": "http://mirror.example:8460"}, "BDN_URL: .* which BDN_AGENT_TLS=require refuses"),
+    (AWAY | SHOWN | {"advertise": "http://10.0.0.5:8471"}, "BDN_AGENT_ADVERTISE: .* with BDN_AGENT_TLS_CERT the data plane speaks TLS"),
+])  # fmt: skip
+def test_what_would_go_in_the_clear_though_tls_is_required_is_refused(given: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        load_settings(**given)
+
+
+@pytest.mark.parametrize("given", [
+    AWAY | SHOWN | {"tls": "require"},
+    {"tls": "require"},  # all of it on this machine
+    AWAY | {"url": "http://mirror.example:8460"},
+    AWAY | {"advertise": "https://behind-a-proxy:8471"},
+])  # fmt: skip
+def test_tls_may_be_required_and_may_be_left_out(given: dict[str, str]) -> None:
+    load_settings(**given)

@@ -2,19 +2,23 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, GrantExpiredError, InternalError, NotFoundError, StoreUnavailableError
 from bdn.net.http1.pool import ConnectionPool
+from bdn.net.tls import Authorities
 from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError
 from bdn.transfer.http_chunks import HttpChunkReader
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer
 from tests.support.content.readers import read_chunk
 from tests.support.content.shelves import Shelf, serving
+from tests.support.network.authority import new_authority
 from tests.support.network.raw_server import RawServer, answering, message, partial
+from tests.support.network.tunnels import over_tls
 from tests.support.network.upstream import CONTENT, SIZE, Upstream, upstream
 
 CHUNK = digest_of(CONTENT)
@@ -79,6 +83,22 @@ def test_a_redirect_that_cannot_be_followed_makes_the_store_unavailable(pool: Co
     with pytest.raises(StoreUnavailableError) as raised:
         read_raw(pool, message("307 Temporary Redirect", f"Location: {target}", "Content-Length: 0"))
     assert "5igned" not in repr(raised.value)
+
+
+def test_a_redirect_out_of_tls_is_not_followed(tmp_path: Path) -> None:
+    authority, content = new_authority(tmp_path, "localhost"), bytes(100)
+    elsewhere = answering(message("200 OK", "Content-Length: 100", body=content))
+    with (
+        RawServer(elsewhere) as plain,
+        RawServer(
+            over_tls(authority.server, answering(message("307 x", f"Location: {plain.url}/x", "Content-Length: 0")))
+        ) as server,
+        closing(ConnectionPool(timeout_seconds=10, authorities=Authorities(authority.certificates))) as pool,
+    ):
+        reader = HttpChunkReader(pool, server.url.replace("http://127.0.0.1", "https://localhost"))
+        with pytest.raises(StoreUnavailableError, match="redirects to plain HTTP"):
+            read_chunk(reader, content)
+    assert plain.connections == 0
 
 
 def test_a_refusal_keeps_its_code_and_its_message(pool: ConnectionPool) -> None:
