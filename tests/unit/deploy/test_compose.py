@@ -1,6 +1,7 @@
 """docker-compose.yml and the Dockerfile cannot be run here, so everything that they name is compared with the code."""
 
 import importlib
+import json
 import re
 import shlex
 import tomllib
@@ -12,10 +13,10 @@ import pytest
 import yaml
 
 from bdn.cli.clients import ClientSettings
+from bdn.core.source.uri import parse_source
+from bdn.mirror.db.database import database_url
 from bdn.mirror.settings import MirrorSettings
-from bdn.sources.settings import UpstreamSettings
-from bdn.sources.sign_in import SourceContext
-from bdn.store.opener import open_store
+from bdn.sources.sign_in import Secret, s3_credentials
 from node_agent.settings import AgentSettings, load_settings
 
 ROOT = Path(__file__).parents[3]
@@ -23,6 +24,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
 AGENTS = ["agent-a", "agent-b"]
+REPLICAS = ["mirror-a", "mirror-b"]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 FOREIGN_VARIABLES = {"AWS_ENDPOINT_URL_S3"}  # docs/contract.md: honoured as they are
@@ -37,16 +39,15 @@ def in_the_environment_of(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[st
 
 
 def test_every_part_is_named_with_its_image_its_volumes_and_what_it_waits_for() -> None:
-    assert set(SERVICES) == {"postgres", "s3", "migrate", "keys", "mirror", "worker", *AGENTS}
-    assert {one["image"].partition(":")[0] for one in SERVICES.values() if "image" in one} == {
-        "postgres",
-        "minio/minio",
-    }
+    once = {"bucket", "migrate", "keys"}
+    assert set(SERVICES) == {"postgres", "pgbouncer", "s3", "mirror", *once, *REPLICAS, "worker-a", "worker-b", *AGENTS}
+    assert {name for name, service in SERVICES.items() if service.get("restart") == "no"} == once
     for service in SERVICES.values():
         assert service.get("build") in (None, {"context": ".", "dockerfile": "deploy/Dockerfile"})
         assert ("build" in service) != ("image" in service)
         assert {volume.partition(":")[0] for volume in service.get("volumes", [])} <= set(COMPOSE["volumes"])
-        assert set(service.get("depends_on", {})) <= set(SERVICES)
+        assert {one["source"] for one in service.get("configs", [])} <= set(COMPOSE["configs"])
+        assert set(service.get("depends_on") or {}) <= set(SERVICES)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -65,14 +66,31 @@ def test_every_command_takes_its_arguments_and_every_variable_is_a_setting(name:
     assert {one for one in OURS[name]["environment"] if not one.startswith("BDN_SECRET_")} <= known
 
 
-def test_the_mirrors_settings_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    environment = in_the_environment_of("mirror", monkeypatch)
-    settings = MirrorSettings(store=f"file://{tmp_path}/store")
+def test_the_mirrors_settings_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = in_the_environment_of("mirror-a", monkeypatch)
+    settings = MirrorSettings()
 
     assert (settings.auth, bool(settings.token), settings.is_embedded) == ("token", True, False)
     assert settings.grant_key_file is not None  # or it would not start
-    open_store(settings.effective_store, SourceContext("", UpstreamSettings()), exclusive=False)
-    assert environment["BDN_STORE"].startswith("file:///")
+    through, around = database_url(settings.effective_database_url), database_url(settings.database_listen_url)
+    assert (through.host, through.query["statement_cache_size"], around.host) == ("pgbouncer", "0", "postgres")
+    store = parse_source(settings.effective_store)
+    assert str(store) == "s3://bdn/store"
+    secret = Secret(
+        f"BDN_SECRET_{settings.store_secret}", environment[f"BDN_SECRET_{str(settings.store_secret).upper()}"]
+    )
+    keys = json.loads(COMPOSE["configs"]["s3"]["content"])["identities"][0]["credentials"][0]
+    found = s3_credentials(secret)
+    assert (found.access_key_id, found.secret_access_key) == (keys["accessKey"], keys["secretKey"])
+
+
+def test_both_planes_of_all_replicas_have_one_address() -> None:
+    nginx = COMPOSE["configs"]["nginx"]["content"]
+    for port in PORTS:
+        assert f"listen {port};" in nginx
+        assert all(f"server {replica}:{port};" in nginx for replica in REPLICAS)
+    assert "$http_host" in nginx.replace("$$", "$")
+    assert not re.search(r"(?<!\$)\$(?!\$)", nginx)  # compose would put a variable of the shell there
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -82,17 +100,17 @@ def test_the_agents_find_the_mirror_and_each_other(name: str, monkeypatch: pytes
     settings = load_settings()
 
     assert (settings.node, settings.cache_bytes) == (name, 20_000_000_000)
-    assert environment["BDN_URL"] == f"http://mirror:{OURS['mirror']['environment']['BDN_PORT']}"
+    assert environment["BDN_URL"] == f"http://mirror:{OURS['mirror-a']['environment']['BDN_PORT']}"
     assert settings.advertise == f"http://{name}:{settings.data_port}"
     assert (settings.host, settings.auth) == ("0.0.0.0", "token")
     assert len({OURS[agent]["environment"]["BDN_AGENT_CLUSTER"] for agent in AGENTS}) == 1
 
 
 def test_the_published_ports_are_those_that_the_services_listen_on() -> None:
-    environment = OURS["mirror"]["environment"]
+    environment = OURS["mirror-a"]["environment"]
     exposed = re.findall(r"^EXPOSE (.+)$", DOCKERFILE, re.MULTILINE)[0].split()
 
-    assert [port.split(":")[-1] for port in OURS["mirror"]["ports"]] == PORTS
+    assert [port.split(":")[-1] for port in SERVICES["mirror"]["ports"]] == PORTS
     assert [environment["BDN_PORT"], environment["BDN_DATA_PORT"]] == PORTS
     assert exposed == [*PORTS, str(AgentSettings.model_fields["data_port"].default)]
     assert all(port.startswith("127.0.0.1:") for service in SERVICES.values() for port in service.get("ports", []))
