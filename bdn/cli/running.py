@@ -33,6 +33,7 @@ from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.data_lock import DataDirectoryInUseError
 from bdn.mirror.db.database import database_url, place_of
 from bdn.mirror.settings import MirrorSettings, embedded_settings
+from bdn.mirror.waiting import in_background
 from bdn.net.api_server import bind_tcp, serving
 from bdn.wire.stage_schema import PullLosses, StageDocument
 
@@ -56,8 +57,8 @@ def spare_collector() -> None:
     gc.set_threshold(_NEW_OBJECTS, 50, 100)
 
 
-@contextmanager
-def in_the_foreground(settings: MirrorSettings) -> Iterator[asyncio.Event]:
+@asynccontextmanager
+async def in_the_foreground(settings: MirrorSettings) -> AsyncIterator[asyncio.Event]:
     """Prepares the process of a service: logs, collector, threads. The event is set by the first SIGTERM or SIGINT; a second SIGINT interrupts."""
     log_to_stderr(settings.log)
     spare_collector()
@@ -69,13 +70,12 @@ def in_the_foreground(settings: MirrorSettings) -> Iterator[asyncio.Event]:
         stop.set()
         loop.remove_signal_handler(signal.SIGINT)
 
-    trimming = loop.create_task(_keep_trimming())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
-        yield stop
+        async with in_background(_keep_trimming()):
+            yield stop
     finally:
-        trimming.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 

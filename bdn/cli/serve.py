@@ -25,16 +25,15 @@ async def serve(output: Output, **options: object) -> None:
     """
     given = {name: value for name, value in options.items() if value is not None}
     settings = MirrorSettings(**given)  # type: ignore[arg-type] # checked by the settings
-    with in_the_foreground(settings) as stop:
-        async with running_mirror(settings) as mirror:
-            output.result(
-                {"url": mirror.url, "data_port": mirror.service.data_port},
-                [
-                    f"mirror at {mirror.url} (documentation at {mirror.url}/docs), data plane on port {mirror.service.data_port}"
-                ],
-            )
-            with mirror.for_pulls():
-                await stop.wait()
+    async with in_the_foreground(settings) as stop, running_mirror(settings) as mirror:
+        output.result(
+            {"url": mirror.url, "data_port": mirror.service.data_port},
+            [
+                f"mirror at {mirror.url} (documentation at {mirror.url}/docs), data plane on port {mirror.service.data_port}"
+            ],
+        )
+        with mirror.for_pulls():
+            await stop.wait()
 
 
 @click.command()
@@ -50,11 +49,10 @@ async def worker(output: Output) -> None:
         raise InvalidRequestError(
             "the embedded database is one process's: 'bdn serve' works already; set BDN_DATABASE_URL"
         )
-    with in_the_foreground(settings) as stop:
-        async with open_mirror(settings, serve=False):
-            output.say("working")
-            with told(settings, "worker", {}):
-                await stop.wait()
+    async with in_the_foreground(settings) as stop, open_mirror(settings, serve=False):
+        output.say("working")
+        with told(settings, "worker", {}):
+            await stop.wait()
 
 
 @click.command()
@@ -89,11 +87,11 @@ async def up(output: Output) -> None:
     Example: bdn up &
     """
     settings = MirrorSettings()
-    with in_the_foreground(settings) as stop:
-        async with running_services(settings, program="bdn up", serve=True) as (mirror, agent):
-            output.result(
-                {"mirror": mirror.url, "data_port": mirror.service.data_port, "agent": agent.address},
-                [f"mirror at {mirror.url} (documentation at {mirror.url}/docs)", f"agent at {agent.address}"],
-            )
-            with mirror.for_pulls():
-                await stop.wait()
+    serving = running_services(settings, program="bdn up", serve=True)
+    async with in_the_foreground(settings) as stop, serving as (mirror, agent):
+        output.result(
+            {"mirror": mirror.url, "data_port": mirror.service.data_port, "agent": agent.address},
+            [f"mirror at {mirror.url} (documentation at {mirror.url}/docs)", f"agent at {agent.address}"],
+        )
+        with mirror.for_pulls():
+            await stop.wait()

@@ -135,7 +135,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_a_fault_that_lasts_names_the_place[content-ends_in_the_middle]"),
         ("an error does not say which host failed", 'raise type(error)(f"{place}: {error.reason}") from None',
          "raise", "test_a_fault_that_lasts_names_the_place[content-falls_silent]"),
-        ("nobody learns who refused the connection", 'f"{place}: {said}"', "said",
+        ("nobody learns who refused the connection", "{place}: {'; '.join", "{'; '.join",
          "test_a_fault_that_lasts_names_the_place[content-refused]"),
     ],
     "bdn/net/tls.py": [
