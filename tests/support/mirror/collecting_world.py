@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PosixPath
@@ -393,7 +394,9 @@ class BucketWorld(World):
         super().__post_init__()
 
     def restart(self) -> None:
-        """As of every world."""
+        """As of every world; the connections of the dead are closed."""
+        if hasattr(self, "store"):
+            self.store.close()
         self.ahead += 901
         super().restart()
 
@@ -424,19 +427,27 @@ class _GatedBucket(Bucket):
         self._world = world
         self._loop = asyncio.get_running_loop()
         self._waited_for = threading.Event()
+        self._acting: Future[None] | None = None
 
     def _wait(self, _: float) -> None:
         self._waited_for.set()
         time.sleep(0.001)
 
     def reach(self, where: str) -> None:
+        """Nobody else acts while one waits for this collector."""
         if self._world.gate is _open_gate:
             return
+        self._acting = self._acting or asyncio.run_coroutine_threadsafe(self._world.gate(where), self._loop)
         self._waited_for.clear()
-        acting = asyncio.run_coroutine_threadsafe(self._world.gate(where), self._loop)
-        while not acting.done() and not self._waited_for.is_set():
+        while not self._acting.done() and not self._waited_for.is_set():
             time.sleep(0.0005)
-        if acting.done():
+        if self._acting.done():
+            self.settle()
+
+    def settle(self) -> None:
+        """Until whoever acts is through."""
+        acting, self._acting = self._acting, None
+        if acting is not None:
             acting.result()
 
     def put(self, key: str, content: bytes | Buffer, headers: Pairs = (), but: tuple[int, ...] = ()) -> bool:
@@ -467,6 +478,7 @@ class _GatedBucketStore(BucketStore):
         for chunk in chunks:
             self._gated.reach("a chunk")
             gone += super().collect([chunk])
+            self._gated.settle()
         return gone
 
 

@@ -64,7 +64,14 @@ def test_commands_read_the_file_that_the_services_read(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("port", "70000"), ("auth", "maybe"), ("limit_bytes", "much"), ("jobs", "0"), ("egress_allow", "http://x")],
+    [
+        ("port", "70000"),
+        ("auth", "maybe"),
+        ("limit_bytes", "much"),
+        ("jobs", "0"),
+        ("egress_allow", "http://x"),
+        ("store_endpoint", "s3.example"),
+    ],
 )
 def test_a_wrong_value_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"BDN_{name.upper()}", value)
