@@ -7,7 +7,7 @@ Names: one prefix, base units, low-cardinality labels. Source: prometheus.io, "M
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -90,7 +90,9 @@ class Metrics:
         self._stored.set(self._totals[1])
         self._quarantined.set(quarantined)
         self._damaged.set(wrong)
-        self._evidence.set(await asyncio.to_thread(self._store.evidence))
+        with suppress(StoreUnavailableError):  # what the database and this process know is told all the same
+            async with _in_time("the store"):
+                self._evidence.set(await asyncio.to_thread(self._store.evidence))
         self._scrubbed_at.set((newest and newest.completed_at) or 0)
         self._given_up.set(given_up)
         self._agents.set(alive)

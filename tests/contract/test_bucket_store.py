@@ -139,6 +139,14 @@ def test_a_refusal_says_which_setting_and_is_not_asked_again(
     assert server.account.secret_access_key not in str(caught.value)
 
 
+def test_while_the_server_asks_to_wait_nobody_asks_it(store: BucketStore, server: ObjectServer) -> None:
+    server.script.add(faults.rate_limited(60))
+    for act in (lambda: store.open(CHUNK), store.check):
+        with pytest.raises(StoreUnavailableError, match="asks to wait"):
+            act()
+    assert server.log.count() == 1
+
+
 def test_a_bucket_that_is_gone_is_not_taken_for_one_without_the_chunk(store: BucketStore, server: ObjectServer) -> None:
     """An answer to HEAD does not say which."""
     store.put(CHUNK, memoryview(CONTENT))

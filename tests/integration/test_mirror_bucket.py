@@ -59,6 +59,7 @@ async def test_what_the_server_of_a_bucket_does_is_outlived_repaired_or_told_wit
                 assert refusal(answer) == (503, "STORE_UNAVAILABLE")
                 assert "BDN_STORE_SECRET" in answer.text
                 assert "X-Amz" not in answer.text
+            assert await mirror.metric("bdn_mirror_evidence_chunks") == 1, "as it was when it was last seen"
             server.script.clear()
             assert await mirror.tree(manifest) == TREE
             assert (await mirror.get("/manifests"))["store"]["disk_free"] is None
