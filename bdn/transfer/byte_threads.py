@@ -19,6 +19,8 @@ from bdn.core.errors import CanceledError
 from bdn.core.pace.limit import Outcome, Pace, PaceRule
 from bdn.core.pace.rate_limit import TokenBucket
 
+_LOOK_SECONDS: Final = 0.1  # how long a waiting thread may overlook that it shall stop
+
 
 @dataclass(eq=False, slots=True)
 class SlotRequest:
@@ -44,14 +46,16 @@ class Slots:
         """How many may receive at once now."""
         return self._pace.limit
 
-    def take(self, turn: SlotRequest) -> bool:
-        """Wait for a slot. False, without one, when the turn is withdrawn."""
+    def take(self, turn: SlotRequest, stop: threading.Event | None = None) -> bool:
+        """Wait for a slot. False, without one, when the turn is withdrawn; ``stop`` withdraws it."""
         with self._lock:
             if not self._waiting and not self._pace.is_full:
                 self._call(turn)
             else:
                 self._waiting.append(turn)
-        turn.called.wait()
+        while not turn.called.wait(None if stop is None else _LOOK_SECONDS):
+            if stop is not None and stop.is_set():
+                self.withdraw(turn)
         if is_withdrawn := turn.is_withdrawn:  # looked at once: who withdraws after this look finds a thread at work
             self.give_back(turn, Outcome.ANSWERED)
         return not is_withdrawn

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, NotFoundError, StoreUnavailableError
+from bdn.core.errors import BdnError, CanceledError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.limit import Outcome, Pace, PaceRule
 from bdn.core.ring.peer_health import Fault, PeerHealth
 from bdn.core.source.upstream import Location
@@ -96,10 +96,11 @@ class Bucket:
             self._health.blame(_BUCKET, Fault.FAILED, self._clock())
 
     @contextmanager
-    def slot(self, size: int) -> Iterator[None]:
-        """The right to one request for ``size`` bytes. Waits while too many are in flight; those end when their fills do."""
+    def slot(self, size: int, stop: threading.Event) -> Iterator[None]:
+        """The right to one request for ``size`` bytes. Waits while too many are in flight, until ``stop``: ``CanceledError``."""
         turn, outcome = SlotRequest(size), Outcome.ANSWERED
-        self._slots.take(turn)
+        if not self._slots.take(turn, stop):
+            raise CanceledError("the transfer")
         try:
             yield
             outcome = Outcome.ARRIVED
@@ -176,7 +177,7 @@ class BucketReader:
 
     def _read(self, location: Location, chunk: PartialChunk) -> None:
         missing = chunk.missing
-        with self.bucket.slot(missing):
+        with self.bucket.slot(missing, self.stop):
             deadline = SourceDeadline.of_mirror(missing, self.stop, self.peers.clock, self.waits)
             chunk.begin_source("mirror", MIRROR)
             try:

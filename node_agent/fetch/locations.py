@@ -127,12 +127,14 @@ class ChunkLocations:
         return None
 
     def _take_up(self, reading: Reading, chunk: Digest, stop: threading.Event) -> None:
-        asked = self._clock()
+        digests, asked = self._next(reading, chunk), self._clock()
         try:
             try:
-                answer = self._ask(reading.manifest, self._next(reading, chunk), reading.bearer, stop)
-            except NotFoundError:  # one of them is not for us, and need not be this one
-                answer = self._ask(reading.manifest, [chunk], reading.bearer, stop)
+                answer = self._ask(reading.manifest, digests, reading.bearer, stop)
+            except BdnError as error:
+                if error.code != NotFoundError.code or len(digests) == 1:
+                    raise
+                answer = self._ask(reading.manifest, [chunk], reading.bearer, stop)  # another one is not for us
         except BdnError as error:  # the data plane says why, if it is no better
             if error.transient:
                 self._silent_until = self._clock() + _FAILED_SECONDS

@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,17 @@ def test_a_fill_that_is_stopped_does_not_wait_for_a_silent_bucket(tmp_path: Path
         node.store.fail(hang(before=node.stop.set))
         with pytest.raises(CanceledError):
             node.fetch(CONTENT)
+
+
+def test_a_fill_that_is_stopped_does_not_wait_for_its_turn_at_the_bucket(tmp_path: Path) -> None:
+    with alone(tmp_path, [SOUND], [SOUND]) as node, ExitStack() as others, ThreadPoolExecutor(1) as thread:
+        for _ in range(node.bucket.limit):
+            others.enter_context(node.bucket.slot(SIZE, threading.Event()))
+        fetched = thread.submit(node.fetch, CONTENT)
+        node.stop.set()
+        with pytest.raises(CanceledError):
+            fetched.result(60)
+        assert counts(node) == (0, 0)
 
 
 def test_two_threads_of_one_node_read_the_bucket_once(tmp_path: Path) -> None:

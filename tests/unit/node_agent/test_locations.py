@@ -1,14 +1,19 @@
 """Addresses of chunks in the mirror's bucket are asked for ahead, by one thread for all, and anew before they end."""
 
+import json
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
 
+import pytest
+from pydantic import ValidationError
+
 from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError
 from bdn.wire.location_schema import ChunkLocation, Locations
+from bdn.wire.shapes import document_of, error_from
 from node_agent.fetch.locations import ChunkLocations, Reading
 from tests.support.agent.rig import Clock
 from tests.support.content.names import named
@@ -38,7 +43,8 @@ class Mirror:
         if self.gate is not None:
             assert self.gate.wait(60)
         if self.unknown in digests:
-            raise NotFoundError(f"chunk {self.unknown}")
+            error = NotFoundError(f"chunk {self.unknown}")
+            raise error_from(404, json.dumps(document_of(error)).encode())  # as it comes from a mirror
         return Locations(
             delivery="direct",
             items=[
@@ -121,6 +127,13 @@ def test_one_that_is_not_ours_or_is_damaged_keeps_no_other_from_its_address() ->
     assert url_of(locations, reading, CHUNKS[3]) is None
     assert url_of(locations, reading, CHUNKS[4]) is None
     assert url_of(locations, reading, CHUNKS[5])
+
+
+def test_an_answer_that_makes_no_sense_does_not_show_its_addresses() -> None:
+    answer = {"delivery": "direct", "items": [{"digest": "b3:0", "url": "http://5igned", "headers": {"x": "5igned"}}]}
+    with pytest.raises(ValidationError) as raised:
+        Locations.model_validate(answer)
+    assert "5igned" not in str(raised.value)
 
 
 def test_what_is_kept_is_bounded() -> None:

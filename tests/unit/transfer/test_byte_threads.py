@@ -360,6 +360,17 @@ def test_who_withdraws_after_the_look_loses_no_slot() -> None:
             made.withdraw(second)
 
 
+def test_who_is_told_to_stop_leaves_the_queue() -> None:
+    made, first, second, stop = slots(1), SlotRequest(1), SlotRequest(1), threading.Event()
+    assert made.take(first)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(made.take, second, stop)
+        stop.set()
+        assert not waiting.result(60)
+    made.give_back(first, Outcome.ARRIVED)
+    assert made.take(SlotRequest(1), stop)  # one that is free is not waited for
+
+
 def test_a_slot_is_given_back_once() -> None:
     made, first, second = slots(1), SlotRequest(1), SlotRequest(1)
     assert made.take(first)
