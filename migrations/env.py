@@ -1,13 +1,13 @@
 """Alembic's entry: on the connection that the mirror hands over, or, from Alembic's own command, on BDN_DATABASE_URL."""
 
 import asyncio
+from functools import partial
 
 from alembic import context
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from bdn.mirror.db.database import database_url
-from bdn.mirror.db.postgres import PATIENT_SECONDS, open_postgres
 from bdn.mirror.db.tables import Base
 from bdn.mirror.settings import MirrorSettings
 
@@ -19,10 +19,12 @@ def run(connection: Connection) -> None:
 
 
 async def run_by_url() -> None:
+    from bdn.mirror.db.postgres import PATIENT_SECONDS, open_postgres  # noqa: PLC0415 - a driver that SQLite does not need
+
     settings = MirrorSettings()
     url = database_url(settings.effective_database_url)
-    is_file = settings.is_embedded
-    engine = create_async_engine(url) if is_file else open_postgres(url, statement_seconds=PATIENT_SECONDS)
+    patient = partial(open_postgres, statement_seconds=PATIENT_SECONDS)
+    engine = (create_async_engine if settings.is_embedded else patient)(url)
     async with engine.begin() as connection:
         await connection.run_sync(run)
     await engine.dispose()
