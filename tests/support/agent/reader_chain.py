@@ -62,10 +62,12 @@ class Locating:
     delivery: Delivery
     asked: list[list[Digest]] = field(default_factory=list)
     answers: list[Locations | BdnError] = field(default_factory=list)
+    is_asked: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self, _: Digest, digests: Sequence[Digest], bearer: str, __: threading.Event) -> Locations:
         assert bearer == "grant"
         self.asked.append(list(digests))
+        self.is_asked.set()
         if self.answers:
             answer = self.answers.pop(0)
             if isinstance(answer, BdnError):

@@ -170,10 +170,11 @@ def test_a_fill_that_is_stopped_does_not_wait_for_a_silent_bucket(tmp_path: Path
 
 
 def test_a_fill_that_is_stopped_does_not_wait_for_its_turn_at_the_bucket(tmp_path: Path) -> None:
-    with alone(tmp_path, [SOUND], [SOUND]) as node, ExitStack() as others, ThreadPoolExecutor(1) as thread:
+    with alone(tmp_path, [SOUND], [SOUND]) as node, ThreadPoolExecutor(1) as thread, ExitStack() as others:
         for _ in range(node.bucket.limit):
             others.enter_context(node.bucket.slot(SIZE, threading.Event()))
         fetched = thread.submit(node.fetch, CONTENT)
+        assert node.locating.is_asked.wait(60)
         node.stop.set()
         with pytest.raises(CanceledError):
             fetched.result(60)
