@@ -224,10 +224,11 @@ async def test_a_certificate_of_an_unknown_authority_is_refused_and_the_setting_
             pytest.raises(StoreUnavailableError, match=r"CERTIFICATE_VERIFY_FAILED.*BDN_TLS_CA"),
         ):
             await asyncio.to_thread(read_chunk, HttpChunkReader(pool, f"https://localhost:{port}"), CHUNK)
-        async with MirrorClient(f"https://localhost:{port}", authorities=strange) as client:
-            with pytest.raises(UntrustedServiceError, match=r"is not trusted: .*BDN_TLS_CA") as raised:
-                await OutageRetry().ask(client.agents)  # at once: asking again for ten minutes would help nobody
-    assert (raised.value.code, raised.value.transient) == ("STORE_UNAVAILABLE", False)
+        for scheme in ("https", "HTTPS"):
+            async with MirrorClient(f"{scheme}://localhost:{port}", authorities=strange) as client:
+                with pytest.raises(UntrustedServiceError, match=r"is not trusted: .*BDN_TLS_CA") as raised:
+                    await OutageRetry().ask(client.agents)  # at once: asking again for ten minutes would help nobody
+            assert (raised.value.code, raised.value.transient) == ("STORE_UNAVAILABLE", False)
 
 
 async def test_a_client_believes_the_authorities_of_now(
