@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import BdnError, StoreUnavailableError
+from bdn.net import api_server
 from bdn.net.api_clients import MirrorClient
 from bdn.net.api_server import TimedProtocol, bind_tcp, serving
 from bdn.net.chunk_server.connection import Timeouts
@@ -280,6 +282,30 @@ async def test_a_handshake_has_the_time_of_a_head(
 
     async with server.serve(certificate, Timeouts(3600.0, 0.1, 3600.0)) as port:
         assert await asyncio.to_thread(talk) == b""
+
+
+async def test_who_reads_slowly_and_asks_to_close_has_the_whole_answer(
+    certificate: Certificate, believing: Authorities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends TLS when it has written the answer, which is long before the client has read it."""
+    monkeypatch.setattr(api_server, "_GRACE_SECONDS", 0.05)
+
+    def read(port: int) -> bytes:
+        with socket.socket() as plain:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            plain.settimeout(40)
+            plain.connect(("127.0.0.1", port))
+            with believing.context().wrap_socket(plain, server_hostname="localhost") as connection:
+                connection.sendall(b"GET /orders?limit=500000 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                content = connection.recv(1)
+                time.sleep(0.5)
+                while piece := connection.recv(65536):
+                    content += piece
+        return content
+
+    async with api(certificate, PATIENT) as port:
+        content = await asyncio.to_thread(read, port)
+    assert content.endswith(b",499999]")
 
 
 async def test_certificates_change_under_load_without_a_request_that_fails(
