@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from bdn.net.chunk_server.connection import Timeouts
 from bdn.net.chunk_server.encrypted import EncryptedSocket, encrypted, kernel_encrypts
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import OutageRetry
+from bdn.net.http1.connection import Connection, NoAnswerError
 from bdn.net.http1.pool import ConnectionPool, Dialer
 from bdn.net.tls import Authorities, Certificate
 from bdn.transfer.http_chunks import HttpChunkReader
@@ -361,3 +363,29 @@ async def test_nothing_follows_a_handshake_that_would_pass_for_the_beginning_of_
 
     async with server.serve(certificate, PATIENT) as port:
         assert not await asyncio.to_thread(is_readable)
+
+
+def test_what_is_encrypted_and_no_answer_does_not_pass_for_the_beginning_of_one(
+    authority: Authority, believing: Authorities
+) -> None:
+    """The tickets of a server that is not ours, which has them: a proxy before it, or a peer of a version before."""
+    ours, theirs = socket.socketpair()
+    with ThreadPoolExecutor(1) as server, ours, theirs:
+        accepted = server.submit(authority.server.wrap_socket, theirs, server_side=True)
+        connection = Connection(believing.context().wrap_socket(ours, server_hostname="unused"), 60)
+        with accepted.result() as other:
+            other.settimeout(60)
+            connection.send(b"GET")  # the tickets have come before the server has read it
+            assert other.recv(3) == b"GET"
+            assert not connection.is_readable(0)
+            other.sendall(b"HTTP/1.1 200")
+            assert connection.is_readable(60)
+            other.sendall(b" OK\r\n\r\n")
+            assert connection.receive_until(b"\r\n\r\n", 100) == b"HTTP/1.1 200 OK\r\n\r\n"
+            assert not connection.is_readable(0)
+            connection.send(b"GET")
+            other.shutdown(socket.SHUT_RDWR)
+            assert connection.is_readable(60)
+            with pytest.raises(NoAnswerError):
+                connection.receive_until(b"\r\n\r\n", 100)
+        connection.close()
