@@ -151,7 +151,8 @@ async def open_agent(
         peers = Peers(members, elapsed)
         mismatched = metrics.mismatches.inc
         to_bucket = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
-        locations = ChunkLocations(asking(client, asyncio.get_running_loop()), elapsed)
+        asks = asking(client, asyncio.get_running_loop())
+        locations = ChunkLocations(asks, elapsed, requires_tls=settings.tls == "require")
         most = 2 * settings.byte_threads  # for this node's fills, and for its peers
         bucket = Bucket(locations, to_bucket, most, elapsed, metrics.proxied)
         chain = ReaderChain(

@@ -120,7 +120,7 @@ class AgentSettings(FileSettings):
                 f"BDN_AGENT_ADVERTISE: {self.advertise} is not on this machine, and without authentication requests by "
                 "that name are refused; set BDN_AUTH=token"
             )
-        if self.tls_cert is not None and self.advertise and self.advertise.startswith("http:"):
+        if self.tls_cert is not None and self.advertise and urlsplit(self.advertise).scheme == "http":
             raise SettingsError(
                 f"BDN_AGENT_ADVERTISE: {self.advertise} is an address of plain HTTP, and with BDN_AGENT_TLS_CERT the data "
                 "plane speaks TLS; let it begin with https://"

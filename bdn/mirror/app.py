@@ -182,7 +182,9 @@ async def open_mirror(
             agents = ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS, authorities=authorities)
             to_agents = stack.enter_context(closing(agents))
             upstream = UpstreamSource(database, surveyor, reader)
-            repair = Repair(database, damages, AgentSource(database, to_agents, signer, now), upstream, now)
+            requires_tls = settings.tls_cert is not None  # also of a process that shows it to nobody
+            from_agents = AgentSource(database, to_agents, signer, now, requires_tls)
+            repair = Repair(database, damages, from_agents, upstream, now)
             keeper = Keeper(
                 database,
                 damages,

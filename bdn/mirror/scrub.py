@@ -34,6 +34,7 @@ from bdn.transfer.byte_threads import Pacer
 from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
+from bdn.wire.http_fields import is_in_the_clear
 from bdn.wire.mirror_schema import WeightsSourceBody
 from bdn.wire.operation_schema import DamagedItem, Outcome, VerifyCommand, listed
 from bdn.wire.shapes import added
@@ -83,12 +84,16 @@ class Restoring:
 
 @dataclass(frozen=True)
 class AgentSource:
-    """Pieces and whole slabs from the data planes of living agents that hold a manifest which names them."""
+    """Pieces and whole slabs from the data planes of living agents that hold a manifest which names them.
+
+    With ``requires_tls`` no grant goes to an agent in the clear.
+    """
 
     database: Database
     connections: ConnectionPool
     signer: GrantSigner
     clock: Callable[[], float] = time.time
+    requires_tls: bool = False
 
     async def bring(self, restoring: Restoring) -> None:
         """What is missing, as far as possible: each piece from the first agent that sends it right. Failures are noted."""
@@ -110,6 +115,9 @@ class AgentSource:
                 return
 
     async def _ask(self, row: AgentRow, origin: Origin, piece: Piece, restoring: Restoring) -> bool:
+        if self.requires_tls and is_in_the_clear(str(row.advertise)):
+            restoring.note(f"agent {row.cluster}/{row.node} is asked for nothing: its address is one of plain HTTP")
+            return False
         mount = GrantedMount("/repair", Digest(origin.manifest), origin.row.source)
         grant = self.signer.sign(Grant(origin.organisation, (mount,), self.clock() + _GRANT_SECONDS))
         # Without naming the manifest: an agent that owns the chunk and lacks it would ask us for it.

@@ -62,7 +62,7 @@ class ServiceClient:
         socket = address.removeprefix("unix:") if address.startswith("unix:") else None
         self.base_url = "http://agent" if socket else address.rstrip("/")
         self._timeout_seconds = timeout_seconds
-        self._authorities = (authorities or Authorities()) if address.startswith("https:") else None
+        self._authorities = None if socket else authorities or Authorities()
         self._given: dict[str, Any] = {
             "base_url": self.base_url,
             "transport": httpx2.AsyncHTTPTransport(uds=socket, limits=_ONE_REQUEST_EACH) if socket else None,
@@ -78,7 +78,7 @@ class ServiceClient:
     def _new_client(self) -> httpx2.AsyncClient:
         if self._authorities is not None:
             self._trusted = self._authorities.context()
-        return httpx2.AsyncClient(verify=self._trusted or False, **self._given)
+        return httpx2.AsyncClient(verify=self._trusted or True, **self._given)
 
     @property
     def _http(self) -> httpx2.AsyncClient:

@@ -37,7 +37,7 @@ def refusal_of_plain_http() -> bytes:
 
 
 class _ContextOfFiles(ABC):
-    """A context that is made anew when one of its files changes. While that fails, the one before stays; a line of the log says so.
+    """A context that is made anew when one of its files changes. While that fails, the one before stays; a line of the log says so once.
 
     From any thread. The files are looked at when it is used, once a second at most. A file that is replaced, rewritten or given
     another owner or mode has changed, and so has one that a link leads to now.
@@ -50,6 +50,7 @@ class _ContextOfFiles(ABC):
         self._lock = threading.Lock()
         self._looks_at = clock() + _LOOK_SECONDS
         self._seen = self._look()  # before they are read: what changes meanwhile is read again
+        self._refused = self._seen  # of what the log has told
         self._context = self._made()
 
     def context(self) -> ssl.SSLContext:
@@ -70,12 +71,16 @@ class _ContextOfFiles(ABC):
         seen = self._look()
         if seen == self._seen:
             return
-        self._seen = seen
         try:
             self._context = self._made()
-        except InvalidRequestError as error:
-            logger.warning("what was read before stays in use: %s", error)
+        except (
+            InvalidRequestError
+        ) as error:  # it may pass, though no file changes: the clock is set, memory is free again
+            if seen != self._refused:
+                logger.warning("what was read before stays in use: %s", error)
+            self._refused = seen
         else:
+            self._seen = seen
             logger.info("changed files are in use", extra={"files": ", ".join(map(str, self._files))})
 
     def _look(self) -> list[tuple[int, ...] | None]:

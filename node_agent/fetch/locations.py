@@ -1,6 +1,7 @@
 """Where the mirror's bucket has chunks: addresses that the mirror signs, asked for ahead, and kept in memory alone."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait as wait_for
@@ -12,9 +13,11 @@ from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CanceledError, NotFoundError
 from bdn.core.source.upstream import Location
 from bdn.net.api_clients import MirrorClient
+from bdn.wire.http_fields import is_in_the_clear
 from bdn.wire.location_schema import Locations
 from node_agent.fetch.reads_in_progress import ReadsInProgress
 
+logger = logging.getLogger(__name__)
 _AT_ONCE: Final = 500  # chunks, 4 GB: at 1 GB/s a question every four seconds
 _KEPT: Final = 8000  # some 8 MB; with a session's token twice as much
 _USED_SHARE: Final = 0.9  # of an address's time: a request that is sent just before its end comes after it
@@ -74,11 +77,15 @@ class ChunkLocations:
     """Of all readers of this agent. Safe for threads. Who needs one that is not known asks for it and for those that come next.
 
     Times are the mirror's word of how long an address is good, counted on ``clock`` from before it was asked: clocks differ.
+
+    With ``requires_tls`` no address in the clear is used; the mirror's data plane is, as where it delivers through that itself.
     """
 
-    def __init__(self, ask: Ask, clock: Callable[[], float]) -> None:
+    def __init__(self, ask: Ask, clock: Callable[[], float], *, requires_tls: bool = False) -> None:
         self._ask = ask
         self._clock = clock
+        self._requires_tls = requires_tls
+        self._has_warned = False  # of an address in the clear
         self._known: dict[_Key, _Located] = {}  # the one that came last stands last
         self._wanted: dict[_Right, set[Digest]] = {}  # by those who have none yet
         self._asking = ReadsInProgress()
@@ -139,16 +146,28 @@ class ChunkLocations:
             if error.transient:
                 self._silent_until = self._clock() + _FAILED_SECONDS
             return
-        if answer.delivery == "proxy":
+        items = [one for one in answer.items if not (self._requires_tls and is_in_the_clear(one.url))]
+        if is_refused := len(items) < len(answer.items):
+            self._warn()
+        if answer.delivery == "proxy" or is_refused:
             self._silent_until = self._clock() + _PROXY_SECONDS
         with self._lock:
-            for item in answer.items:
+            for item in items:
                 key = *reading.right, Digest.parse(item.digest)
                 self._known.pop(key, None)
                 location = Location(item.url, tuple(item.headers.items()))
                 self._known[key] = _Located(location, asked + _USED_SHARE * item.expires_in_seconds)
             while len(self._known) > _KEPT:
                 del self._known[next(iter(self._known))]
+
+    def _warn(self) -> None:
+        with self._lock:
+            has_warned, self._has_warned = self._has_warned, True
+        if not has_warned:
+            logger.warning(
+                "the mirror's bucket is not asked: its addresses are of plain HTTP, and here BDN_AGENT_TLS=require; chunks come"
+                " through the mirror; let the bucket's endpoint begin with https://"
+            )
 
     def _next(self, reading: Reading, chunk: Digest) -> list[Digest]:
         """What to ask for together."""

@@ -8,33 +8,34 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-KEPT_SECONDS: Final = 60.0  # clocks drift slowly, and are set seldom
+KEPT_SECONDS: Final = 60.0  # clocks drift slowly
 _LONGEST_SECONDS: Final = 1.0  # an answer that took longer tells too little
 
 
 class DatabaseClock:
-    """Seconds since the epoch by the database's machine, as far as this process knows its clock; by our own until then."""
+    """Seconds since the epoch by the database's machine, as far as this process knows its clock; by our own until then.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    Once it was told, it counts on by ``elapsed``, which nobody sets: a step of this machine's clock is no time that passes.
+    """
+
+    def __init__(self, clock: Callable[[], float], elapsed: Callable[[], float] = time.monotonic) -> None:
+        self.elapsed = elapsed
         self._clock = clock
-        self._ahead = 0.0
-        self._set_at: float | None = None
+        self._told: tuple[float, float] | None = None  # when, by ``elapsed``, the database's clock showed what
 
     def __call__(self) -> float:
         """What rows are dated by."""
-        return self._clock() + self._ahead
-
-    def own(self) -> float:
-        """What the clock of this machine says, by which its files are dated."""
-        return self._clock()
+        if self._told is None:
+            return self._clock()
+        at, showed = self._told
+        return showed + self.elapsed() - at
 
     def is_old(self) -> bool:
         """Whether the database should be asked for its time again."""
-        return self._set_at is None or time.monotonic() - self._set_at >= KEPT_SECONDS
+        return self._told is None or self.elapsed() - self._told[0] >= KEPT_SECONDS
 
     def set(self, told: float, asked_at: float) -> None:
-        """The database has told its time, when it was asked at ``asked_at`` of this machine's clock."""
-        answered_at = self._clock()
-        if self._set_at is None or answered_at - asked_at <= _LONGEST_SECONDS:
-            self._ahead = told - (asked_at + answered_at) / 2
-            self._set_at = time.monotonic()
+        """The database has told its time, when it was asked at ``asked_at`` by ``elapsed``."""
+        answered_at = self.elapsed()
+        if self._told is None or answered_at - asked_at <= _LONGEST_SECONDS:
+            self._told = (asked_at + answered_at) / 2, told

@@ -63,7 +63,7 @@ async def tell_others(connection: AsyncConnection, teller: str, topics: Iterable
 
 async def ask_time(connection: AsyncConnection, clock: DatabaseClock) -> None:
     """Set the clock by the database's."""
-    asked_at = clock.own()
+    asked_at = clock.elapsed()
     clock.set((await connection.execute(text(_TIME))).scalar_one(), asked_at)
 
 
@@ -75,7 +75,7 @@ class Listening:
         arguments: what ``asyncpg.connect`` takes for the connection that listens.
         watch: those who wait here.
         teller: as of ``tell_others``.
-        clock: is kept right meanwhile.
+        clock: is kept right meanwhile, by each answer to a ping.
     """
 
     def __init__(
@@ -137,14 +137,12 @@ class Listening:
             self._watch.notify_all()
             logger.info("told of what others change")
             while True:
+                asked_at = self._clock.elapsed()
+                self._clock.set(await connection.fetchval(_TIME, timeout=_PING_SECONDS), asked_at)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_PING_SECONDS):
                         await lost.wait()
                         raise ConnectionResetError("the connection that listens was closed")
-                asked_at = self._clock.own()
-                told = await connection.fetchval(_TIME, timeout=_PING_SECONDS)
-                if self._clock.is_old():
-                    self._clock.set(told, asked_at)
         finally:
             self._watch.others_within = math.inf
             connection.terminate()

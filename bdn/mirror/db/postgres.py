@@ -105,10 +105,9 @@ def _suspect_others(failure: ExceptionContext) -> None:
 CONFIRM_SECONDS: Final = 1.0
 BELIEF_SECONDS: Final = 10.0
 FORGOTTEN_SECONDS: Final = 30.0
-_ASK_SECONDS: Final = (
-    0.5,
-    5.0,
-)  # between the first two attempts while somebody else has it; the longest time between two
+# Between the first two attempts while somebody else has it, and the longest time between two: whoever asks seldom would starve
+# beside those who have just come.
+_ASK_SECONDS: Final = (0.5, 1.0)
 
 
 class LockLostError(DatabaseUnavailableError):

@@ -146,10 +146,33 @@ class Connection:
 
     def is_readable(self, seconds: float) -> bool:
         """Wait at most so long until something can be received, be it the connection's end."""
-        if len(self._spare) or (isinstance(self.socket, ssl.SSLSocket) and self.socket.pending()):
+        if len(self._spare):
             return True
-        self._wake_at(1)
-        return bool(self._poll.poll(seconds * 1000))
+        ends = time.monotonic() + seconds
+        while True:
+            if isinstance(self.socket, ssl.SSLSocket) and self._is_decrypted(self.socket):
+                return True
+            left = ends - time.monotonic()
+            if self._is_plain:
+                self._wake_at(1)
+                return bool(self._poll.poll(max(0.0, left) * 1000))
+            if left <= 0 or not self._poll.poll(left * 1000):
+                return False
+
+    def _is_decrypted(self, encrypted: ssl.SSLSocket) -> bool:
+        """Whether content has come, which is kept, or the end. A session's tickets are neither, nor is a part of a record."""
+        encrypted.settimeout(0)
+        try:
+            piece = encrypted.recv(_HEAD_PIECE)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        except OSError:
+            return True  # whoever reads on hears of it
+        finally:
+            encrypted.settimeout(self._timeout_seconds)
+        if piece:
+            self._spare, self._is_unanswered = memoryview(piece), False
+        return True
 
     def set_timeout(self, seconds: float) -> None:
         """``TimeoutError`` when nothing is received for so long."""

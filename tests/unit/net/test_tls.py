@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -150,6 +151,22 @@ def test_a_certificate_is_renewed_once_both_of_its_files_are(
     assert half.startswith("what was read before stays in use: BDN_TLS_CERT")
     assert mismatched.startswith("what was read before stays in use: BDN_TLS_KEY")
     assert used == "changed files are in use"
+
+
+def test_a_renewal_that_is_refused_is_tried_again_and_told_once(
+    files: tuple[Path, Path], authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    served = Certificate("BDN_TLS", *files, clock)
+    authority.issue(files[0].parent, "renewed")
+    with monkeypatch.context() as early:
+        early.setattr(time, "time", lambda: 0.0)  # this machine's clock is not set yet
+        for _ in range(3):
+            clock.tick()
+            assert shown(served.context(), authority) == (("DNS", "localhost"),)
+    assert len(caplog.records) == 1
+    clock.tick()
+    assert shown(served.context(), authority) == (("DNS", "renewed"),)
 
 
 def test_a_link_that_leads_elsewhere_is_a_change(authority: Authority, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +17,14 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import BdnError, StoreUnavailableError
+from bdn.net import api_server
 from bdn.net.api_clients import MirrorClient
 from bdn.net.api_server import TimedProtocol, bind_tcp, serving
 from bdn.net.chunk_server.connection import Timeouts
 from bdn.net.chunk_server.encrypted import EncryptedSocket, encrypted, kernel_encrypts
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import OutageRetry
+from bdn.net.http1.connection import Connection, NoAnswerError
 from bdn.net.http1.pool import ConnectionPool, Dialer
 from bdn.net.tls import Authorities, Certificate
 from bdn.transfer.http_chunks import HttpChunkReader
@@ -224,10 +228,11 @@ async def test_a_certificate_of_an_unknown_authority_is_refused_and_the_setting_
             pytest.raises(StoreUnavailableError, match=r"CERTIFICATE_VERIFY_FAILED.*BDN_TLS_CA"),
         ):
             await asyncio.to_thread(read_chunk, HttpChunkReader(pool, f"https://localhost:{port}"), CHUNK)
-        async with MirrorClient(f"https://localhost:{port}", authorities=strange) as client:
-            with pytest.raises(UntrustedServiceError, match=r"is not trusted: .*BDN_TLS_CA") as raised:
-                await OutageRetry().ask(client.agents)  # at once: asking again for ten minutes would help nobody
-    assert (raised.value.code, raised.value.transient) == ("STORE_UNAVAILABLE", False)
+        for scheme in ("https", "HTTPS"):
+            async with MirrorClient(f"{scheme}://localhost:{port}", authorities=strange) as client:
+                with pytest.raises(UntrustedServiceError, match=r"is not trusted: .*BDN_TLS_CA") as raised:
+                    await OutageRetry().ask(client.agents)  # at once: asking again for ten minutes would help nobody
+            assert (raised.value.code, raised.value.transient) == ("STORE_UNAVAILABLE", False)
 
 
 async def test_a_client_believes_the_authorities_of_now(
@@ -279,6 +284,30 @@ async def test_a_handshake_has_the_time_of_a_head(
 
     async with server.serve(certificate, Timeouts(3600.0, 0.1, 3600.0)) as port:
         assert await asyncio.to_thread(talk) == b""
+
+
+async def test_who_reads_slowly_and_asks_to_close_has_the_whole_answer(
+    certificate: Certificate, believing: Authorities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends TLS when it has written the answer, which is long before the client has read it."""
+    monkeypatch.setattr(api_server, "_GRACE_SECONDS", 0.05)
+
+    def read(port: int) -> bytes:
+        with socket.socket() as plain:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            plain.settimeout(40)
+            plain.connect(("127.0.0.1", port))
+            with believing.context().wrap_socket(plain, server_hostname="localhost") as connection:
+                connection.sendall(b"GET /orders?limit=500000 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                content = connection.recv(1)
+                time.sleep(0.5)
+                while piece := connection.recv(65536):
+                    content += piece
+        return content
+
+    async with api(certificate, PATIENT) as port:
+        content = await asyncio.to_thread(read, port)
+    assert content.endswith(b",499999]")
 
 
 async def test_certificates_change_under_load_without_a_request_that_fails(
@@ -334,3 +363,29 @@ async def test_nothing_follows_a_handshake_that_would_pass_for_the_beginning_of_
 
     async with server.serve(certificate, PATIENT) as port:
         assert not await asyncio.to_thread(is_readable)
+
+
+def test_what_is_encrypted_and_no_answer_does_not_pass_for_the_beginning_of_one(
+    authority: Authority, believing: Authorities
+) -> None:
+    """The tickets of a server that is not ours, which has them: a proxy before it, or a peer of a version before."""
+    ours, theirs = socket.socketpair()
+    with ThreadPoolExecutor(1) as server, ours, theirs:
+        accepted = server.submit(authority.server.wrap_socket, theirs, server_side=True)
+        connection = Connection(believing.context().wrap_socket(ours, server_hostname="unused"), 60)
+        with accepted.result() as other:
+            other.settimeout(60)
+            connection.send(b"GET")  # the tickets have come before the server has read it
+            assert other.recv(3) == b"GET"
+            assert not connection.is_readable(0)
+            other.sendall(b"HTTP/1.1 200")
+            assert connection.is_readable(60)
+            other.sendall(b" OK\r\n\r\n")
+            assert connection.receive_until(b"\r\n\r\n", 100) == b"HTTP/1.1 200 OK\r\n\r\n"
+            assert not connection.is_readable(0)
+            connection.send(b"GET")
+            other.shutdown(socket.SHUT_RDWR)
+            assert connection.is_readable(60)
+            with pytest.raises(NoAnswerError):
+                connection.receive_until(b"\r\n\r\n", 100)
+        connection.close()

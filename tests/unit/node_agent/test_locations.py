@@ -29,6 +29,7 @@ class Mirror:
     seconds: float = 600
     unknown: Digest | None = None
     refused: Digest | None = None
+    place: str = ""  # before the number
     asked: list[list[Digest]] = field(default_factory=list)
     bearers: list[str] = field(default_factory=list)
     gate: threading.Event | None = None
@@ -48,7 +49,9 @@ class Mirror:
         return Locations(
             delivery="direct",
             items=[
-                ChunkLocation(digest=str(digest), url=str(number), headers={}, expires_in_seconds=self.seconds)
+                ChunkLocation(
+                    digest=str(digest), url=f"{self.place}{number}", headers={}, expires_in_seconds=self.seconds
+                )
                 for digest in digests
                 if digest != self.refused
             ],
@@ -134,6 +137,25 @@ def test_an_answer_that_makes_no_sense_does_not_show_its_addresses() -> None:
     with pytest.raises(ValidationError) as raised:
         Locations.model_validate(answer)
     assert "5igned" not in str(raised.value)
+
+
+def test_where_tls_is_required_an_address_in_the_clear_is_not_used_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, reading = Clock(), Reading(MANIFEST, "grant")
+    mirror = Mirror(place="HTTP://bucket.example/?5igned=")
+    locations = ChunkLocations(mirror, clock, requires_tls=True)
+    assert [url_of(locations, reading, chunk) for chunk in CHUNKS[:3]] == [None, None, None]
+    assert len(mirror.asked) == 1  # for a minute
+    clock.now += 61
+    assert url_of(locations, reading, CHUNKS[0]) is None
+    (record,) = caplog.records
+    assert "BDN_AGENT_TLS=require" in record.getMessage()
+    assert "5igned" not in record.getMessage()
+    for place in ("https://bucket.example/", "http://127.0.0.1:9000/"):
+        mirror.place = place
+        clock.now += 61
+        assert str(url_of(locations, Reading(MANIFEST, place), CHUNKS[0])).startswith(place)
 
 
 def test_what_is_kept_is_bounded() -> None:

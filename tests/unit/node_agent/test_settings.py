@@ -113,6 +113,7 @@ SHOWN = {"tls_cert": "/tls.crt", "tls_key": "/tls.key"}
     (AWAY | {"tls": "require"}, "BDN_AGENT_TLS: require needs BDN_AGENT_TLS_CERT and BDN_AGENT_TLS_KEY"),
     (AWAY | SHOWN | {"tls": "require", "url": "http://mirror.example:8460"}, "BDN_URL: .* which BDN_AGENT_TLS=require refuses"),
     (AWAY | SHOWN | {"advertise": "http://10.0.0.5:8471"}, "BDN_AGENT_ADVERTISE: .* with BDN_AGENT_TLS_CERT the data plane speaks TLS"),
+    (AWAY | SHOWN | {"advertise": "HTTP://10.0.0.5:8471"}, "BDN_AGENT_ADVERTISE: .* with BDN_AGENT_TLS_CERT the data plane speaks TLS"),
 ])  # fmt: skip
 def test_what_would_go_in_the_clear_though_tls_is_required_is_refused(given: dict[str, str], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
