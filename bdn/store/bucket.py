@@ -48,6 +48,7 @@ _SMALL: Final = 64 * 1024  # bytes of what else is said
 _TIMEOUT_SECONDS: Final = 30.0
 _STALL: Final = StallPolicy()
 _CODE: Final = re.compile(rb"<Code>([A-Za-z0-9.]{1,60})</Code>")
+_COPIED: Final = re.compile(rb"</(?:[A-Za-z0-9]+:)?CopyObjectResult\s*>")  # Google's answer is the same
 
 
 def moment_of(text: str) -> float:
@@ -246,6 +247,8 @@ class Bucket:
         body = answer.read(_SMALL)
         if code := _code_in(body):  # S3 says 200 first, and then finds out
             raise UpstreamUnavailableError(self._where, f"a copy failed: {code}")
+        if _COPIED.search(body) is None:
+            raise ConnectionResetError("the connection ended inside the answer to a copy")
         return True
 
     def _ask(self, request: _Request, read: Callable[[Answer], _Result]) -> _Result | None:

@@ -101,6 +101,20 @@ def test_an_object_that_comes_in_part_is_asked_for_again(store: BucketStore, ser
     assert content_of(store, CHUNK) == CONTENT
 
 
+@pytest.mark.promise("collection")
+@pytest.mark.parametrize("at", [0, 10, 60])
+def test_a_copy_whose_answer_breaks_off_is_not_believed(
+    store: BucketStore, server: ObjectServer, objects: Objects, at: int
+) -> None:
+    """S3 says 200 before it copies."""
+    store.put(CHUNK, memoryview(CONTENT))
+    before = objects.held[f"b3/{CHUNK.fanout}"].metadata
+    body = b"<CopyObjectResult><ETag>&quot;0123456789abcdef&quot;</ETag></CopyObjectResult>"
+    server.script.add(faults.answer(200, body=body[:at]), "/b3/", method="PUT")
+    assert store.keep([CHUNK]) == {CHUNK}
+    assert objects.held[f"b3/{CHUNK.fanout}"].metadata != before, "it was asked again"
+
+
 def test_a_server_that_goes_on_failing_is_an_unavailable_store(store: BucketStore, server: ObjectServer) -> None:
     server.fail(faults.answer(503), times=None)
     for act in (
