@@ -17,8 +17,8 @@ and A waited for the end of B's deleting; or it was gone already, and with it al
 what stays. The note is a time and a few random letters in the object's metadata, because servers tell times of modification in
 whole seconds.
 
-A DELETE whose answer does not come may be carried out later. It is not sent again, and its marker stays: others wait for that
-chunk until the marker is a quarter of an hour old by the server's clock. By then no DELETE is under way, because collectors send
+A DELETE whose answer does not come may be carried out later, even when the chunk is gone by then. It is not sent again, and its
+marker stays: others wait for that chunk until the marker is a quarter of an hour old by the server's clock. By then no DELETE is under way, because collectors send
 none later than a minute after they wrote their marker, by a clock of their own.
 """
 
@@ -302,10 +302,10 @@ class BucketStore:
         except StoreUnavailableError:
             under_way.discard(chunk.digest)  # the server said that it does not do that
             raise
-        if is_known or self._look(chunk.digest) is None:
+        if is_known:
             under_way.discard(chunk.digest)
             return True
-        return False
+        return self._look(chunk.digest) is None  # another's DELETE may have done that, and ours may still come
 
     @staticmethod
     def _is_as_seen(seen: StoredChunk, found: StoredChunk) -> bool:

@@ -384,15 +384,19 @@ def test_a_delete_without_an_answer_is_waited_for(
     assert keys(objects, "leaving") == []
 
 
-def test_a_delete_that_was_carried_out_and_not_answered_is_one(
-    store: BucketStore, server: ObjectServer, objects: Objects
+@pytest.mark.promise("collection")
+def test_a_chunk_that_is_gone_before_its_delete_is_answered_is_collected_and_still_marked(
+    store: BucketStore, other: BucketStore, server: ObjectServer, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another collector may have removed it, and the DELETE without an answer may reach what is put anew."""
     store.put(CHUNK, memoryview(CONTENT))
     found = seen(store)
     carried_out = replace(faults.answer(500), before=lambda: objects.held.pop(f"b3/{CHUNK.fanout}"))
     server.script.add(carried_out, "/b3/", method="DELETE")
     assert store.collect(found) == found
-    assert keys(objects, "leaving") == []
+    monkeypatch.setattr("bdn.store.bucket_store._WAIT_SECONDS", 0.05)
+    with pytest.raises(StoreUnavailableError, match="try again in a quarter of an hour"):
+        other.put(CHUNK, memoryview(CONTENT))
 
 
 @pytest.mark.promise("collection")
