@@ -51,6 +51,15 @@ _CODE: Final = re.compile(rb"<Code>([A-Za-z0-9.]{1,60})</Code>")
 _COPIED: Final = re.compile(rb"</(?:[A-Za-z0-9]+:)?CopyObjectResult\s*>")  # Google's answer is the same
 
 
+def since_boot() -> float:
+    """Seconds of a clock that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class TooLateError(Exception):
+    """The time in which a request might be sent was over, and it was not sent."""
+
+
 def moment_of(text: str) -> float:
     """What a header says. Raises ``StoreUnavailableError``."""
     try:
@@ -69,7 +78,10 @@ class ListedPage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """``content`` None is no body. ``but`` are refusals that are answers; ``expected`` are bytes that will come."""
+    """``content`` None is no body. ``but`` are refusals that are answers; ``expected`` are bytes that will come.
+
+    It is not sent after ``until``, by ``since_boot``.
+    """
 
     method: str
     key: str
@@ -78,6 +90,7 @@ class _Request:
     query: Mapping[str, str] = field(default_factory=dict)
     but: tuple[int, ...] = ()
     expected: int = 0
+    until: float | None = None
 
 
 class ChunkInMemory(io.FileIO):
@@ -193,10 +206,13 @@ class Bucket:
         """Remove the object, if it is there, asking as often as it takes: only for what nobody puts again under this name."""
         self._ask(_Request("DELETE", key, but=(404,)), _heard)
 
-    def delete_once(self, key: str) -> bool:
-        """Send one request that removes the object. False: nobody knows whether it was, or will be, carried out."""
+    def delete_once(self, key: str, until: float) -> bool:
+        """Send one request that removes the object. False: nobody knows whether it was, or will be, carried out.
+
+        ``TooLateError``: by ``since_boot`` it was later than ``until`` when the request could be sent.
+        """
         try:
-            self._once(_Request("DELETE", key, but=(404,)), _heard)
+            self._once(_Request("DELETE", key, but=(404,), until=until), _heard)
         except UpstreamUnavailableError:
             return False
         except UpstreamRateLimitedError as error:
@@ -270,6 +286,10 @@ class Bucket:
         with self.signed_in():
             url = self.access.address(request.method, request.key, request.query, request.headers)
         with self._turns.turn(len(request.content or b"") or request.expected):
+            if (
+                request.until is not None and since_boot() > request.until
+            ):  # signing and waiting for a turn take their time
+                raise TooLateError
             try:
                 with self._connections.request(request.method, url, dict(request.headers), request.content) as answer:
                     if answer.status in (200, 204):

@@ -19,7 +19,8 @@ whole seconds.
 
 A DELETE whose answer does not come may be carried out later, even when the chunk is gone by then. It is not sent again, and its
 marker stays: others wait for that chunk until the marker is a quarter of an hour old by the server's clock. By then no DELETE is under way, because collectors send
-none later than a minute after they wrote their marker, by a clock of their own.
+none later than a minute after they began to write their marker, by a clock of their own, and sign each for two minutes: the server
+refuses what was held up on its way.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from bdn.core.errors import NotFoundError, StoreUnavailableError, UpstreamError
 from bdn.core.source.upstream import ChecksumKind, Location
 from bdn.core.store import StoredChunk
 from bdn.store.access import Dialect
-from bdn.store.bucket import Bucket, moment_of
+from bdn.store.bucket import Bucket, TooLateError, moment_of, since_boot
 from bdn.store.directory import KEPT, fault_of
 from bdn.transfer.checksums import CYCLIC
 
@@ -151,7 +152,7 @@ class BucketStore:
         """
         if not chunks:
             return []
-        marker, until = f"{self._leaving}{_nonce()}", time.monotonic() + _DELETES_SECONDS
+        marker, until = f"{self._leaving}{_nonce()}", since_boot() + _DELETES_SECONDS
         self._bucket.put(marker, "\n".join(chunk.digest.hex for chunk in chunks).encode())
         under_way = set[Digest]()
         try:
@@ -294,11 +295,14 @@ class BucketStore:
     def _collect(self, chunk: StoredChunk, *, until: float, under_way: set[Digest]) -> bool:
         """Delete it if it is as it was seen. It stays ``under_way`` when nobody knows what becomes of the DELETE."""
         found = self._look(chunk.digest)
-        if found is None or not self._is_as_seen(chunk, found) or time.monotonic() > until:
+        if found is None or not self._is_as_seen(chunk, found):
             return False
         under_way.add(chunk.digest)
         try:
-            is_known = self._bucket.delete_once(self._key(chunk.digest))
+            is_known = self._bucket.delete_once(self._key(chunk.digest), until)
+        except TooLateError:
+            under_way.discard(chunk.digest)
+            return False
         except StoreUnavailableError:
             under_way.discard(chunk.digest)  # the server said that it does not do that
             raise

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +17,7 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import BucketUri, parse_source
 from bdn.core.store import LocatableStore, StoredChunk
 from bdn.sources.sign_in import Secret
-from bdn.store.access import open_access
+from bdn.store.access import Pairs, open_access
 from bdn.store.bucket import OPEN_AT_ONCE, Bucket
 from bdn.store.bucket_store import BucketStore, open_bucket_store
 from bdn.store.directory import KEPT
@@ -401,13 +401,33 @@ def test_a_chunk_that_is_gone_before_its_delete_is_answered_is_collected_and_sti
 
 @pytest.mark.promise("collection")
 def test_a_collector_that_was_held_up_deletes_nothing_any_more(
-    store: BucketStore, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    store: BucketStore, server: ObjectServer, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By then others may not believe its marker."""
+    """By then others may not believe its marker. Signing may take a minute, too."""
     store.put(CHUNK, memoryview(CONTENT))
-    monkeypatch.setattr("bdn.store.bucket_store._DELETES_SECONDS", -1.0)
-    assert store.collect(seen(store)) == []
+    found, now = seen(store), 0.0
+
+    monkeypatch.setattr("bdn.store.bucket_store.since_boot", lambda: now)
+    monkeypatch.setattr("bdn.store.bucket.since_boot", lambda: now)
+    address = store._bucket.access.address
+
+    def sign(method: str, key: str, query: Mapping[str, str], headers: Pairs) -> str:
+        nonlocal now
+        now += 61.0 * (method == "DELETE")
+        return address(method, key, query, headers)
+
+    monkeypatch.setattr(store._bucket.access, "address", sign)
+    assert store.collect(found) == []
+    assert server.log.count("/b3/", method="DELETE") == 0
     assert content_of(store, CHUNK) == CONTENT
+
+
+def test_a_delete_is_signed_for_two_minutes_so_the_server_refuses_a_late_one(
+    store: BucketStore, server: ObjectServer
+) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    assert store.collect(seen(store))
+    assert server.log.count("X-Amz-Expires=120&", method="DELETE") == 2  # the chunk and the marker
 
 
 def test_markers_and_trials_that_were_left_are_dropped_when_they_are_old(
