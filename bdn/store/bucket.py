@@ -46,6 +46,9 @@ _OPEN_SECONDS: Final = 10.0  # to wait until one of them is closed
 _LISTING: Final = 8 * 1024 * 1024  # bytes of a page, at most
 _SMALL: Final = 64 * 1024  # bytes of what else is said
 _TIMEOUT_SECONDS: Final = 30.0
+_LONGEST_PAUSE_SECONDS: Final = (
+    30.0  # that a server gets when it asks for more: one answer shall not close the store for an hour
+)
 _STALL: Final = StallPolicy()
 _CODE: Final = re.compile(rb"<Code>([A-Za-z0-9.]{1,60})</Code>")
 _COPIED: Final = re.compile(rb"</(?:[A-Za-z0-9]+:)?CopyObjectResult\s*>")  # Google's answer is the same
@@ -112,7 +115,7 @@ class Turns:
 
     def __init__(self, where: str, most: int) -> None:
         self._where = where
-        self._pace = Pace(PaceRule(most), time.monotonic())
+        self._pace = Pace(PaceRule(most, longest_pause_seconds=_LONGEST_PAUSE_SECONDS), time.monotonic())
         self._changed = threading.Condition()
 
     @contextmanager

@@ -161,6 +161,18 @@ def test_while_the_server_asks_to_wait_nobody_asks_it(store: BucketStore, server
     assert server.log.count() == 1
 
 
+@pytest.mark.parametrize("fault", [faults.rate_limited(3600), faults.answer(503, {"Retry-After": "3600"})])
+def test_one_answer_does_not_close_the_store_for_an_hour(
+    store: BucketStore, server: ObjectServer, monkeypatch: pytest.MonkeyPatch, fault: faults.Fault
+) -> None:
+    server.script.add(fault)
+    with pytest.raises(StoreUnavailableError):
+        store.check()
+    now = time.monotonic() + 31
+    monkeypatch.setattr("bdn.store.bucket.time.monotonic", lambda: now)
+    store.check()
+
+
 def test_a_bucket_that_is_gone_is_not_taken_for_one_without_the_chunk(store: BucketStore, server: ObjectServer) -> None:
     """An answer to HEAD does not say which."""
     store.put(CHUNK, memoryview(CONTENT))
