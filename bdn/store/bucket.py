@@ -63,6 +63,10 @@ class TooLateError(Exception):
     """The time in which a request might be sent was over, and it was not sent."""
 
 
+class FailedOnItError(Exception):
+    """The cause of a ``StoreUnavailableError``: the server answered, and this request failed. Others may not."""
+
+
 def moment_of(text: str) -> float:
     """What a header says. Raises ``StoreUnavailableError``."""
     try:
@@ -265,7 +269,7 @@ class Bucket:
     def _copied(self, answer: Answer) -> bool:
         body = answer.read(_SMALL)
         if code := _code_in(body):  # S3 says 200 first, and then finds out
-            raise UpstreamUnavailableError(self._where, f"a copy failed: {code}")
+            raise UpstreamUnavailableError(self._where, f"a copy failed: {code}") from FailedOnItError()
         if _COPIED.search(body) is None:
             raise ConnectionResetError("the connection ended inside the answer to a copy")
         return True
@@ -281,7 +285,7 @@ class Bucket:
                 failure = error
             delay = outage.delay(failure, time.monotonic() - sent, random.random())  # noqa: S311 - jitter
             if delay is None:
-                raise StoreUnavailableError(str(failure)) from None
+                raise StoreUnavailableError(str(failure)) from failure.__cause__
             self.pause(delay)
 
     def _once(self, request: _Request, read: Callable[[Answer], _Result]) -> _Result | None:
@@ -293,16 +297,19 @@ class Bucket:
                 request.until is not None and since_boot() > request.until
             ):  # signing and waiting for a turn take their time
                 raise TooLateError
+            cause = None
             try:
                 with self._connections.request(request.method, url, dict(request.headers), request.content) as answer:
                     if answer.status in (200, 204):
+                        cause = FailedOnItError()
                         return read(answer)
                     code = _code_in(answer.read(_SMALL))
                     if answer.status in request.but and code != "NoSuchBucket":
                         return None
-                    raise self._refused(answer, code)
+                    is_busy = answer.status in (429, 503) or code in SLOW_DOWN
+                    raise self._refused(answer, code) from (None if is_busy else FailedOnItError())
             except (*NETWORK_ERRORS, NotAListingError) as error:
-                raise UpstreamUnavailableError(self._where, reason_of(error)) from None
+                raise UpstreamUnavailableError(self._where, reason_of(error)) from cause
 
     def _refused(self, answer: Answer, code: str) -> BdnError:
         """Our error for an answer that nobody is ready for."""

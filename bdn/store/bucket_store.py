@@ -44,7 +44,7 @@ from bdn.core.errors import NotFoundError, StoreUnavailableError, UpstreamError
 from bdn.core.source.upstream import ChecksumKind, Location
 from bdn.core.store import StoredChunk
 from bdn.store.access import Dialect
-from bdn.store.bucket import Bucket, TooLateError, moment_of, since_boot
+from bdn.store.bucket import Bucket, FailedOnItError, TooLateError, moment_of, since_boot
 from bdn.store.directory import KEPT, fault_of
 from bdn.transfer.checksums import CYCLIC
 
@@ -115,11 +115,8 @@ class BucketStore:
     def put(self, digest: Digest, content: Buffer) -> None:
         """Write the object with a checksum, which the server compares. One that is there is replaced when it is wrong, and kept otherwise."""
         for _ in range(_PUTS):
-            if not self._write_new(digest, content):
-                if self._is_right(digest, content):
-                    self._touch(digest)
-                else:
-                    self._write(digest, content)
+            if not self._is_found_or_new(digest, content):
+                self._write(digest, content)
             if self._staying([digest]):
                 return
         raise StoreUnavailableError(f"chunk {digest} is deleted as often as it is written")
@@ -132,8 +129,8 @@ class BucketStore:
         return found
 
     def keep(self, digests: Sequence[Digest]) -> set[Digest]:
-        """Copy the objects onto themselves with a new note."""
-        touched = _each(self._touch, digests)
+        """Copy the objects onto themselves with a new note. One that alone cannot be copied is not held: it is to be put again."""
+        touched = _each(self._is_touched, digests)
         return self._staying([digest for digest, is_held in zip(digests, touched, strict=True) if is_held])
 
     def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
@@ -177,12 +174,15 @@ class BucketStore:
         return len(sizes), sum(sizes)
 
     def fault(self, digest: Digest) -> str | None:
-        """By reading all of it."""
+        """By reading all of it. One that cannot be read where others can is wrong."""
         try:
             with self.open(digest) as file:
                 return fault_of(file, digest)
         except NotFoundError:
             return "it is absent"
+        except StoreUnavailableError as error:
+            self._check_others(error)
+            return f"it cannot be read ({error})"
 
     def set_aside(self, digest: Digest) -> bool:
         """A copy, then what a collector does: so right bytes that somebody puts meanwhile stay."""
@@ -218,6 +218,33 @@ class BucketStore:
     def _note(self) -> tuple[str, str]:
         """One that no object has."""
         return self._bucket.dialect.note, f"{self._clock():.6f}-{_nonce()}"
+
+    def _is_found_or_new(self, digest: Digest, content: Buffer) -> bool:
+        """Write the object if there is none, and touch one that is right. False: it is wrong, or alone cannot be looked at or touched."""
+        try:
+            return self._write_new(digest, content) or (self._is_right(digest, content) and self._touch(digest))
+        except StoreUnavailableError as error:
+            self._check_others(error)
+            return False
+
+    def _is_touched(self, digest: Digest) -> bool:
+        try:
+            return self._touch(digest)
+        except StoreUnavailableError as error:
+            self._check_others(error)
+            return False
+
+    def _check_others(self, error: StoreUnavailableError) -> None:
+        """Of a request for one object: raise the error again, unless that object alone fails, and another is written and read."""
+        if not isinstance(error.__cause__, FailedOnItError):
+            raise error
+        probe = f"{self._prefix}probe/{_nonce()}"
+        self._bucket.put(probe, b"can others be read?")
+        file = self._bucket.get(probe)
+        if file is None:
+            raise error
+        file.close()
+        self._bucket.delete(probe)
 
     def _write_new(self, digest: Digest, content: Buffer) -> bool:
         """Write the object if there is none; False when there is one."""

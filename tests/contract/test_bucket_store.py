@@ -283,6 +283,36 @@ def test_a_wrong_object_is_found_kept_for_people_and_replaced_by_who_puts_the_ri
     assert content_of(store, CHUNK) == CONTENT
 
 
+@pytest.mark.parametrize("fault", [faults.answer(500), faults.answer(403), faults.truncate(5)])
+def test_an_object_that_alone_cannot_be_read_or_touched_is_wrong_and_replaced(
+    store: BucketStore, server: ObjectServer, objects: Objects, fault: faults.Fault
+) -> None:
+    """A round of reading goes on behind it."""
+    store.put(CHUNK, memoryview(CONTENT))
+    before = objects.held[f"b3/{CHUNK.fanout}"].written_at
+    server.script.add(fault, "/b3/", method="GET", times=2)
+    assert str(store.fault(CHUNK)).startswith("it cannot be read (")
+    assert keys(objects, "probe") == []
+
+    server.clock = lambda: before + 100
+    server.script.clear()
+    server.script.add(faults.answer(500), "/b3/", method="HEAD", times=2)
+    store.put(CHUNK, memoryview(CONTENT))
+    assert objects.held[f"b3/{CHUNK.fanout}"].written_at == before + 100
+    server.script.add(faults.answer(500), "/b3/", method="PUT", times=2)
+    assert store.keep([CHUNK]) == set(), "who needs it puts it again"
+
+
+@pytest.mark.parametrize("fault", [faults.answer(500), faults.answer(403), faults.answer(503), faults.drop()])
+def test_an_object_that_cannot_be_read_while_others_cannot_either_is_not_wrong(
+    store: BucketStore, server: ObjectServer, fault: faults.Fault
+) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    server.script.add(fault, method="GET", times=None)
+    with pytest.raises(StoreUnavailableError):
+        store.fault(CHUNK)
+
+
 def test_right_bytes_that_come_while_a_wrong_object_is_put_aside_stay(
     store: BucketStore, other: BucketStore, server: ObjectServer, objects: Objects
 ) -> None:
