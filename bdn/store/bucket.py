@@ -46,6 +46,8 @@ _OPEN_SECONDS: Final = 10.0  # to wait until one of them is closed
 _LISTING: Final = 8 * 1024 * 1024  # bytes of a page, at most
 _SMALL: Final = 64 * 1024  # bytes of what else is said
 _TIMEOUT_SECONDS: Final = 30.0
+_CHECK_SECONDS: Final = 4.0  # before whoever asks whether the bucket answers has gone
+_BEGIN_SECONDS: Final = 40.0  # no attempt is begun later: a bucket that hangs fails within two timeouts
 _LONGEST_PAUSE_SECONDS: Final = (
     30.0  # that a server gets when it asks for more: one answer shall not close the store for an hour
 )
@@ -123,10 +125,14 @@ class Turns:
         self._changed = threading.Condition()
 
     @contextmanager
-    def turn(self, size: int) -> Iterator[None]:
-        """One request, which moves ``size`` bytes. Raises ``UpstreamRateLimitedError`` at once while the server asks to wait."""
+    def turn(self, size: int, seconds: float | None = None) -> Iterator[None]:
+        """One request, which moves ``size`` bytes. Raises ``UpstreamRateLimitedError`` at once while the server asks to wait.
+
+        ``UpstreamUnavailableError``: there was no turn in ``seconds``, where that is not None.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not self._pace.is_full)
+            if not self._changed.wait_for(lambda: not self._pace.is_full, seconds):
+                raise UpstreamUnavailableError(self._where, "the requests before this one are not answered")
             began = time.monotonic()
             if (seconds := self._pace.closed_until - began) > 0:
                 raise UpstreamRateLimitedError(self._where, seconds)
@@ -158,10 +164,12 @@ class Bucket:
     patience: RetryPolicy = PATIENCE
     pause: Callable[[float], None] = time.sleep
     _connections: ConnectionPool = field(init=False)
+    _check_connections: ConnectionPool = field(init=False)
 
     def __post_init__(self) -> None:
         self._where = str(self.uri)
         self._connections = ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS)  # the operator's own: no egress rule
+        self._check_connections = ConnectionPool(timeout_seconds=_CHECK_SECONDS, idle_limit=1)
         self._turns = Turns(self._where, AT_ONCE)
         self._room = threading.BoundedSemaphore(OPEN_AT_ONCE)
 
@@ -226,6 +234,13 @@ class Bucket:
             raise StoreUnavailableError(str(error)) from None
         return True
 
+    def check(self, prefix: str) -> None:
+        """List one object, once, in a few seconds."""
+        try:
+            self._once(_listing_of(prefix, 1, None), _listed, _CHECK_SECONDS)
+        except UpstreamError as error:
+            raise StoreUnavailableError(str(error)) from None
+
     def list_some(self, prefix: str, limit: int = PAGE) -> ListedPage:
         """The first objects whose keys begin so."""
         return self._page(prefix, limit, None)
@@ -251,12 +266,11 @@ class Bucket:
     def close(self) -> None:
         """Let go of connections; who waits for an answer fails now."""
         self._connections.close()
+        self._check_connections.close()
         self.access.close()
 
     def _page(self, prefix: str, limit: int, token: str | None) -> ListedPage:
-        query = {"encoding-type": "url", "list-type": "2", "max-keys": str(limit), "prefix": prefix}
-        query |= {"continuation-token": token} if token else {}
-        page = self._ask(_Request("GET", "", query=query), _listed)
+        page = self._ask(_listing_of(prefix, limit, token), _listed)
         if page is None:  # only what a request is ready for
             raise StoreUnavailableError(f"{self._where} cannot be listed")
         return page
@@ -276,7 +290,7 @@ class Bucket:
 
     def _ask(self, request: _Request, read: Callable[[Answer], _Result]) -> _Result | None:
         """What was read of a good answer, or None for the other answer that the request is ready for."""
-        outage = Outage(self.patience)
+        outage, began = Outage(self.patience), time.monotonic()
         while True:
             sent = time.monotonic()
             try:
@@ -284,22 +298,25 @@ class Bucket:
             except UpstreamError as error:
                 failure = error
             delay = outage.delay(failure, time.monotonic() - sent, random.random())  # noqa: S311 - jitter
-            if delay is None:
+            if delay is None or time.monotonic() + delay > began + _BEGIN_SECONDS:
                 raise StoreUnavailableError(str(failure)) from failure.__cause__
             self.pause(delay)
 
-    def _once(self, request: _Request, read: Callable[[Answer], _Result]) -> _Result | None:
-        """Raises ``UpstreamError``: another request may succeed."""
+    def _once(
+        self, request: _Request, read: Callable[[Answer], _Result], check_seconds: float | None = None
+    ) -> _Result | None:
+        """``check_seconds`` bound its turn, and it is a check then. Raises ``UpstreamError``: another request may succeed."""
+        connections = self._connections if check_seconds is None else self._check_connections
         with self.signed_in():
             url = self.access.address(request.method, request.key, request.query, request.headers)
-        with self._turns.turn(len(request.content or b"") or request.expected):
+        with self._turns.turn(len(request.content or b"") or request.expected, check_seconds):
             if (
                 request.until is not None and since_boot() > request.until
             ):  # signing and waiting for a turn take their time
                 raise TooLateError
             cause = None
             try:
-                with self._connections.request(request.method, url, dict(request.headers), request.content) as answer:
+                with connections.request(request.method, url, dict(request.headers), request.content) as answer:
                     if answer.status in (200, 204):
                         cause = FailedOnItError()
                         return read(answer)
@@ -340,6 +357,11 @@ def _remedy(answer: Answer, code: str) -> str:
     if answer.status in (401, 403):
         return f": {_CREDENTIALS} may not do that there; docs/operations.md has what they need"
     return ""
+
+
+def _listing_of(prefix: str, limit: int, token: str | None) -> _Request:
+    query = {"encoding-type": "url", "list-type": "2", "max-keys": str(limit), "prefix": prefix}
+    return _Request("GET", "", query=query | ({"continuation-token": token} if token else {}))
 
 
 def _heard(answer: Answer) -> bool:

@@ -103,7 +103,7 @@ class BucketStore:
 
     def check(self) -> None:
         """By a listing of one object."""
-        self._bucket.list_some(self._chunks, 1)
+        self._bucket.check(self._chunks)
 
     def disk(self) -> None:
         """None: its room is the provider's."""

@@ -161,6 +161,27 @@ def test_while_the_server_asks_to_wait_nobody_asks_it(store: BucketStore, server
     assert server.log.count() == 1
 
 
+def test_a_bucket_that_hangs_fails_within_two_timeouts_and_is_checked_once(
+    server: ObjectServer, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def pass_time() -> None:
+        nonlocal now
+        now += 30
+
+    with store_at("s3://store", s3_context(server)) as store:
+        server.log.clear()
+        now = time.monotonic()
+        server.script.add(replace(faults.answer(500), before=pass_time), times=None)
+        monkeypatch.setattr("bdn.store.bucket.time.monotonic", lambda: now)
+        for act, times in ((lambda: store.open(CHUNK), 2), (store.check, 1)):
+            with pytest.raises(StoreUnavailableError):
+                act()
+            assert server.log.count() == times
+            server.log.clear()
+
+
 @pytest.mark.parametrize("fault", [faults.rate_limited(3600), faults.answer(503, {"Retry-After": "3600"})])
 def test_one_answer_does_not_close_the_store_for_an_hour(
     store: BucketStore, server: ObjectServer, monkeypatch: pytest.MonkeyPatch, fault: faults.Fault
