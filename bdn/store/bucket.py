@@ -41,8 +41,9 @@ _Result = TypeVar("_Result")
 # For so long a request is made again. A reader who waits for it has somebody else to ask, and a copy is made again as a whole.
 PATIENCE: Final = RetryPolicy(outage_seconds=20.0, attempts=4, longest_seconds=4.0, longest_retry_after_seconds=20.0)
 AT_ONCE: Final = 32  # requests in flight, at most
-OPEN_AT_ONCE: Final = 32  # chunks in memory, of at most 8 MiB
-_OPEN_SECONDS: Final = 10.0  # to wait until one of them is closed
+OPEN_AT_ONCE: Final = 32  # chunks in memory that are given away, of at most 8 MiB
+_OWN_AT_ONCE: Final = 8  # and those that the store and copies look at, which are closed soon
+_OWN_SECONDS: Final = 30.0  # to wait until one of these is closed
 _LISTING: Final = 8 * 1024 * 1024  # bytes of a page, at most
 _SMALL: Final = 64 * 1024  # bytes of what else is said
 _TIMEOUT_SECONDS: Final = 30.0
@@ -171,7 +172,7 @@ class Bucket:
         self._connections = ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS)  # the operator's own: no egress rule
         self._check_connections = ConnectionPool(timeout_seconds=_CHECK_SECONDS, idle_limit=1)
         self._turns = Turns(self._where, AT_ONCE)
-        self._room = threading.BoundedSemaphore(OPEN_AT_ONCE)
+        self._room, self._own_room = threading.BoundedSemaphore(OPEN_AT_ONCE), threading.BoundedSemaphore(_OWN_AT_ONCE)
 
     @property
     def dialect(self) -> Dialect:
@@ -195,26 +196,29 @@ class Bucket:
             self.list_some(key, 1)  # an answer to HEAD does not say whether the bucket is gone
         return found
 
-    def get(self, key: str) -> BinaryIO | None:
+    def get(self, key: str, *, at_once: bool = False) -> BinaryIO | None:
         """All of the object, or as much as shows that it is longer than a chunk; None where there is none.
 
-        Waits while too many are open.
+        Waits while too many are open, or fails ``at_once``: so many threads that wait for each other would close none.
         """
-        if not self._room.acquire(timeout=_OPEN_SECONDS):
-            raise StoreUnavailableError(f"{OPEN_AT_ONCE} chunks of {self._where} are being read; try again")
+        room = self._room if at_once else self._own_room
+        if not room.acquire(timeout=0 if at_once else _OWN_SECONDS):
+            raise StoreUnavailableError(
+                f"{OPEN_AT_ONCE if at_once else _OWN_AT_ONCE} chunks of {self._where} are being read; try again"
+            )
         descriptor = -1
         try:
             descriptor = os.memfd_create("chunk")
             found = self._ask(_Request("GET", key, but=(404,), expected=CHUNK_SIZE), partial(_fill, descriptor))
             if found is not None:
-                return ChunkInMemory(descriptor, self._room.release)
+                return ChunkInMemory(descriptor, room.release)
         except OSError as error:
-            self._drop(descriptor)
+            _drop(descriptor, room)
             raise StoreUnavailableError(f"no memory for a chunk: {error.strerror}") from error
         except BaseException:
-            self._drop(descriptor)
+            _drop(descriptor, room)
             raise
-        self._drop(descriptor)
+        _drop(descriptor, room)
         return None
 
     def delete(self, key: str) -> None:
@@ -274,11 +278,6 @@ class Bucket:
         if page is None:  # only what a request is ready for
             raise StoreUnavailableError(f"{self._where} cannot be listed")
         return page
-
-    def _drop(self, descriptor: int) -> None:
-        if descriptor >= 0:
-            os.close(descriptor)
-        self._room.release()
 
     def _copied(self, answer: Answer) -> bool:
         body = answer.read(_SMALL)
@@ -357,6 +356,12 @@ def _remedy(answer: Answer, code: str) -> str:
     if answer.status in (401, 403):
         return f": {_CREDENTIALS} may not do that there; docs/operations.md has what they need"
     return ""
+
+
+def _drop(descriptor: int, room: threading.Semaphore) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+    room.release()
 
 
 def _listing_of(prefix: str, limit: int, token: str | None) -> _Request:

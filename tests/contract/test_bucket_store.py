@@ -218,19 +218,34 @@ def test_a_longer_object_is_not_read_to_its_end(store: BucketStore, objects: Obj
     assert store.fault(CHUNK) == "it is longer than a chunk can be"
 
 
-def test_as_many_chunks_are_in_memory_as_there_is_room_for(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bdn.store.bucket._OPEN_SECONDS", 0.01)
+def test_who_gives_chunks_away_never_waits_for_room_and_the_store_has_its_own(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only they make room: all that wait would wait for each other."""
     store.put(CHUNK, memoryview(CONTENT))
-    files = [store.open(CHUNK) for _ in range(OPEN_AT_ONCE)]
+    files = [store.open(CHUNK, at_once=True) for _ in range(OPEN_AT_ONCE)]
+    monkeypatch.setattr("bdn.store.bucket._OWN_SECONDS", 600.0)  # whoever waits runs into the end of the test's time
     with pytest.raises(StoreUnavailableError, match="try again"):
-        store.open(CHUNK)
+        store.open(CHUNK, at_once=True)
+    assert store.fault(CHUNK) is None
     for file in files:
         file.close()
         file.close()
-    assert content_of(store, CHUNK) == CONTENT
     for _ in range(OPEN_AT_ONCE):
         with pytest.raises(NotFoundError):
-            store.open(named("absent"))
+            store.open(named("absent"), at_once=True)
+    store.open(CHUNK, at_once=True).close()
+
+
+def test_the_store_itself_waits_for_room(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bdn.store.bucket._OWN_SECONDS", 0.01)
+    store.put(CHUNK, memoryview(CONTENT))
+    files = [store.open(CHUNK) for _ in range(8)]
+    with pytest.raises(StoreUnavailableError, match="8 chunks of s3://store are being read; try again"):
+        store.open(CHUNK)
+    for file in files:
+        file.close()
+    assert content_of(store, CHUNK) == CONTENT
 
 
 # --- what a server can do ---
