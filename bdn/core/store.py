@@ -18,8 +18,12 @@ class ChunkStore(Protocol):
     def put(self, digest: Digest, content: Buffer) -> None:
         """Make the chunk durable under its name. An existing one is kept. Nothing partial is ever visible."""
 
-    def open(self, digest: Digest) -> BinaryIO:
-        """The chunk as a seekable file, which the caller closes. ``NotFoundError`` when it is not held."""
+    def open(self, digest: Digest, *, at_once: bool = False) -> BinaryIO:
+        """The chunk as a seekable file, which the caller closes. ``NotFoundError`` when it is not held.
+
+        ``at_once`` is for the threads that give chunks away: they alone make room for others, and must not wait for it.
+        ``StoreUnavailableError`` where that would be needed.
+        """
 
     def keep(self, digests: Sequence[Digest]) -> AbstractSet[Digest]:
         """Count on chunks that were put earlier: whoever looked at them before this does not collect them any more.

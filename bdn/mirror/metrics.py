@@ -18,7 +18,7 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
 from bdn.mirror.db import agents, contents, damaged, mirrors, objects
 from bdn.mirror.db.database import Database
-from bdn.mirror.waiting import SharedRead
+from bdn.mirror.waiting import SharedRead, ThreadRead
 
 PROBE_SECONDS = 5.0
 _SUMMED_PER_SECOND: Final = 50_000  # contents: the sum of a million is read again after 20 s
@@ -29,7 +29,7 @@ class Metrics:
 
     def __init__(self, database: Database, store: MirrorStore) -> None:
         self._database = database
-        self._store = store
+        self._check, self._count_evidence = ThreadRead(store.check), ThreadRead(store.evidence)
         self._shared = SharedRead(self._read, 0.0)
         self._totals = 0, 0
         self._totals_until = 0.0
@@ -92,7 +92,7 @@ class Metrics:
         self._damaged.set(wrong)
         with suppress(StoreUnavailableError):  # what the database and this process know is told all the same
             async with _in_time("the store"):
-                self._evidence.set(await asyncio.to_thread(self._store.evidence))
+                self._evidence.set(await self._count_evidence.get())
         self._scrubbed_at.set((newest and newest.completed_at) or 0)
         self._given_up.set(given_up)
         self._agents.set(alive)
@@ -104,7 +104,7 @@ class Metrics:
             await self._database.check_version()
         self._database.check_writable(PROBE_SECONDS)
         async with _in_time("the store"):
-            await asyncio.to_thread(self._store.check)
+            await self._check.get()
 
 
 @asynccontextmanager

@@ -59,14 +59,14 @@ class StoreShelf:
             return await asyncio.to_thread(self._part, *await self._slice(request.digest))
 
     def _whole(self, digest: Digest) -> OpenChunk:
-        file = self.store.open(digest)
+        file = self.store.open(digest, at_once=True)
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
         return OpenChunk(file, 0, size)
 
     def _part(self, place: Slice, size: int) -> OpenChunk:
         """Of a slab: everything that a manifest names can be read by its name, also by who knows nothing of slabs."""
-        return OpenChunk(self.store.open(place.slab), place.offset, size)
+        return OpenChunk(self.store.open(place.slab, at_once=True), place.offset, size)
 
     async def _slice(self, content: Digest) -> tuple[Slice, int]:
         async with self.damages.database.read() as session:

@@ -256,6 +256,20 @@ class SharedRead(Generic[_Result]):
             self._result = None
 
 
+class ThreadRead(Generic[_Result]):
+    """A read that blocks, in one thread at a time. Who asks while it is under way waits for it, also when an earlier one has gone."""
+
+    def __init__(self, read: Callable[[], _Result]) -> None:
+        self._read = read
+        self._under_way: asyncio.Future[_Result] | None = None
+
+    async def get(self) -> _Result:
+        """What it returns or raises."""
+        if self._under_way is None or self._under_way.done():
+            self._under_way = asyncio.ensure_future(asyncio.to_thread(self._read))
+        return await asyncio.shield(self._under_way)
+
+
 class SharedReads(Generic[_Key, _Result]):
     """One shared read for each key, for as long as somebody holds it or its result is good. ``seconds`` as of ``SharedRead``."""
 

@@ -30,6 +30,7 @@ Pairs = Sequence[tuple[str, str]]
 Reread = Callable[[], Awaitable[Secret]]
 _Result = TypeVar("_Result")
 _ADDRESS_SECONDS: Final = 900
+_DELETE_SECONDS: Final = 120  # a minute, and what a server's clock may be off
 _REREAD_SECONDS: Final = 1200.0  # a secret is read again when a quarter of that is left: after a quarter of an hour
 _PATIENCE_SECONDS: Final = 60.0  # for credentials; their own requests give up earlier
 
@@ -85,26 +86,37 @@ class LoopInThread:
 
 @dataclass
 class Access:
-    """Signs addresses. ``sign`` makes a signer as of one second; it blocks while credentials are renewed, and raises ``BdnError``."""
+    """Signs addresses.
+
+    ``sign`` makes a signer as of one second, for addresses that are good for so many seconds; it blocks while credentials are
+    renewed, and raises ``BdnError``.
+    """
 
     dialect: Dialect
-    sign: Callable[[int], AddressSigner]
+    sign: Callable[[int, int], AddressSigner]
     close: Callable[[], None]
     clock: Callable[[], float] = time.time
-    _signer: AddressSigner | None = field(default=None, init=False)
+    _signers: dict[int, AddressSigner] = field(default_factory=dict, init=False)
 
     @property
     def signer(self) -> AddressSigner:
         """For addresses that are good for a quarter of an hour, or until the keys end. Safe for several threads."""
-        now, signer = int(self.clock()), self._signer
-        if signer is None or signer.signed_at != now:
-            signer = self._signer = self.sign(now)
-        return signer
+        return self._signer(_ADDRESS_SECONDS)
 
     def address(self, method: str, key: str, query: Mapping[str, str], headers: Pairs) -> str:
-        """Of one request with these headers. The signature covers those that are the server's own, as it wants it."""
+        """Of one request with these headers. The signature covers those that are the server's own, as it wants it.
+
+        A DELETE is signed for two minutes: the server refuses one that comes later, wherever it was held up.
+        """
         own = [pair for pair in headers if pair[0].startswith(self.dialect.vendor)]
-        return self.signer.address(key, query, method=method, headers=own)
+        signer = self._signer(_DELETE_SECONDS) if method == "DELETE" else self.signer
+        return signer.address(key, query, method=method, headers=own)
+
+    def _signer(self, seconds: int) -> AddressSigner:
+        now, signer = int(self.clock()), self._signers.get(seconds)
+        if signer is None or signer.signed_at != now:
+            signer = self._signers[seconds] = self.sign(now, seconds)
+        return signer
 
 
 def open_access(uri: BucketUri, context: SourceContext, reread: Reread | None = None) -> Access:
@@ -131,8 +143,8 @@ def open_access(uri: BucketUri, context: SourceContext, reread: Reread | None = 
         loop.close()
         raise
 
-    def sign(now: int) -> AddressSigner:
-        return AddressSigner.of(base, endpoint.region, loop.run(credentials.get()), now, _ADDRESS_SECONDS)
+    def sign(now: int, seconds: int) -> AddressSigner:
+        return AddressSigner.of(base, endpoint.region, loop.run(credentials.get()), now, seconds)
 
     return Access(S3_DIALECT, sign, loop.close, context.clock)
 
@@ -158,7 +170,7 @@ def _google(uri: BucketUri, context: SourceContext) -> Access:
     if not isinstance(key, RSAPrivateKey):
         raise SecretMalformedError(secret.name, 'has a "private_key" that is not a private key in PEM form')
     base = f"{context.settings.gcs_endpoint_url}/{quote(uri.bucket)}/"
-    sign = partial(AddressSigner.of_google, base, account.client_email, key, seconds=_ADDRESS_SECONDS)
+    sign = partial(AddressSigner.of_google, base, account.client_email, key)
     return Access(GCS_DIALECT, sign, lambda: None, context.clock)
 
 

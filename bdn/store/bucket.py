@@ -41,13 +41,33 @@ _Result = TypeVar("_Result")
 # For so long a request is made again. A reader who waits for it has somebody else to ask, and a copy is made again as a whole.
 PATIENCE: Final = RetryPolicy(outage_seconds=20.0, attempts=4, longest_seconds=4.0, longest_retry_after_seconds=20.0)
 AT_ONCE: Final = 32  # requests in flight, at most
-OPEN_AT_ONCE: Final = 32  # chunks in memory, of at most 8 MiB
-_OPEN_SECONDS: Final = 10.0  # to wait until one of them is closed
+OPEN_AT_ONCE: Final = 32  # chunks in memory that are given away, of at most 8 MiB
+_OWN_AT_ONCE: Final = 8  # and those that the store and copies look at, which are closed soon
+_OWN_SECONDS: Final = 30.0  # to wait until one of these is closed
 _LISTING: Final = 8 * 1024 * 1024  # bytes of a page, at most
 _SMALL: Final = 64 * 1024  # bytes of what else is said
 _TIMEOUT_SECONDS: Final = 30.0
+_CHECK_SECONDS: Final = 4.0  # before whoever asks whether the bucket answers has gone
+_BEGIN_SECONDS: Final = 40.0  # no attempt is begun later: a bucket that hangs fails within two timeouts
+_LONGEST_PAUSE_SECONDS: Final = (
+    30.0  # that a server gets when it asks for more: one answer shall not close the store for an hour
+)
 _STALL: Final = StallPolicy()
 _CODE: Final = re.compile(rb"<Code>([A-Za-z0-9.]{1,60})</Code>")
+_COPIED: Final = re.compile(rb"</(?:[A-Za-z0-9]+:)?CopyObjectResult\s*>")  # Google's answer is the same
+
+
+def since_boot() -> float:
+    """Seconds of a clock that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class TooLateError(Exception):
+    """The time in which a request might be sent was over, and it was not sent."""
+
+
+class FailedOnItError(Exception):
+    """The cause of a ``StoreUnavailableError``: the server answered, and this request failed. Others may not."""
 
 
 def moment_of(text: str) -> float:
@@ -68,7 +88,10 @@ class ListedPage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """``content`` None is no body. ``but`` are refusals that are answers; ``expected`` are bytes that will come."""
+    """``content`` None is no body. ``but`` are refusals that are answers; ``expected`` are bytes that will come.
+
+    It is not sent after ``until``, by ``since_boot``.
+    """
 
     method: str
     key: str
@@ -77,6 +100,7 @@ class _Request:
     query: Mapping[str, str] = field(default_factory=dict)
     but: tuple[int, ...] = ()
     expected: int = 0
+    until: float | None = None
 
 
 class ChunkInMemory(io.FileIO):
@@ -98,14 +122,18 @@ class Turns:
 
     def __init__(self, where: str, most: int) -> None:
         self._where = where
-        self._pace = Pace(PaceRule(most), time.monotonic())
+        self._pace = Pace(PaceRule(most, longest_pause_seconds=_LONGEST_PAUSE_SECONDS), time.monotonic())
         self._changed = threading.Condition()
 
     @contextmanager
-    def turn(self, size: int) -> Iterator[None]:
-        """One request, which moves ``size`` bytes. Raises ``UpstreamRateLimitedError`` at once while the server asks to wait."""
+    def turn(self, size: int, seconds: float | None = None) -> Iterator[None]:
+        """One request, which moves ``size`` bytes. Raises ``UpstreamRateLimitedError`` at once while the server asks to wait.
+
+        ``UpstreamUnavailableError``: there was no turn in ``seconds``, where that is not None.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not self._pace.is_full)
+            if not self._changed.wait_for(lambda: not self._pace.is_full, seconds):
+                raise UpstreamUnavailableError(self._where, "the requests before this one are not answered")
             began = time.monotonic()
             if (seconds := self._pace.closed_until - began) > 0:
                 raise UpstreamRateLimitedError(self._where, seconds)
@@ -137,12 +165,14 @@ class Bucket:
     patience: RetryPolicy = PATIENCE
     pause: Callable[[float], None] = time.sleep
     _connections: ConnectionPool = field(init=False)
+    _check_connections: ConnectionPool = field(init=False)
 
     def __post_init__(self) -> None:
         self._where = str(self.uri)
         self._connections = ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS)  # the operator's own: no egress rule
+        self._check_connections = ConnectionPool(timeout_seconds=_CHECK_SECONDS, idle_limit=1)
         self._turns = Turns(self._where, AT_ONCE)
-        self._room = threading.BoundedSemaphore(OPEN_AT_ONCE)
+        self._room, self._own_room = threading.BoundedSemaphore(OPEN_AT_ONCE), threading.BoundedSemaphore(_OWN_AT_ONCE)
 
     @property
     def dialect(self) -> Dialect:
@@ -166,41 +196,54 @@ class Bucket:
             self.list_some(key, 1)  # an answer to HEAD does not say whether the bucket is gone
         return found
 
-    def get(self, key: str) -> BinaryIO | None:
+    def get(self, key: str, *, at_once: bool = False) -> BinaryIO | None:
         """All of the object, or as much as shows that it is longer than a chunk; None where there is none.
 
-        Waits while too many are open.
+        Waits while too many are open, or fails ``at_once``: so many threads that wait for each other would close none.
         """
-        if not self._room.acquire(timeout=_OPEN_SECONDS):
-            raise StoreUnavailableError(f"{OPEN_AT_ONCE} chunks of {self._where} are being read; try again")
+        room = self._room if at_once else self._own_room
+        if not room.acquire(timeout=0 if at_once else _OWN_SECONDS):
+            raise StoreUnavailableError(
+                f"{OPEN_AT_ONCE if at_once else _OWN_AT_ONCE} chunks of {self._where} are being read; try again"
+            )
         descriptor = -1
         try:
             descriptor = os.memfd_create("chunk")
             found = self._ask(_Request("GET", key, but=(404,), expected=CHUNK_SIZE), partial(_fill, descriptor))
             if found is not None:
-                return ChunkInMemory(descriptor, self._room.release)
+                return ChunkInMemory(descriptor, room.release)
         except OSError as error:
-            self._drop(descriptor)
+            _drop(descriptor, room)
             raise StoreUnavailableError(f"no memory for a chunk: {error.strerror}") from error
         except BaseException:
-            self._drop(descriptor)
+            _drop(descriptor, room)
             raise
-        self._drop(descriptor)
+        _drop(descriptor, room)
         return None
 
     def delete(self, key: str) -> None:
         """Remove the object, if it is there, asking as often as it takes: only for what nobody puts again under this name."""
         self._ask(_Request("DELETE", key, but=(404,)), _heard)
 
-    def delete_once(self, key: str) -> bool:
-        """Send one request that removes the object. False: nobody knows whether it was, or will be, carried out."""
+    def delete_once(self, key: str, until: float) -> bool:
+        """Send one request that removes the object. False: nobody knows whether it was, or will be, carried out.
+
+        ``TooLateError``: by ``since_boot`` it was later than ``until`` when the request could be sent.
+        """
         try:
-            self._once(_Request("DELETE", key, but=(404,)), _heard)
+            self._once(_Request("DELETE", key, but=(404,), until=until), _heard)
         except UpstreamUnavailableError:
             return False
         except UpstreamRateLimitedError as error:
             raise StoreUnavailableError(str(error)) from None
         return True
+
+    def check(self, prefix: str) -> None:
+        """List one object, once, in a few seconds."""
+        try:
+            self._once(_listing_of(prefix, 1, None), _listed, _CHECK_SECONDS)
+        except UpstreamError as error:
+            raise StoreUnavailableError(str(error)) from None
 
     def list_some(self, prefix: str, limit: int = PAGE) -> ListedPage:
         """The first objects whose keys begin so."""
@@ -227,30 +270,26 @@ class Bucket:
     def close(self) -> None:
         """Let go of connections; who waits for an answer fails now."""
         self._connections.close()
+        self._check_connections.close()
         self.access.close()
 
     def _page(self, prefix: str, limit: int, token: str | None) -> ListedPage:
-        query = {"encoding-type": "url", "list-type": "2", "max-keys": str(limit), "prefix": prefix}
-        query |= {"continuation-token": token} if token else {}
-        page = self._ask(_Request("GET", "", query=query), _listed)
+        page = self._ask(_listing_of(prefix, limit, token), _listed)
         if page is None:  # only what a request is ready for
             raise StoreUnavailableError(f"{self._where} cannot be listed")
         return page
 
-    def _drop(self, descriptor: int) -> None:
-        if descriptor >= 0:
-            os.close(descriptor)
-        self._room.release()
-
     def _copied(self, answer: Answer) -> bool:
         body = answer.read(_SMALL)
         if code := _code_in(body):  # S3 says 200 first, and then finds out
-            raise UpstreamUnavailableError(self._where, f"a copy failed: {code}")
+            raise UpstreamUnavailableError(self._where, f"a copy failed: {code}") from FailedOnItError()
+        if _COPIED.search(body) is None:
+            raise ConnectionResetError("the connection ended inside the answer to a copy")
         return True
 
     def _ask(self, request: _Request, read: Callable[[Answer], _Result]) -> _Result | None:
         """What was read of a good answer, or None for the other answer that the request is ready for."""
-        outage = Outage(self.patience)
+        outage, began = Outage(self.patience), time.monotonic()
         while True:
             sent = time.monotonic()
             try:
@@ -258,25 +297,35 @@ class Bucket:
             except UpstreamError as error:
                 failure = error
             delay = outage.delay(failure, time.monotonic() - sent, random.random())  # noqa: S311 - jitter
-            if delay is None:
-                raise StoreUnavailableError(str(failure)) from None
+            if delay is None or time.monotonic() + delay > began + _BEGIN_SECONDS:
+                raise StoreUnavailableError(str(failure)) from failure.__cause__
             self.pause(delay)
 
-    def _once(self, request: _Request, read: Callable[[Answer], _Result]) -> _Result | None:
-        """Raises ``UpstreamError``: another request may succeed."""
+    def _once(
+        self, request: _Request, read: Callable[[Answer], _Result], check_seconds: float | None = None
+    ) -> _Result | None:
+        """``check_seconds`` bound its turn, and it is a check then. Raises ``UpstreamError``: another request may succeed."""
+        connections = self._connections if check_seconds is None else self._check_connections
         with self.signed_in():
             url = self.access.address(request.method, request.key, request.query, request.headers)
-        with self._turns.turn(len(request.content or b"") or request.expected):
+        with self._turns.turn(len(request.content or b"") or request.expected, check_seconds):
+            if (
+                request.until is not None and since_boot() > request.until
+            ):  # signing and waiting for a turn take their time
+                raise TooLateError
+            cause = None
             try:
-                with self._connections.request(request.method, url, dict(request.headers), request.content) as answer:
+                with connections.request(request.method, url, dict(request.headers), request.content) as answer:
                     if answer.status in (200, 204):
+                        cause = FailedOnItError()
                         return read(answer)
                     code = _code_in(answer.read(_SMALL))
                     if answer.status in request.but and code != "NoSuchBucket":
                         return None
-                    raise self._refused(answer, code)
+                    is_busy = answer.status in (429, 503) or code in SLOW_DOWN
+                    raise self._refused(answer, code) from (None if is_busy else FailedOnItError())
             except (*NETWORK_ERRORS, NotAListingError) as error:
-                raise UpstreamUnavailableError(self._where, reason_of(error)) from None
+                raise UpstreamUnavailableError(self._where, reason_of(error)) from cause
 
     def _refused(self, answer: Answer, code: str) -> BdnError:
         """Our error for an answer that nobody is ready for."""
@@ -307,6 +356,17 @@ def _remedy(answer: Answer, code: str) -> str:
     if answer.status in (401, 403):
         return f": {_CREDENTIALS} may not do that there; docs/operations.md has what they need"
     return ""
+
+
+def _drop(descriptor: int, room: threading.Semaphore) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+    room.release()
+
+
+def _listing_of(prefix: str, limit: int, token: str | None) -> _Request:
+    query = {"encoding-type": "url", "list-type": "2", "max-keys": str(limit), "prefix": prefix}
+    return _Request("GET", "", query=query | ({"continuation-token": token} if token else {}))
 
 
 def _heard(answer: Answer) -> bool:

@@ -17,9 +17,10 @@ and A waited for the end of B's deleting; or it was gone already, and with it al
 what stays. The note is a time and a few random letters in the object's metadata, because servers tell times of modification in
 whole seconds.
 
-A DELETE whose answer does not come may be carried out later. It is not sent again, and its marker stays: others wait for that
-chunk until the marker is a quarter of an hour old by the server's clock. By then no DELETE is under way, because collectors send
-none later than a minute after they wrote their marker, by a clock of their own.
+A DELETE whose answer does not come may be carried out later, even when the chunk is gone by then. It is not sent again, and its
+marker stays: others wait for that chunk until the marker is a quarter of an hour old by the server's clock. By then no DELETE is under way, because collectors send
+none later than a minute after they began to write their marker, by a clock of their own, and sign each for two minutes: the server
+refuses what was held up on its way.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from bdn.core.errors import NotFoundError, StoreUnavailableError, UpstreamError
 from bdn.core.source.upstream import ChecksumKind, Location
 from bdn.core.store import StoredChunk
 from bdn.store.access import Dialect
-from bdn.store.bucket import Bucket, moment_of
+from bdn.store.bucket import Bucket, FailedOnItError, TooLateError, moment_of, since_boot
 from bdn.store.directory import KEPT, fault_of
 from bdn.transfer.checksums import CYCLIC
 
@@ -102,7 +103,7 @@ class BucketStore:
 
     def check(self) -> None:
         """By a listing of one object."""
-        self._bucket.list_some(self._chunks, 1)
+        self._bucket.check(self._chunks)
 
     def disk(self) -> None:
         """None: its room is the provider's."""
@@ -114,25 +115,22 @@ class BucketStore:
     def put(self, digest: Digest, content: Buffer) -> None:
         """Write the object with a checksum, which the server compares. One that is there is replaced when it is wrong, and kept otherwise."""
         for _ in range(_PUTS):
-            if not self._write_new(digest, content):
-                if self._is_right(digest, content):
-                    self._touch(digest)
-                else:
-                    self._write(digest, content)
+            if not self._is_found_or_new(digest, content):
+                self._write(digest, content)
             if self._staying([digest]):
                 return
         raise StoreUnavailableError(f"chunk {digest} is deleted as often as it is written")
 
-    def open(self, digest: Digest) -> BinaryIO:
+    def open(self, digest: Digest, *, at_once: bool = False) -> BinaryIO:
         """All of it, in memory."""
-        found = self._bucket.get(self._key(digest))
+        found = self._bucket.get(self._key(digest), at_once=at_once)
         if found is None:
             raise NotFoundError(f"chunk {digest}")
         return found
 
     def keep(self, digests: Sequence[Digest]) -> set[Digest]:
-        """Copy the objects onto themselves with a new note."""
-        touched = _each(self._touch, digests)
+        """Copy the objects onto themselves with a new note. One that alone cannot be copied is not held: it is to be put again."""
+        touched = _each(self._is_touched, digests)
         return self._staying([digest for digest, is_held in zip(digests, touched, strict=True) if is_held])
 
     def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
@@ -151,7 +149,7 @@ class BucketStore:
         """
         if not chunks:
             return []
-        marker, until = f"{self._leaving}{_nonce()}", time.monotonic() + _DELETES_SECONDS
+        marker, until = f"{self._leaving}{_nonce()}", since_boot() + _DELETES_SECONDS
         self._bucket.put(marker, "\n".join(chunk.digest.hex for chunk in chunks).encode())
         under_way = set[Digest]()
         try:
@@ -176,12 +174,15 @@ class BucketStore:
         return len(sizes), sum(sizes)
 
     def fault(self, digest: Digest) -> str | None:
-        """By reading all of it."""
+        """By reading all of it. One that cannot be read where others can is wrong."""
         try:
             with self.open(digest) as file:
                 return fault_of(file, digest)
         except NotFoundError:
             return "it is absent"
+        except StoreUnavailableError as error:
+            self._check_others(error)
+            return f"it cannot be read ({error})"
 
     def set_aside(self, digest: Digest) -> bool:
         """A copy, then what a collector does: so right bytes that somebody puts meanwhile stay."""
@@ -217,6 +218,33 @@ class BucketStore:
     def _note(self) -> tuple[str, str]:
         """One that no object has."""
         return self._bucket.dialect.note, f"{self._clock():.6f}-{_nonce()}"
+
+    def _is_found_or_new(self, digest: Digest, content: Buffer) -> bool:
+        """Write the object if there is none, and touch one that is right. False: it is wrong, or alone cannot be looked at or touched."""
+        try:
+            return self._write_new(digest, content) or (self._is_right(digest, content) and self._touch(digest))
+        except StoreUnavailableError as error:
+            self._check_others(error)
+            return False
+
+    def _is_touched(self, digest: Digest) -> bool:
+        try:
+            return self._touch(digest)
+        except StoreUnavailableError as error:
+            self._check_others(error)
+            return False
+
+    def _check_others(self, error: StoreUnavailableError) -> None:
+        """Of a request for one object: raise the error again, unless that object alone fails, and another is written and read."""
+        if not isinstance(error.__cause__, FailedOnItError):
+            raise error
+        probe = f"{self._prefix}probe/{_nonce()}"
+        self._bucket.put(probe, b"can others be read?")
+        file = self._bucket.get(probe)
+        if file is None:
+            raise error
+        file.close()
+        self._bucket.delete(probe)
 
     def _write_new(self, digest: Digest, content: Buffer) -> bool:
         """Write the object if there is none; False when there is one."""
@@ -294,18 +322,21 @@ class BucketStore:
     def _collect(self, chunk: StoredChunk, *, until: float, under_way: set[Digest]) -> bool:
         """Delete it if it is as it was seen. It stays ``under_way`` when nobody knows what becomes of the DELETE."""
         found = self._look(chunk.digest)
-        if found is None or not self._is_as_seen(chunk, found) or time.monotonic() > until:
+        if found is None or not self._is_as_seen(chunk, found):
             return False
         under_way.add(chunk.digest)
         try:
-            is_known = self._bucket.delete_once(self._key(chunk.digest))
+            is_known = self._bucket.delete_once(self._key(chunk.digest), until)
+        except TooLateError:
+            under_way.discard(chunk.digest)
+            return False
         except StoreUnavailableError:
             under_way.discard(chunk.digest)  # the server said that it does not do that
             raise
-        if is_known or self._look(chunk.digest) is None:
+        if is_known:
             under_way.discard(chunk.digest)
             return True
-        return False
+        return self._look(chunk.digest) is None  # another's DELETE may have done that, and ours may still come
 
     @staticmethod
     def _is_as_seen(seen: StoredChunk, found: StoredChunk) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +17,7 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import BucketUri, parse_source
 from bdn.core.store import LocatableStore, StoredChunk
 from bdn.sources.sign_in import Secret
-from bdn.store.access import open_access
+from bdn.store.access import Pairs, open_access
 from bdn.store.bucket import OPEN_AT_ONCE, Bucket
 from bdn.store.bucket_store import BucketStore, open_bucket_store
 from bdn.store.directory import KEPT
@@ -101,6 +101,20 @@ def test_an_object_that_comes_in_part_is_asked_for_again(store: BucketStore, ser
     assert content_of(store, CHUNK) == CONTENT
 
 
+@pytest.mark.promise("collection")
+@pytest.mark.parametrize("at", [0, 10, 60])
+def test_a_copy_whose_answer_breaks_off_is_not_believed(
+    store: BucketStore, server: ObjectServer, objects: Objects, at: int
+) -> None:
+    """S3 says 200 before it copies."""
+    store.put(CHUNK, memoryview(CONTENT))
+    before = objects.held[f"b3/{CHUNK.fanout}"].metadata
+    body = b"<CopyObjectResult><ETag>&quot;0123456789abcdef&quot;</ETag></CopyObjectResult>"
+    server.script.add(faults.answer(200, body=body[:at]), "/b3/", method="PUT")
+    assert store.keep([CHUNK]) == {CHUNK}
+    assert objects.held[f"b3/{CHUNK.fanout}"].metadata != before, "it was asked again"
+
+
 def test_a_server_that_goes_on_failing_is_an_unavailable_store(store: BucketStore, server: ObjectServer) -> None:
     server.fail(faults.answer(503), times=None)
     for act in (
@@ -147,6 +161,39 @@ def test_while_the_server_asks_to_wait_nobody_asks_it(store: BucketStore, server
     assert server.log.count() == 1
 
 
+def test_a_bucket_that_hangs_fails_within_two_timeouts_and_is_checked_once(
+    server: ObjectServer, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def pass_time() -> None:
+        nonlocal now
+        now += 30
+
+    with store_at("s3://store", s3_context(server)) as store:
+        server.log.clear()
+        now = time.monotonic()
+        server.script.add(replace(faults.answer(500), before=pass_time), times=None)
+        monkeypatch.setattr("bdn.store.bucket.time.monotonic", lambda: now)
+        for act, times in ((lambda: store.open(CHUNK), 2), (store.check, 1)):
+            with pytest.raises(StoreUnavailableError):
+                act()
+            assert server.log.count() == times
+            server.log.clear()
+
+
+@pytest.mark.parametrize("fault", [faults.rate_limited(3600), faults.answer(503, {"Retry-After": "3600"})])
+def test_one_answer_does_not_close_the_store_for_an_hour(
+    store: BucketStore, server: ObjectServer, monkeypatch: pytest.MonkeyPatch, fault: faults.Fault
+) -> None:
+    server.script.add(fault)
+    with pytest.raises(StoreUnavailableError):
+        store.check()
+    now = time.monotonic() + 31
+    monkeypatch.setattr("bdn.store.bucket.time.monotonic", lambda: now)
+    store.check()
+
+
 def test_a_bucket_that_is_gone_is_not_taken_for_one_without_the_chunk(store: BucketStore, server: ObjectServer) -> None:
     """An answer to HEAD does not say which."""
     store.put(CHUNK, memoryview(CONTENT))
@@ -171,19 +218,34 @@ def test_a_longer_object_is_not_read_to_its_end(store: BucketStore, objects: Obj
     assert store.fault(CHUNK) == "it is longer than a chunk can be"
 
 
-def test_as_many_chunks_are_in_memory_as_there_is_room_for(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bdn.store.bucket._OPEN_SECONDS", 0.01)
+def test_who_gives_chunks_away_never_waits_for_room_and_the_store_has_its_own(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only they make room: all that wait would wait for each other."""
     store.put(CHUNK, memoryview(CONTENT))
-    files = [store.open(CHUNK) for _ in range(OPEN_AT_ONCE)]
+    files = [store.open(CHUNK, at_once=True) for _ in range(OPEN_AT_ONCE)]
+    monkeypatch.setattr("bdn.store.bucket._OWN_SECONDS", 600.0)  # whoever waits runs into the end of the test's time
     with pytest.raises(StoreUnavailableError, match="try again"):
-        store.open(CHUNK)
+        store.open(CHUNK, at_once=True)
+    assert store.fault(CHUNK) is None
     for file in files:
         file.close()
         file.close()
-    assert content_of(store, CHUNK) == CONTENT
     for _ in range(OPEN_AT_ONCE):
         with pytest.raises(NotFoundError):
-            store.open(named("absent"))
+            store.open(named("absent"), at_once=True)
+    store.open(CHUNK, at_once=True).close()
+
+
+def test_the_store_itself_waits_for_room(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bdn.store.bucket._OWN_SECONDS", 0.01)
+    store.put(CHUNK, memoryview(CONTENT))
+    files = [store.open(CHUNK) for _ in range(8)]
+    with pytest.raises(StoreUnavailableError, match="8 chunks of s3://store are being read; try again"):
+        store.open(CHUNK)
+    for file in files:
+        file.close()
+    assert content_of(store, CHUNK) == CONTENT
 
 
 # --- what a server can do ---
@@ -255,6 +317,36 @@ def test_a_wrong_object_is_found_kept_for_people_and_replaced_by_who_puts_the_ri
     objects.overwrite(f"b3/{CHUNK.fanout}", wrong)
     store.put(CHUNK, memoryview(CONTENT))
     assert content_of(store, CHUNK) == CONTENT
+
+
+@pytest.mark.parametrize("fault", [faults.answer(500), faults.answer(403), faults.truncate(5)])
+def test_an_object_that_alone_cannot_be_read_or_touched_is_wrong_and_replaced(
+    store: BucketStore, server: ObjectServer, objects: Objects, fault: faults.Fault
+) -> None:
+    """A round of reading goes on behind it."""
+    store.put(CHUNK, memoryview(CONTENT))
+    before = objects.held[f"b3/{CHUNK.fanout}"].written_at
+    server.script.add(fault, "/b3/", method="GET", times=2)
+    assert str(store.fault(CHUNK)).startswith("it cannot be read (")
+    assert keys(objects, "probe") == []
+
+    server.clock = lambda: before + 100
+    server.script.clear()
+    server.script.add(faults.answer(500), "/b3/", method="HEAD", times=2)
+    store.put(CHUNK, memoryview(CONTENT))
+    assert objects.held[f"b3/{CHUNK.fanout}"].written_at == before + 100
+    server.script.add(faults.answer(500), "/b3/", method="PUT", times=2)
+    assert store.keep([CHUNK]) == set(), "who needs it puts it again"
+
+
+@pytest.mark.parametrize("fault", [faults.answer(500), faults.answer(403), faults.answer(503), faults.drop()])
+def test_an_object_that_cannot_be_read_while_others_cannot_either_is_not_wrong(
+    store: BucketStore, server: ObjectServer, fault: faults.Fault
+) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    server.script.add(fault, method="GET", times=None)
+    with pytest.raises(StoreUnavailableError):
+        store.fault(CHUNK)
 
 
 def test_right_bytes_that_come_while_a_wrong_object_is_put_aside_stay(
@@ -370,26 +462,50 @@ def test_a_delete_without_an_answer_is_waited_for(
     assert keys(objects, "leaving") == []
 
 
-def test_a_delete_that_was_carried_out_and_not_answered_is_one(
-    store: BucketStore, server: ObjectServer, objects: Objects
+@pytest.mark.promise("collection")
+def test_a_chunk_that_is_gone_before_its_delete_is_answered_is_collected_and_still_marked(
+    store: BucketStore, other: BucketStore, server: ObjectServer, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another collector may have removed it, and the DELETE without an answer may reach what is put anew."""
     store.put(CHUNK, memoryview(CONTENT))
     found = seen(store)
     carried_out = replace(faults.answer(500), before=lambda: objects.held.pop(f"b3/{CHUNK.fanout}"))
     server.script.add(carried_out, "/b3/", method="DELETE")
     assert store.collect(found) == found
-    assert keys(objects, "leaving") == []
+    monkeypatch.setattr("bdn.store.bucket_store._WAIT_SECONDS", 0.05)
+    with pytest.raises(StoreUnavailableError, match="try again in a quarter of an hour"):
+        other.put(CHUNK, memoryview(CONTENT))
 
 
 @pytest.mark.promise("collection")
 def test_a_collector_that_was_held_up_deletes_nothing_any_more(
-    store: BucketStore, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    store: BucketStore, server: ObjectServer, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By then others may not believe its marker."""
+    """By then others may not believe its marker. Signing may take a minute, too."""
     store.put(CHUNK, memoryview(CONTENT))
-    monkeypatch.setattr("bdn.store.bucket_store._DELETES_SECONDS", -1.0)
-    assert store.collect(seen(store)) == []
+    found, now = seen(store), 0.0
+
+    monkeypatch.setattr("bdn.store.bucket_store.since_boot", lambda: now)
+    monkeypatch.setattr("bdn.store.bucket.since_boot", lambda: now)
+    address = store._bucket.access.address
+
+    def sign(method: str, key: str, query: Mapping[str, str], headers: Pairs) -> str:
+        nonlocal now
+        now += 61.0 * (method == "DELETE")
+        return address(method, key, query, headers)
+
+    monkeypatch.setattr(store._bucket.access, "address", sign)
+    assert store.collect(found) == []
+    assert server.log.count("/b3/", method="DELETE") == 0
     assert content_of(store, CHUNK) == CONTENT
+
+
+def test_a_delete_is_signed_for_two_minutes_so_the_server_refuses_a_late_one(
+    store: BucketStore, server: ObjectServer
+) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    assert store.collect(seen(store))
+    assert server.log.count("X-Amz-Expires=120&", method="DELETE") == 2  # the chunk and the marker
 
 
 def test_markers_and_trials_that_were_left_are_dropped_when_they_are_old(

@@ -105,7 +105,6 @@ _SHORTEST_SECONDS: Final = 0.25  # of a window
 _LONG_SECONDS: Final = 5.0  # a shorter window holds two requests of each slot, a longer one holds one
 _SHORTEST_HOLD: Final = 4  # windows
 _LONGEST_HOLD: Final = 16
-_LONGEST_PAUSE_SECONDS: Final = 3600.0  # whatever a host asks for, it is looked at again after an hour
 
 
 class Outcome(Enum):
@@ -129,12 +128,16 @@ def outcome_of(error: BaseException) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class PaceRule:
-    """``most`` at once, ``first`` before anything is known, never fewer than ``least``."""
+    """``most`` at once, ``first`` before anything is known, never fewer than ``least``.
+
+    Whatever a host asks for, it is looked at again after ``longest_pause_seconds``.
+    """
 
     most: int
     first: int = 4
     least: int = 1
     worthwhile: float = 0.2  # the elasticity of goodput from which on more requests in flight are kept
+    longest_pause_seconds: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +196,8 @@ class Pace:
         self._window.advance(now, -1)
         self.active -= 1
         if retry_after_seconds is not None:
-            self.closed_until = max(self.closed_until, now + min(retry_after_seconds, _LONGEST_PAUSE_SECONDS))
+            pause = min(retry_after_seconds, self._rule.longest_pause_seconds)
+            self.closed_until = max(self.closed_until, now + pause)
         if self._settling:
             self._settling -= 1
             if not self._settling:

@@ -246,6 +246,7 @@ def ask(
     ``NoAnswerError``: the connection is closed, and nothing came. ``ProtocolError``, ``OSError``: no answer, or too late.
     """
     is_cut_short = False
+    connection.set_timeout(timeout_seconds)  # whatever the body before this one was read with
     try:
         connection.send(request)
         if body:
@@ -255,7 +256,6 @@ def ask(
         is_cut_short = bool(body) and connection.is_readable(0)
         if not is_cut_short:
             raise NoAnswerError(error.errno, error.strerror) from None
-    connection.set_timeout(timeout_seconds)
     interim = 0
     while deadline is not None or interim < _INTERIM_LIMIT:
         while deadline is not None and not connection.is_readable(TICK_SECONDS):

@@ -107,6 +107,9 @@ def follow(url: str, headers: dict[str, str], answer: Headers) -> tuple[str, dic
 _HEAD_PIECE: Final = 4096  # small, because bytes of the body that are received along with a head are copied later
 _WITH_HEAD_LIMIT: Final = 64 * 1024  # a whole body of this size comes with its head: a copy costs less than a call
 _WAKE_BYTES: Final = 512 * 1024  # awaited at once: waking up for less was a third of the work on a fast link
+_TLS_PIECE: Final = (
+    256 * 1024
+)  # sent at once: over TLS a timeout bounds all of one call, and a body may take longer than that
 _POLL_FROM_BYTES: Final = 64 * 1024  # below that, one blocking call costs less than a poll before it
 
 
@@ -124,7 +127,7 @@ class Connection:
     __slots__ = ("_is_plain", "_is_unanswered", "_poll", "_spare", "_timeout_seconds", "_wakes_at", "socket")
 
     def __init__(self, connected: socket.socket, timeout_seconds: float) -> None:
-        """Owns the socket from now on. ``timeout_seconds`` bounds each send, and each receive until ``set_timeout``."""
+        """Owns the socket from now on. ``timeout_seconds`` bounds each wait of a send, and each receive until ``set_timeout``."""
         self.socket = connected
         self._spare = memoryview(b"")
         self._is_plain = not isinstance(connected, ssl.SSLSocket)
@@ -175,7 +178,7 @@ class Connection:
         return True
 
     def set_timeout(self, seconds: float) -> None:
-        """``TimeoutError`` when nothing is received for so long."""
+        """``TimeoutError`` when nothing is received for so long, or over TLS no further 256 KiB are sent."""
         if seconds == self._timeout_seconds:
             return
         self._timeout_seconds = seconds
@@ -188,7 +191,12 @@ class Connection:
         """Send all of it, without a copy."""
         self._is_unanswered = True
         try:
-            self.socket.sendall(content)
+            if self._is_plain:
+                self.socket.sendall(content)
+                return
+            with memoryview(content) as view:
+                for start in range(0, len(view), _TLS_PIECE):
+                    self.socket.sendall(view[start : start + _TLS_PIECE])
         except BlockingIOError:
             raise TimeoutError("timed out") from None
 

@@ -455,9 +455,9 @@ class _GatedBucket(Bucket):
             self.reach("a marker that was written")
         return is_written
 
-    def delete_once(self, key: str) -> bool:
+    def delete_once(self, key: str, until: float) -> bool:
         self.reach("a chunk that is about to go")
-        is_known = super().delete_once(key)
+        is_known = super().delete_once(key, until)
         self.reach("a chunk that went")
         return is_known
 

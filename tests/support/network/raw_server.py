@@ -92,6 +92,26 @@ def answering(*answers: bytes) -> Play:
     return play
 
 
+DONE = message("200 OK", "Content-Length: 2", body=b"ok")
+
+
+def taking(*bodies: bytes) -> Play:
+    """Each request brings its body, or the play fails; all are answered with ``DONE``."""
+
+    def play(connection: socket.socket) -> None:
+        for body in bodies:
+            head = read_head(connection)
+            assert head.startswith(b"PUT ")
+            assert b"\r\nContent-Length: %d\r\n" % len(body) in head
+            came = bytearray()
+            while len(came) < len(body):
+                came += connection.recv(1 << 20)
+            assert came == body
+            connection.sendall(DONE)
+
+    return play
+
+
 def waiting_after(*answers: bytes) -> Play:
     """As ``answering``; but the connection ends only when the client ends it, or asks once more."""
 

@@ -1,11 +1,12 @@
 """What many wait for together: a change, one piece of work by key, and one read that is as fresh as each of them needs it."""
 
 import asyncio
+import threading
 import weakref
 
 import pytest
 
-from bdn.mirror.waiting import SharedRead, SharedReads, SingleFlight, Watch
+from bdn.mirror.waiting import SharedRead, SharedReads, SingleFlight, ThreadRead, Watch
 from tests.support.network.loops import settle
 
 
@@ -264,3 +265,24 @@ async def test_each_question_has_its_own_look_for_as_long_as_somebody_asks() -> 
     del first
     assert held() is None
     assert (sights["a"].looks, sights["b"].looks) == (0, 1)
+
+
+async def test_a_read_that_blocks_holds_one_thread_however_many_ask_and_go() -> None:
+    begun, go_on = [0], threading.Event()
+
+    def read() -> str:
+        begun[0] += 1
+        go_on.wait()
+        return "done"
+
+    shared = ThreadRead(read)
+    asking = [asyncio.create_task(shared.get()) for _ in range(3)]
+    await asyncio.sleep(0)
+    asking[0].cancel()
+    last = asyncio.create_task(shared.get())
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.gather(*asking[1:], last) == ["done"] * 3
+    assert begun == [1]
+    assert await shared.get() == "done"
+    assert begun == [2], "it is not remembered"

@@ -1,6 +1,8 @@
 """https is verified against the operator's authorities, and goes through HTTPS_PROXY unless NO_PROXY says otherwise."""
 
 import base64
+import ssl
+import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,7 +16,7 @@ from bdn.core.source.upstream import Location
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool
 from bdn.transfer.ranged import RangedReader, UpstreamUntrustedError
 from tests.support.network.authority import Authority, new_authority
-from tests.support.network.raw_server import RawServer, answering, message, partial, waiting_after
+from tests.support.network.raw_server import RawServer, answering, message, partial, taking, waiting_after
 from tests.support.network.tunnels import ConnectProxy, over_tls
 from tests.support.network.upstream import CONTENT, SIZE, read_range
 
@@ -189,3 +191,31 @@ def test_plain_http_does_not_go_through_the_proxy_for_https(reader: RangedReader
     with RawServer(answering(GOOD)) as server:
         assert read_range(reader, Location(server.url), 0, 10) == CONTENT[:10]
         assert proxied.connections == 0
+
+
+def test_a_body_goes_out_in_pieces_each_with_the_time_of_the_request(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over TLS a timeout bounds a whole write; the body that was read before had a shorter one."""
+    pieces: list[tuple[int, float | None]] = []
+    send_all = ssl.SSLSocket.sendall
+
+    def record(connection: ssl.SSLSocket, content: memoryview) -> None:
+        if threading.current_thread() is threading.main_thread():
+            pieces.append((len(content), connection.gettimeout()))
+        send_all(connection, content)
+
+    monkeypatch.setattr(ssl.SSLSocket, "sendall", record)
+    body = bytes(range(256)) * 4096
+    with (
+        RawServer(over_tls(authority.server, taking(b"", body))) as server,
+        closing(ConnectionPool(timeout_seconds=10)) as pool,
+    ):
+        url = local_url(server)
+        for content in (b"", body):
+            pieces.clear()
+            with pool.request("PUT", url, {}, content) as answer:
+                assert answer.fill(memoryview(bytearray(2)), StallPolicy(1, 5)) == 2
+    assert sum(size for size, _ in pieces[1:]) == len(body)
+    assert max(size for size, _ in pieces) <= 256 * 1024
+    assert {seconds for _, seconds in pieces} == {10}

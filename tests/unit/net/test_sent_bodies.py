@@ -1,6 +1,5 @@
 """Requests that bring bytes, or ask for none: how their bodies go out, and what becomes of a connection that breaks meanwhile."""
 
-import socket
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -8,9 +7,8 @@ import pytest
 
 from bdn.net.http1.connection import NoAnswerError
 from bdn.net.http1.pool import ConnectionPool
-from tests.support.network.raw_server import Play, RawServer, answering, message, read_head, waiting_after
+from tests.support.network.raw_server import DONE, RawServer, answering, message, taking, waiting_after
 
-DONE = message("200 OK", "Content-Length: 2", body=b"ok")
 BODY = bytes(range(256)) * 32_768  # 8 MiB
 
 
@@ -23,23 +21,6 @@ def pool() -> Iterator[ConnectionPool]:
 def asked(pool: ConnectionPool, method: str, url: str, body: bytes | memoryview | None = None) -> tuple[int, bytes]:
     with pool.request(method, url, {"X": "y"}, body) as answer:
         return answer.status, answer.read(100)
-
-
-def taking(*bodies: bytes) -> Play:
-    """Each request brings its body, or the play fails."""
-
-    def play(connection: socket.socket) -> None:
-        for body in bodies:
-            head = read_head(connection)
-            assert head.startswith(b"PUT / HTTP/1.1\r\n")
-            assert b"\r\nContent-Length: %d\r\n" % len(body) in head
-            came = bytearray()
-            while len(came) < len(body):
-                came += connection.recv(1 << 20)
-            assert came == body
-            connection.sendall(DONE)
-
-    return play
 
 
 def test_a_body_goes_out_whole_and_the_connection_is_used_again(pool: ConnectionPool) -> None:
