@@ -420,7 +420,7 @@ class _OverTls(SSLProtocol):
             None,  # type: ignore[arg-type] # nobody waits for the handshake
             server_side=True,
             ssl_handshake_timeout=TimedProtocol.request_seconds,  # type: ignore[arg-type] # a number of any kind
-            ssl_shutdown_timeout=TimedProtocol.request_seconds,  # type: ignore[arg-type] # a slow reader has not read the answer yet
+            ssl_shutdown_timeout=TimedProtocol.request_seconds,  # a slow reader has not read the answer yet
         )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -180,19 +180,23 @@ class _ServiceAuthorities(_ContextOfFiles):
 
 
 class Authorities:
-    """Whom a client of our own services believes: the authorities in ``file``, or those of the system, read when first needed."""
+    """Whom a client of our own services believes: the authorities in ``file``, or those of the system, read when first needed.
+
+    In two contexts: httpcore2 sets what a context offers (ALPN) with each connection of an event loop, which must not happen
+    while OpenSSL reads it for a byte thread.
+    """
 
     def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises ``InvalidRequestError``: the file cannot be used. Blocking."""
-        self._own = _ServiceAuthorities((file,), clock) if file is not None else None
-        self._systems: ssl.SSLContext | None = None
+        self._own = None if file is None else [_ServiceAuthorities((file,), clock) for _ in range(2)]
+        self._systems: list[ssl.SSLContext | None] = [None, None]
 
-    def context(self) -> ssl.SSLContext:
-        """For a new connection, from any thread. The same object, as long as the file is the same."""
+    def context(self, *, is_for_threads: bool = False) -> ssl.SSLContext:
+        """For a new connection of an event loop, or of any thread. The same object, as long as the file is the same."""
         if self._own is not None:
-            return self._own.context()
-        self._systems = self._systems or _client_context(None)
-        return self._systems
+            return self._own[is_for_threads].context()
+        found = self._systems[is_for_threads] = self._systems[is_for_threads] or _client_context(None)
+        return found
 
 
 def _client_context(file: Path | None) -> ssl.SSLContext:

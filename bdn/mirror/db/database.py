@@ -136,9 +136,10 @@ class Database:
         """Until canceled: wake who waits here for what other processes change. SQLite has one process."""
         if not self._is_sqlite:
             from bdn.mirror.db.listening import Listening  # noqa: PLC0415 - its driver
-            from bdn.mirror.db.postgres import STATEMENT_SECONDS, connect_arguments  # noqa: PLC0415
+            from bdn.mirror.db.postgres import STATEMENT_SECONDS, connect_arguments, is_pooled  # noqa: PLC0415
 
-            arguments = connect_arguments(self._listen_url, statement_seconds=STATEMENT_SECONDS)
+            url = self._listen_url
+            arguments = None if is_pooled(url) else connect_arguments(url, statement_seconds=STATEMENT_SECONDS)
             await Listening(self._engine, arguments, self.watch, self._name, self.now).keep()
 
     @asynccontextmanager

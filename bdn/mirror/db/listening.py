@@ -3,8 +3,9 @@
 A change is told in its transaction (``NOTIFY``), so nobody is woken before he can see it. One connection of each process listens.
 
     it is lost: whatever was told meanwhile is missed; so once a new one listens, everybody is woken and looks
-    nothing is heard on it, because a pooler in transaction mode gives each transaction another session: this is found out when
-    we do not hear ourselves, and then, as while there is no connection, one query a second looks for all who wait
+    nothing is heard on it, because a pooler in transaction mode gives each transaction another session: the address says so, or
+    this is found out when we do not hear ourselves, and then, as while there is no connection, one query a second looks for all
+    who wait
 """
 
 import asyncio
@@ -50,6 +51,8 @@ _FAILURES: Final = (
     SQLAlchemyError,
 )
 
+_NOT_HEARD: Final = "not told of what others change: %s. It is looked for every second; BDN_DATABASE_LISTEN_URL can name the way around the pooler"
+
 
 class _DeafError(Exception):
     """The connection lives, and nothing that is told is heard on it."""
@@ -72,14 +75,15 @@ class Listening:
 
     Args:
         engine: of the database, where changes are told.
-        arguments: what ``asyncpg.connect`` takes for the connection that listens.
+        arguments: what ``asyncpg.connect`` takes for the connection that listens; None where all that there is is a pooler in
+            transaction mode: a LISTEN would stay in a session that others have next, and nothing be heard.
         watch: those who wait here.
         teller: as of ``tell_others``.
         clock: is kept right meanwhile, by each answer to a ping.
     """
 
     def __init__(
-        self, engine: AsyncEngine, arguments: dict[str, Any], watch: Watch, teller: str, clock: DatabaseClock
+        self, engine: AsyncEngine, arguments: dict[str, Any] | None, watch: Watch, teller: str, clock: DatabaseClock
     ) -> None:
         self._engine = engine
         self._arguments = arguments
@@ -87,32 +91,32 @@ class Listening:
         self._teller = teller
         self._clock = clock
         self._pause = _AWAY_SECONDS[0]
+        self._deaf_times = 0  # since something was heard
 
     async def keep(self) -> None:
         """Without end. ``Watch.others_within`` says how well others are heard."""
         longest = _AWAY_SECONDS[1]
-        was_deaf = False
+        if self._arguments is None:
+            logger.warning(_NOT_HEARD, "BDN_DATABASE_URL is that of a pooler in transaction mode")
+            await self._look(math.inf)
+            return
         while True:
             try:
-                await self._listen()
+                await self._listen(self._arguments)
             except _DeafError:
-                self._pause = _DEAF_SECONDS
-                if not was_deaf:
-                    logger.warning(
-                        "no notification comes through to this process: a pooler in transaction mode? What others change is"
-                        " looked for every second; BDN_DATABASE_LISTEN_URL can name the way around the pooler"
-                    )
-                was_deaf = True
+                self._deaf_times += 1
+                if self._deaf_times > 1:  # once may be a database under load
+                    self._pause = _DEAF_SECONDS
+                if self._deaf_times == 2:
+                    logger.warning(_NOT_HEARD, "no notification comes through: a pooler in transaction mode?")
             except _FAILURES as error:
                 logger.warning("not told of what others change", extra={"error": f"{type(error).__name__}: {error}"})
             await self._look(self._pause)
             self._pause = min(longest, 2 * self._pause)
 
-    async def _listen(self) -> None:
+    async def _listen(self, arguments: dict[str, Any]) -> None:
         """Until the connection is lost, which raises."""
-        connection = await asyncpg.connect(
-            **self._arguments, server_settings={"application_name": f"{CHANNEL} listens"}
-        )
+        connection = await asyncpg.connect(**arguments, server_settings={"application_name": f"{CHANNEL} listens"})
         echo, lost = asyncio.Event(), asyncio.Event()
 
         def hear(_connection: object, _pid: int, _channel: str, payload: str) -> None:
@@ -133,7 +137,7 @@ class Listening:
             except TimeoutError:
                 await connection.remove_listener(CHANNEL, hear)
                 raise _DeafError from None
-            self._pause, self._watch.others_within = _AWAY_SECONDS[0], 0.0
+            self._pause, self._deaf_times, self._watch.others_within = _AWAY_SECONDS[0], 0, 0.0
             self._watch.notify_all()
             logger.info("told of what others change")
             while True:

@@ -59,20 +59,21 @@ def connect_arguments(url: URL, *, statement_seconds: float) -> dict[str, Any]:
         raise InvalidRequestError(f"BDN_DATABASE_URL has unknown options: {', '.join(sorted(unknown))}")
     _, arguments = PGDialect_asyncpg().create_connect_args(url.set(query=options))  # type: ignore[no-untyped-call]
     limits = {"timeout": CONNECT_SECONDS, "command_timeout": statement_seconds}
-    return {**arguments, **limits, **({"statement_cache_size": 0} if _is_pooled(url) else {})}
+    return {**arguments, **limits, **({"statement_cache_size": 0} if is_pooled(url) else {})}
 
 
-def _is_pooled(url: URL) -> bool:
+def is_pooled(url: URL) -> bool:
+    """Whether this address is said to be that of a pooler in transaction mode."""
     return any(name in url.query for name in _POOLED)
 
 
 def open_postgres(url: URL, *, statement_seconds: float) -> AsyncEngine:
     """An engine for ``postgresql+asyncpg``; nothing is connected yet. Raises what ``connect_arguments`` does."""
     arguments = connect_arguments(url, statement_seconds=statement_seconds)
-    if is_pooled := _is_pooled(url):
+    if has_pooler := is_pooled(url):
         arguments |= {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}  # always ""
     engine = create_async_engine(url.set(query={}), pool_size=10, max_overflow=20, connect_args=arguments)
-    if not is_pooled:
+    if not has_pooler:
         event.listen(engine.sync_engine, "connect", _prepare)
     event.listen(engine.sync_engine, "checkout", _ping)
     event.listen(engine.sync_engine, "handle_error", _suspect_others)

@@ -92,7 +92,8 @@ class Dialer:
         connected = self._tunnel(proxy, host, port) if proxy else dial(host, port, self.timeout_seconds, self.egress)
         try:
             connected.settimeout(self.timeout_seconds)
-            return self._open(self.authorities.context().wrap_socket(connected, server_hostname=host))
+            trusted = self.authorities.context(is_for_threads=True)
+            return self._open(trusted.wrap_socket(connected, server_hostname=host))
         except BaseException:
             connected.close()
             raise

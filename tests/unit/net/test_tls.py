@@ -185,6 +185,15 @@ def test_a_link_that_leads_elsewhere_is_a_change(authority: Authority, tmp_path:
     assert shown(served.context(), authority) == (("DNS", "two"),)
 
 
+@pytest.mark.parametrize("is_of_system", [True, False])
+def test_byte_threads_and_an_event_loop_never_share_a_context(authority: Authority, is_of_system: bool) -> None:
+    """The loop's clients set what theirs offers with each connection, while OpenSSL may read it for another thread."""
+    believed = Authorities(None if is_of_system else authority.certificates)
+    of_threads = believed.context(is_for_threads=True)
+    assert believed.context(is_for_threads=True) is of_threads
+    assert believed.context() is not of_threads
+
+
 def test_authorities_that_change_are_believed_and_those_that_go_are_not(
     files: tuple[Path, Path], authority: Authority, tmp_path: Path
 ) -> None:
