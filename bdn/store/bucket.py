@@ -164,6 +164,7 @@ class Bucket:
     access: Access
     patience: RetryPolicy = PATIENCE
     pause: Callable[[float], None] = time.sleep
+    _is_closed: bool = field(default=False, init=False)
     _connections: ConnectionPool = field(init=False)
     _check_connections: ConnectionPool = field(init=False)
 
@@ -269,6 +270,7 @@ class Bucket:
 
     def close(self) -> None:
         """Let go of connections; who waits for an answer fails now."""
+        self._is_closed = True
         self._connections.close()
         self._check_connections.close()
         self.access.close()
@@ -296,6 +298,8 @@ class Bucket:
                 return self._once(request, read)
             except UpstreamError as error:
                 failure = error
+            if self._is_closed:
+                raise StoreUnavailableError(str(failure))
             delay = outage.delay(failure, time.monotonic() - sent, random.random())  # noqa: S311 - jitter
             if delay is None or time.monotonic() + delay > began + _BEGIN_SECONDS:
                 raise StoreUnavailableError(str(failure)) from failure.__cause__

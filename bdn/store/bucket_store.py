@@ -18,7 +18,7 @@ what stays. The note is a time and a few random letters in the object's metadata
 whole seconds.
 
 A DELETE whose answer does not come may be carried out later, even when the chunk is gone by then. It is not sent again, and its
-marker stays: others wait for that chunk until the marker is a quarter of an hour old by the server's clock. By then no DELETE is under way, because collectors send
+marker stays, or one that names that chunk alone: others wait for it until the marker is a quarter of an hour old by the server's clock. By then no DELETE is under way, because collectors send
 none later than a minute after they began to write their marker, by a clock of their own, and sign each for two minutes: the server
 refuses what was held up on its way.
 """
@@ -149,15 +149,16 @@ class BucketStore:
         """
         if not chunks:
             return []
-        marker, until = f"{self._leaving}{_nonce()}", since_boot() + _DELETES_SECONDS
-        self._bucket.put(marker, "\n".join(chunk.digest.hex for chunk in chunks).encode())
+        until = since_boot() + _DELETES_SECONDS
+        marker = self._mark(chunk.digest for chunk in chunks)
         under_way = set[Digest]()
         try:
             gone = _each(partial(self._collect, until=until, under_way=under_way), chunks)
         finally:
-            if not under_way:
-                with suppress(StoreUnavailableError):  # nobody believes it for long
-                    self._bucket.delete(marker)
+            with suppress(StoreUnavailableError):  # nobody believes it for long
+                if under_way:  # the others of this batch need nobody to wait
+                    self._mark(under_way)
+                self._bucket.delete(marker)
         return [chunk for chunk, is_gone in zip(chunks, gone, strict=True) if is_gone]
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
@@ -311,6 +312,12 @@ class BucketStore:
                     concerned[entry.name] = not self._marked(entry.name).isdisjoint(names)
                 is_any |= concerned[entry.name]
         return is_any
+
+    def _mark(self, digests: Iterable[Digest]) -> str:
+        """A marker that names these chunks."""
+        marker = f"{self._leaving}{_nonce()}"
+        self._bucket.put(marker, "\n".join(digest.hex for digest in digests).encode())
+        return marker
 
     def _marked(self, marker: str) -> set[str]:
         file = self._bucket.get(marker)

@@ -26,7 +26,7 @@ from tests.doubles import faults
 from tests.doubles.gcs import GcsServer
 from tests.doubles.object_server import Objects, ObjectServer
 from tests.doubles.sigv4 import Account
-from tests.support.content.bucket_stores import gcs_context, s3_context, store_at
+from tests.support.content.bucket_stores import bucket_at, gcs_context, s3_context, store_at
 from tests.support.content.memory_store import content_of
 from tests.support.content.names import named
 from tests.support.services.commands import wait_until
@@ -113,6 +113,16 @@ def test_a_copy_whose_answer_breaks_off_is_not_believed(
     server.script.add(faults.answer(200, body=body[:at]), "/b3/", method="PUT")
     assert store.keep([CHUNK]) == {CHUNK}
     assert objects.held[f"b3/{CHUNK.fanout}"].metadata != before, "it was asked again"
+
+
+def test_a_store_that_is_closed_does_not_wait_to_ask_again(server: ObjectServer, objects: Objects) -> None:
+    bucket, pauses = bucket_at("s3://store", s3_context(server)), list[float]()
+    store = open_bucket_store(bucket)
+    bucket.pause = pauses.append
+    server.script.add(replace(faults.answer(500), before=store.close), times=None)
+    with pytest.raises(StoreUnavailableError):
+        store.open(CHUNK)
+    assert pauses == []
 
 
 def test_a_server_that_goes_on_failing_is_an_unavailable_store(store: BucketStore, server: ObjectServer) -> None:
@@ -446,14 +456,16 @@ def test_a_delete_without_an_answer_is_waited_for(
     now = 1_800_000_000.0
     server.clock = lambda: now
     store.put(CHUNK, memoryview(CONTENT))
-    server.script.add(faults.drop(), "/b3/", method="DELETE")
-    assert store.collect(seen(store)) == []
-    assert server.log.count("/b3/", method="DELETE") == 1
+    with_it = digest_of(b"another")
+    store.put(with_it, memoryview(b"another"))
+    server.script.add(faults.drop(), CHUNK.hex, method="DELETE")
+    assert [chunk.digest for chunk in store.collect(list(store.stored([CHUNK, with_it])))] == [with_it]
+    assert server.log.count(CHUNK.hex, method="DELETE") == 1
     monkeypatch.setattr("bdn.store.bucket_store._WAIT_SECONDS", 0.05)
     for act in (lambda: other.keep([CHUNK]), lambda: other.put(CHUNK, memoryview(CONTENT))):
         with pytest.raises(StoreUnavailableError, match="try again in a quarter of an hour"):
             act()
-    other.put(named("another"), memoryview(b"another"))  # concerns nobody else
+    other.put(with_it, memoryview(b"another"))  # concerns nobody else, be it of the same batch
 
     del objects.held[f"b3/{CHUNK.fanout}"]  # now it is carried out
     now += 901
