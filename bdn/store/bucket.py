@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import BinaryIO, Final, NamedTuple, TypeVar
@@ -73,9 +74,14 @@ class FailedOnItError(Exception):
 def moment_of(text: str) -> float:
     """What a header says. Raises ``StoreUnavailableError``."""
     try:
-        return parsedate_to_datetime(text).timestamp()
+        return utc_seconds(parsedate_to_datetime(text))
     except ValueError:
         raise StoreUnavailableError("its server does not tell the time") from None
+
+
+def utc_seconds(moment: datetime) -> float:
+    """Since the epoch; a time without a zone is UTC, not this machine's."""
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 class ListedPage(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -18,7 +19,7 @@ from bdn.core.source.uri import BucketUri, parse_source
 from bdn.core.store import LocatableStore, StoredChunk
 from bdn.sources.sign_in import Secret
 from bdn.store.access import Pairs, open_access
-from bdn.store.bucket import OPEN_AT_ONCE, Bucket
+from bdn.store.bucket import OPEN_AT_ONCE, Bucket, utc_seconds
 from bdn.store.bucket_store import BucketStore, open_bucket_store
 from bdn.store.directory import KEPT
 from tests.contract.opening import keys_of
@@ -303,6 +304,35 @@ def test_a_server_that_does_not_list_what_was_just_written_is_not_used(server: O
         store_at("s3://store", s3_context(server)),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("ahead", "said"), [(3600, "clock of this machine is -3[56][0-9][0-9] s off"), (-600, "is [+]60[0-9] s off")]
+)
+def test_a_server_whose_clock_is_not_ours_is_not_used(
+    server: ObjectServer, objects: Objects, ahead: float, said: str
+) -> None:
+    server.clock = lambda: time.time() + ahead
+    with pytest.raises(StoreUnavailableError, match=said), store_at("s3://store", s3_context(server)):
+        pass
+
+
+def test_a_server_whose_clocks_differ_is_not_used(server: ObjectServer, objects: Objects) -> None:
+    """It would call a marker old that was just written."""
+    objects._clock = lambda: time.time() - 3600
+    with pytest.raises(StoreUnavailableError, match="clocks differ"), store_at("s3://store", s3_context(server)):
+        pass
+
+
+@pytest.mark.parametrize("text", ["2027-01-15T08:00:00", "2027-01-15T08:00:00.000Z"])
+def test_a_time_without_a_zone_is_utc(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert utc_seconds(datetime.fromisoformat(text)) == 1_800_000_000
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 # --- wrong content ---
