@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -160,8 +160,9 @@ class Access:
             if not left:
                 return
         # Of a manifest that is not kept, a packed file by its own name, or a slab that came since we looked.
+        opened = await self._opened(manifests, owner, left)
         for chunk in left:
-            if not manifests or not await self._opens(manifests, owner, chunk):
+            if chunk.hex not in opened:
                 raise NotFoundError(f"chunk {chunk}")
 
     async def _reader(self, bearer: str | None) -> Caller | Grant:
@@ -176,9 +177,11 @@ class Access:
         is_his = bearer is not None and hmac.compare_digest(bearer.encode(), self.token.encode())
         return _OPERATOR if is_his else None
 
-    async def _opens(self, manifests: Iterable[str], organisation: str, chunk: Digest) -> bool:
+    async def _opened(self, manifests: Collection[str], organisation: str, chunks: Sequence[Digest]) -> set[str]:
+        if not manifests or not chunks:
+            return set()
         async with self.tokens.database.read() as session:
-            return await contents.opens(session, list(manifests), organisation, chunk.hex)
+            return await contents.opened(session, list(manifests), organisation, [chunk.hex for chunk in chunks])
 
     async def _standing_of(self, manifests: Iterable[str], organisation: str) -> dict[str, int]:
         """Those that the organisation may still read, now or a second ago, and how many objects each can have.

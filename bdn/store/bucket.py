@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import BinaryIO, Final, NamedTuple, TypeVar
@@ -73,9 +74,14 @@ class FailedOnItError(Exception):
 def moment_of(text: str) -> float:
     """What a header says. Raises ``StoreUnavailableError``."""
     try:
-        return parsedate_to_datetime(text).timestamp()
+        return utc_seconds(parsedate_to_datetime(text))
     except ValueError:
         raise StoreUnavailableError("its server does not tell the time") from None
+
+
+def utc_seconds(moment: datetime) -> float:
+    """Since the epoch; a time without a zone is UTC, not this machine's."""
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 class ListedPage(NamedTuple):
@@ -164,6 +170,7 @@ class Bucket:
     access: Access
     patience: RetryPolicy = PATIENCE
     pause: Callable[[float], None] = time.sleep
+    _is_closed: bool = field(default=False, init=False)
     _connections: ConnectionPool = field(init=False)
     _check_connections: ConnectionPool = field(init=False)
 
@@ -269,6 +276,7 @@ class Bucket:
 
     def close(self) -> None:
         """Let go of connections; who waits for an answer fails now."""
+        self._is_closed = True
         self._connections.close()
         self._check_connections.close()
         self.access.close()
@@ -296,6 +304,8 @@ class Bucket:
                 return self._once(request, read)
             except UpstreamError as error:
                 failure = error
+            if self._is_closed:
+                raise StoreUnavailableError(str(failure))
             delay = outage.delay(failure, time.monotonic() - sent, random.random())  # noqa: S311 - jitter
             if delay is None or time.monotonic() + delay > began + _BEGIN_SECONDS:
                 raise StoreUnavailableError(str(failure)) from failure.__cause__

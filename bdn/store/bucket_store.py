@@ -18,7 +18,7 @@ what stays. The note is a time and a few random letters in the object's metadata
 whole seconds.
 
 A DELETE whose answer does not come may be carried out later, even when the chunk is gone by then. It is not sent again, and its
-marker stays: others wait for that chunk until the marker is a quarter of an hour old by the server's clock. By then no DELETE is under way, because collectors send
+marker stays, or one that names that chunk alone: others wait for it until the marker is a quarter of an hour old by the server's clock. By then no DELETE is under way, because collectors send
 none later than a minute after they began to write their marker, by a clock of their own, and sign each for two minutes: the server
 refuses what was held up on its way.
 """
@@ -44,7 +44,7 @@ from bdn.core.errors import NotFoundError, StoreUnavailableError, UpstreamError
 from bdn.core.source.upstream import ChecksumKind, Location
 from bdn.core.store import StoredChunk
 from bdn.store.access import Dialect
-from bdn.store.bucket import Bucket, FailedOnItError, TooLateError, moment_of, since_boot
+from bdn.store.bucket import Bucket, FailedOnItError, TooLateError, moment_of, since_boot, utc_seconds
 from bdn.store.directory import KEPT, fault_of
 from bdn.transfer.checksums import CYCLIC
 
@@ -54,6 +54,7 @@ _Result = TypeVar("_Result")
 _AT_ONCE: Final = 16  # requests of one batch
 _BATCH: Final = 1000  # chunks that one look takes
 _RECENT_SECONDS: Final = 5.0  # by which a server's clocks differ at most, and the second that they do not tell
+_CLOCKS_SECONDS: Final = 60.0  # by which our clock and those of a server may differ
 _DELETES_SECONDS: Final = 60.0  # after its marker was written, a collector sends no DELETE
 _MARKER_SECONDS: Final = 900.0  # when nobody believes a marker any more
 _WAIT_SECONDS: Final = 75.0  # for a collector
@@ -74,7 +75,7 @@ class Abilities:
 
 def open_bucket_store(bucket: Bucket, clock: Callable[[], float] = time.time) -> BucketStore:
     """The store, once its server was tried. ``StoreUnavailableError``: it does not answer, or chunks are not safe in it."""
-    abilities = _tried(bucket, f"{_prefix_of(bucket)}probe/{_nonce()}")
+    abilities = _tried(bucket, f"{_prefix_of(bucket)}probe/{_nonce()}", clock)
     return BucketStore(bucket, abilities, clock)
 
 
@@ -149,15 +150,16 @@ class BucketStore:
         """
         if not chunks:
             return []
-        marker, until = f"{self._leaving}{_nonce()}", since_boot() + _DELETES_SECONDS
-        self._bucket.put(marker, "\n".join(chunk.digest.hex for chunk in chunks).encode())
+        until = since_boot() + _DELETES_SECONDS
+        marker = self._mark(chunk.digest for chunk in chunks)
         under_way = set[Digest]()
         try:
             gone = _each(partial(self._collect, until=until, under_way=under_way), chunks)
         finally:
-            if not under_way:
-                with suppress(StoreUnavailableError):  # nobody believes it for long
-                    self._bucket.delete(marker)
+            with suppress(StoreUnavailableError):  # nobody believes it for long
+                if under_way:  # the others of this batch need nobody to wait
+                    self._mark(under_way)
+                self._bucket.delete(marker)
         return [chunk for chunk, is_gone in zip(chunks, gone, strict=True) if is_gone]
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
@@ -312,6 +314,12 @@ class BucketStore:
                 is_any |= concerned[entry.name]
         return is_any
 
+    def _mark(self, digests: Iterable[Digest]) -> str:
+        """A marker that names these chunks."""
+        marker = f"{self._leaving}{_nonce()}"
+        self._bucket.put(marker, "\n".join(digest.hex for digest in digests).encode())
+        return marker
+
     def _marked(self, marker: str) -> set[str]:
         file = self._bucket.get(marker)
         if file is None:  # its collector is at its end
@@ -378,7 +386,7 @@ class BucketStore:
         return [entry.name for page in self._bucket.list_all(self._quarantine) for entry in page.objects]
 
 
-def _tried(bucket: Bucket, key: str) -> Abilities:
+def _tried(bucket: Bucket, key: str, clock: Callable[[], float]) -> Abilities:
     """What the server does with a small object, which is removed again."""
     dialect, content = bucket.dialect, b"bdn tries what this server does"
     checks = None
@@ -394,16 +402,18 @@ def _tried(bucket: Bucket, key: str) -> Abilities:
     abilities = Abilities(checks, leaves_what_is_there=is_taken == [True, False])
     if not any(is_taken):
         bucket.put(first, content)
-    note = (dialect.note, _nonce())
+    note, began = (dialect.note, _nonce()), clock()
     found = bucket.head(first) if bucket.copy(first, first, [note]) else None
     if found is None or found.get(note[0]) != note[1]:
         raise StoreUnavailableError(
             "its server cannot copy an object onto itself with other metadata, so nothing could be kept"
         )
-    if [entry.name for entry in bucket.list_some(first).objects] != [first]:
+    page = bucket.list_some(first)
+    if [entry.name for entry in page.objects] != [first]:
         raise StoreUnavailableError(
             "its server does not list at once what was written, so nothing could be collected safely"
         )
+    _compare_clocks(_written(page.objects[0].modified), page.now, began, clock())
     for name in (key, first):
         bucket.delete(name)
     if abilities != Abilities():
@@ -417,6 +427,19 @@ def _tried(bucket: Bucket, key: str) -> Abilities:
             "it leaves alone what is there" if abilities.leaves_what_is_there else "it overwrites what is there",
         )
     return abilities
+
+
+def _compare_clocks(written: float, told: float, began: float, ended: float) -> None:
+    """Markers rest on them. An object was ``written``, and then the server ``told`` its time, between two looks at our own clock."""
+    if abs(told - written) > _CLOCKS_SECONDS + max(0.0, ended - began):
+        raise StoreUnavailableError(
+            f"its server says that an object was written {told - written:+.0f} s before it was: its own clocks differ, so "
+            "nothing could be collected safely"
+        )
+    if not began - _CLOCKS_SECONDS <= told <= ended + _CLOCKS_SECONDS:
+        raise StoreUnavailableError(
+            f"the clock of this machine is {ended - told:+.0f} s off that of its server; set it, as with NTP, and start again"
+        )
 
 
 def _prefix_of(bucket: Bucket) -> str:
@@ -452,7 +475,7 @@ def _size_of(headers: Mapping[str, str]) -> int:
 def _written(text: str) -> float:
     """When a listing says that an object was written. ``StoreUnavailableError``: it does not."""
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return utc_seconds(datetime.fromisoformat(text))
     except ValueError:
         raise StoreUnavailableError("its server lists objects without their times") from None
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from bdn.core.chunk import Digest
@@ -56,6 +56,16 @@ class Reading:
     manifest: Digest
     bearer: str = field(repr=False)
     ahead: Iterator[Digest] = field(default_factory=lambda: iter(()), repr=False)
+
+    _unanswered: list[Digest] = field(default_factory=list, init=False, repr=False)
+
+    def coming(self) -> Iterator[Digest]:
+        """What comes next. Whoever takes it takes it out."""
+        return chain((self._unanswered.pop(0) for _ in range(len(self._unanswered))), self.ahead)
+
+    def put_back(self, digests: Sequence[Digest]) -> None:
+        """They were taken for a question that was not answered."""
+        self._unanswered[:0] = digests
 
     @property
     def right(self) -> "_Right":
@@ -144,6 +154,7 @@ class ChunkLocations:
                 answer = self._ask(reading.manifest, [chunk], reading.bearer, stop)  # another one is not for us
         except BdnError as error:  # the data plane says why, if it is no better
             if error.transient:
+                reading.put_back(digests[1:])
                 self._silent_until = self._clock() + _FAILED_SECONDS
             return
         items = [one for one in answer.items if not (self._requires_tls and is_in_the_clear(one.url))]
@@ -174,5 +185,5 @@ class ChunkLocations:
         with self._lock:
             others = self._wanted[reading.right] - {chunk}
         wanted = [chunk, *(one for one in others if self._good(reading, one) is None)]
-        ahead = (one for one in reading.ahead if one not in wanted and self._good(reading, one) is None)
+        ahead = (one for one in reading.coming() if one not in wanted and self._good(reading, one) is None)
         return wanted + list(islice(ahead, max(0, _AT_ONCE - len(wanted))))

@@ -44,7 +44,9 @@ class ReadsInProgress:
             yield True
         except BaseException as error:
             # What is no error of ours, such as a cancellation, is the leader's own affair.
-            self._end(key).set_exception(error if isinstance(error, BdnError) else CanceledError(f"the read of {key}"))
+            self._end(key).set_exception(
+                error if isinstance(error, BdnError) else CanceledError("the read that others wait for")
+            )
             raise
         self._end(key).set_result(None)
 

@@ -124,7 +124,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "return {chunk.digest for chunk in _each(self._look, digests) if chunk is not None}", "return set(digests)",
          "test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed",
          "test_whoever_counts_on_a_chunk_at_whatever_step_of_its_collection_has_it"),
-        ("a marker goes before what it marks", "            if not under_way:\n", "            if True:\n",
+        ("a marker goes before what it marks", "                if under_way:  #", "                if not under_way:  #",
          "test_a_delete_without_an_answer_is_waited_for"),
         ("a listing's whole seconds are believed", "page.now - _written(entry.modified) < self._recent_seconds",
          "page.now < _written(entry.modified)", "test_a_touch_within_the_second_of_the_look_is_not_missed"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -18,7 +19,7 @@ from bdn.core.source.uri import BucketUri, parse_source
 from bdn.core.store import LocatableStore, StoredChunk
 from bdn.sources.sign_in import Secret
 from bdn.store.access import Pairs, open_access
-from bdn.store.bucket import OPEN_AT_ONCE, Bucket
+from bdn.store.bucket import OPEN_AT_ONCE, Bucket, utc_seconds
 from bdn.store.bucket_store import BucketStore, open_bucket_store
 from bdn.store.directory import KEPT
 from tests.contract.opening import keys_of
@@ -26,7 +27,7 @@ from tests.doubles import faults
 from tests.doubles.gcs import GcsServer
 from tests.doubles.object_server import Objects, ObjectServer
 from tests.doubles.sigv4 import Account
-from tests.support.content.bucket_stores import gcs_context, s3_context, store_at
+from tests.support.content.bucket_stores import bucket_at, gcs_context, s3_context, store_at
 from tests.support.content.memory_store import content_of
 from tests.support.content.names import named
 from tests.support.services.commands import wait_until
@@ -113,6 +114,16 @@ def test_a_copy_whose_answer_breaks_off_is_not_believed(
     server.script.add(faults.answer(200, body=body[:at]), "/b3/", method="PUT")
     assert store.keep([CHUNK]) == {CHUNK}
     assert objects.held[f"b3/{CHUNK.fanout}"].metadata != before, "it was asked again"
+
+
+def test_a_store_that_is_closed_does_not_wait_to_ask_again(server: ObjectServer, objects: Objects) -> None:
+    bucket, pauses = bucket_at("s3://store", s3_context(server)), list[float]()
+    store = open_bucket_store(bucket)
+    bucket.pause = pauses.append
+    server.script.add(replace(faults.answer(500), before=store.close), times=None)
+    with pytest.raises(StoreUnavailableError):
+        store.open(CHUNK)
+    assert pauses == []
 
 
 def test_a_server_that_goes_on_failing_is_an_unavailable_store(store: BucketStore, server: ObjectServer) -> None:
@@ -295,6 +306,35 @@ def test_a_server_that_does_not_list_what_was_just_written_is_not_used(server: O
         pass
 
 
+@pytest.mark.parametrize(
+    ("ahead", "said"), [(3600, "clock of this machine is -3[56][0-9][0-9] s off"), (-600, "is [+]60[0-9] s off")]
+)
+def test_a_server_whose_clock_is_not_ours_is_not_used(
+    server: ObjectServer, objects: Objects, ahead: float, said: str
+) -> None:
+    server.clock = lambda: time.time() + ahead
+    with pytest.raises(StoreUnavailableError, match=said), store_at("s3://store", s3_context(server)):
+        pass
+
+
+def test_a_server_whose_clocks_differ_is_not_used(server: ObjectServer, objects: Objects) -> None:
+    """It would call a marker old that was just written."""
+    objects._clock = lambda: time.time() - 3600
+    with pytest.raises(StoreUnavailableError, match="clocks differ"), store_at("s3://store", s3_context(server)):
+        pass
+
+
+@pytest.mark.parametrize("text", ["2027-01-15T08:00:00", "2027-01-15T08:00:00.000Z"])
+def test_a_time_without_a_zone_is_utc(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert utc_seconds(datetime.fromisoformat(text)) == 1_800_000_000
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 # --- wrong content ---
 
 
@@ -446,14 +486,16 @@ def test_a_delete_without_an_answer_is_waited_for(
     now = 1_800_000_000.0
     server.clock = lambda: now
     store.put(CHUNK, memoryview(CONTENT))
-    server.script.add(faults.drop(), "/b3/", method="DELETE")
-    assert store.collect(seen(store)) == []
-    assert server.log.count("/b3/", method="DELETE") == 1
+    with_it = digest_of(b"another")
+    store.put(with_it, memoryview(b"another"))
+    server.script.add(faults.drop(), CHUNK.hex, method="DELETE")
+    assert [chunk.digest for chunk in store.collect(list(store.stored([CHUNK, with_it])))] == [with_it]
+    assert server.log.count(CHUNK.hex, method="DELETE") == 1
     monkeypatch.setattr("bdn.store.bucket_store._WAIT_SECONDS", 0.05)
     for act in (lambda: other.keep([CHUNK]), lambda: other.put(CHUNK, memoryview(CONTENT))):
         with pytest.raises(StoreUnavailableError, match="try again in a quarter of an hour"):
             act()
-    other.put(named("another"), memoryview(b"another"))  # concerns nobody else
+    other.put(with_it, memoryview(b"another"))  # concerns nobody else, be it of the same batch
 
     del objects.held[f"b3/{CHUNK.fanout}"]  # now it is carried out
     now += 901

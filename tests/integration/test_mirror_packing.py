@@ -104,7 +104,7 @@ class Holdings:
     async def opens(self, manifest: Manifest, organisation: str, digest: Digest) -> bool:
         async with self.database.read() as session:
             known = digest.to_bytes() in await contents.objects(session, manifest.digest.hex, organisation)
-            return known or await contents.opens(session, [manifest.digest.hex], organisation, digest.hex)
+            return known or bool(await contents.opened(session, [manifest.digest.hex], organisation, [digest.hex]))
 
     async def counts(self) -> tuple[int, int]:
         async with self.database.read() as session:

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Float, Row, and_, delete, exists, func, literal, or_, select, update
+from sqlalchemy import ColumnElement, Float, Row, and_, delete, exists, func, literal, or_, select, union, update
 
 from bdn.core.chunk import Digest, FileLayout, ManifestDocument, Slab, Slice
 from bdn.core.errors import StoreUnavailableError
@@ -32,6 +32,7 @@ from bdn.mirror.db.database import (
     ReadSession,
     Values,
     WriteSession,
+    batches,
     delete_in,
     insert,
     insert_new,
@@ -460,20 +461,23 @@ async def objects(session: ReadSession, manifest: str, organisation: str) -> fro
     return frozenset(found)
 
 
-async def opens(session: ReadSession, manifests: Sequence[str], organisation: str, digest: str) -> bool:
-    """Whether a grant for these manifests opens this content, chunk or slab, by one look. Also what came after ``objects``."""
+async def opened(session: ReadSession, manifests: Sequence[str], organisation: str, digests: Sequence[str]) -> set[str]:
+    """Which of these contents, chunks and slabs a grant for these manifests opens, by one look. Also what came after ``objects``."""
     is_named = ManifestContentRow.manifest.in_(manifests)
-    content = exists().where(ManifestContentRow.content == digest, is_named)
-    chunk = exists().where(
-        ContentChunkRow.chunk == digest, ManifestContentRow.content == ContentChunkRow.content, is_named
-    )
-    slab = exists().where(
-        SlabSliceRow.slab == digest,
-        ManifestContentRow.content == SlabSliceRow.content,
-        is_named,
-        is_of(scope_of(organisation)),
-    )
-    return bool((await session.execute(select(or_(content, chunk, slab)))).scalar())
+    found = set[str]()
+    for batch in batches(digests):
+        content = select(ManifestContentRow.content).where(ManifestContentRow.content.in_(batch), is_named)
+        chunk = select(ContentChunkRow.chunk).where(
+            ContentChunkRow.chunk.in_(batch), ManifestContentRow.content == ContentChunkRow.content, is_named
+        )
+        slab = select(SlabSliceRow.slab).where(
+            SlabSliceRow.slab.in_(batch),
+            ManifestContentRow.content == SlabSliceRow.content,
+            is_named,
+            is_of(scope_of(organisation)),
+        )
+        found.update((await session.execute(union(content, chunk, slab))).scalars())
+    return found
 
 
 async def a_slice(session: ReadSession, content: str) -> tuple[Slice, int] | None:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import NotFoundError
+from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.wire.location_schema import ChunkLocation, Locations
 from bdn.wire.shapes import document_of, error_from
 from node_agent.fetch.locations import ChunkLocations, Reading
@@ -71,6 +71,23 @@ def test_what_comes_next_is_asked_for_with_what_is_needed_now() -> None:
     for chunk in CHUNKS:
         assert url_of(locations, reading, chunk)
     assert [len(asked) for asked in mirror.asked] == [500, 500, 200]
+    assert [*chain.from_iterable(mirror.asked)] == CHUNKS
+
+
+def test_what_was_taken_for_a_question_that_failed_is_asked_for_again() -> None:
+    mirror, clock, down = Mirror(), Clock(), [True]
+
+    def ask(manifest: Digest, digests: Sequence[Digest], bearer: str, stop: threading.Event) -> Locations:
+        if down:
+            down.pop()
+            raise StoreUnavailableError("it is down")
+        return mirror(manifest, digests, bearer, stop)
+
+    reading, locations = Reading(MANIFEST, "grant", iter(CHUNKS)), ChunkLocations(ask, clock)
+    assert url_of(locations, reading, CHUNKS[0]) is None
+    clock.now += 3
+    for chunk in CHUNKS:
+        assert url_of(locations, reading, chunk)
     assert [*chain.from_iterable(mirror.asked)] == CHUNKS
 
 

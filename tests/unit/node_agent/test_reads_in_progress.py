@@ -54,3 +54,13 @@ def test_threads_that_keep_to_the_rules_read_each_chunk_once_also_when_leaders_f
                 threads.submit(obtain, number)
     assert held == set(CHUNKS)
     assert count == {chunk: 2 if number % 3 == 0 else 1 for number, chunk in enumerate(CHUNKS)}
+
+
+def test_who_hears_that_a_leader_was_canceled_hears_nothing_of_the_key() -> None:
+    """It may hold a grant, and errors are logged."""
+    reads = ReadsInProgress()
+    with suppress(KeyboardInterrupt), reads.lead(("manifest", "secret")):
+        flight = reads.flight(("manifest", "secret"))
+        raise KeyboardInterrupt
+    assert flight is not None
+    assert "secret" not in str(flight.exception())
