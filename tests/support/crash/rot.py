@@ -158,13 +158,15 @@ def not_permitted(files: set[Path], *, also_moving: bool = False) -> Iterator[No
     inodes = {(path.stat().st_dev, path.stat().st_ino) for path in files}
 
     def guarded(real: Any) -> Any:
-        def opens(path: Any, *given: Any, **named: Any) -> Any:
-            place = Path("" if isinstance(path, int) else os.fsdecode(path))
-            if place.is_file():
-                found = place.stat()
-                if (found.st_dev, found.st_ino) in inodes:
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-            return real(path, *given, **named)
+        def opens(*given: Any, **named: Any) -> Any:
+            # The second is what would be replaced.
+            for path in [one for one in given[:2] if isinstance(one, str | bytes | os.PathLike)]:
+                place = Path(os.fsdecode(path))
+                if place.is_file():
+                    found = place.stat()
+                    if (found.st_dev, found.st_ino) in inodes:
+                        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return real(*given, **named)
 
         return opens
 
