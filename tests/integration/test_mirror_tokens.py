@@ -59,6 +59,7 @@ async def test_a_token_is_shown_once_and_kept_as_its_digest(guarded: MirrorUnder
         assert sha256(token.encode()).hexdigest().encode() in content
 
 
+@ONE_KIND  # PostgreSQL's own clock, by which rows are dated there, cannot be moved
 async def test_what_is_revoked_or_expired_is_refused_like_what_never_was(guarded: MirrorUnderTest, time: Clock) -> None:
     short, long = await made(guarded, "controller", expires_seconds=60), await made(guarded, "controller")
     nobody = "bdn_" + "x" * 43
