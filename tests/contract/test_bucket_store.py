@@ -296,6 +296,17 @@ def test_bytes_that_change_on_their_way_are_never_acknowledged(
             store.put(CHUNK, memoryview(CONTENT))
 
 
+def test_a_chunk_that_is_collected_before_it_was_read_again_is_written_again(
+    server: ObjectServer, objects: Objects
+) -> None:
+    objects.checks = frozenset()
+    with store_at("s3://store", s3_context(server), TWICE) as store:
+        gone = replace(faults.answer(404), before=lambda: objects.held.pop(f"b3/{CHUNK.fanout}"))
+        server.script.add(gone, "/b3/", method="GET")
+        store.put(CHUNK, memoryview(CONTENT))
+        assert content_of(store, CHUNK) == CONTENT
+
+
 def test_a_server_that_does_not_list_what_was_just_written_is_not_used(server: ObjectServer, objects: Objects) -> None:
     empty = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
     server.fail(faults.answer(200, body=empty), "list-type", times=None)
