@@ -22,6 +22,7 @@ from bdn.sources.gcs.tokens import ambient_key
 from bdn.sources.refreshing import Refreshing
 from bdn.sources.s3.client import S3Endpoint, bucket_address, s3_client
 from bdn.sources.s3.credentials import endpoint_of
+from bdn.sources.s3.machine_role import role_of_machine
 from bdn.sources.s3.signature import CHECKSUM_MODE, AddressSigner
 from bdn.sources.settings import S3Credentials
 from bdn.sources.sign_in import Secret, SourceContext, s3_credentials, service_account_key
@@ -134,10 +135,13 @@ def open_access(uri: BucketUri, context: SourceContext, reread: Reread | None = 
     credentials = None if uri.scheme == "r2" and context.sign_in is None else endpoint.credentials
     if credentials is not None and reread is not None:
         credentials = _reread_keys(reread, context)
+    if credentials is None and uri.scheme == "r2":
+        raise _no_credentials("")
     if credentials is None:
-        raise _no_credentials("" if uri.scheme == "r2" else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        credentials = role_of_machine(context.clock)
     loop = LoopInThread()
     try:
+        loop.run(credentials.get())
         base = loop.run(_base(uri, endpoint, context))
     except BaseException:
         loop.close()

@@ -1,19 +1,22 @@
 """A store in a bucket: what its server may do to it, and who collects beside who counts on a chunk. Real HTTP, a server that is told what to do."""
 
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
+from pathlib import Path
 from urllib.error import HTTPError
+from urllib.parse import parse_qsl
 from urllib.request import Request, urlopen
 
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
-from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import BucketUri, parse_source
 from bdn.core.store import LocatableStore, StoredChunk
@@ -25,6 +28,8 @@ from bdn.store.directory import KEPT
 from tests.contract.opening import keys_of
 from tests.doubles import faults
 from tests.doubles.gcs import GcsServer
+from tests.doubles.http_origin import Answer, Origin
+from tests.doubles.http_origin import Request as OriginRequest
 from tests.doubles.object_server import Objects, ObjectServer
 from tests.doubles.sigv4 import Account
 from tests.support.content.bucket_stores import bucket_at, gcs_context, s3_context, store_at
@@ -35,6 +40,10 @@ from tests.support.services.commands import wait_until
 CONTENT = b"the bytes of a chunk"
 CHUNK = digest_of(CONTENT)
 TWICE = RetryPolicy(outage_seconds=0, attempts=2)
+WEB_IDENTITY = (
+    '<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult>'
+    "<Credentials>{}</Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+)
 
 
 @pytest.fixture(scope="module")
@@ -629,3 +638,62 @@ def test_a_secret_that_is_changed_is_used_before_long(server: ObjectServer, obje
             store.check()
         finally:
             server.account = old
+
+
+@pytest.mark.parametrize("how", ["the container's", "a web identity"])
+def test_a_machines_role_opens_the_store_and_is_taken_again_before_it_ends(
+    server: ObjectServer, objects: Objects, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+) -> None:
+    now, taken = time.time(), list[str]()
+    server.clock = lambda: now
+
+    def give(request: OriginRequest) -> Answer:
+        taken.append(request.headers.get("authorization") or dict(parse_qsl(request.body.decode()))["WebIdentityToken"])
+        server.account = Account(f"ASIA{len(taken)}", "secret", f"token {len(taken)}")
+        keys = {
+            "AccessKeyId": server.account.access_key_id,
+            "SecretAccessKey": "secret",
+            ("Token" if how == "the container's" else "SessionToken"): server.account.session_token,
+            "Expiration": datetime.fromtimestamp(now + 3600, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        if how == "the container's":
+            return Answer(200, {"Content-Type": "application/json"}, json.dumps(keys).encode())
+        members = "".join(f"<{name}>{value}</{name}>" for name, value in keys.items())
+        return Answer(200, {"Content-Type": "text/xml"}, WEB_IDENTITY.format(members).encode())
+
+    old = server.account
+    try:
+        with Origin("metadata", give) as metadata:
+            (tmp_path / "token").write_text("the token of a pod")
+            for name, value in {
+                "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{metadata.url}/keys",
+                "AWS_CONTAINER_AUTHORIZATION_TOKEN": "the token of a pod",
+            }.items() if how == "the container's" else {
+                "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/store",
+                "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
+                "AWS_ENDPOINT_URL_STS": metadata.url,
+            }.items():  # fmt: skip
+                monkeypatch.setenv(name, value)
+            context = replace(s3_context(server), sign_in=None, ambient_credentials=True, clock=lambda: now)
+            with store_at("s3://store", context, TWICE) as store:
+                store.put(CHUNK, memoryview(CONTENT))
+                (location,) = store.locate([CHUNK])
+                assert location.expires_at == pytest.approx(now + 900, abs=2)
+                now += 3300 + 1
+                assert content_of(store, CHUNK) == CONTENT
+        assert taken == ["the token of a pod"] * 2
+    finally:
+        server.account = old
+
+
+@pytest.mark.parametrize(("address", "said"), [
+    ("s3://store", "BDN_STORE_SECRET, set AWS_ACCESS_KEY_ID.*role of AWS"),
+    ("r2://4cc0.store", "BDN_STORE_SECRET"),
+])  # fmt: skip
+def test_a_store_without_credentials_says_how_to_name_them(
+    server: ObjectServer, monkeypatch: pytest.MonkeyPatch, address: str, said: str
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    context = replace(s3_context(server), sign_in=None, ambient_credentials=True)
+    with pytest.raises(InvalidRequestError, match=said), store_at(address, context):
+        pass
