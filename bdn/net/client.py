@@ -29,6 +29,7 @@ _ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)
 OUTAGE_SECONDS: Final = 600.0  # a mirror that is restarted, or moved to another machine, is back by then
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+_DOCUMENT_SECONDS: Final = 270.0  # that of a million files takes a mirror with much to do minutes
 _PIECE: Final = 64 * 1024
 _OUTAGE_POLICY: Final = RetryPolicy(OUTAGE_SECONDS, attempts=1, first_seconds=0.5)
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -245,7 +246,7 @@ class ContentClient(ServiceClient):
         headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
         headers |= {MANIFEST_HEADER: str(manifest)} if is_owner else {}
         headers |= {"Accept-Encoding": "gzip"} if is_raw else {}
-        return await self._send("GET", path, headers=headers, wait_seconds=60, is_raw=is_raw)
+        return await self._send("GET", path, headers=headers, wait_seconds=_DOCUMENT_SECONDS, is_raw=is_raw)
 
 
 def _gzipped(content: bytearray) -> bytes | bytearray:

@@ -135,7 +135,7 @@ class Waits:
     peer_seconds: float = 10.0
     mirror_seconds: float = 20.0
     stall: StallPolicy = field(default_factory=StallPolicy)
-    document_seconds: tuple[float, float] = (10.0, 90.0)
+    document_seconds: tuple[float, float] = (10.0, 300.0)
 
 
 class LateError(Exception):
