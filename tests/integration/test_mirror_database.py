@@ -51,9 +51,10 @@ async def database(url: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def migrated(database: Database) -> Database:
-    await database.migrate()
-    return database
+async def migrated(database_url: str) -> AsyncIterator[Database]:
+    database = Database(database_url)
+    yield database
+    await database.close()
 
 
 def test_the_newest_migration_is_the_one_that_the_code_names() -> None:
@@ -143,7 +144,7 @@ class _Canceled:
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "at each await"])
 async def test_a_write_that_is_canceled_wherever_it_waits_is_whole_or_nothing_and_frees_the_database(
-    migrated: Database, url: str, again: bool
+    migrated: Database, database_url: str, again: bool
 ) -> None:
     rows = [{"key": f"{number:064x}", "content": "0" * 64} for number in range(2)]
 
@@ -171,7 +172,7 @@ async def test_a_write_that_is_canceled_wherever_it_waits_is_whole_or_nothing_an
             tasks.append(asyncio.create_task(run()))
             with suppress(asyncio.CancelledError):
                 await tasks[-1]
-            others = Database(url)  # as another process would
+            others = Database(database_url)  # as another process would
             try:
                 async with asyncio.timeout(LONGEST_SECONDS), others.write() as session:
                     epoch = (await session.execute(text("SELECT max(epoch) FROM clusters"))).scalar()
@@ -204,7 +205,7 @@ async def test_a_database_of_a_newer_version_is_refused_and_left_alone(migrated:
 
 @pytest.mark.promise("upgrades")
 async def test_a_version_starts_and_works_on_a_newer_schema_that_has_additions_alone(
-    migrated: Database, url: str, hub: Hub, upstreams: None, tmp_path: Path
+    migrated: Database, database_url: str, hub: Hub, upstreams: None, tmp_path: Path
 ) -> None:
     hub.repo("org/model").commit({"config.json": b"{}"})
     known, _, additions = HEAD.partition(".")
@@ -215,7 +216,7 @@ async def test_a_version_starts_and_works_on_a_newer_schema_that_has_additions_a
         await session.execute(text("ALTER TABLE mirror_sources ADD COLUMN added INTEGER NOT NULL DEFAULT 7"))
     await migrated.check_version()
     await migrated.migrate()  # of the version before: does nothing
-    async with mirror_under_test(tmp_path / "mirror", database_url=url) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", database_url=database_url) as mirror:
         assert (await mirror.ready(source("hf://org/model")))["bytes_transferred"] == 2
     assert await migrated.version() == newer
 
@@ -308,8 +309,8 @@ async def test_the_use_of_a_long_manifest_is_noted_beside_it_and_at_most_once_a_
                 await contents.touch(session, [name, digest_of(b"collected").hex], now)
         return sum(changed)
 
-    if (log := tmp_path / "new.sqlite-wal").exists():
-        with closing(sqlite3.connect(tmp_path / "new.sqlite")) as connection:
+    if (log := tmp_path / "mirror/mirror.sqlite-wal").exists():
+        with closing(sqlite3.connect(tmp_path / "mirror/mirror.sqlite")) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert await used(names[0], 1000) == 1
     assert not log.exists() or log.stat().st_size < 100_000

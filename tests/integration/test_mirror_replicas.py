@@ -56,6 +56,8 @@ class Way:
     straight: str
 
     async def fetch(self, query: str) -> list[Any]:
+        """A look starts a process of the server: who looks until he sees something leaves time for what he waits for."""
+        await asyncio.sleep(0.05)
         connection = await asyncpg.connect(self.straight)
         try:
             return list(await connection.fetch(query))

@@ -26,7 +26,7 @@ from tests.support.crash.killing_reader import reading
 from tests.support.crash.killing_steps import Fuse, two_at_a_time
 from tests.support.mirror.slabs import whole
 from tests.support.promises.tally import FULL, Tally, at_scale
-from tests.support.services.commands import Shell
+from tests.support.services.commands import Finished, Shell
 
 pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
 SMALL = {f"small/{number}": bytes([number]) * 5000 for number in range(6)}
@@ -95,29 +95,28 @@ def test_a_pull_killed_at_any_step_gives_whole_files_and_holds_none_that_it_gave
 ) -> None:
     files = {"weights": noise(9 * 1024 * 1024, 1), "again/weights": noise(9 * 1024 * 1024, 1), **SMALL}
     hub.repo("org/model").commit(files)
-    shell = Shell(tmp_path, {"HF_ENDPOINT": hub.url})
+    shell = Shell(tmp_path, {"HF_ENDPOINT": hub.url}, is_forked=True)
     fuse, cache = Fuse.at(tmp_path / "fuse"), shell.data / "cache/files"
 
-    def pull(dest: str, *command: str) -> subprocess.CompletedProcess[bytes]:
-        full = [*command, "pull", "hf://org/model", dest]
-        return subprocess.run(full, env=shell.environment, cwd=tmp_path, check=False, capture_output=True)
+    def pull(dest: str) -> Finished:
+        return shell.run(*fuse.command("bdn.cli.main", "pull", "hf://org/model", dest))
 
-    assert pull("first", *fuse.command("bdn.cli.main")).returncode == 0
+    assert pull("first").code == 0
     begun = fuse.steps
-    assert pull("second", *fuse.command("bdn.cli.main")).returncode == 0
+    assert pull("second").code == 0
     for step in even_sample(fuse.steps - begun, at_scale(5, 100)):
         place, case = tmp_path / str(step), f"step {step}"
         fuse.light(step, after=step % 2 == 0)
-        killed = pull(place.name, *fuse.command("bdn.cli.main"))
+        killed = pull(place.name)
         fuse.spare()
-        assert killed.returncode in (0, -signal.SIGKILL), killed.stderr
+        assert killed.code in (0, -signal.SIGKILL), killed.err
         assert not place.exists() or tree(place) == files, case
         for path in cache.glob("*/[!.]*"):  # whatever the user does to the files there, these stay as they are
             assert (path.stat().st_nlink, content_digest(path)) == (1, path.name), case
-        again = pull(f"{step}-again", *fuse.command("bdn.cli.main"))
-        assert (again.returncode, tree(tmp_path / f"{step}-again")) == (0, files), again.stderr
+        again = pull(f"{step}-again")
+        assert (again.code, tree(tmp_path / f"{step}-again")) == (0, files), again.err
         assert not list(tmp_path.glob(".*.bdn-*")), case
-        tally.add(scenarios=1, kills=killed.returncode != 0)
+        tally.add(scenarios=1, kills=killed.code != 0)
     assert tally.counts["kills"] > 1
 
 

@@ -31,7 +31,7 @@ class Spoiler:
     also: tuple[str, ...] = ()
 
     def requests(self) -> Iterator[Spoiled]:
-        """All of them; each is made from one that has every field, or one field beside those that it must have."""
+        """All of them; each place is spoiled beside every field, and beside those alone that a request must have."""
         for path, operations in self.document["paths"].items():
             for method, operation in operations.items():
                 right = re.sub(r"\{\w+\}", "x", path)
@@ -49,8 +49,14 @@ class Spoiler:
         known = self._resolved(schema)
         every = self._right(known)
         must = {name: every[name] for name in known.get("required", ())}
-        for example in (every, *({**must, name: every[name]} for name in every if name not in must)):
+        optional = [name for name in every if name not in must]
+        examples = [(every, set(every)), *(({**must, name: every[name]}, {name}) for name in optional)]
+        if optional:
+            examples.append((must, set(must)))
+        for example, names in examples:
             for place, leaf in _leaves(example):
+                if place[0] not in names:
+                    continue  # it is spoiled in another example
                 if isinstance(leaf, str):
                     for text in (*_TEXTS, *self.also):
                         yield json.dumps(_put(example, place, text)).encode(), f"{place}: {text[:20]!r}"
