@@ -25,7 +25,7 @@ from bdn.wire.grants import new_signing_key
 from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
 
 Json = dict[str, Any]
-LONGEST_SECONDS = 20.0
+LONGEST_SECONDS = 60.0
 _STALL = StallPolicy()
 
 
