@@ -60,9 +60,9 @@ async def copy(
         raise InvalidRequestError(
             f"{ours.effective_store} holds no chunk: set BDN_STORE, or BDN_DATA_DIR, as the mirror has it"
         )
-    if listed.strangers:
+    if listed.target_only:
         output.warn(
-            f"{to} holds {counted(listed.strangers, 'chunk')} that {ours.effective_store} does not. If they are another mirror's, copy to "
+            f"{to} holds {counted(listed.target_only, 'chunk')} that {ours.effective_store} does not. If they are another mirror's, copy to "
             "another place: each mirror collects what it does not know"
         )
     output.result(_document(ours, to, report), _lines(to, report, dry_run=dry_run))
@@ -84,7 +84,7 @@ def _document(ours: MirrorSettings, to: str, report: CopyReport) -> dict[str, ob
         "bytes_copied": report.bytes,
         "chunks_missing": listed.missing_chunks,
         "bytes_missing": listed.missing_bytes,
-        "chunks_strange": listed.strangers,
+        "chunks_target_only": listed.target_only,
         "chunks_wrong": len(report.wrong),
         "wrong": [{"chunk": str(digest), "reason": reason} for digest, reason in islice(report.wrong.items(), _LISTED)],
     }

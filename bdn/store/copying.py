@@ -37,12 +37,12 @@ class Listed:
     bytes: int = 0
     missing_chunks: int = 0
     missing_bytes: int = 0
-    strangers: int = 0
+    target_only: int = 0
 
     def add(self, ours: StoredChunk | None, theirs: StoredChunk | None) -> bool:
         """Count one chunk, as each of both has it; whether it is missing."""
         if ours is None:
-            self.strangers += 1
+            self.target_only += 1
             return False
         self.chunks += 1
         self.bytes += ours.size

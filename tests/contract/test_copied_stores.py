@@ -182,10 +182,12 @@ async def test_a_wrong_chunk_is_named_and_all_others_are_copied(buckets: Buckets
 async def test_a_chunk_that_could_not_be_read_for_a_moment_is_copied_by_the_next_round(buckets: Buckets) -> None:
     buckets.server.script.add(faults.answer(500), f"{buckets.first.name}.*{WRONG.hex}", method="GET", times=2)
     found = await copied(buckets.source, buckets.target)
-    assert (found.wrong, held(buckets.target)) == ({}, CONTENTS)
+    assert (found.wrong, found.chunks, held(buckets.target)) == ({}, len(CONTENTS), CONTENTS)
 
 
 async def test_a_chunk_that_is_collected_meanwhile_is_not_missed(buckets: Buckets) -> None:
+    fill(buckets.target)
+    del buckets.second.held[f"b3/{WRONG.fanout}"]
     gone = replace(faults.answer(404), before=lambda: buckets.first.held.pop(f"b3/{WRONG.fanout}"))
     buckets.server.script.add(gone, f"{buckets.first.name}.*{WRONG.hex}", method="GET")
     found = await copied(buckets.source, buckets.target)
@@ -215,7 +217,7 @@ async def test_what_the_other_store_has_in_part_is_replaced_and_what_it_alone_ha
     buckets.second.overwrite(f"b3/{WRONG.fanout}", b"77")
     buckets.second.overwrite(f"b3/{digest_of(b'stranger').fanout}", b"stranger")
     found = await copied(buckets.source, buckets.target)
-    assert (found.listed.strangers, found.listed.missing_chunks) == (1, 0)
+    assert (found.listed.target_only, found.listed.missing_chunks) == (1, 0)
     assert held(buckets.target) == CONTENTS | {digest_of(b"stranger"): b"stranger"}
 
 
