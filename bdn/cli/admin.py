@@ -19,6 +19,7 @@ from bdn.cli.main import LazyGroup
         "prefetch": ("bdn.cli.operations:prefetch", "Fill the caches of nodes with what is READY on the mirror."),
         "restore": ("bdn.cli.operations:restore", "Bring back what was evicted from the mirror, moving no bytes."),
         "secrets": ("bdn.cli.secrets:secrets", "Keep secrets for sources in the mirror's database, encrypted."),
+        "store": ("bdn.cli.store:store", "Copy the mirror's store to another place."),
         "tokens": ("bdn.cli.tokens:tokens", "Make and revoke tokens."),
         "verify": ("bdn.cli.operations:verify", "Read again what is held, find wrong bytes, and repair them."),
         "why": ("bdn.cli.why:why", "Explain why something is, or is not, cached."),

@@ -49,7 +49,10 @@ class CollectableStore(ChunkStore, Protocol):
         """Raise ``StoreUnavailableError`` when nothing in the store can be reached."""
 
     def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
-        """Those of these chunks that are held, or all that are held; one that comes or goes meanwhile may be missed."""
+        """Those of these chunks that are held; or all that are held, in the order of their digests.
+
+        One that comes or goes meanwhile may be missed.
+        """
 
     def collect(self, chunks: Sequence[StoredChunk]) -> list[StoredChunk]:
         """Remove these chunks but for what somebody put or kept since it was seen, or somebody else removed: the removed ones.

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from bdn.core.errors import InvalidRequestError
 from bdn.core.pace.retry import RetryPolicy, StallPolicy
-from bdn.core.store import LocatableStore, MirrorStore
+from bdn.core.store import LocatableStore
 from bdn.disk.durable import disk_errors, make_folder
 from bdn.mirror.access import Access
 from bdn.mirror.api.routes import ROUTERS, ContentsService
@@ -43,11 +43,12 @@ from bdn.mirror.retention import Collector, StoreEviction
 from bdn.mirror.scrub import AgentSource, Keeper, Repair, UpstreamSource
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.settings import MirrorSettings
+from bdn.mirror.store import opened_store
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics
 from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
 from bdn.mirror.upstream.retries import UpstreamRetries
-from bdn.mirror.upstream.sign_ins import Secrets, SignIns
+from bdn.mirror.upstream.sign_ins import OperatorSecrets, Secrets, SignIns
 from bdn.mirror.waiting import SharedReads, Watch, in_background
 from bdn.net.api_server import new_service
 from bdn.net.chunk_server.server import ChunkServer
@@ -55,7 +56,6 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate, certificate
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
-from bdn.store.opener import open_store, settings_of_store
 from bdn.transfer.byte_threads import ByteThreads, Pacer, pacer
 from bdn.transfer.ranged import RangedReader
 from bdn.wire.grants import GrantVerifier
@@ -127,9 +127,8 @@ async def open_mirror(
             make_folder(settings.data_dir, is_durable=True)
         lock = stack.enter_context(locked(settings.data_dir, program)) if settings.is_embedded else None
         database = await _open_database(stack, settings, clock)
-        secrets = Secrets(settings.secrets_dir, SecretTable(database, keyring))
-        upstreams = UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url)
-        store = await _open_store(stack, settings, secrets, upstreams, clock)
+        secrets = Secrets(OperatorSecrets(settings.secrets_dir), SecretTable(database, keyring))
+        store = await stack.enter_async_context(opened_store(settings, exclusive=settings.is_embedded, clock=clock))
         now, metrics, at_work = database.now, Metrics(database, store), dict[str, Progress]()
         signer = await asyncio.to_thread(load_grant_signer, settings)
         damages = Damages(database, store, now, metrics.repaired_chunks.inc)
@@ -140,6 +139,7 @@ async def open_mirror(
         budgets = UpstreamBudgets(settings.transfers, pause=pause)
         metrics.registry.register(UpstreamMetrics(budgets))
         retries = UpstreamRetries(budgets, RetryPolicy(settings.outage_seconds))
+        upstreams = UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url)
         context = SourceContext(
             "",
             upstreams,
@@ -261,24 +261,6 @@ def check_binding(settings: MirrorSettings) -> None:
         raise InvalidRequestError("BDN_AUTH=token needs BDN_TOKEN, the token that callers must send")
     if settings.auth == "off" and not is_loopback(settings.host):
         raise InvalidRequestError(f"BDN_HOST={settings.host} is not loopback; set BDN_AUTH=token and BDN_TOKEN first")
-
-
-async def _open_store(
-    stack: AsyncExitStack,
-    settings: MirrorSettings,
-    secrets: Secrets,
-    upstreams: UpstreamSettings,
-    clock: Callable[[], float],
-) -> MirrorStore:
-    """With the operator's own keys: those of no organisation."""
-    reread = partial(secrets.of_operator, settings.store_secret) if settings.store_secret else None
-    sign_in = await reread() if reread else None
-    where = settings_of_store(upstreams, settings.store_endpoint, settings.store_region)
-    context = SourceContext("", where, sign_in, ambient_credentials=True, clock=clock)
-    opening = partial(open_store, settings.effective_store, context, exclusive=settings.is_embedded, reread=reread)
-    store = await asyncio.to_thread(opening)
-    stack.push_async_callback(asyncio.to_thread, store.close)
-    return store
 
 
 async def _open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: Callable[[], float]) -> Database:

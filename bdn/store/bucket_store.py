@@ -372,9 +372,11 @@ class BucketStore:
             recent = {
                 digest for digest, entry in found.items() if page.now - _written(entry.modified) < self._recent_seconds
             }
-            yield from filter(None, _each(self._look, list(recent)))
+            looked_at = {chunk.digest: chunk for chunk in _each(self._look, list(recent)) if chunk is not None}
             for digest, entry in found.items():
-                if digest not in recent:
+                if digest in looked_at:
+                    yield looked_at[digest]
+                elif digest not in recent:
                     yield StoredChunk(digest, entry.size, _written(entry.modified))
 
     def _digest_in(self, key: str) -> Digest | None:

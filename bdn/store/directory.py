@@ -118,15 +118,25 @@ class DirectoryStore:
         """Nothing is open."""
 
     def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
-        """Files with their times; folder by folder, in no order. Of all, also what a collector could move aside and not unlink."""
+        """Files with their times. Of all, also what a collector could move aside and not unlink."""
         with self._failures_mapped():
             self._check_is_there()
             if digests is None:
                 self._put_all_back()
-            for digest in _named(self._chunks.glob("*/*/*")) if digests is None else digests:
+            for digest in self._every_digest() if digests is None else digests:
                 with suppress(FileNotFoundError):
                     found = (self._chunks / digest.fanout).stat()
                     yield StoredChunk(digest, found.st_size, found.st_mtime)
+
+    def _every_digest(self) -> Iterator[Digest]:
+        """What stands in its place under the name of a chunk. Anything else is not ours, such as what NFS makes of a file that is open."""
+        for above in _entries(self._chunks):
+            for folder in _entries(self._chunks / above):
+                for name in _entries(self._chunks / above / folder):
+                    with suppress(ValueError):
+                        digest = Digest(name)
+                        if digest.fanout == f"{above}/{folder}/{name}":
+                            yield digest
 
     def collect(self, chunks: Sequence[StoredChunk]) -> list[StoredChunk]:
         """One by one: move the file aside, look at its time again, and unlink it or put it back."""
@@ -288,11 +298,11 @@ class DirectoryStore:
             raise StoreUnavailableError(f"{self._root}: {error.strerror or error}") from error
 
 
-def _named(paths: Iterable[Path]) -> Iterator[Digest]:
-    """What stands there under the name of a chunk. Anything else is not ours, such as what NFS makes of a file that is open."""
-    for path in paths:
-        with suppress(ValueError):
-            yield Digest(path.name)
+def _entries(folder: Path) -> list[str]:
+    """In order; none in what is gone, or is no folder. Raises ``OSError`` for one that cannot be looked into."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names alone: there may be millions
+    return []
 
 
 _PIECE: Final = 1024 * 1024
@@ -309,7 +319,7 @@ def fault_of(file: BinaryIO, digest: Digest) -> str | None:
 
     Raises ``OSError``: it could not be found out.
     """
-    _leave_cache(file)
+    leave_cache(file)
     hasher, piece, size = blake3(), bytearray(_PIECE), 0
     try:
         while size <= CHUNK_SIZE and (count := file.readinto(piece)):  # type: ignore[attr-defined] # as in the copier
@@ -317,7 +327,7 @@ def fault_of(file: BinaryIO, digest: Digest) -> str | None:
             size += count
     except OSError as error:
         return unreadable(error)
-    _leave_cache(file)
+    leave_cache(file)
     if size > CHUNK_SIZE:
         return "it is longer than a chunk can be"
     actual = Digest(hasher.hexdigest())
@@ -331,7 +341,8 @@ def unreadable(error: OSError) -> str:
     return f"it cannot be read ({error.strerror})"
 
 
-def _leave_cache(file: BinaryIO) -> None:
+def leave_cache(file: BinaryIO) -> None:
+    """Do not keep what was read of a file in the page cache, where jobs, or this machine's agent, keep theirs."""
     with suppress(io.UnsupportedOperation, OSError):  # a file in memory; a file system that has no such thing
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -1,4 +1,4 @@
-"""The servers that the suites of sources read from: one of each kind for a file, empty of what the test before it left."""
+"""The servers that the suites of sources and stores ask: one of each kind for a file, empty of what the test before it left."""
 
 from collections.abc import Iterator
 
@@ -6,10 +6,14 @@ import pytest
 from huggingface_hub import close_session
 
 from bdn.sources.settings import UpstreamSettings
+from bdn.sources.sign_in import SourceContext
 from tests.contract.opening import STRANGER, S3Like
 from tests.doubles.gcs import GcsServer
 from tests.doubles.hub import Hub
+from tests.doubles.object_server import ObjectServer
 from tests.doubles.s3 import S3Server
+from tests.doubles.seaweed import SeaweedServer
+from tests.support.content.bucket_stores import s3_context
 from tests.support.network.egress import LOOPBACK
 
 
@@ -47,6 +51,18 @@ def gcs_server(shared_gcs_server: GcsServer) -> GcsServer:
     shared_gcs_server.script.clear()
     shared_gcs_server.page_limit = 1000
     return shared_gcs_server
+
+
+@pytest.fixture(scope="module")
+def object_server() -> Iterator[ObjectServer]:
+    with ObjectServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, SourceContext]]:
+    with SeaweedServer(tmp_path_factory.mktemp("seaweed") / "server") as server:
+        yield f"s3://{server.bucket('store')}", s3_context(server)
 
 
 @pytest.fixture(scope="module")

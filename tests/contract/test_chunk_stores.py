@@ -19,7 +19,6 @@ from bdn.store.directory import DirectoryStore
 from tests.doubles.gcs import GcsServer
 from tests.doubles.object_server import ObjectServer
 from tests.doubles.s3 import S3Server
-from tests.doubles.seaweed import SeaweedServer
 from tests.support.content.bucket_stores import gcs_context, s3_context, store_at
 from tests.support.content.memory_store import MemoryStore, content_of
 from tests.support.content.names import named
@@ -44,12 +43,6 @@ class WrittenElsewhere(DirectoryStore):
 
 
 @pytest.fixture(scope="module")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, SourceContext]]:
-    with SeaweedServer(tmp_path_factory.mktemp("seaweed") / "server") as server:
-        yield f"s3://{server.bucket('store')}", s3_context(server)
-
-
-@pytest.fixture(scope="module")
 def moto(shared_s3_server: S3Server) -> tuple[str, SourceContext]:
     return f"s3://{shared_s3_server.bucket('moto-store').name}", s3_context(shared_s3_server)
 
@@ -62,12 +55,6 @@ def r2(shared_s3_server: S3Server) -> tuple[str, SourceContext]:
 @pytest.fixture(scope="module")
 def gcs(shared_gcs_server: GcsServer) -> tuple[str, SourceContext]:
     return f"gs://{shared_gcs_server.written_bucket('gcs-store').name}", gcs_context(shared_gcs_server)
-
-
-@pytest.fixture(scope="module")
-def object_server() -> Iterator[ObjectServer]:
-    with ObjectServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +150,13 @@ def test_what_is_held_is_seen_with_its_size_and_when_it_was_put(store: Collectab
     assert {digest: chunk.size for digest, chunk in found.items()} == {CHUNK: len(CONTENT), named("other"): 5}
     assert all(before - 1e-3 <= chunk.kept_at <= time.time() for chunk in found.values())
     assert list(store.stored([named("absent"), CHUNK])) == [found[CHUNK]]
+
+
+def test_all_that_is_held_is_listed_in_the_order_of_digests(store: CollectableStore) -> None:
+    contents = [b"%d" % number for number in range(30)]
+    for content in contents:
+        store.put(digest_of(content), memoryview(content))
+    assert [chunk.digest for chunk in store.stored()] == sorted(map(digest_of, contents))
 
 
 def test_who_has_a_chunk_open_can_read_it_to_its_end_after_it_was_collected(store: CollectableStore) -> None:

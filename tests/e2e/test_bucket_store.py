@@ -127,3 +127,51 @@ def test_a_node_reads_the_bucket_by_itself_and_the_mirror_repairs_what_that_lack
     assert tree(Path(staged["mounts"][0]["path"])) == MODEL
     held = [bucket.client.get_object(Bucket="weights", Key=key)["Body"].read() for key in (lost, wrong)]
     assert held == [first, last]
+
+
+def test_a_store_moves_from_a_directory_into_a_bucket_beside_its_mirror_and_a_setting_switches_it(
+    bucket: SeaweedServer, tmp_path: Path
+) -> None:
+    with Hub() as hub:
+        repository = hub.repo("org/model")
+        repository.commit(MODEL)
+        cluster = Cluster(tmp_path, {"HF_ENDPOINT": hub.url, "BDN_SECRET_STORE_KEYS": keys_of(bucket.account)})
+        machine, user = Shell(tmp_path / "mirror", cluster.extra, is_forked=True), cluster.shell("operator")
+        to = ("--to", "s3://weights/moved", "--to-secret", "store-keys", "--to-endpoint", bucket.url)
+        copy = ("bdn-admin", "store", "copy", *to)
+        with cluster.mirror():
+            nothing = machine.run(*copy)
+            assert (nothing.code, "holds no chunk: set BDN_STORE" in nothing.err) == (2, True), nothing.err
+            ran(user, "bdn", "mirror", SOURCE, "--wait")
+            planned = ran(machine, *copy, "--dry-run")
+            assert (planned["chunks_missing"], planned["chunks_total"], planned["chunks_copied"]) == (4, 4, 0)
+
+            # One chunk is wrong: it is named, and repaired beside the copy.
+            second = digest_of(LARGE[CHUNK_SIZE : 2 * CHUNK_SIZE])
+            path = machine.data / "store/chunks" / second.fanout
+            path.chmod(0o600)
+            path.write_bytes(b"wrong")
+            done = machine.run(*copy, "--json")
+            assert (done.code, done.document["chunks_copied"], done.document["chunks_missing"]) == (1, 3, 1)
+            assert [item["chunk"] for item in done.document["wrong"]] == [str(second)]
+            assert str(second) in machine.run(*copy).out
+            ran(user, "bdn-admin", "verify", SOURCE, "--tier", "mirror")
+            assert "lacks nothing of 4 chunks" in machine.run(*copy).out
+
+            # What comes before the mirror stops is copied once it has.
+            repository.commit({**MODEL, "late.bin": b"!" * CHUNK_SIZE})
+            mirrored = ran(user, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")
+        assert ran(machine, *copy)["chunks_copied"] == 1
+
+        repository.disabled = True
+        (machine.data / "store").rename(tmp_path / "old")
+        settings = {"STORE": "s3://weights/moved", "STORE_SECRET": "store-keys", "STORE_ENDPOINT": bucket.url}
+        switched = {f"BDN_{name}": value for name, value in settings.items()}
+        with cluster.mirror(**switched), cluster.agent() as node:
+            collected = ran(user, "bdn-admin", "gc", "--grace", "0s")
+            assert collected["bytes_freed"] == 0
+            assert {kind["count"] for kind in collected["kinds"]} == {0}
+            staged = ran(node, "bdn", "stage", mirrored["id"], "--job", "train")
+            assert tree(Path(staged["mounts"][0]["path"])) == {**MODEL, "late.bin": b"!" * CHUNK_SIZE}
+        again = Shell(machine.root, {**cluster.extra, **switched}, is_forked=True).run(*copy)
+        assert (again.code, "is the store that is to be copied" in again.err) == (2, True), again.err

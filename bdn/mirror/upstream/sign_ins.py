@@ -25,40 +25,24 @@ from bdn.wire.access_schema import is_secret_name
 
 
 @dataclass(frozen=True)
-class Secrets:
-    """``BDN_SECRET_<NAME>`` (as written, then in upper case with ``_`` for other signs), ``<directory>/<name>``, ``table``.
+class OperatorSecrets:
+    """``BDN_SECRET_<NAME>`` (as written, then in upper case with ``_`` for other signs), ``<directory>/<name>``.
 
-    The first two are the operator's, and serve every organisation; the table's are those of each organisation.
+    They need no database, and any event loop may ask for them.
     """
 
     directory: Path | None
-    table: SecretTable
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 
-    async def resolve(self, name: str, organisation: str) -> Secret:
+    async def resolve(self, name: str) -> Secret:
         """The secret's value now, or ``SecretNotFoundError``, or ``SecretMalformedError``."""
-        if not is_secret_name(name):
-            raise SecretNotFoundError(name)
-        value = await self._operators(name) or await self.table.value(organisation, name)
+        value = await self.find(name) if is_secret_name(name) else None
         if value is None:
             raise SecretNotFoundError(name)
         return Secret(name, value)
 
-    async def of_operator(self, name: str) -> Secret:
-        """One of the first two. It asks no table, so any event loop may call it."""
-        value = await self._operators(name) if is_secret_name(name) else None
-        if value is None:
-            raise SecretNotFoundError(name)
-        return Secret(name, value)
-
-    async def is_outranked(self, name: str) -> bool:
-        """Whether the operator's environment or directory has this name, so that the table's value is not read."""
-        try:
-            return bool(await self._operators(name))
-        except SecretMalformedError:
-            return True
-
-    async def _operators(self, name: str) -> str | None:
+    async def find(self, name: str) -> str | None:
+        """The value of what is a secret's name, if there is one; or ``SecretMalformedError``."""
         for variable in (f"BDN_SECRET_{name}", f"BDN_SECRET_{re.sub('[^A-Z0-9]', '_', name.upper())}"):
             if value := self.environ.get(variable):
                 return value
@@ -70,6 +54,30 @@ class Secrets:
             raise SecretMalformedError(name, "is not text") from None
         except OSError:
             return None  # absent, or not ours to read: for the caller both are the same
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """The operator's, which serve every organisation; then the ``table``'s, which are those of each organisation."""
+
+    operators: OperatorSecrets
+    table: SecretTable
+
+    async def resolve(self, name: str, organisation: str) -> Secret:
+        """The secret's value now, or ``SecretNotFoundError``, or ``SecretMalformedError``."""
+        if not is_secret_name(name):
+            raise SecretNotFoundError(name)
+        value = await self.operators.find(name) or await self.table.value(organisation, name)
+        if value is None:
+            raise SecretNotFoundError(name)
+        return Secret(name, value)
+
+    async def is_outranked(self, name: str) -> bool:
+        """Whether the operator has a secret of this name, so that the table's value is not read."""
+        try:
+            return bool(await self.operators.find(name))
+        except SecretMalformedError:
+            return True
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class MemoryStore:
     def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
         """Those that were there at the beginning."""
         with self._lock:
-            wanted = self._chunks if digests is None else self._chunks.keys() & set(digests)
+            wanted = sorted(self._chunks) if digests is None else self._chunks.keys() & set(digests)
             found = [StoredChunk(digest, len(self._chunks[digest]), self._kept_at[digest]) for digest in wanted]
         yield from found
 

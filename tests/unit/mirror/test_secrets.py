@@ -8,7 +8,7 @@ import pytest
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError, SecretNotFoundError
 from bdn.mirror.db.secrets import Keyring, SecretTable, new_key
-from bdn.mirror.upstream.sign_ins import Secrets
+from bdn.mirror.upstream.sign_ins import OperatorSecrets, Secrets
 from tests.support.mirror.service import database_under_test
 
 
@@ -32,12 +32,14 @@ async def test_the_environment_comes_before_the_directory_and_the_directory_befo
         await table.set("default", name, "from the table")
     (directory / "hf-token").write_text("from a file\n")
     (directory / "other").write_text("other")
-    secrets = Secrets(directory, table, {"BDN_SECRET_HF_TOKEN": "from the environment"})
+    secrets = Secrets(OperatorSecrets(directory, {"BDN_SECRET_HF_TOKEN": "from the environment"}), table)
     assert (await secrets.resolve("hf-token", "default")).value == "from the environment"
     assert (await secrets.resolve("other", "default")).value == "other"
     assert (await secrets.resolve("third", "default")).value == "from the table"
-    assert (await Secrets(directory, table, {}).resolve("hf-token", "default")).value == "from a file\n"
-    assert (await Secrets(None, table, {}).resolve("hf-token", "default")).value == "from the table"
+    assert (
+        await Secrets(OperatorSecrets(directory, {}), table).resolve("hf-token", "default")
+    ).value == "from a file\n"
+    assert (await Secrets(OperatorSecrets(None, {}), table).resolve("hf-token", "default")).value == "from the table"
     assert [await secrets.is_outranked(name) for name in ("hf-token", "other", "third")] == [True, True, False]
 
 
@@ -47,7 +49,7 @@ async def test_the_operator_s_secrets_serve_everybody_and_the_table_s_their_own_
     (directory / "shared").write_text("shared")
     await table.set("red", "own", "of red")
     await table.set("blue", "own", "of blue")
-    secrets = Secrets(directory, table, {})
+    secrets = Secrets(OperatorSecrets(directory, {}), table)
     assert [(await secrets.resolve("shared", who)).value for who in ("red", "blue")] == ["shared", "shared"]
     assert [(await secrets.resolve("own", who)).value for who in ("red", "blue")] == ["of red", "of blue"]
     with pytest.raises(SecretNotFoundError):
@@ -55,7 +57,7 @@ async def test_the_operator_s_secrets_serve_everybody_and_the_table_s_their_own_
 
 
 async def test_a_name_is_looked_up_as_written_before_its_upper_case_form(table: SecretTable) -> None:
-    secrets = Secrets(None, table, {"BDN_SECRET_team.key": "exact", "BDN_SECRET_TEAM_KEY": "upper"})
+    secrets = Secrets(OperatorSecrets(None, {"BDN_SECRET_team.key": "exact", "BDN_SECRET_TEAM_KEY": "upper"}), table)
     assert (await secrets.resolve("team.key", "default")).value == "exact"
     assert (await secrets.resolve("Team.Key", "default")).value == "upper"
 
@@ -65,7 +67,7 @@ async def test_what_is_no_name_or_names_nothing_is_not_found(table: SecretTable,
     (directory / "folder").mkdir()
     (directory.parent / "passwd").write_text("x")
     with pytest.raises(SecretNotFoundError) as raised:
-        await Secrets(directory, table, {}).resolve(name, "default")
+        await Secrets(OperatorSecrets(directory, {}), table).resolve(name, "default")
     for place in (f"bdn-admin secrets set {name}", f"BDN_SECRET_{name}", "BDN_SECRETS_DIR"):
         assert place in str(raised.value)
 
@@ -75,15 +77,15 @@ async def test_an_empty_variable_is_no_secret_and_a_binary_file_is_malformed(
 ) -> None:
     (directory / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(SecretNotFoundError):
-        await Secrets(None, table, {"BDN_SECRET_X": ""}).resolve("x", "default")
+        await Secrets(OperatorSecrets(None, {"BDN_SECRET_X": ""}), table).resolve("x", "default")
     with pytest.raises(SecretMalformedError, match="'binary' is not text"):
-        await Secrets(directory, table, {}).resolve("binary", "default")
-    assert await Secrets(directory, table, {}).is_outranked("binary")
+        await Secrets(OperatorSecrets(directory, {}), table).resolve("binary", "default")
+    assert await Secrets(OperatorSecrets(directory, {}), table).is_outranked("binary")
 
 
 async def test_a_value_is_in_no_repr(table: SecretTable) -> None:
     await table.set("default", "y", "open")
-    secrets = Secrets(None, table, {"BDN_SECRET_X": "sesame"})
+    secrets = Secrets(OperatorSecrets(None, {"BDN_SECRET_X": "sesame"}), table)
     shown = repr((secrets, await secrets.resolve("x", "default"), await secrets.resolve("y", "default")))
     for hidden in ("sesame", "open", repr(table.keyring.keys[0])[2:-1]):
         assert hidden not in shown

@@ -334,6 +334,22 @@ def test_what_is_no_chunk_keeps_nobody_from_opening_the_store_or_going_through_i
     assert stray.exists()
 
 
+def test_a_folder_that_cannot_be_looked_into_is_not_passed_over_by_who_lists_all(
+    kept: DirectoryStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the store would lack what is in it, and say that it lacks nothing."""
+    listdir = os.listdir
+
+    def refused(folder: Path) -> list[str]:
+        if folder == path.parent:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return listdir(folder)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    with pytest.raises(StoreUnavailableError, match="Permission denied"):
+        list(kept.stored())
+
+
 @pytest.mark.promise("collection")
 def test_a_chunk_that_is_put_anew_while_two_collect_it_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when one of them has lost its lock, and has not heard of it."""
