@@ -31,8 +31,9 @@ _PARTS: Final = ("master", "volume", "filer", "s3")
 class SeaweedServer:
     """On free ports of the loopback, with everything below ``directory``, from ``with`` until its end."""
 
-    def __init__(self, directory: Path) -> None:
-        self.account = Account("bdn", "seaweed-example-key")
+    def __init__(self, directory: Path, account: Account | None = None) -> None:
+        self.account = account or Account("bdn", "seaweed-example-key")
+        self.pid = 0  # while it runs
         self._directory = directory
         self._port = free_port()
         self._stack = ExitStack()
@@ -49,6 +50,7 @@ class SeaweedServer:
         with self._stack:
             log = self._stack.enter_context((self._directory / "log").open("wb"))
             process = subprocess.Popen(self._command(), stdout=log, stderr=log, cwd=self._directory)
+            self.pid = process.pid
             self._stack.callback(process.wait)
             self._stack.callback(process.kill)
             deadline = time.monotonic() + _START_SECONDS
@@ -66,6 +68,14 @@ class SeaweedServer:
         """A new, empty bucket of the account; its name."""
         self.client.create_bucket(Bucket=name)
         return name
+
+    def drop_bucket(self, name: str) -> None:
+        """With all that is in it."""
+        self.client.delete_bucket(Bucket=name)
+
+    def files(self, bucket: str) -> list[Path]:
+        """Where the contents of a bucket's objects lie."""
+        return sorted((self._directory / "data").glob(f"{bucket}_*.dat"))
 
     def _command(self) -> list[str]:
         ports = [f"-{part}.port.grpc={free_port()}" for part in _PARTS]
