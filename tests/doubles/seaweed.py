@@ -81,7 +81,8 @@ class SeaweedServer:
         ports = [f"-{part}.port.grpc={free_port()}" for part in _PARTS]
         ports += [f"-{part}.port={self._port if part == 's3' else free_port()}" for part in _PARTS]
         return [
-            *(str(_WEED), "server", f"-dir={self._directory / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *(str(_WEED), f"-logdir={self._directory}", "server", f"-dir={self._directory / 'data'}"),
+            *("-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *("-filer", "-s3", f"-s3.config={self._directory / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"),
             *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-master.volumePreallocate=false"),
             *("-volume.max=500", "-volume.preStopSeconds=0"),  # each bucket takes volumes of its own
