@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.nginx import BUCKET, Origin
+from tests.benchmarks.nginx import Origin
 
 VENV = Path(__file__).parents[2] / ".venv-peers"
 _TRUSS_MANIFEST = Path("/static-bptr/static-bptr-manifest.json")  # the only place where it looks and nobody else does
@@ -63,7 +63,9 @@ def check(source: Path, target: Path, *, content: bool) -> None:
 
 
 def _urls(origin: Origin, prefix: str) -> list[str]:
-    return [f"{origin.url}/{BUCKET}/{prefix}/{path.name}" for path in sorted(origin.folder(prefix).iterdir())]
+    return [
+        f"{origin.url}/{origin.bucket.name}/{prefix}/{path.name}" for path in sorted(origin.folder(prefix).iterdir())
+    ]
 
 
 def _find(name: str) -> str | None:
@@ -94,7 +96,14 @@ def _python(script: str, *arguments: str | Path, check: bool = True) -> int:
 
 
 def _s5cmd(origin: Origin, prefix: str, target: Path) -> None:
-    _call(["s5cmd", "--endpoint-url", origin.url, "cp", f"s3://{BUCKET}/{prefix}/*", f"{target}/"], **_KEYS)
+    _call(["s5cmd", "--endpoint-url", origin.url, "cp", f"s3://{origin.bucket.name}/{prefix}/*", f"{target}/"], **_KEYS)
+
+
+def upload(server_url: str, folder: Path, bucket: str, prefix: str) -> float:
+    """Seconds that s5cmd takes for all files of a folder."""
+    began = time.perf_counter()
+    _call(["s5cmd", "--endpoint-url", server_url, "cp", f"{folder}/", f"s3://{bucket}/{prefix}/"], **_KEYS)
+    return time.perf_counter() - began
 
 
 def _aria2c(origin: Origin, prefix: str, target: Path) -> None:
@@ -103,7 +112,9 @@ def _aria2c(origin: Origin, prefix: str, target: Path) -> None:
 
 
 def _rclone(origin: Origin, prefix: str, target: Path) -> None:
-    remote = f":s3,provider=Other,env_auth=true,force_path_style=true,endpoint='{origin.url}':{BUCKET}/{prefix}"
+    remote = (
+        f":s3,provider=Other,env_auth=true,force_path_style=true,endpoint='{origin.url}':{origin.bucket.name}/{prefix}"
+    )
     options = ["--config", "/dev/null", "--transfers=4", "--multi-thread-streams=4", "--checkers=4", "--s3-no-head"]
     _call(["rclone", "copy", *options, remote, target], **_KEYS)
 

@@ -31,8 +31,9 @@ _PARTS: Final = ("master", "volume", "filer", "s3")
 class SeaweedServer:
     """On free ports of the loopback, with everything below ``directory``, from ``with`` until its end."""
 
-    def __init__(self, directory: Path) -> None:
-        self.account = Account("bdn", "seaweed-example-key")
+    def __init__(self, directory: Path, account: Account | None = None) -> None:
+        self.account = account or Account("bdn", "seaweed-example-key")
+        self.pid = 0  # while it runs
         self._directory = directory
         self._port = free_port()
         self._stack = ExitStack()
@@ -49,6 +50,7 @@ class SeaweedServer:
         with self._stack:
             log = self._stack.enter_context((self._directory / "log").open("wb"))
             process = subprocess.Popen(self._command(), stdout=log, stderr=log, cwd=self._directory)
+            self.pid = process.pid
             self._stack.callback(process.wait)
             self._stack.callback(process.kill)
             deadline = time.monotonic() + _START_SECONDS
@@ -67,11 +69,20 @@ class SeaweedServer:
         self.client.create_bucket(Bucket=name)
         return name
 
+    def drop_bucket(self, name: str) -> None:
+        """With all that is in it."""
+        self.client.delete_bucket(Bucket=name)
+
+    def files(self, bucket: str) -> list[Path]:
+        """Where the contents of a bucket's objects lie."""
+        return sorted((self._directory / "data").glob(f"{bucket}_*.dat"))
+
     def _command(self) -> list[str]:
         ports = [f"-{part}.port.grpc={free_port()}" for part in _PARTS]
         ports += [f"-{part}.port={self._port if part == 's3' else free_port()}" for part in _PARTS]
         return [
-            *(str(_WEED), "server", f"-dir={self._directory / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *(str(_WEED), f"-logdir={self._directory}", "server", f"-dir={self._directory / 'data'}"),
+            *("-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *("-filer", "-s3", f"-s3.config={self._directory / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"),
             *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-master.volumePreallocate=false"),
             *("-volume.max=500", "-volume.preStopSeconds=0"),  # each bucket takes volumes of its own

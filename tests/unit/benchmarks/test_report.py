@@ -3,17 +3,14 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from tests.benchmarks import __main__ as program
 from tests.benchmarks import peers_fill, report
-from tests.benchmarks.mirrored import PREFIX, Mirrored
 from tests.benchmarks.nginx import Origin
 from tests.benchmarks.peers import Peer
 from tests.benchmarks.report import Figure, Missing, Row
-from tests.support.services.services import Mirror
 
 
 @pytest.mark.parametrize(("asked", "values", "is_missed"), [
@@ -93,7 +90,7 @@ def test_a_peer_that_breaks_is_a_row_and_is_not_asked_again(tmp_path: Path) -> N
 
     beside = peers_fill.Beside(Peer("other", "sh", run), ">= 3")
     for number in range(2):
-        beside.run(_content(tmp_path), number)
+        beside.run(_offer(tmp_path), number)
     assert beside.rows([1.0, 1.0]) == [Missing("other", "exit status 7", ">= 3", has_failed=True)]
     assert [path.exists() for path in asked] == [False]
 
@@ -108,8 +105,6 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return page
 
 
-def _content(root: Path) -> Mirrored:
-    """Content of which only the source's side is there."""
-    bucket, no_mirror = root / "bucket", cast(Mirror, None)
-    (bucket / PREFIX).mkdir(parents=True, exist_ok=True)
-    return Mirrored(no_mirror, Origin("", bucket), "", 1, 1, root)
+def _offer(root: Path) -> peers_fill.Offer:
+    """Of something that nobody reads."""
+    return peers_fill.Offer(Origin("", root), "", 1.0, root, lambda: None, lambda _, __: None)
