@@ -44,9 +44,8 @@ class WrittenElsewhere(DirectoryStore):
 
 
 @pytest.fixture(scope="module")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, SourceContext]]:
-    with SeaweedServer(tmp_path_factory.mktemp("seaweed") / "server") as server:
-        yield f"s3://{server.bucket('store')}", s3_context(server)
+def seaweed(seaweed: SeaweedServer) -> tuple[str, SourceContext]:
+    return f"s3://{seaweed.bucket('store')}", s3_context(seaweed)
 
 
 @pytest.fixture(scope="module")

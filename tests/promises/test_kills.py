@@ -71,6 +71,8 @@ async def test_an_agent_killed_at_any_step_shows_whole_files(tmp_path: Path, tal
     assert any(stood)
 
 
+@pytest.mark.production
+@pytest.mark.usefixtures("backend")
 @pytest.mark.promise("commit-order")
 async def test_a_mirror_killed_at_any_step_keeps_its_word(tmp_path: Path, hub: Hub, tally: Tally) -> None:
     fill(hub)
@@ -89,6 +91,7 @@ async def test_a_mirror_killed_at_any_step_keeps_its_word(tmp_path: Path, hub: H
     assert tally.counts["kills"] > len(steps) // 2
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.promise("commit-order", "whole-files")
 def test_a_pull_killed_at_any_step_gives_whole_files_and_holds_none_that_it_gave(
     tmp_path: Path, hub: Hub, tally: Tally
@@ -165,6 +168,8 @@ def test_ten_thousand_kills_lose_nothing_acknowledged_and_show_nothing_wrong(tal
 # --- A mirror and two agents of a ring are killed again and again while they mirror, stage, release, evict and collect, and jobs read ---
 
 
+@pytest.mark.production
+@pytest.mark.usefixtures("backend")
 @pytest.mark.promise("whole-files", "commit-order", "collection")
 @pytest.mark.parametrize("seed", range(5 if FULL else 1))
 async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_ends_well(

@@ -28,7 +28,7 @@ from tests.support.mirror.process import ServingProcess
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
 from tests.support.promises.tally import Tally, at_scale
 
-pytestmark = pytest.mark.promise("load")
+pytestmark = [pytest.mark.promise("load"), pytest.mark.usefixtures("backend")]
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
 DISTINCT: Final = 10
@@ -139,6 +139,7 @@ async def test_listeners_that_never_read_cost_a_bounded_buffer_each_and_delay_no
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.production
 async def test_agents_that_ask_all_at_once_cost_the_upstream_one_read(
     upstreams: None, tmp_path: Path, hub: Hub, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:

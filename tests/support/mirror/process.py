@@ -4,16 +4,16 @@ import asyncio
 import json
 import os
 import signal
-import sqlite3
 import sys
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
 import httpx2
 
+from tests.support.mirror.backends import Behind, behind
 from tests.support.mirror.service import Json
 from tests.support.services.forked import Process, start
 
@@ -86,9 +86,13 @@ class ServingProcess:
         assert document["status"] not in ("PENDING", "SYNCING"), document
         return document
 
+    @property
+    def behind(self) -> Behind:
+        """Its database and its store."""
+        return behind(self.data_dir)
+
     def query(self, statement: str) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(self.data_dir / "mirror.sqlite")) as connection:
-            return list(connection.execute(statement))
+        return self.behind.query(statement)
 
 
 async def _document(out: asyncio.StreamReader) -> bytes:
@@ -104,7 +108,7 @@ async def _document(out: asyncio.StreamReader) -> bytes:
 async def _start(
     command: Sequence[str], data_dir: Path, options: tuple[str, ...], environ: dict[str, str]
 ) -> tuple[Process, asyncio.StreamReader, asyncio.StreamReader]:
-    environment = {**os.environ, "BDN_DATA_DIR": str(data_dir), **environ}
+    environment = {**os.environ, **behind(data_dir).environment, "BDN_DATA_DIR": str(data_dir), **environ}
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
     readers = await _reader(out), await _reader(err)
     try:
