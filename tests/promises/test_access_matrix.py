@@ -186,7 +186,6 @@ async def test_who_may_read_which_chunk_on_either_plane(world: World, tally: Tal
                     tally.add(scenarios=1, refused=expected != "OK")
 
 
-@pytest.mark.production
 async def test_who_is_told_where_which_chunk_can_be_read(world: World, tally: Tally) -> None:
     """Whoever may read it from the data plane, by a grant for this manifest. A mirror with a directory then says that it delivers itself."""
     is_direct = world.mirror.behind.store_type is BucketStore
@@ -384,6 +383,7 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
     assert [item["name"] for item in secrets] == ["of-a"]
 
 
+@pytest.mark.production
 async def test_a_verification_tells_nothing_of_others(upstreams: None, hub: Hub, tmp_path: Path, tally: Tally) -> None:
     """Both organisations have the file x, each in a slab of its own."""
     async with access_world(tmp_path / "mirror", hub, scrub_seconds=0) as world:

@@ -358,7 +358,6 @@ async def test_the_scrub_finds_a_damaged_record_within_its_period(store: Store, 
         tally.add(scenarios=1, faults=1)
 
 
-@pytest.mark.production
 async def test_a_damaged_record_is_refused_and_a_verification_names_it(store: Store, tally: Tally) -> None:
     for place, how in product(RECORDS, RECORD_DAMAGES):
         async with store.damaged(place, how) as name:
@@ -416,7 +415,6 @@ def model(hub: Hub) -> Iterator[Hub]:
     hub.script.clear()
 
 
-@pytest.mark.production
 # httpx2 leaves a refused socket to itself
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_stage_that_gets_wrong_bytes_makes_the_mirror_mend_them(model: Hub, tmp_path: Path, tally: Tally) -> None:

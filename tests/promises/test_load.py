@@ -139,7 +139,6 @@ async def test_listeners_that_never_read_cost_a_bounded_buffer_each_and_delay_no
     assert "Traceback" not in caplog.text
 
 
-@pytest.mark.production
 async def test_agents_that_ask_all_at_once_cost_the_upstream_one_read(
     upstreams: None, tmp_path: Path, hub: Hub, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import httpx2
 
 from tests.support.mirror.backends import Behind, behind
-from tests.support.mirror.service import Json
+from tests.support.mirror.service import LONGEST_SECONDS, Json
 from tests.support.services.forked import Process, start
 
 _LONGEST_START_SECONDS = 240  # on a machine with a hundred other things to do
@@ -82,7 +82,7 @@ class ServingProcess:
         return str(answer.json()["id"])
 
     async def ended(self, mirror_id: str) -> Json:
-        document: Json = (await self.http.get(f"/mirror/{mirror_id}", params={"wait": 30})).json()
+        document: Json = (await self.http.get(f"/mirror/{mirror_id}", params={"wait": LONGEST_SECONDS})).json()
         assert document["status"] not in ("PENDING", "SYNCING"), document
         return document
 
