@@ -20,6 +20,8 @@ from tests.support.promises.tally import (  # noqa: F401 - hooks and fixtures
     tally,
 )
 
+pytest_plugins = ("tests.support.mirror.backends",)
+
 settings.register_profile("default", derandomize=True, database=None, deadline=None, max_examples=200)
 settings.register_profile("nightly", deadline=None, max_examples=10_000, stateful_step_count=100, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

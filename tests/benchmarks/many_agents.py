@@ -13,8 +13,8 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.wire.grants import new_signing_key
 from tests.benchmarks.report import Figure, scaled
+from tests.support.mirror.backends import write_keys
 from tests.support.mirror.postgres import new_database, postgres
-from tests.support.mirror.service import write_keys
 from tests.support.services.cluster import Cluster
 from tests.support.services.processes import cpu_seconds
 

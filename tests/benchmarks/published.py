@@ -16,9 +16,9 @@ from bdn.mirror.db.database import Database
 from bdn.wire.grants import new_signing_key
 from tests.benchmarks import generated_mirror
 from tests.benchmarks.report import Figure, scaled
+from tests.support.mirror.backends import write_keys
 from tests.support.mirror.generated import SOURCE
 from tests.support.mirror.postgres import new_database, postgres
-from tests.support.mirror.service import write_keys
 from tests.support.services import services
 from tests.support.services.processes import cpu_seconds, peak_megabytes
 

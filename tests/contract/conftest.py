@@ -1,6 +1,7 @@
 """The servers that the suites of sources and stores ask: one of each kind for a file, empty of what the test before it left."""
 
 from collections.abc import Iterator
+from secrets import token_hex
 
 import pytest
 from huggingface_hub import close_session
@@ -60,9 +61,9 @@ def object_server() -> Iterator[ObjectServer]:
 
 
 @pytest.fixture(scope="module")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, SourceContext]]:
-    with SeaweedServer(tmp_path_factory.mktemp("seaweed") / "server") as server:
-        yield f"s3://{server.bucket('store')}", s3_context(server)
+def seaweed(seaweed: SeaweedServer) -> tuple[str, SourceContext]:
+    """A bucket of the module's own."""
+    return f"s3://{seaweed.bucket(f'store-{token_hex(4)}')}", s3_context(seaweed)
 
 
 @pytest.fixture(scope="module")

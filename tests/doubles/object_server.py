@@ -163,8 +163,25 @@ class ObjectServer(Origin):
         self.buckets[name] = Objects(name, "x-amz-", self.now)
         return self.buckets[name]
 
+    def sizes(self, bucket: str, prefix: str) -> dict[str, int]:
+        """Of the objects whose keys begin so."""
+        return {key: len(one.content) for key, one in list(self.buckets[bucket].held.items()) if key.startswith(prefix)}
+
+    def read(self, bucket: str, key: str) -> bytes | None:
+        """The object's bytes, behind everybody's back; None where there is none."""
+        found = self.buckets[bucket].held.get(key)
+        return None if found is None else found.content
+
+    def overwrite(self, bucket: str, key: str, content: bytes | None) -> None:
+        """Put these there, or nothing."""
+        if content is None:
+            self.buckets[bucket].held.pop(key, None)
+        else:
+            self.buckets[bucket].overwrite(key, content)
+
     def _respond(self, request: Request) -> Answer:
-        refusal = refusal_of(request, {self.account.access_key_id: self.account})
+        now = datetime.fromtimestamp(self.now(), UTC)
+        refusal = refusal_of(request, {self.account.access_key_id: self.account}, now)
         if refusal != "":
             return s3_error(403, refusal or "AccessDenied")
         _, name, *rest = request.url.path.split("/", 2)

@@ -77,6 +77,25 @@ class SeaweedServer:
         """Where the contents of a bucket's objects lie."""
         return sorted((self._directory / "data").glob(f"{bucket}_*.dat"))
 
+    def sizes(self, bucket: str, prefix: str) -> dict[str, int]:
+        """Of the objects whose keys begin so."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return {one["Key"]: one["Size"] for page in pages for one in page.get("Contents", [])}
+
+    def read(self, bucket: str, key: str) -> bytes | None:
+        """The object's bytes; None where there is none."""
+        try:
+            return bytes(self.client.get_object(Bucket=bucket, Key=key)["Body"].read())
+        except self.client.exceptions.NoSuchKey:
+            return None
+
+    def overwrite(self, bucket: str, key: str, content: bytes | None) -> None:
+        """Put these there, or nothing."""
+        if content is None:
+            self.client.delete_object(Bucket=bucket, Key=key)
+        else:
+            self.client.put_object(Bucket=bucket, Key=key, Body=content)
+
     def _command(self) -> list[str]:
         ports = [f"-{part}.port.grpc={free_port()}" for part in _PARTS]
         ports += [f"-{part}.port={self._port if part == 's3' else free_port()}" for part in _PARTS]

@@ -7,7 +7,21 @@ import pytest
 
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
+from tests.doubles.seaweed import SeaweedServer
+from tests.support.mirror.backends import BUCKET
 from tests.support.services.commands import Shell
+
+
+@pytest.fixture(autouse=True, scope="module")
+def on_either(backend: str) -> None:
+    """Every journey leads as well past what a mirror has in production."""
+
+
+@pytest.fixture(scope="session")
+def bucket_server(seaweed: SeaweedServer) -> SeaweedServer:
+    """A real one: mirrors are processes here, which live by the time of day."""
+    seaweed.bucket(BUCKET)
+    return seaweed
 
 
 @pytest.fixture

@@ -5,11 +5,8 @@ import os
 import pty
 import random
 import signal
-import sqlite3
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +18,7 @@ from bdn.core.chunk import digest_of
 from bdn.core.units import format_size
 from tests.doubles.hub import Hub
 from tests.support.content.trees import tree
+from tests.support.mirror.backends import Behind, behind
 from tests.support.promises.tally import Tally
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import SCRIPTS, Finished, Shell
@@ -62,24 +60,22 @@ class Operator:
         assert found == FILES
         return True
 
-    def stored(self) -> dict[str, int]:
-        return {path.name: path.stat().st_size for path in (self.data / "store/chunks").rglob("*") if path.is_file()}
+    @property
+    def behind(self) -> Behind:
+        return behind(self.data)
 
-    def rows(self) -> list[list[tuple[Any, ...]]]:
+    def rows(self) -> dict[str, list[tuple[Any, ...]]]:
         """Of manifests, contents and tombstones."""
-        with closing(sqlite3.connect(self.data / "mirror.sqlite")) as connection:
-            tables = ("manifests", "contents", "manifest_contents", "tombstones", "events")
-            return [sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in tables]
+        return self.behind.rows("manifests", "contents", "manifest_contents", "tombstones", "events")
 
     def has_waited(self, days: float) -> None:
         """As if everything had been mirrored and given up so much earlier."""
-        with closing(sqlite3.connect(self.data / "mirror.sqlite", timeout=30)) as connection, connection:
-            for table in ("manifests", "tombstones"):
-                connection.execute(f"UPDATE {table} SET created_at = created_at - ?", [days * DAY])
+        for table in ("manifests", "tombstones"):
+            self.behind.query(f"UPDATE {table} SET created_at = created_at - ?", days * DAY)
 
 
 @pytest.fixture(scope="module")
-def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+def operator(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     """Whose mirror has a model, and collects when it is told to."""
     root = tmp_path_factory.mktemp("admin")
     with Hub() as hub:
@@ -92,6 +88,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
             yield Operator(shell, root / "mirror/data", done.document["sources"][0]["manifest"])
 
 
+@pytest.mark.production
 @pytest.mark.promise("access")
 def test_a_token_is_good_until_it_is_revoked(operator: Operator, tally: Tally) -> None:
     made = operator.told("tokens", "create", "ci", "--organisation", "acme", "--role", "controller", "--expires", "90d")
@@ -113,34 +110,33 @@ def test_a_token_is_good_until_it_is_revoked(operator: Operator, tally: Tally) -
     tally.add(scenarios=1, refused=2)
 
 
+@pytest.mark.production
 @pytest.mark.promise("collection")
 def test_what_was_evicted_is_restored_or_collected_and_why_says_so(operator: Operator, tally: Tally) -> None:
     assert operator.reads()
     evicted = operator.told("evict", "--source", "hf://org/model", "--tier", "mirror")
-    assert (evicted["bytes_freed"], operator.reads()) == (sum(operator.stored().values()), False)
+    assert (evicted["bytes_freed"], operator.reads()) == (sum(operator.behind.chunks().values()), False)
     restored = operator.told("restore", operator.manifest)
     assert [(one["manifest"], one["sources"]) for one in restored["items"]] == [(operator.manifest, ["hf://org/model"])]
     assert operator.reads()
     assert operator.told("restore", "hf://org/model", code=4)["error"]["code"] == "NOT_FOUND"  # nothing is evicted
 
-    stray = operator.data / "store/chunks" / digest_of(b"nobody's").fanout
-    stray.parent.mkdir(parents=True)
-    stray.write_bytes(b"nobody's")
-    os.utime(stray, (time.time() - 100 * DAY,) * 2)
+    with operator.behind.chunk(digest_of(b"nobody's")) as stray:
+        stray.write_bytes(b"nobody's")
     operator.does("evict", "--source", "hf://org/model", "--tier", "mirror")
     operator.has_waited(days=8)
-    stored, rows = operator.stored(), operator.rows()
+    stored, rows = operator.behind.chunks(), operator.rows()
     young = operator.told("gc", "--dry-run", "--grace", "1000d")
     assert [kind["kind"] for kind in young["kinds"] if kind["count"]] == ["manifests"]
     assert young["request"]["grace_seconds"] == 1000 * DAY
-    planned = operator.told("gc", "--dry-run")
-    assert (operator.stored(), operator.rows()) == (stored, rows)
+    planned = operator.told("gc", "--dry-run", "--grace", "0s")
+    assert (operator.behind.chunks(), operator.rows()) == (stored, rows)
     assert {kind["kind"]: kind["count"] for kind in planned["kinds"] if kind["count"]} == {"manifests": 1, "chunks": 1}
     assert planned["bytes_freed"] == sum(stored.values())
 
-    collected = operator.told("gc")
+    collected = operator.told("gc", "--grace", "0s")
     assert (collected["kinds"], collected["bytes_freed"]) == (planned["kinds"], planned["bytes_freed"])
-    assert operator.stored() == {}
+    assert operator.behind.chunks() == {}
     assert operator.does("restore", operator.manifest, code=4).out == ""
     operator.does("gc", "--grace", "soon", code=2)
     said = operator.does("why", operator.manifest).out
@@ -150,6 +146,7 @@ def test_what_was_evicted_is_restored_or_collected_and_why_says_so(operator: Ope
 
 
 # --- ``bdn-admin secrets``, as a user types it ---
+of_a_pull = pytest.mark.embedded("a mirror that runs nowhere is known by its SQLite")
 VALUE = "hf_sesame_0123456789"
 CTRL_C = b"\x03"
 
@@ -167,6 +164,7 @@ def given(shell: Shell, value: bytes, *arguments: str) -> Finished:
     return shell.run("bdn-admin", "secrets", "set", *arguments, given=value)
 
 
+@of_a_pull
 def test_a_secret_set_before_the_first_pull_opens_a_private_repository(keyed: Shell, hub: Hub) -> None:
     hub.repo("org/private", private=True).commit({"a.txt": b"1"})
     (keyed.root / "token").write_text(f"{hub.token}\n")
@@ -193,6 +191,7 @@ def test_a_secret_set_before_the_first_pull_opens_a_private_repository(keyed: Sh
         assert not [path for path in files if secret.encode() in path.read_bytes()]
 
 
+@of_a_pull
 def test_a_value_comes_from_standard_input_and_wrong_ones_are_refused_at_once(keyed: Shell, hub: Hub) -> None:
     assert given(keyed, b"", "empty").code == 2
     assert "is empty" in given(keyed, b"\n", "empty").err

@@ -17,16 +17,16 @@ from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell, wait_until
 
 LARGE = bytes(range(255)) * 70_000  # three chunks
+pytestmark = pytest.mark.embedded("it has a bucket by itself")
 MODEL = {"config.json": b"{}", "deep/model.safetensors": LARGE, "empty.txt": b"", "a b/\u00fc.txt": b"x"}
 SIZE = sum(map(len, MODEL.values()))
 SOURCE = "hf://org/model"
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
-    with SeaweedServer(tmp_path_factory.mktemp("seaweed") / "server") as server:
-        server.bucket("weights")
-        yield server
+def bucket(seaweed: SeaweedServer) -> SeaweedServer:
+    seaweed.bucket("weights")
+    return seaweed
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bdn.mirror.db.recall import HEAD
 from bdn.wire.grants import new_signing_key
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.content.trees import tree
-from tests.support.mirror.service import mirror_under_test, source, write_keys
+from tests.support.mirror.backends import write_keys
+from tests.support.mirror.service import mirror_under_test, source
 from tests.support.services.commands import Shell, wait_until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -59,6 +62,7 @@ def test_up_is_a_mirror_and_an_agent_until_it_is_interrupted(shell: Shell, hub: 
     assert "Traceback" not in (shell.root / "bdn-up.log").read_text()
 
 
+@pytest.mark.embedded("it has PostgreSQL by itself")
 async def test_a_worker_and_a_migration_are_programs_of_their_own_on_postgresql(
     shell: Shell, hub: Hub, upstreams: None, empty_postgres_url: str, tmp_path: Path
 ) -> None:
@@ -87,6 +91,7 @@ async def test_a_worker_and_a_migration_are_programs_of_their_own_on_postgresql(
             assert process.wait(60) == 0
 
 
+@pytest.mark.embedded("SQLite is migrated")
 def test_a_migration_of_the_embedded_database_makes_what_the_mirror_opens(shell: Shell) -> None:
     for before in (None, HEAD):
         migrated = shell.run("bdn", "migrate", "--json")
@@ -117,6 +122,7 @@ def test_the_exit_code_of_a_mirror_is_1_when_it_failed(shell: Shell, hub: Hub) -
         assert "--secret NAME" in quiet.err
 
 
+@pytest.mark.embedded("pulls wait for the lock of SQLite's directory")
 def test_a_pull_waits_for_another_one_on_the_same_data(shell: Shell, hub: Hub) -> None:
     hub.repo("org/model").commit(MODEL)
     hub.fail(stall(), origin="cdn")

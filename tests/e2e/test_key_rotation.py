@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx2
+import pytest
 from starlette.types import Receive, Scope, Send
 
 from bdn.core.chunk import digest_of
@@ -18,8 +19,10 @@ from node_agent.settings import load_settings
 from tests.doubles.hub import Hub
 from tests.support.content.trees import tree
 from tests.support.crash.rot import rot
-from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until, write_keys
+from tests.support.mirror.backends import write_keys
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
 
+pytestmark = pytest.mark.embedded("it has PostgreSQL and a directory by itself")
 pytest_plugins = ("tests.support.mirror.fixtures",)
 MIRRORS: Final = 25
 PAGES: Final = 6  # of so many grants each, in each of seven rounds: 1,050 grants

@@ -96,6 +96,7 @@ def test_a_pulled_prefix_is_what_the_aws_command_line_put_there(shell: Shell, s3
     assert tree(tmp_path / "out") == model()
 
 
+@pytest.mark.production
 def test_a_second_pull_moves_no_bytes_and_one_of_a_changed_source_only_those(
     shell: Shell, hub: Hub, tmp_path: Path
 ) -> None:
@@ -192,6 +193,7 @@ def test_what_is_held_is_pulled_while_the_hub_is_away(shell: Shell, hub: Hub, tm
     assert hub.log.count() == 0
 
 
+@pytest.mark.embedded("a mirror that runs nowhere is known by its SQLite")
 def test_what_a_pull_left_is_explained_and_verified_without_a_service(shell: Shell, hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit({"config.json": b"{}"})
     assert shell.run("bdn-admin", "why", "out/config.json").code != 0  # nothing is here, and nothing is made
@@ -251,6 +253,7 @@ def everything(root: Path) -> dict[str, tuple[bool, int]]:
     return {str(path): (path.is_file(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.embedded("a bucket has any room, and a mirror that runs nowhere is known by its SQLite")
 def test_a_dry_run_says_what_a_pull_would_do_and_does_nothing(shell: Shell, hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit(model())
     size = sum(map(len, model().values()))
@@ -317,6 +320,7 @@ def test_a_dry_run_ends_in_the_error_of_the_pull(shell: Shell, hub: Hub, tmp_pat
 
 @needs_mounts
 @pytest.mark.parametrize("is_dry", [False, True], ids=["pull", "dry-run"])
+@pytest.mark.embedded("a bucket has any room")
 @pytest.mark.parametrize("offline", [False, True], ids=["cold", "held"])
 def test_what_cannot_fit_is_refused_with_figures_before_its_first_byte(
     hub: Hub, tmp_path: Path, is_dry: bool, offline: bool
@@ -349,6 +353,7 @@ def test_what_cannot_fit_is_refused_with_figures_before_its_first_byte(
 
 
 @needs_mounts
+@pytest.mark.embedded("a bucket has any room")
 def test_a_pull_takes_the_room_of_two_copies_where_files_share_no_blocks(hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit({"weights.bin": noise(30 * MB, 2), "b": noise(20, 3)})
     with mounted_tmpfs(tmp_path / "disk", "72m") as disk:  # three would be 90 MB

@@ -11,6 +11,7 @@ from tests.doubles.hub import Hub
 from tests.support.content.trees import tree
 from tests.support.services.commands import Finished, Shell
 
+pytestmark = pytest.mark.embedded("what was pulled is looked up in SQLite")
 FILES = {"config.json": b"{}", "nested/model.bin": bytes(range(256)) * 5_000, "README.md": b"# hello\n"}
 OF_SERVICES = {"sqlalchemy", "fastapi", "uvicorn", "huggingface_hub", "aiobotocore", "httpx2", "cryptography"}
 IN_FULL = (

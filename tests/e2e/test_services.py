@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -14,6 +15,7 @@ from tests.doubles.hub import Hub
 from tests.support.agent.rig import metrics
 from tests.support.content.trees import tree
 from tests.support.crash.rot import flip
+from tests.support.mirror.backends import behind
 from tests.support.promises.tally import Tally
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell
@@ -37,7 +39,7 @@ def upstream() -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory, upstream: Hub) -> Iterator[tuple[Cluster, Shell]]:
+def services(backend: str, tmp_path_factory: pytest.TempPathFactory, upstream: Hub) -> Iterator[tuple[Cluster, Shell]]:
     cluster = Cluster(tmp_path_factory.mktemp("services"), {"HF_ENDPOINT": upstream.url})
     with cluster.mirror(), cluster.agent() as shell:
         yield cluster, shell
@@ -68,6 +70,7 @@ def mirrored(shell: Shell, source: str = "hf://org/model") -> str:
     return str(done.document["id"])
 
 
+@pytest.mark.production
 def test_a_mirrored_source_is_staged_evicted_and_staged_again(node: Shell, upstream: Hub) -> None:
     mirror_id = mirrored(node)
     stage = node.run("bdn", "stage", mirror_id, "--job", "train", "--json").document
@@ -107,6 +110,7 @@ def test_a_mirrored_source_is_staged_evicted_and_staged_again(node: Shell, upstr
     assert upstream.log.bytes_served(origin="cdn") == len(MODEL["deep/model.safetensors"])  # the upstream was read once
 
 
+@pytest.mark.production
 def test_a_forced_eviction_takes_what_is_in_use_and_is_recorded(node: Shell, services: tuple[Cluster, Shell]) -> None:
     mirror_id = mirrored(node)
     stage = node.run("bdn", "stage", mirror_id, "--job", "train", "--json").document
@@ -218,6 +222,7 @@ def test_what_does_not_exist_is_exit_code_four(node: Shell) -> None:
     assert node.run("bdn-admin", "evict", "--all", "--node", "nobody").code == 4
 
 
+@pytest.mark.production
 def test_what_was_prefetched_is_staged_without_moving_a_byte(node: Shell) -> None:
     mirrored = node.run("bdn", "mirror", "hf://org/model", "--mount", "/app/model", "--wait", "--json").document
 
@@ -280,6 +285,7 @@ def test_a_cluster_reads_manifest_and_layout_of_many_files_once(tmp_path: Path) 
         assert figures['bdn_mirror_document_bytes_total{kind="layout"}'] > 0
 
 
+@pytest.mark.production
 def test_the_mirror_s_log_tells_of_its_start_and_of_what_it_did_in_one_form(
     node: Shell, services: tuple[Cluster, Shell]
 ) -> None:
@@ -287,8 +293,10 @@ def test_the_mirror_s_log_tells_of_its_start_and_of_what_it_did_in_one_form(
     log = (services[0].root / "mirror/bdn-serve.log").read_text().splitlines()
     said = [fields_of(line) for line in log if not line.startswith("mirror at ")]  # its standard output
 
-    assert (said[0]["msg"], said[0]["url"], said[0]["auth"]) == ("mirror started", services[0].url, "off")
-    assert said[0]["database"].startswith("sqlite+aiosqlite:///")
+    (started,) = [one for one in said if one["msg"] == "mirror started"]
+    assert (started["url"], started["auth"]) == (services[0].url, "off")
+    database = behind(services[0].root / "mirror/data").database_url
+    assert urlsplit(started["database"]).path == urlsplit(database).path
     (ready,) = [one for one in said if one["msg"] == "mirror ready" and one["mirror"] == mirror_id]
     assert int(ready["bytes"]) == SIZE
     assert "evicted" in {one["msg"] for one in said if one.get("tier") == "mirror"}

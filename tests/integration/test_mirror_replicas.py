@@ -27,10 +27,11 @@ from bdn.wire.mirror_schema import Mirror
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
+from tests.support.mirror.backends import write_keys
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.pgbouncer import SESSIONS
 from tests.support.mirror.process import ServingProcess
-from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, statements_of, until, write_keys
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, statements_of, until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 

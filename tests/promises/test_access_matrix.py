@@ -10,6 +10,7 @@ import pytest
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.mirror.db.secrets import Keyring, SecretTable, new_key
+from bdn.store.bucket_store import BucketStore
 from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
 from tests.support.mirror.access_world import STATUS, UNKNOWN, World, access_world, shape
@@ -18,7 +19,7 @@ from tests.support.mirror.service import LONGEST_SECONDS, Json, source
 from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-pytestmark = pytest.mark.promise("access")
+pytestmark = [pytest.mark.promise("access"), pytest.mark.usefixtures("backend")]
 KEY: Final = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 OLDER_KEY: Final = new_key()
 A, B = {"shared", "a-public", "a-private"}, {"shared", "b-private"}
@@ -186,7 +187,8 @@ async def test_who_may_read_which_chunk_on_either_plane(world: World, tally: Tal
 
 
 async def test_who_is_told_where_which_chunk_can_be_read(world: World, tally: Tally) -> None:
-    """Whoever may read it from the data plane, by a grant for this manifest. This mirror then says that it delivers itself."""
+    """Whoever may read it from the data plane, by a grant for this manifest. A mirror with a directory then says that it delivers itself."""
+    is_direct = world.mirror.behind.store_type is BucketStore
     for position, bearer in enumerate(READS):
         if position % at_scale(3, 1) and not bearer.startswith("grant a"):
             continue
@@ -202,7 +204,9 @@ async def test_who_is_told_where_which_chunk_can_be_read(world: World, tally: Ta
                 answer = await world.ask(bearer, "POST", "/chunks/locations", json=body)
                 assert answer.status_code == STATUS[expected], (bearer, name, manifest, answer.text)
                 if expected == "OK":
-                    assert answer.json() == {"delivery": "proxy", "items": [], "refused": []}
+                    told = answer.json()
+                    assert (told["delivery"], told["refused"]) == ("direct" if is_direct else "proxy", [])
+                    assert [one["digest"] for one in told["items"]] == [str(digest)] * is_direct
                 tally.add(scenarios=1, refused=expected != "OK")
 
 
@@ -379,6 +383,7 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
     assert [item["name"] for item in secrets] == ["of-a"]
 
 
+@pytest.mark.production
 async def test_a_verification_tells_nothing_of_others(upstreams: None, hub: Hub, tmp_path: Path, tally: Tally) -> None:
     """Both organisations have the file x, each in a slab of its own."""
     async with access_world(tmp_path / "mirror", hub, scrub_seconds=0) as world:
@@ -391,7 +396,8 @@ async def test_a_verification_tells_nothing_of_others(upstreams: None, hub: Hub,
             return {item["chunk"] for item in document["items"]}, document["chunks_read"]
 
         slabs = {name: world.chunks[f"{name}-private slab"] for name in "ab"}
-        rot(world.mirror.data_dir / "store/chunks" / slabs["a"].fanout, "flipped")
+        with world.mirror.behind.chunk(slabs["a"]) as stored:
+            rot(stored, "flipped")
         everything, _ = await verified("operator", all=True)
         assert everything == {str(slabs["a"])}
         for bearer, name, expected in (

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from sqlalchemy import select
 
-from bdn.core.chunk import digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.mirror.db import damaged, mirrors, removal
 from bdn.mirror.db.tables import ContentRow, ManifestRow
 from tests.doubles.hub import Hub
@@ -418,6 +418,8 @@ async def test_a_copy_that_takes_longer_than_the_grace_loses_nothing_at_any_of_i
 _LICENCE: Final = b"the licence that every repository has"
 
 
+@pytest.mark.production
+@pytest.mark.usefixtures("backend")
 async def test_a_slab_whose_files_lie_damaged_elsewhere_stays_for_whoever_needs_them(
     upstreams: None, hub: Hub, tmp_path: Path, tally: Tally
 ) -> None:
@@ -432,7 +434,8 @@ async def test_a_slab_whose_files_lie_damaged_elsewhere_stays_for_whoever_needs_
         new = (await mirror.ready(source(f"hf://org/one@{second}")))["sources"][0]["manifest"]
         await mirror.ready(source("hf://org/two"))
         (theirs,) = mirror.chunks().keys() - {ours}
-        rot(tmp_path / "mirror/store/chunks" / theirs, "flipped")
+        with mirror.behind.chunk(Digest(Path(theirs).name)) as stored:
+            rot(stored, "flipped")
         await mirror.verify(repair=False)
         two.disabled = True
         evicted = await mirror.evict(manifest=old, tier="mirror")

@@ -18,7 +18,7 @@ from tests.support.network.fault_proxy_faults import flips_a_bit
 from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.mirror.upstream_fixtures")
-pytestmark = pytest.mark.promise("corruption")
+pytestmark = [pytest.mark.promise("corruption"), pytest.mark.usefixtures("backend")]
 KINDS: Final = ["hf", "s3", "r2", "gs"]
 CHUNKS: Final = [CONTENT[start : start + CHUNK_SIZE] for start in range(0, len(CONTENT), CHUNK_SIZE)]
 
@@ -104,7 +104,8 @@ async def test_a_bit_flipped_while_a_damaged_chunk_is_repaired_costs_that_range_
     hub.repo("org/model").commit({LARGE: CONTENT})
     async with mirror_under_test(tmp_path / "mirror", pause=Pauses()) as mirror:
         await mirror.ready(source("hf://org/model"))
-        rot(mirror.data_dir / "store" / "chunks" / digest_of(CHUNKS[1]).fanout, "flipped")
+        with mirror.behind.chunk(digest_of(CHUNKS[1])) as stored:
+            rot(stored, "flipped")
         hub.log.clear()
         hub.fail(flip_byte(at=10), origin="cdn")
         [item] = (await mirror.verify())["items"]

@@ -371,7 +371,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[Digest]:
     return digests
 
 
-@pytest.mark.usefixtures("model")
+@pytest.mark.usefixtures("backend", "model")
 async def test_many_who_suspect_at_once_are_answered_as_one_is(
     tmp_path: Path, tally: Tally, examined: list[Digest]
 ) -> None:
@@ -395,7 +395,7 @@ async def test_many_who_suspect_at_once_are_answered_as_one_is(
         assert await mirror.tree(manifest) == FILES
 
 
-@pytest.mark.usefixtures("model")
+@pytest.mark.usefixtures("backend", "model")
 async def test_who_suspects_what_is_no_object_of_the_store_waits_for_no_writer(tmp_path: Path) -> None:
     async with asyncio.timeout(LONGEST_SECONDS), mirror_under_test(tmp_path / "mirror") as mirror:
         await mirror.ready(source("hf://org/model"))
@@ -406,7 +406,7 @@ async def test_who_suspects_what_is_no_object_of_the_store_waits_for_no_writer(t
     assert nowhere.status_code == 404
 
 
-@pytest.mark.usefixtures("model")
+@pytest.mark.usefixtures("backend", "model")
 async def test_an_examination_that_takes_too_long_is_a_chunk_that_cannot_be_had_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:

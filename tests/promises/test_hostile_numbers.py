@@ -21,11 +21,12 @@ from bdn.wire.heartbeat_schema import Heartbeat
 from bdn.wire.shapes import Page
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock
+from tests.support.mirror.backends import behind
 from tests.support.mirror.fake_agent import USE
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
 from tests.support.promises.tally import Tally, at_scale
 
-pytestmark = pytest.mark.promise("hostile-input")
+pytestmark = [pytest.mark.promise("hostile-input"), pytest.mark.usefixtures("backend")]
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
 NUMBERS: Final = (2**63 - 1, 10**400, math.inf, 10**30, 1e18, -1, -(10**30), 1e308, -1e308, math.nan)
@@ -157,10 +158,10 @@ async def test_any_number_may_come_in_a_heartbeat(either: MirrorUnderTest, tally
 
 async def test_a_date_that_is_far_off_goes_in_time(hub: Hub, upstreams: None, tmp_path: Path, tally: Tally) -> None:
     clock = Clock()
-    database = Database(f"sqlite+aiosqlite:///{tmp_path}/m/mirror.sqlite")
+    database = Database(behind(tmp_path / "m").database_url)
     keeping = Events(database, 30 * DAY, clock)
     hub.repo("org/model").commit({"a.txt": b"12345"})
-    ahead, behind, early = (1e18, 1e308, 1.8e9 + 2 * DAY), (-1e18, -1e308, -1.0), (1.8e9 + DAY, 0.0)
+    ahead, late, early = (1e18, 1e308, 1.8e9 + 2 * DAY), (-1e18, -1e308, -1.0), (1.8e9 + DAY, 0.0)
     async with mirror_under_test(tmp_path / "m", clock=clock) as mirror:
         manifest = (await mirror.ready(source("hf://org/model")))["sources"][0]["manifest"]
         asker = Asker(mirror.http, tally)
@@ -174,11 +175,11 @@ async def test_a_date_that_is_far_off_goes_in_time(hub: Hub, upstreams: None, tm
             assert Page[EventDocument].model_validate_json(answer.content).items
             return {one["id"]: one["at"] for one in answer.json()["items"] if one["kind"] == "x"}
 
-        told = [event(at, "told") | {"manifest": manifest} for at in (*ahead, *behind, *early)]
+        told = [event(at, "told") | {"manifest": manifest} for at in (*ahead, *late, *early)]
         await asker.beat(heartbeat(manifest) | {"events": told})
         assert set((await shown()).values()) == {"2027-01-15T08:00:00Z", "2027-01-16T08:00:00Z", "1970-01-01T00:00:00Z"}
         # As mirrors kept them that believed every clock.
-        kept = [NodeEvent.model_validate(event(at, "kept") | {"manifest": manifest}) for at in (*ahead, *behind)]
+        kept = [NodeEvent.model_validate(event(at, "kept") | {"manifest": manifest}) for at in (*ahead, *late)]
         with patch.object(events, "_believable", lambda at, _: at):
             await keeping.record("c", "n", kept)
         dates = await shown()

@@ -28,7 +28,7 @@ from tests.support.mirror.process import ServingProcess
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
 from tests.support.promises.tally import Tally, at_scale
 
-pytestmark = pytest.mark.promise("load")
+pytestmark = [pytest.mark.promise("load"), pytest.mark.usefixtures("backend")]
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
 DISTINCT: Final = 10

@@ -63,7 +63,7 @@ def wanted(name: str) -> MirrorRequestBody:
 
 
 @pytest.fixture
-async def mirror(upstreams: None, tmp_path: Path) -> AsyncIterator[tuple[MirrorUnderTest, FaultProxy]]:
+async def mirror(backend: str, upstreams: None, tmp_path: Path) -> AsyncIterator[tuple[MirrorUnderTest, FaultProxy]]:
     listener = bind_tcp("127.0.0.1", 0)
     async with mirror_under_test(tmp_path / "mirror") as mirror, serving(mirror.service.api, listener):
         with FaultProxy(listener.getsockname()[:2]).running() as proxy:

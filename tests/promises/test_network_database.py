@@ -29,7 +29,11 @@ from tests.support.network.fault_proxy import ByteProxy
 from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-pytestmark = pytest.mark.promise("network")
+pytestmark = [
+    pytest.mark.promise("network"),
+    pytest.mark.usefixtures("backend"),
+    pytest.mark.embedded("it names its databases itself"),
+]
 LONGEST_SECONDS: Final = 30.0
 FILES: Final = {"w.bin": noise(3 * MIB, 1)}
 MODEL: Final = source("hf://org/model")

@@ -21,7 +21,11 @@ from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_tes
 from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
-pytestmark = pytest.mark.promise("network")
+pytestmark = [
+    pytest.mark.promise("network"),
+    pytest.mark.usefixtures("backend"),
+    pytest.mark.embedded("it is the disk under the directory that fails"),
+]
 MODEL: Final = source("hf://org/model")
 
 

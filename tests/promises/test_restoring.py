@@ -15,7 +15,7 @@ from tests.support.content.calendar import DAY, Calendar
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-pytestmark = pytest.mark.promise("collection")
+pytestmark = [pytest.mark.promise("collection"), pytest.mark.usefixtures("backend")]
 
 TOKEN = "operator-token"
 ONE, TWO = source("hf://org/one", "/one"), source("hf://org/two", "/two")
@@ -52,6 +52,7 @@ async def listed(mirror: MirrorUnderTest) -> set[str]:
     return {item["manifest"] for item in (await mirror.http.get("/manifests")).json()["items"] if item["mirror"]}
 
 
+@pytest.mark.production
 async def test_what_was_evicted_is_not_there_until_it_is_restored(
     mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ async def test_what_was_evicted_is_not_there_until_it_is_restored(
     assert await restored(mirror, manifest=manifest) == []  # once
 
 
+@pytest.mark.production
 async def test_it_can_be_restored_for_seven_days(mirror: MirrorUnderTest, calendar: Calendar) -> None:
     manifest = await mirror.manifest(ONE)
     calendar.days = 30  # how long it was there does not matter
@@ -108,6 +110,7 @@ async def test_mirroring_it_again_brings_it_back_and_moves_no_bytes(mirror: Mirr
     assert await restored(mirror, manifest=manifest) == []
 
 
+@pytest.mark.production
 async def test_an_eviction_takes_nothing_from_others(mirror: MirrorUnderTest, calendar: Calendar) -> None:
     manifest = await mirror.manifest(ONE)
     assert (await mirrored_by_rival(mirror, ONE))["sources"][0]["manifest"] == manifest
@@ -153,6 +156,7 @@ async def test_what_was_never_mirrored_is_not_found(mirror: MirrorUnderTest) -> 
     assert (await mirror.http.get(f"/collections/col_{'0' * 24}")).status_code == 404
 
 
+@pytest.mark.production
 async def test_a_collection_comes_round_by_itself_and_what_a_killed_worker_had_begun_is_carried_out(
     upstreams: None, hub: Hub, tmp_path: Path, calendar: Calendar
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_leak_has_a_slope_and_a_sawtooth_has_none() -> None:
     assert slope([(1, 5)]) == 0
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.promise("load")
 @pytest.mark.skipif(not SOAK_SECONDS, reason="set BDN_SOAK_SECONDS, or run make fault")
 async def test_nothing_grows_under_a_mixed_load(hub: Hub, tmp_path: Path, tally: Tally) -> None:
@@ -155,7 +156,8 @@ async def test_nothing_grows_under_a_mixed_load(hub: Hub, tmp_path: Path, tally:
 def _figures(root: Path, mirror: ServingProcess, daemons: Sequence[Daemon]) -> list[Figure]:
     """A mirror keeps a row of a kilobyte or two for each request, and so its database may rise; nothing else may."""
     one_model = 2 * sum(map(len, FILES[0].values())) / 1e6
-    figures = figures_of("mirror", mirror.process.pid, {"store": (root / "mirror/store", 0.1)})
+    stored = Figure("mirror store MB", lambda: sum(mirror.behind.chunks().values()) / 1e6, allowed=0.1)
+    figures = [*figures_of("mirror", mirror.process.pid, {}), stored]
     for number, daemon in enumerate(daemons, 1):
         cache = {"cache": (root / f"node-{number}/cache", one_model)}
         figures += figures_of(f"node-{number}", daemon.process.pid, cache)

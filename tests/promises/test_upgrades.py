@@ -26,7 +26,11 @@ from tests.support.mirror.service import mirror_under_test, source
 from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-pytestmark = pytest.mark.promise("upgrades")
+pytestmark = [
+    pytest.mark.promise("upgrades"),
+    pytest.mark.usefixtures("backend"),
+    pytest.mark.embedded("it has a database of either kind, and a directory of an earlier version"),
+]
 VERSIONS = ("0005", "0010")  # of the first landed version, and of a later one
 FILES = {"config.json": b"{}", "model.bin": b"weights" * 1000}
 

@@ -33,6 +33,7 @@ from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell, wait_until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
+pytestmark = pytest.mark.usefixtures("backend")
 TOKEN: Final = "operator-token"
 FILES: Final = {"weights": b"w" * 2_000_000, "a.txt": b"12345", "b.txt": b"67890"}
 MODEL: Final = source("hf://org/model")
@@ -92,10 +93,13 @@ class AlsoSeen(DirectoryStore):
         return found
 
 
-def stored(mirror: MirrorUnderTest, content: bytes) -> Path:
-    return mirror.data_dir / "store/chunks" / digest_of(content).fanout
+def spoil(mirror: MirrorUnderTest, chunk: Digest, how: str) -> None:
+    """From now on the store has other bytes under this name."""
+    with mirror.behind.chunk(chunk) as stored:
+        rot(stored, how)
 
 
+@pytest.mark.production
 @pytest.mark.promise("collection")
 async def test_what_was_collected_says_so_to_all(mirror: MirrorUnderTest, calendar: Calendar) -> None:
     manifest = await mirrored(mirror, MODEL)
@@ -122,12 +126,13 @@ async def test_what_was_collected_says_so_to_all(mirror: MirrorUnderTest, calend
     assert await kinds(mirror, "stranger", manifest=manifest) == []
 
 
+@pytest.mark.production
 @pytest.mark.promise("corruption")
 async def test_damage_of_the_store_and_its_repair_are_told_to_all(mirror: MirrorUnderTest) -> None:
     manifest = await mirrored(mirror, MODEL)
     await mirrored(mirror, MODEL, "rival")
     chunk = str(digest_of(FILES["weights"]))
-    rot(stored(mirror, FILES["weights"]), "flipped")
+    spoil(mirror, digest_of(FILES["weights"]), "flipped")
     assert await verified(mirror) == ["repaired"]
 
     for organisation in ("default", "rival"):
@@ -145,7 +150,7 @@ async def test_what_cannot_be_repaired_is_said_once_and_that_it_came_back(
     mirror: MirrorUnderTest, repository: HubRepository, calendar: Calendar
 ) -> None:
     manifest = await mirrored(mirror, MODEL)
-    rot(stored(mirror, FILES["weights"]), "truncated")
+    spoil(mirror, digest_of(FILES["weights"]), "truncated")
     repository.disabled = True
     for _ in range(2):
         assert await verified(mirror) == ["lost"]
@@ -169,7 +174,7 @@ async def test_of_a_private_slab_its_owner_alone_hears(mirror: MirrorUnderTest, 
     manifest = await mirrored(mirror, wanted)
     (slab,) = mirror.chunks()
     assert await mirrored(mirror, wanted, "rival") == manifest
-    rot(mirror.data_dir / "store/chunks" / slab, "flipped")
+    spoil(mirror, Digest(Path(slab).name), "flipped")
     assert await verified(mirror, repair=False) == ["damaged"]
     name = f"b3:{Path(slab).name}"
     assert await kinds(mirror, digest=name) == await kinds(mirror, manifest=manifest) == ["damaged"]
@@ -183,9 +188,10 @@ async def test_of_a_private_slab_its_owner_alone_hears(mirror: MirrorUnderTest, 
 
 
 @pytest.mark.promise("corruption")
+@pytest.mark.embedded("it opens the directory as another process would")
 async def test_damage_found_twice_is_written_once(mirror: MirrorUnderTest, calendar: Calendar) -> None:
     manifest = await mirrored(mirror, MODEL)
-    rot(stored(mirror, FILES["weights"]), "zeroed")
+    spoil(mirror, digest_of(FILES["weights"]), "zeroed")
     database, store = Database(f"sqlite+aiosqlite:///{mirror.data_dir}/mirror.sqlite"), AlsoSeen(mirror)
     damages = [Damages(database, store, calendar, lambda: None) for _ in range(4)]
     try:

@@ -8,11 +8,12 @@ from typing import Any, Final, cast
 
 import httpx2
 
-from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.mirror.app import MirrorService
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise
 from tests.support.crash.killing_steps import is_done_before_the_end
+from tests.support.mirror.backends import behind
 from tests.support.mirror.process import SERVE, ServingProcess
 from tests.support.mirror.service import Json, MirrorUnderTest, source
 from tests.support.network.egress import ALLOW_LOOPBACK
@@ -98,9 +99,11 @@ class Central:
 
     def wrong_files(self) -> Iterator[Path]:
         """Chunks under their names that are not what these say. Absent ones are none."""
-        for path in self.data_dir.glob("store/chunks/*/*/*"):
-            if digest_of(path.read_bytes()).hex != path.name:
-                yield path
+        found = behind(self.data_dir)
+        for name in map(Digest, (path.rpartition("/")[2] for path in found.chunks())):
+            with found.chunk(name) as path:
+                if digest_of(path.read_bytes()) != name:
+                    yield path
 
     async def lost(self, process: ServingProcess) -> list[str]:
         """What was READY and is not there, or cannot be had without the upstream."""

@@ -4,7 +4,6 @@ The mirror copies, evicts and collects. What it said was READY and nobody evicte
 """
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -148,7 +147,7 @@ class Cluster:
                 document = await mirror.ended(await mirror.begin(source(f"hf://{name}")))
                 assert document["status"] == "READY", document
                 grants[name] = document["grant"]
-            assert not list(await asyncio.to_thread(os.listdir, self.root / "mirror/store/incoming"))
+            assert not list(self.root.glob("mirror/store/incoming/*"))
             for node in NODES:
                 async with self.program(node).daemon() as daemon:
                     for known in (await daemon.client.stages()).items:
@@ -164,8 +163,8 @@ class Cluster:
                 while done["status"] == "RUNNING":
                     done = (await mirror.http.get(f"/{what}/{done['id']}", params={"wait": 30})).json()
                 assert done["status"] == "DONE", done
-            left = [path for path in (self.root / "mirror/store").rglob("*") if path.is_file()]
-            assert not left
+            assert mirror.behind.chunks() == {}
+            assert not [path for path in self.root.glob("mirror/store/**/*") if path.is_file()]
 
     @staticmethod
     async def _check_disk(daemon: Daemon, cache: Path) -> None:

@@ -150,7 +150,7 @@ async def _name_chunks(world: World, organisation: str, name: str) -> None:
 
 def _forge(world: World) -> None:
     """Bearers that nobody should have, or that should be worth nothing; all of them would open a-private."""
-    signer = GrantSigner((world.mirror.data_dir / "grant-key.pem").read_bytes())
+    signer = GrantSigner(world.mirror.behind.grant_keys.read_bytes())
     stranger = GrantSigner(new_signing_key())
     mounts = (GrantedMount("/m", world.manifests["a-private"], "hf://org/a-private"),)
     every = tuple(GrantedMount(f"/m/{name}", digest, name) for name, digest in world.manifests.items())

@@ -1,6 +1,5 @@
 """Fixtures of the mirror's tests; named by ``pytest_plugins`` in the modules that use them."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session
 
-from bdn.mirror.db.database import Database
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket, S3Server
+from tests.support.mirror.backends import Embedded, behind
 from tests.support.mirror.pgbouncer import pgbouncer
-from tests.support.mirror.postgres import drop_database, new_database, postgres
+from tests.support.mirror.postgres import drop_database, new_database
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, prepare_database
 from tests.support.network.egress import ALLOW_LOOPBACK
 
@@ -78,26 +77,6 @@ async def idle(upstreams: None, tmp_path: Path) -> AsyncIterator[MirrorUnderTest
         yield mirror
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    with postgres() as url:
-        yield url
-
-
-@pytest.fixture(scope="session")
-def postgres_template(postgres_server: str) -> str:
-    """The name of a database at the newest migration: making one takes a second, copying it a tenth."""
-
-    async def make() -> str:
-        url = await new_database(postgres_server)
-        database = Database(url)
-        await database.migrate()
-        await database.close()
-        return url.rpartition("/")[2]
-
-    return asyncio.run(make())
-
-
 @pytest.fixture
 async def postgres_url(postgres_server: str, postgres_template: str) -> AsyncIterator[str]:
     """A database at the newest migration."""
@@ -120,9 +99,11 @@ async def empty_postgres_url(postgres_server: str) -> AsyncIterator[str]:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def database_options(request: pytest.FixtureRequest) -> dict[str, Any]:
+def database_options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """What a mirror is told of its database, once for each kind of them: nothing, or where it is."""
     if request.param == "sqlite":
+        if not isinstance(behind(tmp_path), Embedded):
+            pytest.skip("on production: PostgreSQL is its database already")
         return {}
     return {"database_url": request.getfixturevalue("postgres_url")}
 

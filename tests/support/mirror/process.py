@@ -4,17 +4,17 @@ import asyncio
 import json
 import os
 import signal
-import sqlite3
 import sys
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
 import httpx2
 
-from tests.support.mirror.service import Json
+from tests.support.mirror.backends import Behind, behind
+from tests.support.mirror.service import LONGEST_SECONDS, Json
 from tests.support.services.forked import Process, start
 
 _LONGEST_START_SECONDS = 240  # on a machine with a hundred other things to do
@@ -82,13 +82,17 @@ class ServingProcess:
         return str(answer.json()["id"])
 
     async def ended(self, mirror_id: str) -> Json:
-        document: Json = (await self.http.get(f"/mirror/{mirror_id}", params={"wait": 30})).json()
+        document: Json = (await self.http.get(f"/mirror/{mirror_id}", params={"wait": LONGEST_SECONDS})).json()
         assert document["status"] not in ("PENDING", "SYNCING"), document
         return document
 
+    @property
+    def behind(self) -> Behind:
+        """Its database and its store."""
+        return behind(self.data_dir)
+
     def query(self, statement: str) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(self.data_dir / "mirror.sqlite")) as connection:
-            return list(connection.execute(statement))
+        return self.behind.query(statement)
 
 
 async def _document(out: asyncio.StreamReader) -> bytes:
@@ -104,7 +108,7 @@ async def _document(out: asyncio.StreamReader) -> bytes:
 async def _start(
     command: Sequence[str], data_dir: Path, options: tuple[str, ...], environ: dict[str, str]
 ) -> tuple[Process, asyncio.StreamReader, asyncio.StreamReader]:
-    environment = {**os.environ, "BDN_DATA_DIR": str(data_dir), **environ}
+    environment = {**os.environ, **behind(data_dir).environment, "BDN_DATA_DIR": str(data_dir), **environ}
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
     readers = await _reader(out), await _reader(err)
     try:

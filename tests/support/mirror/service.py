@@ -4,12 +4,11 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from shutil import copyfile
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
@@ -21,11 +20,11 @@ from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.db.database import Database
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.budget import Pause
-from bdn.wire.grants import new_signing_key
 from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
+from tests.support.mirror.backends import KEPT, Behind, behind, grant_keys
 
 Json = dict[str, Any]
-LONGEST_SECONDS = 60.0
+LONGEST_SECONDS = 60.0  # what a request may wait for; the work of a dead process is taken over after 15 s
 _STALL = StallPolicy()
 
 
@@ -60,6 +59,11 @@ class MirrorUnderTest:
     service: MirrorService
     http: httpx2.AsyncClient
     data_dir: Path
+
+    @property
+    def behind(self) -> Behind:
+        """Its database and its store."""
+        return behind(self.data_dir)
 
     async def post(self, *sources: Json, dry_run: bool = False) -> httpx2.Response:
         return await self.http.post("/mirror", json={"weights": sources}, params={"dry_run": dry_run})
@@ -174,8 +178,8 @@ class MirrorUnderTest:
         return {file["path"]: contents[file["digest"]] for file in files}
 
     def rows(self, *tables: str) -> dict[str, list[tuple[Any, ...]]]:
-        """What the embedded database holds; all tables when none is named."""
-        return rows_of(self.data_dir / "mirror.sqlite", *tables)
+        """What the database holds; all tables when none is named."""
+        return self.behind.rows(*tables)
 
     def count(self, table: str) -> int:
         return len(self.rows(table)[table])
@@ -189,14 +193,7 @@ class MirrorUnderTest:
 
     def chunks(self) -> dict[str, int]:
         """Size by path of every chunk in the store."""
-        root = self.data_dir / "store" / "chunks"
-        return {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*") if path.is_file()}
-
-
-def rows_of(database: Path, *tables: str) -> dict[str, list[tuple[Any, ...]]]:
-    with closing(sqlite3.connect(database)) as connection:
-        names = tables or [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")]
-        return {name: sorted(connection.execute(f"SELECT * FROM {name}"), key=repr) for name in names}
+        return self.behind.chunks()
 
 
 @contextmanager
@@ -228,25 +225,29 @@ async def mirror_under_test(
     **settings: Any,
 ) -> AsyncIterator[MirrorUnderTest]:
     """A mirror that does not wait between attempts, with a data plane on a free port only where one is asked for."""
+    found = behind(data_dir)
+    settings = {**found.settings, **settings}
     if "database_url" not in settings:
         await asyncio.to_thread(prepare_database, data_dir)
     else:
-        settings.setdefault("grant_key_file", _grant_keys())
+        settings.setdefault("grant_key_file", grant_keys())
     settings.setdefault("outage_seconds", 0)  # six attempts
-    async with open_mirror(
+    opening = open_mirror(
         MirrorSettings(data_dir=data_dir, port=0, data_port=0, **settings),
         serve=serve,
         work=work,
         pause=pause,
         clock=clock,
         stall=stall,
-    ) as service:
-        transport = httpx2.ASGITransport(app=service.api, raise_app_exceptions=False)
-        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
-        async with httpx2.AsyncClient(
-            transport=transport, base_url="http://mirror", headers=headers, timeout=60
-        ) as http:
-            yield MirrorUnderTest(service, http, data_dir)
+    )
+    with nullcontext() if clock is time.time else found.living_by(clock):
+        async with opening as service:
+            transport = httpx2.ASGITransport(app=service.api, raise_app_exceptions=False)
+            headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://mirror", headers=headers, timeout=60
+            ) as http:
+                yield MirrorUnderTest(service, http, data_dir)
 
 
 def prepare_database(data_dir: Path) -> None:
@@ -267,26 +268,10 @@ async def database_under_test(folder: Path) -> AsyncIterator[Database]:
         await database.close()
 
 
-_KEPT = TemporaryDirectory(prefix="bdn-test-")
-
-
-@cache
-def _grant_keys() -> Path:
-    """The keys of all mirrors of these tests that share a database with others."""
-    return write_keys(Path(_KEPT.name) / "grant-keys.pem", new_signing_key())
-
-
-def write_keys(path: Path, *keys: bytes) -> Path:
-    """A file of private keys, for its owner alone."""
-    path.touch(0o600)
-    path.write_bytes(b"".join(keys))
-    return path
-
-
 @cache
 def _migrated() -> Path:
     """An empty database at the newest migration: making one takes a third of a second, copying it nothing."""
-    path = Path(_KEPT.name) / "empty.sqlite"
+    path = Path(KEPT.name) / "empty.sqlite"
 
     async def make() -> None:
         database = Database(f"sqlite+aiosqlite:///{path}")

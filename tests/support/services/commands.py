@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from tests.support.mirror.backends import behind
 from tests.support.network.egress import ALLOW_LOOPBACK
 from tests.support.services.forked import Program, fork
 
@@ -60,6 +61,7 @@ class Shell:
             "BDN_EGRESS_ALLOW": ALLOW_LOOPBACK,
             "BDN_OUTAGE_SECONDS": "0",  # an upstream that is away is so after six attempts
             **{name: os.environ[name] for name in TRUSTED if name in os.environ},
+            **({} if "BDN_URL" in self.extra else behind(self.data).environment),  # no mirror of its own
             **self.extra,
         }
 

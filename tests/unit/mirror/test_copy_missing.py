@@ -24,7 +24,8 @@ from bdn.mirror.ingest.survey import Survey
 from bdn.mirror.upstream.reader import LocatedFile
 from bdn.transfer.under_way import UnderWay
 from tests.support.content.memory_store import MemoryStore
-from tests.support.mirror.service import database_under_test, rows_of
+from tests.support.mirror.backends import Embedded
+from tests.support.mirror.service import database_under_test
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ class Kept:
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         """All but their times."""
-        found = rows_of(self.folder / "mirror.sqlite", table)[table]
+        found = Embedded(self.folder).rows(table)[table]
         return [row[:-1] for row in found] if table in ("copied_chunks", "contents") else found
 
     def counters(self) -> tuple[int, int]:

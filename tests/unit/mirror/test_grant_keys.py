@@ -14,7 +14,7 @@ from bdn.mirror.key_files import load_grant_signer
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.issuer import new_identity_key
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
-from tests.support.mirror.service import write_keys
+from tests.support.mirror.backends import write_keys
 
 OLD, NEW = new_signing_key(), new_signing_key()
 GRANT = Grant("org", (GrantedMount("/m", digest_of(b"m"), "hf://org/model"),), 2000.0)
