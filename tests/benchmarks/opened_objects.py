@@ -18,8 +18,8 @@ from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new
 from tests.benchmarks.report import Figure, scaled
 from tests.support.content.names import named
 
-_CHUNKS = 100  # of each file
-_SIZE = _CHUNKS * CHUNK_SIZE
+CHUNKS = 100  # of each file
+_SIZE = CHUNKS * CHUNK_SIZE
 _READ = 2000
 
 
@@ -33,7 +33,7 @@ async def _measure() -> Sequence[Figure]:
     with TemporaryDirectory() as folder:
         database = Database(f"sqlite+aiosqlite:///{folder}/mirror.sqlite")
         await database.migrate()
-        manifests = [await _publish(database, f"manifest {number}", chunks // _CHUNKS) for number in range(16)]
+        manifests = [await publish(database, f"manifest {number}", chunks // CHUNKS) for number in range(16)]
         signer = GrantSigner(new_signing_key())
         figures = []
         for count in (4, 16):
@@ -63,12 +63,12 @@ async def _measure() -> Sequence[Figure]:
     return figures
 
 
-async def _publish(database: Database, title: str, files: int) -> tuple[Digest, list[Digest]]:
+async def publish(database: Database, title: str, files: int) -> tuple[Digest, list[Digest]]:
     """A manifest as its mirror leaves it in the database."""
     manifest = named(title)
     layouts = []
     for file in range(files):
-        names = tuple(named(f"{title} {file} {chunk}") for chunk in range(_CHUNKS))
+        names = tuple(named(f"{title} {file} {chunk}") for chunk in range(CHUNKS))
         layouts.append(FileLayout(file_digest(_SIZE, names), _SIZE, names))
     now = time.time()
     row = {"digest": manifest.hex, "canonical": b"", "files_total": files, "created_at": now, "last_used": now}
