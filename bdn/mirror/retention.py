@@ -48,7 +48,7 @@ from bdn.wire.operation_schema import EvictCommand, EvictedItem, RestorationRequ
 from bdn.wire.shapes import Items, moment
 
 logger = logging.getLogger(__name__)
-CHUNKS_AT_ONCE: Final = 100_000  # in memory, some 400 bytes each, for one look at all rows
+CHUNKS_AT_ONCE: Final = 100_000  # in memory, some 600 bytes each, for one look at all rows
 _REMOVED_AT_ONCE: Final = 1024  # chunks of one trip to a thread
 
 Remove = Callable[[Sequence[StoredChunk]], Sequence[StoredChunk]]
@@ -260,21 +260,27 @@ class Collector:
         """
         chunks = await asyncio.to_thread(self.store.stored, digests)
         while seen := await asyncio.to_thread(lambda: list(islice(chunks, CHUNKS_AT_ONCE))):
-            unnamed = removal.Unnamed.among(seen)
-            async with rows.look() as (session, sofar):
-                # Before the rows: who ends between the two has recorded what it counted on.
-                without_name, before = await rows.before(session, 0), await rows.before(session, grace_seconds)
-                with self.damages.records_noted():
-                    await removal.strike_named(session, unnamed, sofar)
-            old = [
-                chunk
-                for name, chunk in unnamed.left.items()
-                if chunk.kept_at < (without_name if name in unnamed.going else before)
-            ]
-            for some in batches(old, _REMOVED_AT_ONCE):
-                for chunk in await asyncio.to_thread(remove, some):
-                    went = unnamed.going.get(chunk.digest.to_bytes(), kind)
-                    rows.collected.add(went, int(went == "chunks"), chunk.size)
+            await self._sweep_piece(rows, remove, seen, kind, grace_seconds)
+            seen.clear()  # or two pieces would be in memory
+
+    async def _sweep_piece(
+        self, rows: _Rows, remove: Remove, seen: Sequence[StoredChunk], kind: Kind, grace_seconds: float
+    ) -> None:
+        unnamed = removal.Unnamed.among(seen)
+        async with rows.look() as (session, sofar):
+            # Before the rows: who ends between the two has recorded what it counted on.
+            without_name, before = await rows.before(session, 0), await rows.before(session, grace_seconds)
+            with self.damages.records_noted():
+                await removal.strike_named(session, unnamed, sofar)
+        old = [
+            chunk
+            for name, chunk in unnamed.left.items()
+            if chunk.kept_at < (without_name if name in unnamed.going else before)
+        ]
+        for some in batches(old, _REMOVED_AT_ONCE):
+            for chunk in await asyncio.to_thread(remove, some):
+                went = unnamed.going.get(chunk.digest.to_bytes(), kind)
+                rows.collected.add(went, int(went == "chunks"), chunk.size)
 
     async def _take_expired(self, rows: _Rows) -> None:
         before = rows.now - self.tombstone_seconds

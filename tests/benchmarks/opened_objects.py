@@ -11,8 +11,8 @@ from sqlalchemy import insert
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, file_digest
 from bdn.mirror.access import Access
 from bdn.mirror.db import contents
-from bdn.mirror.db.database import Database, batches
-from bdn.mirror.db.tables import ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow
+from bdn.mirror.db.database import Database, Values, batches
+from bdn.mirror.db.tables import ContentRow, ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow
 from bdn.mirror.db.tokens import TokenTable
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
 from tests.benchmarks.report import Figure, scaled
@@ -63,8 +63,8 @@ async def _measure() -> Sequence[Figure]:
     return figures
 
 
-async def publish(database: Database, title: str, files: int) -> tuple[Digest, list[Digest]]:
-    """A manifest as its mirror leaves it in the database."""
+async def publish(database: Database, title: str, files: int, *, is_read: bool = True) -> tuple[Digest, list[Digest]]:
+    """A manifest as its mirror leaves it in the database; one that nobody reads needs no row for each of its chunks."""
     manifest = named(title)
     layouts = []
     for file in range(files):
@@ -81,7 +81,15 @@ async def publish(database: Database, title: str, files: int) -> tuple[Digest, l
         await session.execute(insert(MirrorSourceRow), [part])
     for batch in batches(layouts):
         async with database.write() as session:
-            await contents.record_contents(session, {layout.digest.hex: layout for layout in batch}, now)
+            if is_read:
+                await contents.record_contents(session, {layout.digest.hex: layout for layout in batch}, now)
+            else:
+                await session.execute(insert(ContentRow), [_row(layout, now) for layout in batch])
             rows = [{"manifest": manifest.hex, "content": layout.digest.hex} for layout in batch]
             await session.execute(insert(ManifestContentRow), rows)
     return manifest, [chunk for layout in layouts for chunk in layout.chunks]
+
+
+def _row(layout: FileLayout, now: float) -> Values:
+    chunks = b"".join(chunk.to_bytes() for chunk in layout.chunks)
+    return {"digest": layout.digest.hex, "size": layout.size, "chunks": chunks, "recorded_at": now}
