@@ -36,7 +36,7 @@ _COLLECTED: Final[dict[Kind, str]] = {
     "contents": "files of no manifest",
     "half_copied": "chunks of files that nobody went on with",
     "evidence": "files that came wrong",
-    "chunks": "chunks that nothing names",
+    "chunks": "orphans: chunks that nobody has recorded",
     "incoming": "half-written chunks",
 }
 _Operation = TypeVar("_Operation", Eviction, Collection, Verification)
@@ -136,18 +136,21 @@ def _evicted_line(item: EvictedItem, *, dry_run: bool) -> str:
     callback=parsed(parse_duration),
     help="Least age of what no eviction released and nothing names (90m, 24h, 7d); the mirror's setting otherwise.",
 )
+@click.option("--orphans", is_flag=True, help="Only what nobody has recorded, and what was left half-written.")
 @command_line
-async def gc(output: Output, *, dry_run: bool, grace_seconds: int | None) -> int:
+async def gc(output: Output, *, dry_run: bool, grace_seconds: int | None, orphans: bool) -> int:
     """Collect what no manifest names out of the mirror's store, and what was evicted and can no longer be restored.
 
-    Safe beside mirrors that run and agents that read. The mirror does this by itself every few hours.
+    Safe beside mirrors that run and agents that read. The mirror does this by itself every few hours. Orphans are left by a
+    crash between the writing of a chunk and its record, or by a database that was restored from a backup.
 
     \b
     Example: bdn-admin gc --dry-run
-    Example: bdn-admin gc --grace 1h
+    Example: bdn-admin gc --orphans --grace 1h --dry-run
     """
+    request = CollectionRequest(dry_run=dry_run, grace_seconds=grace_seconds, orphans=orphans)
     async with reachable_mirror(output) as client:
-        collection = await client.collect(CollectionRequest(dry_run=dry_run, grace_seconds=grace_seconds))
+        collection = await client.collect(request)
         collection = await _ended(output, collection, client.collection)
     would = "would free" if dry_run else "freed"
     lines = [f"{one.count} {_COLLECTED[one.kind]}, {format_size(one.bytes)}" for one in collection.kinds if one.count]

@@ -56,7 +56,7 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate, certificate
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
-from bdn.transfer.byte_threads import ByteThreads, Pacer, pacer
+from bdn.transfer.byte_threads import ByteThreads, pacer
 from bdn.transfer.ranged import RangedReader
 from bdn.wire.grants import GrantVerifier
 from bdn.wire.http_fields import is_loopback
@@ -189,7 +189,7 @@ async def open_mirror(
                 database,
                 damages,
                 repair,
-                Pacer(settings.scrub_rate),
+                settings.scrub_rate,
                 metrics.scrubbed_bytes.inc,
                 settings.scrub_seconds,
                 now,

@@ -9,8 +9,8 @@ no row names, and the next collection takes it. Who may lose what, and why nobod
 
 - A copy puts a chunk, or finds it there and keeps it, and records it later. What was put or kept since the oldest mirror at
   work began is left alone (``collectable_before``); and a chunk that is put or kept after it was seen here is not collected
-  (``CollectableStore.collect``). So chunks are looked at before the database is: whoever counted on one earlier than that
-  look is in the database, as a mirror at work or as a row.
+  (``CollectableStore.collect``). So chunks are looked at before the database is, a piece of the store at a time: whoever counted
+  on one earlier than that look is in the database, as a mirror at work or as a row.
 - A mirror publishes what the rows say is there. While rows go, nobody writes in a mirror's name; then publishing finds what
   is gone, and the mirror brings it again.
 - Somebody restores a manifest. That waits for the rows to go, or they wait for it, and it is one or the other.
@@ -31,19 +31,27 @@ from typing import Final
 from bdn.core.chunk import Digest
 from bdn.core.errors import Fact, NotFoundError
 from bdn.core.events import Event
-from bdn.core.store import EVIDENCE_SECONDS, KINDS, CollectableStore, Kind, StoredChunk, collectable_before
+from bdn.core.store import (
+    EVIDENCE_SECONDS,
+    KINDS,
+    CollectableStore,
+    Kind,
+    StoredChunk,
+    collectable_before,
+    split_digests,
+)
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import agents, contents, damaged, events, mirrors, operations, removal
 from bdn.mirror.db.database import Database, ReadSession, WriteSession, batches
-from bdn.mirror.db.removal import Going, Leaving, Rehearsal, Taken
+from bdn.mirror.db.removal import Dropped, Going, Leaving, Rehearsal, Taken
 from bdn.wire.operation_schema import EvictCommand, EvictedItem, RestorationRequest, RestoredItem
 from bdn.wire.shapes import Items, moment
 
 logger = logging.getLogger(__name__)
-_AT_ONCE: Final = 1024  # chunks that one trip to a thread looks at
+CHUNKS_AT_ONCE: Final = 100_000  # in memory, some 600 bytes each, for one look at all rows
+_REMOVED_AT_ONCE: Final = 1024  # chunks of one trip to a thread
 
 Remove = Callable[[Sequence[StoredChunk]], Sequence[StoredChunk]]
-_Raw = bytes  # a digest, in a class that has a field of the type's name
 
 
 @dataclass
@@ -52,26 +60,11 @@ class Collected:
 
     counts: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     bytes: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
-    unnamed: dict[_Raw, Kind] = field(default_factory=dict)  # chunks that lost a name, and by which rows
 
     def add(self, kind: Kind, count: int, size: int) -> None:
         """Count what went."""
         self.counts[kind] += count
         self.bytes[kind] += size
-
-    def add_rows(self, kind: Kind, taken: Taken) -> None:
-        """Count rows that went."""
-        self.add(kind, taken.count, 0)
-        self.add_chunks(kind, taken)
-
-    def add_chunks(self, kind: Kind, taken: Taken) -> None:
-        """Remember the chunks in rows that went."""
-        for chunk in taken.chunks:
-            self.unnamed.setdefault(chunk, kind)
-
-    def add_unnamed(self, chunk: StoredChunk) -> None:
-        """Count the bytes of a chunk that went after its rows."""
-        self.bytes[self.unnamed[chunk.digest.to_bytes()]] += chunk.size
 
 
 _Begin = Callable[[WriteSession], Awaitable[bool]]
@@ -84,13 +77,15 @@ _Some = Callable[[WriteSession], Awaitable[Taken]]
 class _Rows:
     """What a collection does with rows: it takes them in short transactions, beside which no mirror writes and nobody restores a manifest.
 
-    In a rehearsal nothing goes: the same steps tell what would.
+    In a rehearsal nothing goes: the same steps tell what would. ``unnamed`` are raw names, one after the other, of chunks in rows that
+    went, by what these rows were; a rehearsal remembers none, and finds them in the rows.
     """
 
     database: Database
     now: float
     rehearsal: Rehearsal | None
     collected: Collected = field(default_factory=Collected)
+    unnamed: dict[Kind, bytearray] = field(default_factory=lambda: {kind: bytearray() for kind in KINDS})
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[ReadSession]:
@@ -99,6 +94,16 @@ class _Rows:
             return
         async with self.database.read(patient=True) as session:
             yield session
+
+    @asynccontextmanager
+    async def look(self) -> AsyncIterator[tuple[ReadSession, Rehearsal | None]]:
+        """A session of its own: a large store is listed for minutes, and a transaction that stands open for so long is in others' way."""
+        if self.rehearsal is None:
+            async with self.read() as session:
+                yield session, None
+        else:
+            async with removal.rehearsal(self.database, self.rehearsal) as again:
+                yield again.session, again
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[WriteSession]:
@@ -123,7 +128,7 @@ class _Rows:
             is_going = self.rehearsal is not None or await mirrors.is_being_collected(session, manifest)
             return removal.leaving_with(manifest, is_rehearsal=self.rehearsal is not None) if is_going else None
 
-        sizes = [taken.bytes async for taken in self._take_contents("manifests", leaving)]
+        sizes = [taken.bytes async for taken in self._take_contents(leaving)]
         if self.rehearsal is not None or await self._forget(manifest, sum(sizes)):
             self.collected.add("manifests", 1, 0)
 
@@ -146,7 +151,7 @@ class _Rows:
             before = await self.before(session, grace_seconds)
             return removal.leaving_unnamed(before, is_rehearsal=self.rehearsal is not None)
 
-        counts = [taken.count async for taken in self._take_contents("contents", leaving)]
+        counts = [taken.count async for taken in self._take_contents(leaving)]
         # A rehearsal meets a content in each slab that holds it.
         count = sum(counts) if self.rehearsal is None else await self.rehearsal.unnamed()
         self.collected.add("contents", count, 0)
@@ -157,38 +162,40 @@ class _Rows:
         while taken is None or taken.count:
             async with self.write() as session:
                 taken = await some(session)
-            self.collected.add_rows(kind, taken)
+            self.collected.add(kind, taken.count, 0)
+            self.unnamed[kind] += b"".join(taken.chunks)
 
-    async def _take_contents(self, kind: Kind, leaving: _Leave) -> AsyncIterator[Taken]:
+    async def _take_contents(self, leaving: _Leave) -> AsyncIterator[Taken]:
         """A few slabs at a time with what lies in them, then what lies in none."""
-        dropped = set[str]() if self.rehearsal is None else self.rehearsal.dropped
+        dropped: Dropped = {} if self.rehearsal is None else self.rehearsal.dropped
         async with self.read() as session:
             all_of_them = await leaving(session)
             slabs = await removal.slabs_of(session, all_of_them) if all_of_them is not None else []
         for batch in batches(slabs, removal.SLABS_AT_ONCE):
-            step = await self._take(kind, leaving, partial(removal.in_slabs, slabs=batch, dropped=dropped))
+            step = await self._take(leaving, partial(removal.in_slabs, slabs=batch, dropped=dropped))
             if step is None:
                 return
             yield step[1]
         after = ""
         while True:
-            step = await self._take(kind, leaving, partial(removal.beside_slabs, after=after))
+            step = await self._take(leaving, partial(removal.beside_slabs, after=after))
             if step is None or not step[0].contents:
                 return
             yield step[1]
             after = step[0].contents[-1]
 
-    async def _take(self, kind: Kind, leaving: _Leave, find: _Find) -> tuple[Going, Taken] | None:
+    async def _take(self, leaving: _Leave, find: _Find) -> tuple[Going, Taken] | None:
         """One step. None: what was to go is to stay."""
         async with self.read() if self.rehearsal is not None else self.write() as session:
             what = await leaving(session)
             if what is None:
                 return None
             going = await find(session, what)
+            if self.rehearsal is not None:
+                return going, Taken(len(going.contents))
             taken = await removal.objects_of(session, going)
-            if self.rehearsal is None:
-                await removal.forget(WriteSession(session), going)
-        self.collected.add_chunks(kind, taken)
+            await removal.forget(WriteSession(session), going)
+        self.unnamed[what.kind] += b"".join(taken.chunks)
         return going, taken
 
 
@@ -202,13 +209,16 @@ class Collector:
     damages: Damages
     clock: Callable[[], float] = time.time
 
-    async def collect(self, *, grace_seconds: float | None, dry_run: bool = False) -> Collected:
+    async def collect(
+        self, *, grace_seconds: float | None, dry_run: bool = False, only_orphans: bool = False
+    ) -> Collected:
         """Collect everything that may go, or tell what would.
 
         Args:
             grace_seconds: how old has to be what nobody gave up explicitly: contents and chunks without a name, half-copied
                 files, half-written ones. None: they stay.
             dry_run: changes nothing, and only reads.
+            only_orphans: no row goes, and so no chunk but those that no row names, as a crash between a put and its record leaves them.
 
         Raises:
             StoreUnavailableError: the store is away. What has gone until then has gone, and the next collection goes on.
@@ -220,32 +230,57 @@ class Collector:
             await asyncio.to_thread(self.store.check)
             async with removal.rehearsal(self.database) if dry_run else nullcontext() as rehearsal:
                 rows = _Rows(self.database, now, rehearsal)
-                await self._take_expired(rows)
-                if grace_seconds is not None:
-                    await self._take_old(rows, grace_seconds)
-                if not dry_run:
-                    await self._forget_damage(rows)
-                collected = rows.collected
-                # The chunks that lost a name are looked at before every name that is left.
-                unnamed = [Digest.from_bytes(raw) for raw in collected.unnamed]
-                seen = await asyncio.to_thread(lambda: list(self.store.stored(unnamed)))
-                async with rows.read() as session:
-                    with self.damages.records_noted():
-                        named = await removal.named(session, rehearsal)
-                    at_work = await mirrors.oldest_at_work(session, now)
-            remove: Remove = (lambda chunks: chunks) if dry_run else self.store.collect
-            # Those that have no other name. What named them was old enough: they need no grace of their own.
-            nameless = (chunk for chunk in seen if chunk.digest.to_bytes() not in named)
-            await _remove(nameless, collectable_before(now, 0, at_work), remove, collected.add_unnamed)
-            if grace_seconds is None:
-                return collected
-            before = collectable_before(now, grace_seconds, at_work)
-            known = named.union(collected.unnamed)
-            strangers = (chunk for chunk in self.store.stored() if chunk.digest.to_bytes() not in known)
-            await _remove(strangers, before, remove, lambda chunk: collected.add("chunks", 1, chunk.size))
-            left = await asyncio.to_thread(partial(self.store.drop_leftovers, before, dry_run=dry_run))
-            collected.add("incoming", *left)
-            return collected
+                if not only_orphans:
+                    await self._take_expired(rows)
+                    if grace_seconds is not None:
+                        await self._take_old(rows, grace_seconds)
+            if not dry_run:
+                await self._forget_damage(rows)
+            async with rows.look() as (session, sofar):
+                with self.damages.records_noted():
+                    await removal.check_records(session, sofar)
+            sweep = partial(self._sweep, rows, (lambda chunks: chunks) if dry_run else self.store.collect)
+            for kind, raw in rows.unnamed.items():
+                # What named them was old enough: they need no grace of their own.
+                await sweep(map(Digest.from_bytes, split_digests(bytes(raw))), kind, grace_seconds=0)
+            if grace_seconds is not None:
+                await sweep(None, "chunks", grace_seconds)
+                async with rows.look() as (session, _):
+                    before = await rows.before(session, grace_seconds)
+                left = await asyncio.to_thread(partial(self.store.drop_leftovers, before, dry_run=dry_run))
+                rows.collected.add("incoming", *left)
+            return rows.collected
+
+    async def _sweep(
+        self, rows: _Rows, remove: Remove, digests: Iterable[Digest] | None, kind: Kind, grace_seconds: float
+    ) -> None:
+        """Of these chunks, or of all, remove those that no row names, piece by piece: a piece of the store is looked at, then every row.
+
+        They count as ``kind``, or as what their rows are that would go.
+        """
+        chunks = await asyncio.to_thread(self.store.stored, digests)
+        while seen := await asyncio.to_thread(lambda: list(islice(chunks, CHUNKS_AT_ONCE))):
+            await self._sweep_piece(rows, remove, seen, kind, grace_seconds)
+            seen.clear()  # or two pieces would be in memory
+
+    async def _sweep_piece(
+        self, rows: _Rows, remove: Remove, seen: Sequence[StoredChunk], kind: Kind, grace_seconds: float
+    ) -> None:
+        unnamed = removal.Unnamed.among(seen)
+        async with rows.look() as (session, sofar):
+            # Before the rows: who ends between the two has recorded what it counted on.
+            without_name, before = await rows.before(session, 0), await rows.before(session, grace_seconds)
+            with self.damages.records_noted():
+                await removal.strike_named(session, unnamed, sofar)
+        old = [
+            chunk
+            for name, chunk in unnamed.left.items()
+            if chunk.kept_at < (without_name if name in unnamed.going else before)
+        ]
+        for some in batches(old, _REMOVED_AT_ONCE):
+            for chunk in await asyncio.to_thread(remove, some):
+                went = unnamed.going.get(chunk.digest.to_bytes(), kind)
+                rows.collected.add(went, int(went == "chunks"), chunk.size)
 
     async def _take_expired(self, rows: _Rows) -> None:
         before = rows.now - self.tombstone_seconds
@@ -268,8 +303,8 @@ class Collector:
             await rows.take_manifest(name, begin)
         await rows.take_unnamed(grace_seconds)
         if rows.rehearsal is not None:
-            rows.collected.add_rows("half_copied", await rows.rehearsal.half_copied())
-            rows.collected.add_rows("evidence", await rows.rehearsal.evidence())
+            rows.collected.add("half_copied", await rows.rehearsal.half_copied(), 0)
+            rows.collected.add("evidence", await rows.rehearsal.evidence(), 0)
             return
 
         async def half_copied(session: WriteSession) -> Taken:
@@ -284,24 +319,6 @@ class Collector:
         async with rows.write() as session:
             before = collectable_before(rows.now, 0, await mirrors.oldest_at_work(session, rows.now))
             await damaged.forget_unneeded(session, before)
-
-
-async def _remove(
-    chunks: Iterable[StoredChunk], before: float, remove: Remove, removed: Callable[[StoredChunk], object]
-) -> None:
-    """In threads, piece by piece. ``removed`` is told on the event loop of each that went."""
-    left = iter(chunks)
-
-    def some() -> tuple[int, Sequence[StoredChunk]]:
-        batch = list(islice(left, _AT_ONCE))
-        return len(batch), remove([chunk for chunk in batch if chunk.kept_at < before])
-
-    while True:
-        count, gone = await asyncio.to_thread(some)
-        for chunk in gone:
-            removed(chunk)
-        if not count:
-            return
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """The store is read again, slowly or because somebody asked, and what is wrong is repaired.
 
+A round that cannot read all of a large store within its period reads a part of it, another in each round, and looks at the rest:
+whether it is there, with the right size.
+
 One process at a time keeps the store: others wait, and one of them takes over when this one is gone. How far a verification
 and the scrub are is recorded, so that whoever takes over goes on there. The right bytes come from agents, which cost the
 upstream nothing, or from the upstream, as mirrored.
@@ -8,13 +11,14 @@ upstream nothing, or from the upstream, as mirrored.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from bdn.core.chunk import ByteRange, Digest, FileLayout, Slab, digest_of
 from bdn.core.errors import BdnError, ChecksumMismatchError, SourceChangedError, StoreUnavailableError
-from bdn.core.pace.rounds import is_round_due
+from bdn.core.pace.rounds import Sample, is_round_due
 from bdn.core.source.upstream import Checksum
 from bdn.core.source.uri import common_beginnings
 from bdn.core.store import Needed, Piece, closed_up, seal_of
@@ -45,6 +49,7 @@ LOOK_SECONDS: Final = 1.0  # at what other processes have found, or ask for
 AGAIN_SECONDS: Final = 300.0  # between two attempts to repair the same
 _AWAY_SECONDS: Final = 5.0  # after a failure of the store or the database
 _AT_ONCE: Final = 32  # objects between two records of how far it is: what a killed process reads again
+_LOOKED_AT_ONCE: Final = 1000  # where few of them are read
 _AGENTS: Final = 4  # asked for one piece
 _GRANT_SECONDS: Final = 300
 _JOB: Final = "repair"  # whom identity tokens are for, in place of a mirror
@@ -299,6 +304,9 @@ class Repair:
         return Slab(digest, len(content), scope)
 
 
+_ALL: Final = Sample(of=1, turn=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """What was read. ``cursor`` None: there is nothing behind it. ``faults`` are registered, with what is wrong.
@@ -325,10 +333,15 @@ class Keeper:
     database: Database
     damages: Damages
     repair: Repair
-    pacer: Pacer
+    rate_bytes_per_second: int
     on_read: Callable[[int], None]
     period_seconds: float
     clock: Callable[[], float]
+    _samples: dict[float, Sample] = field(default_factory=dict)  # by the beginning of the round, the newest alone
+
+    @cached_property
+    def _pacer(self) -> Pacer:
+        return Pacer(self.rate_bytes_per_second)
 
     async def keep(self) -> None:
         """Until canceled."""
@@ -370,8 +383,8 @@ class Keeper:
         is_due = is_under_way or is_round_due(row.started_at if row else None, self.period_seconds, now)
         if not is_due or not self.period_seconds:
             return False
-        part = await self._read(row.cursor if row else None, None)
         started_at = row.started_at if row and is_under_way else now
+        part = await self._read(row.cursor if row else None, None, await self._sample(started_at))
         completed_at = row.completed_at if row else None
         if part.cursor is None:
             completed_at = self.clock()
@@ -380,6 +393,18 @@ class Keeper:
                 session, started_at=started_at, completed_at=completed_at, cursor=part.cursor
             )
         return True
+
+    async def _sample(self, began: float) -> Sample:
+        """What the round that began then reads, as large as the store was when this process first had to do with it."""
+        if began not in self._samples:
+            async with self.database.read() as session:
+                _, size = await contents.totals(session)
+            self._samples.clear()
+            sample = Sample.that_fits(size, self.rate_bytes_per_second, self.period_seconds, began)
+            self._samples[began] = sample
+            if sample.of > 1:
+                logger.info("the scrub reads a part of the store and looks at the rest", extra={"one_in": sample.of})
+        return self._samples[began]
 
     async def verify_next(self) -> bool:
         """One part of the oldest verification that wants the store read; False when nobody waits."""
@@ -394,7 +419,7 @@ class Keeper:
         reach = None
         if command.manifests is not None:
             reach = Reach([manifest.removeprefix("b3:") for manifest in command.manifests], organisation)
-        part = await self._read(sofar.get("cursor"), reach)
+        part = await self._read(sofar.get("cursor"), reach, _ALL)
         known = {item["chunk"] for item in sofar.get("items", [])}
         items = [
             await self._settle(one, reason, organisation, command)
@@ -424,7 +449,7 @@ class Keeper:
                 tell(session, row.id)
         return True
 
-    async def _read(self, cursor: str | None, reach: Reach | None) -> Part:
+    async def _read(self, cursor: str | None, reach: Reach | None, sample: Sample) -> Part:
         """The next records of the database behind the cursor, or objects of the store, within reach or (None) of everything.
 
         Records come first: which objects there are, they say.
@@ -438,15 +463,29 @@ class Keeper:
                 await self.damages.tell_record(record, wrong)
             return Part(0, 0, behind, records=tuple(found))
         async with self.database.read() as session:
-            wanted = await objects.after(session, cursor, reach, _AT_ONCE)
+            wanted = await objects.after(session, cursor, reach, min(_AT_ONCE * sample.of, _LOOKED_AT_ONCE))
+        spared = await self._look([one for one in wanted if not sample.has(one.digest)])
+        read = [one for one in wanted if one.digest not in spared]
         faults: list[tuple[StoredObject, str]] = []
-        for one in wanted:
-            await asyncio.sleep(self.pacer(one.size))
+        for one in read:
+            await asyncio.sleep(self._pacer(one.size))
             if fault := await self.damages.examine(one.digest):
                 faults.append((one, fault))
             self.on_read(one.size)
-        size = sum(one.size for one in wanted)
-        return Part(len(wanted), size, wanted[-1].cursor if wanted else None, tuple(faults))
+        size = sum(one.size for one in read)
+        return Part(len(read), size, wanted[-1].cursor if wanted else None, tuple(faults))
+
+    async def _look(self, wanted: Sequence[StoredObject]) -> set[Digest]:
+        """Which of these are there with the right size. None where the store cannot tell: they are read, which finds out why."""
+
+        def look() -> set[tuple[Digest, int]]:
+            return {(chunk.digest, chunk.size) for chunk in self.damages.store.stored(one.digest for one in wanted)}
+
+        try:
+            seen = await asyncio.to_thread(look) if wanted else set()
+        except StoreUnavailableError:
+            return set()
+        return {one.digest for one in wanted if (one.digest, one.size) in seen}
 
     async def _settle(self, one: StoredObject, reason: str, organisation: str, command: VerifyCommand) -> DamagedItem:
         """What becomes of a damaged object, and what it belongs to."""

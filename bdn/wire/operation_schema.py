@@ -272,10 +272,14 @@ def listed(items: Sequence[DamagedItem], *, before: int = 0) -> tuple[list[Damag
 
 
 class CollectionRequest(StrictModel, json_schema_extra={"examples": [{"dry_run": True}]}):
-    """``grace_seconds`` instead of the mirror's own; ``dry_run`` only tells what would go."""
+    """``grace_seconds`` instead of the mirror's own; ``dry_run`` only tells what would go.
+
+    ``orphans``: only what nobody has recorded, and what was left half-written.
+    """
 
     grace_seconds: Annotated[float, Field(ge=0, le=10 * 365 * 86400)] | None = None
     dry_run: StrictBool = False
+    orphans: StrictBool = False
 
 
 class CollectedKind(BaseModel):

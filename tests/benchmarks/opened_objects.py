@@ -11,15 +11,15 @@ from sqlalchemy import insert
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, file_digest
 from bdn.mirror.access import Access
 from bdn.mirror.db import contents
-from bdn.mirror.db.database import Database, batches
-from bdn.mirror.db.tables import ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow
+from bdn.mirror.db.database import Database, Values, batches
+from bdn.mirror.db.tables import ContentRow, ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow
 from bdn.mirror.db.tokens import TokenTable
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
 from tests.benchmarks.report import Figure, scaled
 from tests.support.content.names import named
 
-_CHUNKS = 100  # of each file
-_SIZE = _CHUNKS * CHUNK_SIZE
+CHUNKS = 100  # of each file
+_SIZE = CHUNKS * CHUNK_SIZE
 _READ = 2000
 
 
@@ -33,7 +33,7 @@ async def _measure() -> Sequence[Figure]:
     with TemporaryDirectory() as folder:
         database = Database(f"sqlite+aiosqlite:///{folder}/mirror.sqlite")
         await database.migrate()
-        manifests = [await _publish(database, f"manifest {number}", chunks // _CHUNKS) for number in range(16)]
+        manifests = [await publish(database, f"manifest {number}", chunks // CHUNKS) for number in range(16)]
         signer = GrantSigner(new_signing_key())
         figures = []
         for count in (4, 16):
@@ -63,12 +63,12 @@ async def _measure() -> Sequence[Figure]:
     return figures
 
 
-async def _publish(database: Database, title: str, files: int) -> tuple[Digest, list[Digest]]:
-    """A manifest as its mirror leaves it in the database."""
+async def publish(database: Database, title: str, files: int, *, is_read: bool = True) -> tuple[Digest, list[Digest]]:
+    """A manifest as its mirror leaves it in the database; one that nobody reads needs no row for each of its chunks."""
     manifest = named(title)
     layouts = []
     for file in range(files):
-        names = tuple(named(f"{title} {file} {chunk}") for chunk in range(_CHUNKS))
+        names = tuple(named(f"{title} {file} {chunk}") for chunk in range(CHUNKS))
         layouts.append(FileLayout(file_digest(_SIZE, names), _SIZE, names))
     now = time.time()
     row = {"digest": manifest.hex, "canonical": b"", "files_total": files, "created_at": now, "last_used": now}
@@ -81,7 +81,15 @@ async def _publish(database: Database, title: str, files: int) -> tuple[Digest, 
         await session.execute(insert(MirrorSourceRow), [part])
     for batch in batches(layouts):
         async with database.write() as session:
-            await contents.record_contents(session, {layout.digest.hex: layout for layout in batch}, now)
+            if is_read:
+                await contents.record_contents(session, {layout.digest.hex: layout for layout in batch}, now)
+            else:
+                await session.execute(insert(ContentRow), [_row(layout, now) for layout in batch])
             rows = [{"manifest": manifest.hex, "content": layout.digest.hex} for layout in batch]
             await session.execute(insert(ManifestContentRow), rows)
     return manifest, [chunk for layout in layouts for chunk in layout.chunks]
+
+
+def _row(layout: FileLayout, now: float) -> Values:
+    chunks = b"".join(chunk.to_bytes() for chunk in layout.chunks)
+    return {"digest": layout.digest.hex, "size": layout.size, "chunks": chunks, "recorded_at": now}

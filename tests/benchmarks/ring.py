@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tests.benchmarks import nginx
 from tests.benchmarks.report import Figure, Missing, Row, scaled_size
+from tests.contract.opening import keys_of
+from tests.doubles.seaweed import SeaweedServer
 from tests.support.agent import ring_of_agents as ring
 from tests.support.network import network
 
@@ -27,7 +29,7 @@ class _Run:
 
 
 def measure() -> list[Row]:
-    """Each size alone, together and hurt; the smaller one also far from its mirror."""
+    """Each size alone, together and hurt; the smaller one also far from its mirror, the larger one from a bucket."""
     if reason := network.unavailable():
         return [Missing(f"{count} agents", reason, "<= 1.05 x unique, <= 2.0 x alone") for count in SIZES]
     with _content() as content:
@@ -36,11 +38,11 @@ def measure() -> list[Row]:
             rows += _size(content, count, rate)
         count, rate = next(iter(SIZES.items()))
         far = _run(content, count, rate, delay_seconds=DELAY_SECONDS)
-        return [
-            *rows,
+        rows += [
             Figure(f"{count} agents, far: last agent", "s", (far.seconds,)),
             Figure(f"{count} agents, far: bytes from the mirror", "x unique", (far.link_share,)),
         ]
+    return [*rows, *from_a_bucket(*max(SIZES.items()))]
 
 
 def _size(content: ring.Content, count: int, rate: int) -> list[Row]:
@@ -57,6 +59,43 @@ def _size(content: ring.Content, count: int, rate: int) -> list[Row]:
         Figure(f"{title}, hurt: last agent", "s", (hurt.seconds,)),
         Figure(f"{title}, hurt: last agent to one alone", "x", (hurt.seconds / alone.seconds,), "<= 2.5"),
         Figure(f"{title}, hurt: bytes from the mirror", "x unique", (hurt.link_share,)),
+    ]
+
+
+def from_a_bucket(count: int, rate: int) -> list[Row]:
+    """The mirror's store is a bucket in a host of its own, which agents read by themselves."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        nginx.serving_s3({PREFIX: (FILES, scaled_size(SIZE))}) as origin,
+        network.network() as net,
+    ):
+        root, place = Path(name), net.host()
+        with SeaweedServer(root / "bucket", host=place) as server:
+            store = {
+                "BDN_STORE": f"s3://{server.bucket('store')}/bdn",
+                "BDN_STORE_SECRET": "store",
+                "BDN_STORE_ENDPOINT": server.url,
+                "BDN_SECRET_STORE": keys_of(server.account),
+            }
+            source = f"s3://{nginx.BUCKET}/{PREFIX}/"
+            planted = ring.planted(
+                origin.folder(PREFIX), root / "planted", source, store, AWS_ENDPOINT_URL_S3=origin.url
+            )
+            (root / "ring").mkdir()
+            with ring.ring(net, root / "ring", planted, count, rate) as built:
+                place.shape(rate)
+                sent = place.sent_bytes
+                done = [
+                    member.agent.finished(stage) for member, stage in zip(built.members, built.begin(), strict=True)
+                ]
+                sent, served = place.sent_bytes - sent, built.mirror.served_bytes
+                for stage in done:
+                    planted.check(stage)
+    title = f"{count} agents at {rate // 1_000_000} Mbit/s, from a bucket"
+    return [
+        Figure(f"{title}: last agent", "s", (ring.span(done),)),
+        Figure(f"{title}: bytes from the bucket", "x unique", (sent / planted.size,), "<= 1.05"),
+        Figure(f"{title}: of the mirror's data plane", "x unique", (served / planted.size,), "<= 0"),
     ]
 
 

@@ -22,7 +22,7 @@ from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
-from tests.benchmarks import agent_memory, many_agents, opened_objects, published
+from tests.benchmarks import agent_memory, collected, many_agents, opened_objects, published
 from tests.benchmarks.report import Figure, scaled
 from tests.support.agent.cache import a_tier
 from tests.support.agent.mirror import AgentMirror
@@ -154,6 +154,7 @@ SECTIONS: dict[str, Callable[[], Sequence[Figure]]] = {
     "layouts": layouts,
     "documents": documents,
     "opened": opened_objects.measure,
+    "collected": collected.measure,
     "published": published.measure,
     "agents": many_agents.measure,
     "agent": agent_memory.measure,

@@ -5,7 +5,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "bdn/cli/operations.py": [
         ("a dry run is carried out", "CollectionRequest(dry_run=dry_run, ", "CollectionRequest(dry_run=False, ",
          "test_what_was_evicted_is_restored_or_collected_and_why_says_so"),
-        ("a collection takes no request for its grace", "grace_seconds=grace_seconds)", "grace_seconds=None)",
+        ("a collection takes no request for its grace", "grace_seconds=grace_seconds, ", "grace_seconds=None, ",
          "test_what_was_evicted_is_restored_or_collected_and_why_says_so"),
     ],
     "bdn/core/store.py": [
@@ -40,6 +40,8 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_neither_asking_what_would_go_nor_a_clock_that_was_set_back_puts_off_a_collection"),
     ],
     "bdn/mirror/db/removal.py": [
+        ("chunks that others name go, too", "del self.left[name]", "pass",
+         "test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed"),
         ("contents that other manifests name go with the first", "name.manifest != but)", 'name.manifest == "")',
          "test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed",
          "test_whatever_happens_nothing_named_goes_and_nothing_else_stays"),
@@ -52,7 +54,8 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          'ContentRow.chunks != b"")', "test_a_slab_stays_with_what_is_whole_by_itself_and_damaged[sqlite]"),
         ("what was collected does not count its files", "size += content_size", "size += 0 * content_size",
          "test_what_was_collected_says_so_to_all"),
-        ("a plan forgets which slabs would be gone", "dropped.update(going)", "dropped.update([])",
+        ("a plan forgets which slabs would be gone", "dropped.update(dict.fromkeys(going, leaving.kind))",
+         "dropped.update({})",
          "test_of_two_slabs_that_stand_in_for_each_other_one_goes_and_the_plan_says_so[sqlite]"),
     ],
     "bdn/mirror/db/mirrors.py": [
@@ -92,10 +95,10 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "except MemoryError as error:", "test_a_collection_with_a_bug_has_failed"),
     ],
     "bdn/mirror/retention.py": [
-        ("chunks that others name go, too", "seen if chunk.digest.to_bytes() not in named", "seen",
-         "test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed"),
-        ("a dry run deletes", "remove: Remove = (lambda chunks: chunks) if dry_run else self.store.collect",
-         "remove: Remove = self.store.collect", "test_what_is_planned_in_a_dry_run_is_of_every_kind"),
+        ("a dry run deletes", "(lambda chunks: chunks) if dry_run else self.store.collect", "self.store.collect",
+         "test_what_is_planned_in_a_dry_run_is_of_every_kind"),
+        ("whoever asks for orphans alone loses what he can restore no longer", "if not only_orphans:", "if True:",
+         "test_orphans_alone_are_told_and_collected_beside_what_else_would_go"),
         ("what was collected is not written down",
          'await events.record(session, self.now, [events.event_of("collected", {"bytes": size}, manifest)])', "pass",
          "test_what_was_collected_says_so_to_all"),

@@ -9,7 +9,7 @@ references of both ("PutObject", "CopyObject", "ListObjectsV2"; "XML API: header
 """
 
 from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import formatdate
@@ -129,9 +129,9 @@ class Objects:
             return s3_error(400, "InvalidArgument")
         prefix, size = query.get("prefix", [""])[0], min(int(query["max-keys"][0]), self.page_limit)
         after = urlsafe_b64decode(query.get("continuation-token", [""])[0]).decode()
-        names = sorted(name for name in self.held if name.startswith(prefix) and name > after)
+        names = self.names(prefix, after)
         shown = names[:size]
-        entries = "".join(self._entry(name) for name in shown)
+        entries = "".join(map(self.entry, shown))
         goes_on = len(names) > size
         last = urlsafe_b64encode("".join(shown[-1:]).encode()).decode()
         token = f"<NextContinuationToken>{last}</NextContinuationToken>"
@@ -141,7 +141,12 @@ class Objects:
         )
         return Answer(200, {"Content-Type": "application/xml"}, body.encode())
 
-    def _entry(self, name: str) -> str:
+    def names(self, prefix: str, after: str) -> Sequence[str]:
+        """What is there behind a name, in order; no more than a listing shows, and one."""
+        return sorted(name for name in self.held if name.startswith(prefix) and name > after)
+
+    def entry(self, name: str) -> str:
+        """What a listing says of an object."""
         found = self.held[name]
         written = datetime.fromtimestamp(int(found.written_at), UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
         return (

@@ -21,6 +21,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.doubles.sigv4 import Account
+from tests.support.network.network import Host
 from tests.support.network.ports import free_port
 
 _WEED: Final = Path(sys.executable).parent / "weed"
@@ -29,18 +30,19 @@ _PARTS: Final = ("master", "volume", "filer", "s3")
 
 
 class SeaweedServer:
-    """On free ports of the loopback, with everything below ``directory``, from ``with`` until its end."""
+    """On free ports of the loopback, or in a host of a network; with everything below ``directory``, from ``with`` until its end."""
 
-    def __init__(self, directory: Path, account: Account | None = None) -> None:
+    def __init__(self, directory: Path, account: Account | None = None, host: Host | None = None) -> None:
         self.account = account or Account("bdn", "seaweed-example-key")
         self.pid = 0  # while it runs
+        self._address, self._prefix = (host.address, host.prefix) if host else ("127.0.0.1", ())
         self._directory = directory
         self._port = free_port()
         self._stack = ExitStack()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._address}:{self._port}"
 
     def __enter__(self) -> Self:
         (self._directory / "data").mkdir(parents=True)
@@ -100,8 +102,9 @@ class SeaweedServer:
         ports = [f"-{part}.port.grpc={free_port()}" for part in _PARTS]
         ports += [f"-{part}.port={self._port if part == 's3' else free_port()}" for part in _PARTS]
         return [
+            *self._prefix,
             *(str(_WEED), f"-logdir={self._directory}", "server", f"-dir={self._directory / 'data'}"),
-            *("-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *(f"-ip={self._address}", f"-ip.bind={self._address}"),
             *("-filer", "-s3", f"-s3.config={self._directory / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"),
             *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-master.volumePreallocate=false"),
             *("-volume.max=500", "-volume.preStopSeconds=0"),  # each bucket takes volumes of its own
@@ -109,7 +112,7 @@ class SeaweedServer:
         ]
 
     def _takes_a_bucket(self) -> bool:
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=5)
+        connection = HTTPConnection(self._address, self._port, timeout=5)
         try:
             connection.request("GET", "/healthz")
             connection.getresponse()

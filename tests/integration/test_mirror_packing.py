@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, Slab, digest_of
 from bdn.core.source.upstream import Identity
-from bdn.core.store import SEAL_SIZE, seal_of
+from bdn.core.store import SEAL_SIZE, StoredChunk, seal_of
 from bdn.mirror.db import contents, damaged, mirrors, removal
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
@@ -91,7 +91,7 @@ class Holdings:
                 leaving = removal.leaving_with(name, is_rehearsal=False)
                 slabs = await removal.slabs_of(session, leaving)
                 for find in (
-                    partial(removal.in_slabs, slabs=slabs, dropped=set()),
+                    partial(removal.in_slabs, slabs=slabs, dropped={}),
                     partial(removal.beside_slabs, after=""),
                 ):
                     going = await find(session, leaving)
@@ -99,7 +99,9 @@ class Holdings:
                     await removal.forget(session, going)
                 while await removal.forget_names(session, name):
                     pass
-            return freed, {raw.hex() for raw in gone - await removal.named(session)}
+            unnamed = removal.Unnamed.among(StoredChunk(Digest.from_bytes(raw), 0, 0.0) for raw in gone)
+            await removal.strike_named(session, unnamed, None)
+            return freed, {raw.hex() for raw in unnamed.left}
 
     async def opens(self, manifest: Manifest, organisation: str, digest: Digest) -> bool:
         async with self.database.read() as session:

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sqlalchemy import select
 
 from bdn.core.chunk import Digest, digest_of
+from bdn.mirror import retention
 from bdn.mirror.db import damaged, mirrors, removal
 from bdn.mirror.db.tables import ContentRow, ManifestRow
 from tests.doubles.hub import Hub
@@ -45,9 +46,10 @@ _MEMORY: Final = Path("/dev/shm")
 
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trees are small: as many transactions as a manifest of a million files takes."""
+    """Trees are small: as many transactions as a manifest of a million files takes, and as many looks as a store of a million chunks."""
     monkeypatch.setattr(removal, "SLABS_AT_ONCE", 1)
     monkeypatch.setattr(removal, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(retention, "CHUNKS_AT_ONCE", 2)
 
 
 organisations = st.sampled_from(ORGANISATIONS)
@@ -370,6 +372,24 @@ async def test_what_is_planned_in_a_dry_run_is_of_every_kind() -> None:
         planned = await _rehearsed(world)
         counted = Counter({kind: count for kind, count in planned.counts.items() if count})
         assert counted == {"manifests": 2, "contents": 1, "half_copied": 1, "chunks": 1, "incoming": 1}
+
+
+async def test_orphans_alone_are_told_and_collected_beside_what_else_would_go() -> None:
+    async with a_world() as world:
+        await _with_work_to_do(world)
+        orphan = digest_of(b"nobody's")
+        world.store.put(orphan, bytearray(b"nobody's"))
+        world.now += 10 * TOMBSTONE_SECONDS
+        rows, _ = dump(world)
+        for dry_run in (True, False):
+            told = await world.collect(dry_run=dry_run, only_orphans=True)
+            assert {kind: (count, told.bytes[kind]) for kind, count in told.counts.items() if count} == {
+                "chunks": (1, 8)
+            }
+        assert orphan not in {chunk.digest for chunk in world.store.stored()}
+        assert dump(world)[0] == rows
+        whole = await world.collect()
+        assert (whole.counts["manifests"], whole.counts["chunks"]) == (2, 0)
 
 
 async def test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_work_may_count_on_it() -> None:

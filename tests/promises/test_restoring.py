@@ -184,9 +184,16 @@ async def test_neither_asking_what_would_go_nor_a_clock_that_was_set_back_puts_o
     hub.repo("org/one").commit({"one.txt": b"1"})
     async with mirror_under_test(tmp_path, clock=calendar) as mirror:
         await mirror.ready(ONE)
-        for day, rows in ((1, 2), (-30, 4), (-31, 6), (-31, 7)):  # each asking is a row, and each that was due
+        for day, asked, rows in (  # each asking is a row, and each that was due
+            (1, "dry_run", 2),
+            (-30, "dry_run", 4),
+            (-31, "dry_run", 6),
+            (-31, "dry_run", 7),
+            (-30.8, "orphans", 8),
+            (-30.7, "dry_run", 10),
+        ):
             calendar.days = day
-            await mirror.collect(dry_run=True)
+            await mirror.collect(**{asked: True})
             assert len(mirror.operations("collection")) == rows
 
 

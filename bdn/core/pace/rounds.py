@@ -1,8 +1,9 @@
-"""What is done in rounds: when one is to begin anew, and in which order a scrub goes through what a node holds."""
+"""What is done in rounds: when one is to begin anew, what it reads, and in which order a scrub goes through what a node holds."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from bdn.core.chunk import Digest
 
@@ -16,6 +17,28 @@ def is_round_due(began: float | None, period_seconds: float, now: float) -> bool
     if not period_seconds:
         return False
     return began is None or not began <= now < began + period_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a round reads when it cannot read everything within its period: one thing in ``of``, in the next round others.
+
+    Rounds begin a period apart, so that each has a ``turn`` of its own, and ``of`` of them read everything. One that began late
+    may take the turn after the next.
+    """
+
+    of: int
+    turn: int
+
+    @classmethod
+    def that_fits(cls, size: int, rate_bytes_per_second: float, period_seconds: float, began: float) -> Self:
+        """So that a round over ``size`` bytes ends in time at this rate."""
+        of = max(1, math.ceil(size / (rate_bytes_per_second * period_seconds)))
+        return cls(of, int(began // period_seconds) % of)
+
+    def has(self, digest: Digest) -> bool:
+        """Whether this is read now."""
+        return int(digest.hex[:16], 16) % self.of == self.turn
 
 
 ScrubbedTier = Literal["cluster", "node"]

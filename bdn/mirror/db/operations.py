@@ -122,8 +122,9 @@ async def finish(session: WriteSession, operation_id: str, status: str, now: flo
 
 
 async def newest_collection(session: ReadSession, now: float) -> float | None:
-    """When one was last asked for that was not only to tell what would go; before a clock was set back does not count."""
+    """When one was last asked for that was not only to tell what would go, or for orphans; before a clock was set back does not count."""
     is_real = OperationRow.request["dry_run"].as_boolean().is_(False)
+    is_of_all = OperationRow.request["orphans"].as_boolean().is_not(True)  # earlier versions did not say
     query = select(func.max(OperationRow.created_at))
-    query = query.where(OperationRow.kind == "collection", is_real, OperationRow.created_at <= now)
+    query = query.where(OperationRow.kind == "collection", is_real, is_of_all, OperationRow.created_at <= now)
     return (await session.execute(query)).scalar()

@@ -10,21 +10,24 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Self, TypeVarTuple
 
 from sqlalchemy import (
     Column,
     ColumnElement,
     MetaData,
     Row,
+    Select,
     String,
     Table,
     and_,
+    case,
     delete,
     exists,
     func,
     insert,
+    literal,
     or_,
     select,
     true,
@@ -32,11 +35,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from bdn.core.store import SlabNeeds, split_digests
+from bdn.core.chunk import Digest
+from bdn.core.store import KINDS, Kind, SlabNeeds, StoredChunk, content_fault, split_digests
 from bdn.mirror.db import mirrors
-from bdn.mirror.db.contents import check_contents, chunks_are_sound, drop_slabs
+from bdn.mirror.db.contents import Record, chunks_are_sound, drop_slabs
 from bdn.mirror.db.database import Database, ReadSession, WriteSession, batches, delete_in, select_in
 from bdn.mirror.db.tables import (
+    Base,
     ContentChunkRow,
     ContentRow,
     CopiedChunkRow,
@@ -50,7 +55,7 @@ from bdn.mirror.db.tables import (
     SlabSliceRow,
 )
 
-_AT_ONCE: Final = 1000  # records that one trip to a thread looks at
+_RECORDS: Final = 250  # of one trip to a thread
 SLABS_AT_ONCE: Final = 4  # slabs of one step, of at most 256 files each
 _SLABS_READ_AT_ONCE: Final = 32  # where nothing is written
 ROWS_AT_ONCE: Final = 2000  # rows of one step where nothing lies in slabs
@@ -64,12 +69,14 @@ class Taken:
     """Rows that went, or would go: raw names of chunks and slabs in them, which others may name, too, and their bytes."""
 
     count: int
-    chunks: set[bytes]
+    chunks: AbstractSet[bytes] = frozenset()
     bytes: int = 0
 
 
 _Name = InstrumentedAttribute[str]  # a column of contents' digests
+_Columns = TypeVarTuple("_Columns")
 _Which = Callable[[_Name], ColumnElement[bool]]
+Dropped = dict[str, Kind]  # slabs that would be gone by now, and as what
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,7 @@ class Leaving:
     where: ColumnElement[bool]
     is_own: _Which
     is_gone: _Which
+    kind: Kind
 
 
 def leaving_with(manifest: str, *, is_rehearsal: bool) -> Leaving:
@@ -98,7 +106,7 @@ def leaving_with(manifest: str, *, is_rehearsal: bool) -> Leaving:
 
     column = ManifestContentRow.content
     where = and_(ManifestContentRow.manifest == manifest, ~is_needed(column))
-    return Leaving(column, where, is_own, _is_doomed if is_rehearsal else is_own)
+    return Leaving(column, where, is_own, _is_doomed if is_rehearsal else is_own, "manifests")
 
 
 def leaving_unnamed(before: float, *, is_rehearsal: bool) -> Leaving:
@@ -117,7 +125,7 @@ def leaving_unnamed(before: float, *, is_rehearsal: bool) -> Leaving:
 
     column = ContentRow.digest
     where = and_(ContentRow.recorded_at < before, ~_named(column))
-    return Leaving(column, where, is_own, is_gone if is_rehearsal else is_own)
+    return Leaving(column, where, is_own, is_gone if is_rehearsal else is_own, "contents")
 
 
 def _named(content: _Name, *, but: str | None = None) -> ColumnElement[bool]:
@@ -148,21 +156,21 @@ async def slabs_of(session: ReadSession, leaving: Leaving) -> list[str]:
     return sorted((await session.execute(query.where(leaving.where))).scalars())
 
 
-async def in_slabs(session: ReadSession, leaving: Leaving, slabs: Sequence[str], dropped: set[str]) -> Going:
-    """What goes of these slabs, a few of ``slabs_of``. In a rehearsal ``dropped`` are slabs that would be gone; it gets those of this step."""
+async def in_slabs(session: ReadSession, leaving: Leaving, slabs: Sequence[str], dropped: Dropped) -> Going:
+    """What goes of these slabs, a few of ``slabs_of``. In a rehearsal ``dropped`` gets the slabs of this step, too."""
     own = select(SlabSliceRow.content).where(leaving.is_own(SlabSliceRow.content))
     contents = sorted({content async for (content,) in select_in(session, own, SlabSliceRow.slab, slabs)})
     # Other slabs that hold one of them are looked at now: later nothing would lead to them.
     other = aliased(SlabSliceRow)
     query = select(other.slab).distinct().join(SlabSliceRow, SlabSliceRow.content == other.content)
     query = query.where(leaving.is_own(SlabSliceRow.content))
-    touched = {slab async for (slab,) in select_in(session, query, SlabSliceRow.slab, slabs)} - dropped
+    touched = {slab async for (slab,) in select_in(session, query, SlabSliceRow.slab, slabs)} - dropped.keys()
     needs = SlabNeeds()
-    await _add_slabs(session, needs, sorted(touched), dropped)
+    await _add_slabs(session, needs, sorted(touched), dropped.keys())
     query = select(SlabSliceRow.content).where(leaving.is_gone(SlabSliceRow.content))
     gone = {content async for (content,) in select_in(session, query, SlabSliceRow.slab, sorted(touched))}
     going = needs.take(gone)
-    dropped.update(going)
+    dropped.update(dict.fromkeys(going, leaving.kind))
     return Going(contents, {slab: needs.size([slab]) for slab in going})
 
 
@@ -243,23 +251,15 @@ async def take_half_copied(session: WriteSession, before: float) -> Taken:
     key = (CopiedChunkRow.identity, CopiedChunkRow.chunk_index)
     some = select(*key).where(CopiedChunkRow.recorded_at < before).limit(ROWS_AT_ONCE)
     statement = delete(CopiedChunkRow).where(tuple_(*key).in_(some)).returning(CopiedChunkRow.digest)
-    return _half_copied((await session.execute(statement)).scalars())
+    found = list((await session.execute(statement)).scalars())
+    return Taken(len(found), set(map(bytes.fromhex, found)))
 
 
 async def take_evidence(session: WriteSession, before: float) -> Taken:
     """Forget some files that came wrong before then; none: no more are left."""
     some = select(QuarantinedFileRow.id).where(QuarantinedFileRow.created_at < before).limit(_FILES_AT_ONCE)
     statement = delete(QuarantinedFileRow).where(QuarantinedFileRow.id.in_(some)).returning(QuarantinedFileRow.chunks)
-    return _evidence((await session.execute(statement)).scalars())
-
-
-def _half_copied(digests: Iterable[str]) -> Taken:
-    found = list(digests)
-    return Taken(len(found), set(map(bytes.fromhex, found)))
-
-
-def _evidence(files: Iterable[bytes]) -> Taken:
-    found = list(files)
+    found = list((await session.execute(statement)).scalars())
     return Taken(len(found), {chunk for raw in found for chunk in split_digests(raw)})
 
 
@@ -268,29 +268,32 @@ def _evidence(files: Iterable[bytes]) -> Taken:
 
 @dataclass
 class Rehearsal:
-    """A session that only reads, and what would be gone by now: manifests in a table of its own, slabs in a set.
+    """A session that only reads, and what would be gone by now: manifests in a table of its own, slabs in ``dropped``.
 
     What is old: contents without a name and half-copied files from before ``before``, wrong files from before ``evidence_before``.
     """
 
     session: ReadSession
-    dropped: set[str] = field(default_factory=set)
+    doomed: set[str] = field(default_factory=set)
+    dropped: Dropped = field(default_factory=dict)
     before: float = 0.0
     evidence_before: float = 0.0
 
-    async def doom(self, manifest: str) -> None:
-        """The manifest would be gone."""
-        await self.session.execute(insert(_DOOMED).values(manifest=manifest))
+    async def doom(self, *manifests: str) -> None:
+        """The manifests would be gone."""
+        self.doomed.update(manifests)
+        if manifests:
+            await self.session.execute(insert(_DOOMED), [{"manifest": manifest} for manifest in manifests])
 
     async def spare(self, manifest: str) -> None:
         """It would not."""
+        self.doomed.discard(manifest)
         await self.session.execute(delete(_DOOMED).where(_DOOMED.c.manifest == manifest))
 
     async def doom_dead(self, but: Sequence[str]) -> None:
         """All that nobody may read would be gone, but for some of which it is asked."""
-        await self.session.execute(insert(_DOOMED).from_select(["manifest"], mirrors.dead_manifests()))
-        for batch in batches(but):
-            await self.session.execute(delete(_DOOMED).where(_DOOMED.c.manifest.in_(batch)))
+        dead = (await self.session.execute(mirrors.dead_manifests())).scalars()
+        await self.doom(*set(dead).difference(but))
 
     async def freed(self, manifest: str, *, is_kept: bool) -> int:
         """The bytes that go with one manifest more, if nobody else needs them; one that ``is_kept`` does not go.
@@ -300,7 +303,7 @@ class Rehearsal:
         """
         await self.doom(manifest)
         leaving = leaving_with(manifest, is_rehearsal=True)
-        dropped = set(self.dropped) if is_kept else self.dropped
+        dropped = dict(self.dropped) if is_kept else self.dropped
         whole = select(func.coalesce(func.sum(ContentRow.size), 0)).where(ContentRow.chunks != b"")
         names = whole.join(ManifestContentRow, ManifestContentRow.content == ContentRow.digest)
         freed = int((await self.session.execute(names.where(leaving.where))).scalar_one())
@@ -312,60 +315,120 @@ class Rehearsal:
 
     async def unnamed(self) -> int:
         """How many old contents no manifest names."""
-        query = (
-            select(func.count()).select_from(ContentRow).where(leaving_unnamed(self.before, is_rehearsal=True).where)
-        )
+        return await self._count(ContentRow, leaving_unnamed(self.before, is_rehearsal=True).where)
+
+    async def half_copied(self) -> int:
+        """How many ``take_half_copied`` takes."""
+        return await self._count(CopiedChunkRow, CopiedChunkRow.recorded_at < self.before)
+
+    async def evidence(self) -> int:
+        """How many ``take_evidence`` takes."""
+        return await self._count(QuarantinedFileRow, QuarantinedFileRow.created_at < self.evidence_before)
+
+    async def _count(self, table: type[Base], where: ColumnElement[bool]) -> int:
+        query = select(func.count()).select_from(table).where(where)
         return (await self.session.execute(query)).scalar_one()
-
-    async def half_copied(self) -> Taken:
-        """All that ``take_half_copied`` takes."""
-        query = select(CopiedChunkRow.digest).where(CopiedChunkRow.recorded_at < self.before)
-        return _half_copied((await self.session.execute(query)).scalars())
-
-    async def evidence(self) -> Taken:
-        """All that ``take_evidence`` takes."""
-        query = select(QuarantinedFileRow.chunks).where(QuarantinedFileRow.created_at < self.evidence_before)
-        return _evidence((await self.session.execute(query)).scalars())
 
 
 @asynccontextmanager
-async def rehearsal(database: Database) -> AsyncIterator[Rehearsal]:
-    """Nothing is doomed yet. Nobody waits for the session, however long it lives, and nothing of it stays."""
+async def rehearsal(database: Database, sofar: Rehearsal | None = None) -> AsyncIterator[Rehearsal]:
+    """Nothing is doomed yet, or what was ``sofar``. Nobody waits for the session, however long it lives, and nothing of it stays."""
     async with database.read(patient=True) as session:
         connection = await session.connection()
         await connection.run_sync(_DOOMED.create)
-        yield Rehearsal(session)
+        found = Rehearsal(session) if sofar is None else replace(sofar, session=session)
+        await found.doom(*found.doomed)
+        yield found
 
 
-async def named(session: ReadSession, but: Rehearsal | None = None) -> set[bytes]:
-    """The raw names of all objects of the store that some row names, but for what would be gone: about 100 bytes of memory for each chunk.
+# --- which chunks no row names ---
+
+
+@dataclass
+class Unnamed:
+    """Chunks of the store that were looked at before the rows: those that no row names, once ``strike_named`` is through.
+
+    ``going`` are those of them which rows name that would go, and as what these go. Not all names of a store are held at once:
+    100 TB have twelve million.
+    """
+
+    left: dict[bytes, StoredChunk]
+    going: dict[bytes, Kind] = field(default_factory=dict)
+
+    @classmethod
+    def among(cls, chunks: Iterable[StoredChunk]) -> Self:
+        """No row was looked at yet."""
+        return cls({chunk.digest.to_bytes(): chunk for chunk in chunks})
+
+    def strike(self, raw: bytes, kind: Kind | None) -> None:
+        """A row has these raw names, one after the other. It stays, or would go as ``kind``."""
+        found = filter(self.left.__contains__, split_digests(raw))
+        if kind is None:
+            for name in set(found):
+                del self.left[name]
+        else:
+            for name in found:
+                self.going[name] = min(kind, self.going.get(name, kind), key=KINDS.index)
+
+
+async def check_records(session: ReadSession, sofar: Rehearsal | None) -> None:
+    """Raise ``RecordDamagedError`` for a file's record that is wrong: nobody can tell which chunks it names."""
+    await _look_at(session, _files(sofar), _check_files)
+
+
+async def strike_named(session: ReadSession, unnamed: Unnamed, sofar: Rehearsal | None) -> None:
+    """Look at every row that names objects of the store. In a rehearsal some of them would be gone.
 
     What a chunk's row becomes is read after that row: a half-copied file's chunk is a complete file's, or evidence, later.
-    ``RecordDamagedError``: a file's chunks have lost their name.
     """
-    copied, slabs, files, evidence = (
-        select(CopiedChunkRow.digest),
-        select(SlabRow.digest),
-        select(ContentRow.digest, ContentRow.size, ContentRow.chunks),
-        select(QuarantinedFileRow.chunks),
-    )
-    if but is not None:
-        copied = copied.where(CopiedChunkRow.recorded_at >= but.before)
-        files = files.where(~leaving_unnamed(but.before, is_rehearsal=True).is_gone(ContentRow.digest))
-        evidence = evidence.where(QuarantinedFileRow.created_at >= but.evidence_before)
-    found: set[bytes] = set()
-    for digests in (copied, slabs):
-        async for (digest,) in await session.stream(digests):
-            found.add(bytes.fromhex(digest))
-    if but is not None:
-        found.difference_update(map(bytes.fromhex, but.dropped))
-    async for rows in (await session.stream(files)).partitions(_AT_ONCE):
-        found.update(await asyncio.to_thread(_chunks_of, rows))
-    async for (raw,) in await session.stream(evidence):
-        found.update(split_digests(raw))
-    return found
+    before, evidence_before = (sofar.before, sofar.evidence_before) if sofar else (0.0, 0.0)
+    dropped = sofar.dropped if sofar else {}
+
+    def copied(rows: Sequence[Row[str, float]]) -> None:
+        for digest, recorded_at in rows:
+            unnamed.strike(bytes.fromhex(digest), "half_copied" if recorded_at < before else None)
+
+    def slabs(rows: Sequence[Row[str]]) -> None:
+        for (digest,) in rows:
+            unnamed.strike(bytes.fromhex(digest), dropped.get(digest))
+
+    def files(rows: Sequence[_File]) -> None:
+        _check_files(rows)
+        for _, _, raw, kind in rows:
+            unnamed.strike(raw[: len(raw) - len(raw) % 32], kind)  # a damaged record may end in half a name
+
+    def evidence(rows: Sequence[Row[bytes, float]]) -> None:
+        for raw, created_at in rows:
+            unnamed.strike(raw, "evidence" if created_at < evidence_before else None)
+
+    await _look_at(session, select(CopiedChunkRow.digest, CopiedChunkRow.recorded_at), copied)
+    await _look_at(session, select(SlabRow.digest), slabs)
+    await _look_at(session, _files(sofar).where(ContentRow.chunks != b""), files)
+    await _look_at(session, select(QuarantinedFileRow.chunks, QuarantinedFileRow.created_at), evidence)
 
 
-def _chunks_of(contents: Sequence[Row[str, int, bytes]]) -> set[bytes]:
-    check_contents(contents)
-    return {chunk for _, _, chunks in contents for chunk in split_digests(chunks)}
+_File = Row[str, int, bytes, Kind | None]
+
+
+def _files(sofar: Rehearsal | None) -> Select[str, int, bytes, Kind | None]:
+    """Digest, size and raw chunks of every file, and as what it would go."""
+    kind: ColumnElement[Kind | None] = literal(None, String)
+    if sofar is not None:
+        of_manifests, unnamed = _is_doomed(ContentRow.digest), leaving_unnamed(sofar.before, is_rehearsal=True).where
+        kind = case((of_manifests, literal("manifests")), (unnamed, literal("contents")))
+    return select(ContentRow.digest, ContentRow.size, ContentRow.chunks, kind)
+
+
+def _check_files(rows: Sequence[_File]) -> None:
+    for digest, size, raw, kind in rows:
+        if kind is None and (fault := content_fault(Digest(digest), size, raw)):
+            raise Record("content", Digest(digest)).damaged(fault)
+
+
+async def _look_at(
+    session: ReadSession, query: Select[*_Columns], look: Callable[[Sequence[Row[*_Columns]]], None]
+) -> None:
+    """In a thread, a few rows at a time: one of a large file has megabytes of names."""
+    found = await session.stream(query.execution_options(yield_per=_RECORDS))
+    async for rows in found.partitions():
+        await asyncio.to_thread(look, rows)

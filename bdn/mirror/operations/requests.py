@@ -386,7 +386,9 @@ class Collections:
             collected = Collected()
             failure: ErrorBody | None = None
             try:
-                collected = await self.collector.collect(grace_seconds=grace, dry_run=request.dry_run)
+                collected = await self.collector.collect(
+                    grace_seconds=grace, dry_run=request.dry_run, only_orphans=request.orphans
+                )
             except BdnError as error:
                 failure = body_of(error)
             except Exception as error:

@@ -2,12 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import blake3
@@ -21,12 +22,16 @@ from tests.support.services.services import Agent, Mirror
 
 @dataclass(frozen=True)
 class Content:
-    """What a mirror's data directory holds before it gets onto the network, and the digests of the source's files."""
+    """What a mirror's data directory holds before it gets onto the network, and the digests of the source's files.
+
+    ``store`` are settings of a store that is elsewhere.
+    """
 
     data: Path
     mirror_id: str
     size: int
     digests: dict[str, str]
+    store: Mapping[str, str]
 
     def check(self, stage: Any) -> None:
         """Every file of the stage has the source's bytes."""
@@ -34,12 +39,14 @@ class Content:
         assert {name: file_digest(folder / name) for name in self.digests} == self.digests, folder
 
 
-def planted(folder: Path, root: Path, source: str, **environment: str) -> Content:
+def planted(
+    folder: Path, root: Path, source: str, store: Mapping[str, str] = MappingProxyType({}), **environment: str
+) -> Content:
     """Mirror ``source``, whose files lie in ``folder``, into a data directory below ``root``, on loopback."""
-    with services.mirror(root, **environment) as mirror:
+    with services.mirror(root, **environment, **store) as mirror:
         ready = mirror.ready(source)
     digests = {path.name: file_digest(path) for path in folder.iterdir()}
-    return Content(root / "data", ready["id"], ready["bytes_total"], digests)
+    return Content(root / "data", ready["id"], ready["bytes_total"], digests, store)
 
 
 def file_digest(path: Path) -> str:
@@ -84,7 +91,7 @@ def ring(
     with ExitStack() as stack:
         place = network.host()
         shutil.copytree(content.data, root / "mirror" / "data", copy_function=_link)
-        mirror = stack.enter_context(services.mirror(root / "mirror", place))
+        mirror = stack.enter_context(services.mirror(root / "mirror", place, **content.store))
         url = mirror.url
         if mirror_delay_seconds:
             for port in mirror.ports:

@@ -138,9 +138,13 @@ class World:
         gated = _GatedDatabase(self)
         return Collector(gated, self.store, TOMBSTONE_SECONDS, damages, self.clock)  # type: ignore[arg-type]
 
-    async def collect(self, *, dry_run: bool = False, grace_seconds: float = GRACE_SECONDS) -> Collected:
+    async def collect(
+        self, *, dry_run: bool = False, grace_seconds: float = GRACE_SECONDS, only_orphans: bool = False
+    ) -> Collected:
         self.now += 1
-        collected = await self.collector().collect(grace_seconds=grace_seconds, dry_run=dry_run)
+        collected = await self.collector().collect(
+            grace_seconds=grace_seconds, dry_run=dry_run, only_orphans=only_orphans
+        )
         await self._notice(filter(self.is_expired, self.manifests))
         return collected
 
