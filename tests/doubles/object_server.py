@@ -8,6 +8,7 @@ As strict as the real ones; a server that does less says so in ``checks`` and ``
 references of both ("PutObject", "CopyObject", "ListObjectsV2"; "XML API: headers").
 """
 
+import time
 from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -162,6 +163,7 @@ class ObjectServer(Origin):
         super().__init__("objects", self._respond)
         self.account = Account("AKIAOBJECTS", "objects/secret+key")
         self.buckets: dict[str, Objects] = {}
+        self.signatures_clock: Callable[[], float] = time.time  # whether a signature is still good
 
     def bucket(self, name: str) -> Objects:
         """A new, empty one."""
@@ -185,7 +187,7 @@ class ObjectServer(Origin):
             self.buckets[bucket].overwrite(key, content)
 
     def _respond(self, request: Request) -> Answer:
-        now = datetime.fromtimestamp(self.now(), UTC)
+        now = datetime.fromtimestamp(self.signatures_clock(), UTC)
         refusal = refusal_of(request, {self.account.access_key_id: self.account}, now)
         if refusal != "":
             return s3_error(403, refusal or "AccessDenied")

@@ -214,6 +214,7 @@ class Production(Behind):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(DatabaseClock, "set", lambda *_: None)
             patched.setattr(self.server, "clock", clock)
+            patched.setattr(self.server, "signatures_clock", clock)
             yield
 
     def query(self, statement: str, *values: object) -> list[Row]:

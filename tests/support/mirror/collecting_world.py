@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PosixPath
 from typing import Any, Self
 
@@ -426,10 +426,7 @@ class _GatedBucket(Bucket):
     def __init__(self, world: BucketWorld) -> None:
         uri = parse_source("s3://store")
         assert isinstance(uri, BucketUri)
-        context = replace(
-            s3_context(world.server), clock=world.server.clock
-        )  # it signs as of the time that its server has
-        super().__init__(uri, open_access(uri, context), pause=self._wait)
+        super().__init__(uri, open_access(uri, s3_context(world.server)), pause=self._wait)
         self._world = world
         self._loop = asyncio.get_running_loop()
         self._waited_for = threading.Event()
