@@ -64,6 +64,14 @@ class RequestLog:
                 msg = f"no request for {target!r} in {timeout_seconds} s"
                 raise TimeoutError(msg)
 
+    def wait_for_more(self, count: int, timeout_seconds: float) -> None:
+        """Return once so many requests more have arrived; blocking."""
+        with self._changed:
+            wanted = len(self._requests) + count
+            if not self._changed.wait_for(lambda: len(self._requests) >= wanted, timeout_seconds):
+                msg = f"not {count} requests more in {timeout_seconds} s"
+                raise TimeoutError(msg)
+
     def count(self, target: str = "", *, method: str | None = None, origin: str | None = None) -> int:
         return len(self.find(target, method=method, origin=origin))
 

@@ -31,7 +31,7 @@ from tests.support.services.forked import Process
 NODES: Final = ("node-0", "node-1")
 _WITHOUT: Final = sum(map(len, repositories()["org/three"].values()))  # what does not fit beside the others
 BUDGET: Final = sum(len(content) for files in repositories().values() for content in files.values()) - _WITHOUT // 2
-_AT_ONCE: Final = {"BDN_TOMBSTONE_SECONDS": "0", "BDN_COLLECT_GRACE_SECONDS": "0"}  # goes what was evicted
+AT_ONCE: Final = {"BDN_TOMBSTONE_SECONDS": "0", "BDN_COLLECT_GRACE_SECONDS": "0"}  # goes what was evicted
 _FROM, _TO = 1, 150  # steps that a life may have
 
 
@@ -68,7 +68,7 @@ class Cluster:
 
     @asynccontextmanager
     async def mirror(self, command: tuple[str, ...] = SERVE) -> AsyncIterator[ServingProcess]:
-        environ = {"BDN_EGRESS_ALLOW": ALLOW_LOOPBACK, "HF_ENDPOINT": self.hub.url, "BDN_TRANSFERS": "4", **_AT_ONCE}
+        environ = {"BDN_EGRESS_ALLOW": ALLOW_LOOPBACK, "HF_ENDPOINT": self.hub.url, "BDN_TRANSFERS": "4", **AT_ONCE}
         place = self.root / "mirror"
         command = (*command, "--port", str(self.ports[0]), "--data-port", str(self.ports[1]))
         async with await ServingProcess.start(place, command=command, **environ) as process:

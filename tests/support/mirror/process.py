@@ -5,8 +5,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -18,7 +18,9 @@ from tests.support.mirror.service import LONGEST_SECONDS, Json
 from tests.support.services.forked import Process, start
 
 _LONGEST_START_SECONDS = 240  # on a machine with a hundred other things to do
-SERVE: Final = (sys.executable, "-c", "from bdn.cli.main import main; main()", "serve", "--json")
+_MAIN: Final = (sys.executable, "-c", "from bdn.cli.main import main; main()")
+SERVE: Final = (*_MAIN, "serve", "--json")
+WORK: Final = (*_MAIN, "worker")
 
 
 async def serve(data_dir: Path, *options: str, **environ: str) -> tuple[int | None, Json, str]:
@@ -93,6 +95,20 @@ class ServingProcess:
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         return self.behind.query(statement)
+
+
+@asynccontextmanager
+async def working(data_dir: Path, command: Sequence[str] = WORK, **environ: str) -> AsyncIterator[Process]:
+    """``bdn worker`` until the block ends; its log goes on beside the directory."""
+    with data_dir.with_suffix(".log").open("ab") as log:
+        environment = {**os.environ, "BDN_DATA_DIR": str(data_dir), **environ}
+        process = await start(command, environment, log.fileno(), log.fileno())
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def _document(out: asyncio.StreamReader) -> bytes:

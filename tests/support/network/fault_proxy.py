@@ -314,3 +314,19 @@ class ByteProxy(FaultProxy):
                 if not self.is_parted and start == self._starts:
                     sink.write(piece)
                     await sink.drain()
+
+
+@dataclass
+class BalancingProxy(ByteProxy):
+    """Each new connection goes to the next of ``targets`` that lets it in; when none does, it ends."""
+
+    targets: deque[tuple[str, int]] = field(default_factory=deque)
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client's connection, both ways."""
+        for _ in range(len(self.targets)):
+            self.target = self.targets[0]
+            self.targets.rotate(-1)
+            with contextlib.suppress(ConnectionRefusedError):
+                await super().carry(reader, writer)
+                return
