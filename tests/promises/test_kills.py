@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from bdn.mirror.ingest.worker import CLAIM_SECONDS, POLL_SECONDS
 from bdn.wire.stage_schema import StageDocument
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
@@ -22,7 +21,6 @@ from tests.support.agent.rig import noise
 from tests.support.content.trees import tree
 from tests.support.crash.forgetful_mirror import Central, fill, repositories
 from tests.support.crash.forgetful_node import JOBS, Node, trees
-from tests.support.crash.killed_replicas import under_load
 from tests.support.crash.killing_cluster import NODES, Cluster, Kills
 from tests.support.crash.killing_reader import reading
 from tests.support.crash.killing_steps import Fuse, two_at_a_time
@@ -192,27 +190,6 @@ async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_end
     assert not seen.wrong, f"{seen.wrong[:5]}"
     assert seen.files
     tally.add(scenarios=1, kills=kills.done)
-
-
-# --- Two replicas and two workers on one PostgreSQL and one bucket behind a proxy; they and their connections are killed under a mixed load ---
-
-
-@pytest.mark.promise("commit-order", "collection", "network")
-@pytest.mark.parametrize("seed", range(3 if FULL else 1))
-async def test_whichever_process_or_connection_is_killed_every_request_ends_and_nothing_is_lost(
-    hub: Hub, postgres_url: str, tmp_path: Path, tally: Tally, seed: int
-) -> None:
-    kills, straight = Kills(at_scale(6, 100)), postgres_url.replace("+asyncpg", "")
-    load = under_load(tmp_path, hub, straight, seed, kills.enough.is_set)
-    async with load as (replicas, users), asyncio.TaskGroup() as group:
-        group.create_task(replicas.kill(Random(seed), kills))
-        group.create_task(users.ask())
-    longest = max(replicas.waits, default=0)
-    print(
-        f"{kills.done} kills; asked again: {users.again}; {users.ended}; a mirror stood still for {longest:.1f} s at most"
-    )
-    tally.add(scenarios=1, kills=kills.done, lost=len(users.lost), wrong=len(users.wrong))
-    assert CLAIM_SECONDS + POLL_SECONDS < 20  # within which somebody goes on with what a killed worker had claimed
 
 
 # --- Two agents, as processes, on one cache directory: one has it, the other says who; and what a dead one left stops nobody ---

@@ -1,6 +1,5 @@
 """What an earlier version left is taken over whole; what a later version left is refused before anything is touched."""
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -21,7 +20,6 @@ from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig, staged
 from tests.support.content.names import named
 from tests.support.content.trees import tree
-from tests.support.crash.killed_replicas import LONGEST_SECONDS, under_load
 from tests.support.mirror import earlier
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import mirror_under_test, source
@@ -229,25 +227,6 @@ async def test_what_agents_held_before_holdings_had_a_table_is_still_known(url: 
     async with database.read() as session:
         assert await agents.manifests_on(session, "c", "n1") == {"1" * 64}
     await database.close()
-
-
-async def test_while_replicas_are_upgraded_one_after_the_other_every_request_ends_and_nothing_is_lost(
-    hub: Hub, postgres_url: str, tmp_path: Path, tally: Tally
-) -> None:
-    """The newer version needs an addition to the schema, and does not start without it; the one before does not know of it."""
-    over, straight = asyncio.Event(), postgres_url.replace("+asyncpg", "")
-    known, _, additions = HEAD.partition(".")
-    newer = f"{known}.{int(additions or 0) + 1}"
-    async with under_load(tmp_path, hub, straight, 0, over.is_set) as (replicas, users), asyncio.TaskGroup() as group:
-        group.create_task(users.ask())
-        await asyncio.to_thread(hub.log.wait_for_more, 100, LONGEST_SECONDS)
-        await replicas.fetch("ALTER TABLE mirrors ADD COLUMN added TEXT")
-        await replicas.fetch("ALTER TABLE mirror_sources ADD COLUMN added INTEGER NOT NULL DEFAULT 7")
-        await replicas.fetch("UPDATE alembic_version SET version_num = $1", newer)
-        await replicas.restart(f"from bdn.mirror.db import database; database.HEAD = {newer!r}\n")
-        await asyncio.to_thread(hub.log.wait_for_more, 100, LONGEST_SECONDS)
-        over.set()
-    tally.add(scenarios=users.ended["READY"], lost=len(users.lost), wrong=len(users.wrong))
 
 
 def as_the_first_version_left_it(cache: Path) -> None:

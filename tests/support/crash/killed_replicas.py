@@ -32,8 +32,9 @@ from tests.support.agent.process import Daemon, Program
 from tests.support.content.trees import tree
 from tests.support.crash.forgetful_mirror import fill, repositories
 from tests.support.crash.killing_cluster import AT_ONCE, BUDGET, NODES, Kills
+from tests.support.mirror.backends import write_keys
 from tests.support.mirror.process import SERVE, WORK, ServingProcess, working
-from tests.support.mirror.service import Json, MirrorUnderTest, source, write_keys
+from tests.support.mirror.service import Json, MirrorUnderTest, source
 from tests.support.network.egress import ALLOW_LOOPBACK
 from tests.support.network.fault_proxy import BalancingProxy
 from tests.support.network.ports import free_port
