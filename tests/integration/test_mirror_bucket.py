@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.pace.retry import Outage, RetryPolicy
+from bdn.store import bucket
 from bdn.wire.http_fields import SUSPECT_HEADER
 from tests.contract.opening import keys_of
 from tests.doubles import faults
@@ -15,6 +19,7 @@ from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
 from tests.doubles.object_server import ObjectServer
 from tests.support.agent.rig import Clock
+from tests.support.content.calendar import Calendar
 from tests.support.mirror.service import LONGEST_SECONDS, mirror_under_test, refusal, source, until
 from tests.support.network.egress import ALLOW_LOOPBACK
 
@@ -24,6 +29,7 @@ LARGE = GeneratedContent(CHUNK_SIZE + 1000, seed=3).read(0, CHUNK_SIZE + 1000)
 FIRST, LAST = digest_of(LARGE[:CHUNK_SIZE]), digest_of(LARGE[CHUNK_SIZE:])
 TREE = {"a.bin": LARGE, "config.json": b"{}"}
 MODEL = source("hf://org/model")
+MINUTES = 600.0
 
 
 @pytest.fixture
@@ -106,3 +112,81 @@ async def test_what_the_scrub_cannot_read_in_time_it_looks_at_and_finds_what_is_
         assert await mirror.metric("bdn_mirror_repaired_chunks_total") == 2
         objects.overwrite(f"bdn/b3/{FIRST.fanout}", bytes(CHUNK_SIZE))
         assert await a_round() == 0, "that its bytes are others only reading tells"
+
+
+async def test_a_mirror_waits_for_a_bucket_that_is_away_for_ten_minutes_and_everybody_else_is_answered(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long it is away is counted in what the mirror would have waited."""
+    monkeypatch.setattr(bucket, "Outage", lambda _: Outage(RetryPolicy(outage_seconds=0, attempts=1)))
+    waited, answers = 0.0, list[tuple[int, str]]()
+
+    async def pause(seconds: float) -> None:
+        nonlocal waited
+        waited += seconds
+        found, ready = await mirror.http.get(f"/mirror/{begun}"), await mirror.http.get("/readyz")
+        answers.append((ready.status_code, found.json()["status"]))
+        if waited > MINUTES:
+            server.script.clear()
+
+    server.script.add(faults.answer(503), "/b3/", times=None, skip=1)  # a chunk is written before
+    server.script.add(faults.drop(), "list-type", times=None, skip=2)  # the server is tried, and nobody collects that chunk
+    async with mirror_under_test(tmp_path / "mirror", pause=pause, outage_seconds=2 * MINUTES) as mirror:
+        begun = (await mirror.begin(MODEL))["id"]
+        document = await mirror.ended(begun)
+        assert (document["status"], document["bytes_transferred"]) == ("READY", sum(map(len, TREE.values())))
+        assert await mirror.tree(document["sources"][0]["manifest"]) == TREE
+        assert waited > MINUTES
+        assert set(answers) == {(503, "SYNCING")}
+
+
+async def test_a_database_that_is_restored_from_before_serves_nothing_in_part_and_says_what_is_lost(
+    server: ObjectServer, hub: Hub, tmp_path: Path
+) -> None:
+    """As docs/operations.md has it. Of what was collected since, the upstream of one is there, and that of the other is gone."""
+    trees = {name: {f"{name}.bin": name.encode() * 300_000} for name in ("kept", "back", "gone", "new")}
+    for name, files in trees.items():
+        hub.repo(f"org/{name}").commit(files)
+    sources = {name: source(f"hf://org/{name}", f"/{name}") for name in trees}
+    data_dir, backup, calendar = tmp_path / "mirror", tmp_path / "backup.sqlite", Calendar()
+    server.clock = server.signatures_clock = calendar
+    opened = partial(mirror_under_test, data_dir, clock=calendar, collect_seconds=0, scrub_seconds=0)
+    async with opened() as mirror:
+        manifests = {name: await mirror.manifest(sources[name]) for name in ("kept", "back", "gone")}
+    copyfile(data_dir / "mirror.sqlite", backup)
+    calendar.days += 1 / 24
+    async with opened() as mirror:
+        for name in ("back", "gone"):
+            await mirror.evict(source=f"hf://org/{name}", tier="mirror", purge=True)
+        manifests["new"] = await mirror.manifest(sources["new"])
+    for left in data_dir.glob("mirror.sqlite*"):
+        left.unlink()
+    copyfile(backup, data_dir / "mirror.sqlite")
+    hub.fail(faults.answer(404), "org/gone", times=None)
+    async with opened() as mirror:
+        assert await mirror.tree(manifests["kept"]) == trees["kept"]
+        assert (await mirror.http.get(f"/manifests/{manifests['new']}")).status_code == 404
+        layouts = {name: await mirror.get(f"/manifests/{manifests[name]}/layout") for name in ("back", "gone")}
+        chunks = {name: layouts[name]["files"][0]["chunks"][0] for name in layouts}
+        for chunk in chunks.values():
+            assert refusal(await mirror.http.get(f"/chunks/{chunk}")) == (404, "NOT_FOUND")
+
+        # What came since the backup is nobody's: it is named, and stays for as long as nobody may know of it.
+        strangers = [kind for kind in (await mirror.collect(dry_run=True))["kinds"] if kind["kind"] == "chunks"]
+        planned = (await mirror.collect(dry_run=True, grace_seconds=0))["kinds"]
+        assert [kind["count"] for kind in strangers] == [0]
+        assert [kind["count"] for kind in planned if kind["kind"] == "chunks"] == [1]
+
+        # A verification names what was collected since, brings what can be had, and says what cannot.
+        verified = await mirror.verify(tier="mirror")
+        outcomes = {item["chunk"]: item["outcome"] for item in verified["items"]}
+        assert (verified["status"], outcomes) == ("DAMAGED", {chunks["back"]: "repaired", chunks["gone"]: "lost"})
+        assert refusal(await mirror.http.get(f"/chunks/{chunks['gone']}")) == (503, "STORE_UNAVAILABLE")
+        assert await mirror.tree(manifests["back"]) == trees["back"]
+
+        # Its caller asks for it again, and has it; then a collection takes nothing of it.
+        assert await mirror.manifest(sources["new"]) == manifests["new"]
+        calendar.days += 2
+        await mirror.collect()
+        for name in ("kept", "back", "new"):
+            assert await mirror.tree(manifests[name]) == trees[name]

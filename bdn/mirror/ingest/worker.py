@@ -10,11 +10,12 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bdn.core.chunk import ManifestDocument
-from bdn.core.errors import BdnError, Fact, InternalError, single_error
+from bdn.core.errors import BdnError, Fact, InternalError, StoreUnavailableError, single_error
+from bdn.core.pace.retry import Outage
 from bdn.core.source.upstream import Resolution
 from bdn.core.source.uri import WeightsSource
 from bdn.core.store import split_digests
@@ -224,7 +225,7 @@ class Ingest:
 
         async def one(row: MirrorSourceRow) -> None:
             try:
-                await self._source(mirror.row.organisation, row, progress)
+                await self._waiting_for_the_store(mirror.row.organisation, row, progress)
             except (ClaimLostError, DatabaseUnavailableError):
                 raise
             except BdnError as error:
@@ -245,6 +246,29 @@ class Ingest:
                         group.create_task(one(row))
         if failures:
             raise failures[min(failures)]
+
+    async def _waiting_for_the_store(self, organisation: str, row: MirrorSourceRow, progress: Progress) -> None:
+        """The source again and again while the store is away, for as long as upstreams are; what is stored is not fetched again."""
+        retries = self.copier.reader.retries
+        policy = replace(retries.policy, attempts=1)  # each is many requests
+        outage = Outage(policy)
+        while True:
+            began = retries.budgets.clock()
+            try:
+                return await self._source(organisation, row, progress)
+            except DatabaseUnavailableError:
+                raise
+            except StoreUnavailableError as error:
+                counters = progress.counters[row.position]
+                if counters.transferred > row.bytes_transferred:  # it was there meanwhile
+                    outage = Outage(policy)
+                row.bytes_transferred, row.bytes_reused = counters.transferred, counters.reused
+                delay = outage.delay(error, retries.budgets.clock() - began, retries.budgets.draw())
+                if delay is None:
+                    raise
+                facts = {"mirror": row.mirror_id, "source": row.source, "error": str(error)}
+                logger.warning("a mirror waits for the store", extra=facts)
+            await retries.budgets.pause(delay)
 
     async def _source(self, organisation: str, row: MirrorSourceRow, progress: Progress) -> None:
         wanted = WeightsSourceBody.model_validate(row.request).to_core()
