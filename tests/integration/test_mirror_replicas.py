@@ -27,11 +27,13 @@ from bdn.wire.mirror_schema import Mirror
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
+from tests.support.crash.killing_cluster import check_whole
 from tests.support.mirror.backends import write_keys
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.pgbouncer import SESSIONS
-from tests.support.mirror.process import ServingProcess
+from tests.support.mirror.process import SERVE, ServingProcess
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, statements_of, until
+from tests.support.services.forked import executed
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -369,3 +371,47 @@ async def test_processes_whose_clocks_differ_by_minutes_take_each_other_for_livi
     assert all(0 < rows[one["id"]]["left"] <= worker.CLAIM_SECONDS + MINUTES / 2 for one in begun)
     hub.release_stalled()
     assert {(await ahead.ended(one["id"]))["status"] for one in begun} == {"READY"}
+
+
+def serving_off_by(seconds: float) -> tuple[str, ...]:
+    """A process that takes its machine's clock for so much later, and records no chunk before all are there."""
+    clock = f"import time; right = time.time; time.time = lambda: right() + {seconds}"
+    late = "from bdn.mirror.ingest import worker; worker.FLUSH_SECONDS = 10_000.0"
+    python, option, code, *arguments = SERVE
+    return executed((python, option, f"{clock}; {late}; {code}", *arguments))  # before anything is imported
+
+
+@pytest.mark.promise("collection")
+@pytest.mark.parametrize("way", ["straight"], indirect=True)
+async def test_what_a_process_behind_copies_now_is_not_old_to_one_ahead(way: Way, tmp_path: Path, hub: Hub) -> None:
+    """One collects while the other has put a chunk, dated minutes ago, that nothing names yet."""
+    environ = {
+        "BDN_DATABASE_URL": way.straight,
+        "BDN_STORE": f"file://{tmp_path}/store",
+        "BDN_GRANT_KEY_FILE": str(write_keys(tmp_path / "grant-keys.pem", new_signing_key())),
+        "BDN_TOMBSTONE_SECONDS": "0",
+    }
+
+    def chunks() -> set[Path]:
+        return set(tmp_path.glob("store/chunks/*/*/*"))
+
+    hub.fail(stall(), origin="cdn", skip=1, times=None)
+    async with (
+        asyncio.timeout(3 * LONGEST_SECONDS),  # with two starts of an interpreter
+        await ServingProcess.start(tmp_path / "behind", command=serving_off_by(-MINUTES / 2), **environ) as behind,
+    ):
+        begun = await behind.begin(MODEL)
+        await until(chunks, seconds=LONGEST_SECONDS)
+        put = chunks()
+        async with await ServingProcess.start(
+            tmp_path / "ahead", command=serving_off_by(MINUTES / 2), **environ
+        ) as ahead:
+            body = {"grace_seconds": 0}
+            collected = (await ahead.http.post("/collections", json=body, params={"wait": 60})).json()
+            assert (collected["status"], collected["bytes_freed"], put - chunks()) == ("DONE", 0, set())
+            hub.release_stalled()
+            document = await ahead.ended(begun)
+            assert document["status"] == "READY"
+            await check_whole(ahead, document)
+            evicted = await ahead.http.post("/evictions", json={"all": True, "tier": "mirror"}, params={"wait": 60})
+            assert (evicted.json()["status"], chunks()) == ("DONE", set())
