@@ -130,10 +130,13 @@ async def test_a_mirror_waits_for_a_bucket_that_is_away_for_ten_minutes_and_ever
             server.script.clear()
 
     server.script.add(faults.answer(503), "/b3/", times=None, skip=1)  # a chunk is written before
-    server.script.add(faults.drop(), "list-type", times=None, skip=2)  # the server is tried, and nobody collects that chunk
+    server.script.add(
+        faults.drop(), "list-type", times=None, skip=2
+    )  # the server is tried, and nobody collects that chunk
     async with mirror_under_test(tmp_path / "mirror", pause=pause, outage_seconds=2 * MINUTES) as mirror:
         begun = (await mirror.begin(MODEL))["id"]
-        document = await mirror.ended(begun)
+        while (document := await mirror.get(f"/mirror/{begun}", wait=LONGEST_SECONDS))["status"] == "SYNCING":
+            pass
         assert (document["status"], document["bytes_transferred"]) == ("READY", sum(map(len, TREE.values())))
         assert await mirror.tree(document["sources"][0]["manifest"]) == TREE
         assert waited > MINUTES
