@@ -265,7 +265,7 @@ class BucketStore:
         return is_written
 
     def _compare(self, digest: Digest, content: Buffer) -> None:
-        """Read it again: the server takes what comes, whatever its checksum is. One that is collected meanwhile is missed later."""
+        """Read it again: the server takes what comes, whatever its checksum is. What was collected since, ``put`` writes again."""
         file = self._bucket.get(self._key(digest))
         if file is None:
             return

@@ -30,9 +30,7 @@ async def test_whichever_process_or_connection_is_killed_every_request_ends_and_
         group.create_task(replicas.kill(Random(seed), kills))
         group.create_task(users.ask())
     longest = max(replicas.waits, default=0)
-    print(
-        f"{kills.done} kills; asked again: {users.again}; {users.ended}; a mirror stood still for {longest:.1f} s at most"
-    )
+    print(f"{kills.done} kills; {users.told}; a mirror stood still for {longest:.1f} s at most")
     assert (users.lost, users.wrong) == ([], [])
     assert CLAIM_SECONDS + POLL_SECONDS < 20  # within which somebody goes on with what a killed worker had claimed
 

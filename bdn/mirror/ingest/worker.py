@@ -263,12 +263,8 @@ class Ingest:
                 if counters.transferred > row.bytes_transferred:  # it was there meanwhile
                     outage = Outage(policy)
                 row.bytes_transferred, row.bytes_reused = counters.transferred, counters.reused
-                delay = outage.delay(error, retries.budgets.clock() - began, retries.budgets.draw())
-                if delay is None:
-                    raise
-                facts = {"mirror": row.mirror_id, "source": row.source, "error": str(error)}
-                logger.warning("a mirror waits for the store", extra=facts)
-            await retries.budgets.pause(delay)
+                failure = error
+            await retries.wait_out(failure, outage, began)
 
     async def _source(self, organisation: str, row: MirrorSourceRow, progress: Progress) -> None:
         wanted = WeightsSourceBody.model_validate(row.request).to_core()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from bdn.core.errors import UpstreamError
+from bdn.core.errors import BdnError, UpstreamError
 from bdn.core.pace.retry import FailureRounds, Outage, RetryPolicy
 from bdn.mirror.upstream.budget import LONGEST_PAUSE_SECONDS, UpstreamBudgets
 
@@ -44,9 +44,9 @@ class UpstreamRetries:
             await self.wait_out(failure, outage, sent)
 
     async def wait_out(
-        self, failure: UpstreamError, outage: Outage, sent: float, rounds: FailureRounds | None = None
+        self, failure: BdnError, outage: Outage, sent: float, rounds: FailureRounds | None = None
     ) -> None:
-        """Wait as long as this failure of a request that was sent then asks for; raise it when it is one too many."""
+        """Wait as long as a failure asks for of what began at ``sent``; raise it when it is one too many."""
         now = self.budgets.clock()
         delay = outage.delay(failure, now - sent, self.budgets.draw())
         if delay is None or (rounds is not None and not rounds.failed(sent, now)):
@@ -56,5 +56,5 @@ class UpstreamRetries:
             logger.warning(
                 "%s; it is asked again for %.0f s", failure, max(0.0, self.policy.outage_seconds - outage.seconds)
             )
-        self.budgets.retries += 1
+        self.budgets.retries += isinstance(failure, UpstreamError)
         await self.budgets.pause(delay)
