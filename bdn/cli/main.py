@@ -77,6 +77,8 @@ class LazyGroup(click.Group):
         "mirror": ("bdn.cli.mirror:mirror", "Mirror sources, and print the mirror's id for 'bdn stage'."),
         "stage": ("bdn.cli.stage:stage", "Stage the files of a READY mirror on this node, and print where they are."),
         "unstage": ("bdn.cli.stage:unstage", "Take a job's files away; the cache keeps them."),
+        "sync": ("bdn.cli.sync:sync", "Push what a job writes to the mirror, as checkpoints."),
+        "checkpoints": ("bdn.cli.checkpoints:checkpoints", "List, fetch and delete the checkpoints of jobs."),
     },
 )
 @click.version_option(bdn.__version__, prog_name="bdn")

@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source.uri import HuggingFaceUri, parse_source
+from bdn.core.source.uri import CheckpointUri, HuggingFaceUri, parse_source
 from bdn.core.units import counted
 from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
 
@@ -40,4 +40,6 @@ def default_mount(source: str) -> str:
     uri = parse_source(source)
     if isinstance(uri, HuggingFaceUri):
         return f"/models/{uri.repo_id}"
+    if isinstance(uri, CheckpointUri):
+        return f"/models/{uri.project}"
     return f"/models/{PurePosixPath(uri.prefix).name or uri.bucket}"

@@ -175,6 +175,21 @@ class InUseError(CallerError):
         return f"{self.what} is in use by {', '.join(self.holders)}"
 
 
+class PushGivenUpError(CallerError):
+    code = "PUSH_GIVEN_UP"
+    message = "nobody went on with the push of {source}; push again: for a while what was sent is not sent again"
+    source: str
+
+
+class ChunksMissingError(CallerError):
+    code = "CHUNKS_MISSING"
+    message = (
+        "{count} chunks of the push are not here, such as {chunks}: ask what is missing, send it, and commit again"
+    )
+    count: int
+    chunks: tuple[str, ...]
+
+
 class CanceledError(CallerError):
     code = "CANCELED"
     message = "{what} was canceled"
@@ -263,6 +278,20 @@ class NoRoomError(ServiceError):
     message = "{what} does not fit. {figures}. Free the disk, select fewer files, or set BDN_STORE or BDN_AGENT_CACHE_DIR to another one"
     what: str
     figures: str
+
+
+class QuotaExceededError(ServiceError):
+    code = "QUOTA_EXCEEDED"
+    transient = True
+    held: int
+    size: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"checkpoints of this organisation would take {format_size(self.held + self.size)}, and BDN_LIMIT_PUSH_BYTES allows "
+            f"{format_size(self.limit)}: remove some with 'bdn checkpoints rm', or have the limit raised"
+        )
 
 
 class CacheTooSmallError(ServiceError):

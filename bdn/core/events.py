@@ -355,6 +355,12 @@ KINDS: Final[dict[str, EventKind]] = {
         "mirror source revision:revision files:count transferred:size reused:size",
         "here",
     ),
+    "pushed": _private(
+        "was pushed as {source} by {mirror}: {files} files, {transferred} were sent and {reused} were held",
+        "mirror source files:count transferred:size reused:size",
+        "here",
+    ),
+    "replaced": _private("is no checkpoint any more: {why}", "source why", "absent"),
     "reused": _private(
         lambda facts: f"was asked for again by {{mirror}}: {_source(facts)}, which was held already",
         "mirror source revision:revision",

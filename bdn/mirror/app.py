@@ -39,6 +39,7 @@ from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import Collections, OperationRequests
+from bdn.mirror.pushes import PushedChunks, Pushes
 from bdn.mirror.retention import Collector, StoreEviction
 from bdn.mirror.scrub import AgentSource, Keeper, Repair, UpstreamSource
 from bdn.mirror.served_chunks import StoreShelf
@@ -200,11 +201,20 @@ async def open_mirror(
             await stack.enter_async_context(worker.running())
             stack.callback(connections.close)  # runs first: a worker that ends does not wait for a silent upstream
 
-        # Data plane: store → agents.
+        # Mirrors as their callers see them.
+        hasty = replace(context, asker=retries.for_a_caller_who_waits())
+        planner = replace(surveyor, sign_ins=replace(sign_ins, context=hasty))
+        watched = SharedReads[tuple[str, str], Mirror](partial(good_seconds, database.watch))
+        requests = MirrorRequests(database, planner, signer, settings.grant_seconds, at_work, watched)
+
+        # Data plane: store → agents, and jobs → store.
         tokens = TokenTable(database, now)
         token = settings.token if settings.auth == "token" else None
         access = Access(token, tokens, GrantVerifier(signer.public_keys))
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop())
+        pushes = Pushes(database, store, access, damages, requests, settings.limit_files, settings.limit_push_bytes)
+        if work and settings.checkpoint_seconds:
+            await stack.enter_async_context(in_background(pushes.keep_expiring(settings.checkpoint_seconds)))
         data_port: int | None = None
         if serve:
             pace = pacer(settings.upload_rate)
@@ -216,6 +226,7 @@ async def open_mirror(
                 pace=pace,
                 is_local=settings.auth == "off",
                 certificate=shown,
+                received=PushedChunks(store, pushes, asyncio.get_running_loop()),
             )
             # In a thread: a worker of the server may be waiting for what it asked of the loop.
             stack.push_async_callback(asyncio.to_thread, server.close)
@@ -223,10 +234,6 @@ async def open_mirror(
             data_port = server.port
 
         # API: what callers may ask.
-        hasty = replace(context, asker=retries.for_a_caller_who_waits())
-        planner = replace(surveyor, sign_ins=replace(sign_ins, context=hasty))
-        watched = SharedReads[tuple[str, str], Mirror](partial(good_seconds, database.watch))
-        requests = MirrorRequests(database, planner, signer, settings.grant_seconds, at_work, watched)
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, now)
         asked = OperationRequests(database, operations, eviction, signer, settings.grant_seconds, now)
         located = store if isinstance(store, LocatableStore) and settings.store_delivery == "direct" else None
@@ -246,6 +253,7 @@ async def open_mirror(
             Names(database, store, settings.tombstone_seconds),
             ContentsService(database, access, chunks, layouts, metrics),
             locations,
+            pushes,
             metrics,
             *filter(None, [issuer]),
         )

@@ -34,16 +34,16 @@ class StoreShelf:
         """Refuse whoever has no token and no grant for this chunk."""
         if self.access.token is None:
             return
-        self._wait_for(self.access.check_chunk(request.bearer, request.digest))
+        answer_of(self.loop, self.access.check_chunk(request.bearer, request.digest))
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
         """From the store alone. Who got wrong bytes says so, and gets none before these were found right here."""
         if request.is_suspect:
-            self._wait_for(self.damages.examine(request.digest))
+            answer_of(self.loop, self.damages.examine(request.digest))
         try:
             return self._whole(request.digest)
         except NotFoundError:
-            return self._part(*self._wait_for(self._slice(request.digest)))
+            return self._part(*answer_of(self.loop, self._slice(request.digest)))
 
     async def opened(self, request: ChunkRequest) -> OpenChunk:
         """As ``open_chunk``, for who is on the loop.
@@ -78,9 +78,10 @@ class StoreShelf:
             raise NotFoundError(f"chunk {content}")
         return found
 
-    def _wait_for(self, answer: Coroutine[Any, Any, _Answer]) -> _Answer:
-        """The answer, when it comes in time. One that comes later is nobody's, but what was begun for it is done to its end."""
-        try:
-            return asyncio.run_coroutine_threadsafe(answer, self.loop).result(_ANSWER_SECONDS)
-        except TimeoutError:
-            raise StoreUnavailableError(f"no answer within {_ANSWER_SECONDS:g} s") from None
+
+def answer_of(loop: asyncio.AbstractEventLoop, answer: Coroutine[Any, Any, _Answer]) -> _Answer:
+    """For a thread: the answer, when it comes in time. One that comes later is nobody's, but what was begun for it is done to its end."""
+    try:
+        return asyncio.run_coroutine_threadsafe(answer, loop).result(_ANSWER_SECONDS)
+    except TimeoutError:
+        raise StoreUnavailableError(f"no answer within {_ANSWER_SECONDS:g} s") from None

@@ -82,6 +82,10 @@ class MirrorSettings(FileSettings):
     collect_seconds: Annotated[int, Field(ge=0)] = 6 * 3600  # between collections; 0: only when asked for
     limit_files: Annotated[int, Field(gt=0)] = 1_000_000
     limit_bytes: Annotated[Size, Field(gt=0)] = 100 * 1000**4
+    limit_push_bytes: Size | None = None  # of an organisation's checkpoints together; None means no limit
+    checkpoint_seconds: Annotated[int, Field(ge=0)] = (
+        0  # for which checkpoints are kept; 0 means until they are deleted
+    )
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2
 
     @property

@@ -26,6 +26,7 @@ from bdn.wire.operation_schema import (
     Verification,
     VerificationRequest,
 )
+from bdn.wire.push_schema import Checkpoint, ChunkList, CommitRequest, Push, PushRequest
 from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, PullCheck, PullLosses, PullRequest, StageDocument, StageRequest
@@ -98,6 +99,27 @@ class MirrorClient(ContentClient):
         request = LocationsRequest(manifest=str(manifest), digests=[str(digest) for digest in digests])
         headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
         return await self._call(Locations, "POST", "/chunks/locations", body=request, headers=headers)
+
+    async def begin_push(self, body: PushRequest) -> Push:
+        return await self._call(Push, "POST", "/pushes", body=body)
+
+    async def missing(self, push_id: str, chunks: ChunkList) -> ChunkList:
+        return await self._call(ChunkList, "POST", f"/pushes/{push_id}/missing", body=chunks)
+
+    async def commit(self, push_id: str, body: CommitRequest) -> Mirror:
+        """A million files take a while."""
+        return await self._call(Mirror, "POST", f"/pushes/{push_id}/commit", body=body, wait_seconds=600)
+
+    async def forget_push(self, push_id: str) -> Mirror:
+        return await self._call(Mirror, "DELETE", f"/pushes/{push_id}")
+
+    async def checkpoints(self, project: str | None = None, job: str | None = None) -> Items[Checkpoint]:
+        named = {"project": project, "job": job}
+        given = {name: value for name, value in named.items() if value is not None}
+        return await self._call(Items[Checkpoint], "GET", "/checkpoints", params=given)
+
+    async def remove_checkpoint(self, checkpoint_id: str) -> Checkpoint:
+        return await self._call(Checkpoint, "DELETE", f"/checkpoints/{checkpoint_id}")
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """The mirror may keep it open for ``heartbeat.wait_seconds``."""

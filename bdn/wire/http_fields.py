@@ -21,6 +21,7 @@ _AUTHORITY: Final = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::[0-9]*)?")
 _REFUSED: Final = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*")
 _NAME: Final = r"b3(?::|%3[Aa])([0-9a-f]{64})"
 _CHUNK_PATH: Final = re.compile(f"/chunks/{_NAME}")
+_PUSH_PATH: Final = re.compile(f"/pushes/(mir_[0-9a-f]{{24}})/chunks/{_NAME}")
 _DOCUMENT_PATH: Final = re.compile(f"/manifests/{_NAME}(?:/(layout)?)?")
 
 LONGEST_WAIT_SECONDS: Final = 60.0  # that one request may ask to be held for
@@ -36,6 +37,17 @@ DocumentKind = Literal["manifest", "layout"]
 def chunk_path(digest: Digest) -> str:
     """Where the data plane serves a chunk."""
     return f"/chunks/{digest}"
+
+
+def push_path(push: str, digest: Digest) -> str:
+    """Where the data plane takes a chunk of a push."""
+    return f"/pushes/{push}/chunks/{digest}"
+
+
+def parse_push_path(path: str) -> tuple[str, Digest] | None:
+    """The push and the chunk that a request path names; None for other paths."""
+    match = _PUSH_PATH.fullmatch(path.partition("?")[0])
+    return (match[1], Digest(match[2])) if match else None
 
 
 def parse_document_path(path: str) -> tuple[Digest, DocumentKind] | None:

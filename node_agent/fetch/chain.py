@@ -74,7 +74,7 @@ class ReaderChain:
     def _mirror(
         self, data_port: int | None, delivery: Delivery, reading: Reading, stop: threading.Event
     ) -> ChunkReader:
-        http = HttpChunkReader(self.to_mirror, _at_port(self.mirror_url, data_port), reading.bearer)
+        http = HttpChunkReader(self.to_mirror, at_port(self.mirror_url, data_port), reading.bearer)
         mirror = MirrorReader(http, self.peers, self.waits, stop, partial(self.on_bytes, "proxy"))
         looking = replace(mirror, http=replace(http, is_suspect=True))
         if delivery == "proxy":
@@ -94,7 +94,7 @@ def owner_policy(policy: RetryPolicy) -> RetryPolicy:
     return replace(policy, outage_seconds=min(policy.outage_seconds, _OWNER_OUTAGE_SECONDS))
 
 
-def _at_port(api_url: str, data_port: int | None) -> str:
+def at_port(api_url: str, data_port: int | None) -> str:
     """The address of a service's data plane: its own host with another port, or its own address."""
     if data_port is None:
         return api_url

@@ -316,7 +316,7 @@ def check_mounts(locations: Sequence[str]) -> None:
             raise InvalidMountError(second, f"lies inside {first!r}, another mount of this request")
 
 
-Scheme = Literal["gs", "hf", "r2", "s3"]
+Scheme = Literal["bt", "gs", "hf", "r2", "s3"]
 SCHEMES: Final = get_args(Scheme)
 _SUPPORTED: Final = ", ".join(f"{scheme}://" for scheme in SCHEMES)
 _USER_AND_COLON: Final = re.compile(r"://[^/@:]*:")
@@ -324,6 +324,10 @@ _USER_INFO: Final = re.compile(r"://[^/]*@")
 _REPO_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _R2_AUTHORITY: Final = re.compile(r"([A-Za-z0-9-]+)\.(?:([a-z]+)\.)?([a-z0-9][a-z0-9-]+)")
+
+_PROJECT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # also a job
+_RANK: Final = re.compile(r"#rank-(0|[1-9][0-9]{0,5})$")
+LATEST: Final = "latest"
 
 RepoKind = Literal["model", "dataset", "space"]
 
@@ -370,7 +374,27 @@ class BucketUri:
         return f"{self.scheme}://{account}{jurisdiction}{self.bucket}{prefix}"
 
 
-SourceUri = HuggingFaceUri | BucketUri
+@dataclass(frozen=True, slots=True)
+class CheckpointUri:
+    """What a rank of a job wrote and pushed. ``job`` None is the newest of the project's jobs, ``checkpoint`` None the newest one.
+
+    ``checkpoint`` is a folder's name, or ``.`` for files that lie in no folder.
+    """
+
+    project: str
+    job: str | None = None
+    checkpoint: str | None = None
+    rank: int = 0
+
+    scheme: ClassVar[Literal["bt"]] = "bt"
+
+    def __str__(self) -> str:
+        job = "" if self.job is None else f"@{self.job}"
+        checkpoint = "" if self.checkpoint is None else f"/{self.checkpoint}"
+        return f"bt://{self.project}{job}{checkpoint}{f'#rank-{self.rank}' if self.rank else ''}"
+
+
+SourceUri = HuggingFaceUri | BucketUri | CheckpointUri
 
 
 def parse_source(text: str) -> SourceUri:
@@ -396,6 +420,8 @@ def parse_source(text: str) -> SourceUri:
         raise InvalidSourceError(ascii(text), "control characters do not belong in a source URI")
     if ".." in re.split(r"[/@]", rest):
         raise InvalidSourceError(text, f"Source {text!r} has a '..' segment")
+    if scheme == "bt":
+        return _parse_checkpoint(text, rest)
     return _parse_hugging_face(text, rest) if scheme == "hf" else _parse_bucket(text, scheme, rest)
 
 
@@ -426,6 +452,22 @@ def _parse_hugging_face(text: str, rest: str) -> HuggingFaceUri:
             "hf://datasets/owner/repo or hf://spaces/owner/repo",
         )
     return HuggingFaceUri(kind, "/".join(segments), revision or None)
+
+
+def _parse_checkpoint(text: str, rest: str) -> CheckpointUri:
+    found = _RANK.search(rest)
+    name, slash, checkpoint = (rest[: found.start()] if found else rest).partition("/")
+    project, at, job = name.partition("@")
+    is_folder = not slash or (checkpoint and not set("/\\") & set(checkpoint) and len(checkpoint.encode()) <= 255)
+    if not (_PROJECT.fullmatch(project) and (not at or _PROJECT.fullmatch(job)) and is_folder):
+        raise InvalidSourceError(
+            text,
+            f"Invalid checkpoint URI format: {text!r}. Expected format: bt://project[@job][/checkpoint][#rank-N], where a job "
+            f"may be {LATEST!r} and a checkpoint is the name of one folder",
+        )
+    return CheckpointUri(
+        project, None if job in ("", LATEST) else job, checkpoint or None, int(found[1]) if found else 0
+    )
 
 
 _WITHOUT_ACCOUNT: Final[Mapping[str, Literal["gs", "s3"]]] = {"gs": "gs", "s3": "s3"}

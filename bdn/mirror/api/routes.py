@@ -28,6 +28,7 @@ from bdn.mirror.metrics import Metrics
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.requests import Collections, OperationRequests
+from bdn.mirror.pushes import Pushes
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.sign_ins import Secrets
@@ -72,6 +73,7 @@ from bdn.wire.operation_schema import (
     Verification,
     VerificationRequest,
 )
+from bdn.wire.push_schema import Checkpoint, ChunkList, CommitRequest, Push, PushRequest
 from bdn.wire.shapes import Items, Page, moment
 
 logger = logging.getLogger(__name__)
@@ -93,6 +95,7 @@ EvictionId = Annotated[str, _id("evi")]
 PrefetchId = Annotated[str, _id("pre")]
 VerificationId = Annotated[str, _id("ver")]
 CollectionId = Annotated[str, _id("col")]
+CheckpointId = Annotated[str, _id("chk")]
 TokenId = Annotated[str, _id("tok")]
 SecretName = Annotated[str, Path(pattern=f"^{NAME_PATTERN}$")]
 _Name = Annotated[str | None, Query(max_length=256, pattern=_TEXT)]
@@ -134,6 +137,7 @@ _Events = Annotated[Events, provided(Events)]
 _Names = Annotated[Names, provided(Names)]
 _Secrets = Annotated[Secrets, provided(Secrets)]
 _Tokens = Annotated[TokenTable, provided(TokenTable)]
+_Pushes = Annotated[Pushes, provided(Pushes)]
 _Metrics = Annotated[Metrics, provided(Metrics)]
 
 
@@ -199,6 +203,7 @@ _Locations = Annotated[ChunkLocations, provided(ChunkLocations)]
 
 mirrors_router = new_router("mirror")
 contents_router = new_router("contents")
+pushes_router = new_router("pushes")
 control_router = new_router("control")
 events_router = new_router("events")
 secrets_router = new_router("secrets")
@@ -208,6 +213,7 @@ probes_router = new_router("probes")
 ROUTERS: Final = (  # in the order of the document
     mirrors_router,
     contents_router,
+    pushes_router,
     control_router,
     events_router,
     secrets_router,
@@ -348,6 +354,39 @@ async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]
         while size and (piece := await asyncio.to_thread(file.read, min(size, _PIECE))):
             size -= len(piece)
             yield piece
+
+
+@pushes_router.post("/pushes", status_code=201, summary="Begin to push a checkpoint, or go on")
+async def begin_push(pushes: _Pushes, contents: _Contents, body: PushRequest, caller: Controller) -> Push:
+    return await pushes.begin(body.source, caller.organisation, contents.layouts.data_port)
+
+
+@pushes_router.post("/pushes/{push_id}/missing", summary="Which of these chunks have to be sent")
+async def missing_chunks(pushes: _Pushes, push_id: MirrorId, body: ChunkList, caller: Controller) -> ChunkList:
+    chunks = [digest_in(name) for name in body.chunks]
+    return ChunkList(chunks=[str(one) for one in await pushes.missing(push_id, caller.organisation, chunks)])
+
+
+@pushes_router.post("/pushes/{push_id}/commit", summary="Make a checkpoint of what was sent; once or again")
+async def commit_push(pushes: _Pushes, push_id: MirrorId, body: CommitRequest, caller: Controller) -> Mirror:
+    return await pushes.commit(push_id, caller.organisation, body)
+
+
+@pushes_router.delete("/pushes/{push_id}", summary="Give a push up")
+async def forget_push(pushes: _Pushes, push_id: MirrorId, caller: Controller) -> Mirror:
+    return await pushes.forget(push_id, caller.organisation)
+
+
+@pushes_router.get("/checkpoints", summary="Checkpoints, oldest first")
+async def list_checkpoints(
+    pushes: _Pushes, caller: Controller, project: _Name = None, job: _Name = None
+) -> Items[Checkpoint]:
+    return Items[Checkpoint](items=await pushes.checkpoints(caller.organisation, project, job))
+
+
+@pushes_router.delete("/checkpoints/{checkpoint_id}", summary="Delete a checkpoint for ever")
+async def remove_checkpoint(pushes: _Pushes, checkpoint_id: CheckpointId, caller: Controller) -> Checkpoint:
+    return await pushes.remove(checkpoint_id, caller.organisation)
 
 
 @control_router.get("/agents", summary="Agents: tiers, capacity, use, last heartbeat")

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from bdn.core.chunk import digest_in
+from bdn.core.chunk import digest_in, digest_of
 from bdn.core.errors import NotFoundError
 from bdn.mirror.db.database import (
     Cursor,
@@ -50,6 +50,7 @@ from bdn.mirror.db.tables import (
 from bdn.mirror.waiting import NEW_WORK, cancel_topic
 
 RUNNING = ("PENDING", "SYNCING")
+PUSHED: Final = "push"  # claims a mirror whose bytes its caller sends: see ``bdn.mirror.pushes``
 COLLECTED: Final = 0.0  # the ``renewed_at`` of a draft that a collection takes apart
 _Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None]  # a column
 
@@ -207,10 +208,14 @@ async def claimed_status(session: WriteSession, mirror_id: str, claimant: str, n
     return (await session.execute(query)).scalar()
 
 
-async def release_claims(session: WriteSession, worker: str | None = None) -> None:
-    """Give back the claims of a worker, whose name they begin with, or all claims when nobody works."""
+async def release_claims(session: WriteSession, worker: str | None = None, mirror_id: str | None = None) -> None:
+    """Give back the claims of a worker, whose name they begin with, or those of all workers when none works; or that on one mirror."""
     statement = update(MirrorRow).where(MirrorRow.claimed_by.is_not(None))
-    if worker is not None:
+    if mirror_id is not None:
+        statement = statement.where(MirrorRow.id == mirror_id)
+    if worker is None:
+        statement = statement.where(MirrorRow.claimed_by != PUSHED)
+    else:
         own = or_(MirrorRow.claimed_by == worker, MirrorRow.claimed_by.startswith(f"{worker}:", autoescape=True))
         statement = statement.where(own)
     if await changed(session, statement.values(claimed_by=None, claim_expires_at=None)):
@@ -617,3 +622,45 @@ def _living_sources(manifest: InstrumentedAttribute[str], before: float | None =
         .where(source.manifest == manifest, tombstone.manifest.is_(None))
         .correlate(manifest.class_)
     )
+
+
+# --- pushes: mirrors that no worker has ---
+
+
+def push_key(source: str) -> str:
+    """The ``request_key`` of a push: nobody mirrors under it, and of two pushes of one checkpoint the second goes on with the first."""
+    return digest_of(f"push {source}".encode()).hex
+
+
+def is_push(state: MirrorState) -> bool:
+    """Whether its caller sends the bytes."""
+    return [state.row.request_key] == [push_key(source.source) for source in state.sources]
+
+
+async def take(session: WriteSession, mirror_id: str, claimant: str, began: float, until: float) -> None:
+    """A mirror that was inserted just now is at work, by this claimant."""
+    statement = update(MirrorRow).where(MirrorRow.id == mirror_id)
+    statement = statement.values(status="SYNCING", claimed_by=claimant, claim_expires_at=until, started_at=began)
+    await session.execute(statement)
+    await update_source(session, mirror_id, 0, status="SYNCING")
+
+
+async def began_earlier(session: WriteSession, mirror_id: str, at: float) -> None:
+    """By the clock of somebody else who puts chunks for it."""
+    later = or_(MirrorRow.started_at.is_(None), MirrorRow.started_at > at)
+    await session.execute(update(MirrorRow).where(MirrorRow.id == mirror_id, later).values(started_at=at))
+
+
+async def add_transferred(session: WriteSession, mirror_id: str, size: int) -> None:
+    """So many bytes more came, and are durable."""
+    await update_source(session, mirror_id, 0, bytes_transferred=MirrorSourceRow.bytes_transferred + size)
+
+
+async def end_push(session: WriteSession, mirror_id: str, *, now: float, bytes_total: int, **values: Any) -> int:  # noqa: ANN401
+    """It is READY, with these values of its source. How many bytes came."""
+    query = select(MirrorSourceRow.bytes_transferred).where(MirrorSourceRow.mirror_id == mirror_id)
+    transferred = (await session.execute(query)).scalar_one()
+    reused = max(0, bytes_total - transferred)
+    await update_source(session, mirror_id, 0, status="READY", bytes_total=bytes_total, bytes_reused=reused, **values)
+    await finish(session, mirror_id, "READY", now=now)
+    return transferred

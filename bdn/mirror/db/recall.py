@@ -16,7 +16,7 @@ from bdn.core.chunk import digest_of
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.wire.mirror_schema import RECORDED, MirrorSource, body_from
 
-HEAD: Final = "0015"  # the newest migration; a test compares it with the folder
+HEAD: Final = "0015.1"  # the newest migration; a test compares it with the folder
 USE_SECONDS: Final = 60.0  # a later use of a manifest is not noted before
 
 
@@ -33,9 +33,9 @@ class _Asked(Protocol):
 def recall_key(organisation: str, wanted: WeightsSource, revision: str | None) -> str | None:
     """The name of a commit of a repository, selected by these patterns, for this organisation.
 
-    None where nothing can be recalled, because the upstream has no revisions.
+    None where nothing can be recalled, because the upstream has no revisions, or a revision's content may change.
     """
-    if not revision:
+    if not revision or not isinstance(wanted.source, HuggingFaceUri):
         return None
     patterns = wanted.patterns.allow, wanted.patterns.ignore
     parts = [organisation, str(wanted.source).partition("@")[0], revision, *map(list, patterns)]

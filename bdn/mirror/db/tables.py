@@ -2,7 +2,18 @@
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, ForeignKeyConstraint, Index, LargeBinary, String, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    LargeBinary,
+    String,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Json = dict[str, Any]
@@ -311,6 +322,42 @@ class TokenRow(Base):
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
+
+
+class ProjectRow(Base):
+    """A project of an organisation: jobs write checkpoints in its name. The id is 10 signs of ``[a-z0-9]``, and never another's."""
+
+    __tablename__ = "projects"
+    __table_args__ = (UniqueConstraint("organisation", "name"),)
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    organisation: Mapped[str] = mapped_column(String(256))
+    name: Mapped[str] = mapped_column(String(128))
+    created_at: Mapped[float]
+
+
+class CheckpointRow(Base):
+    """What a rank of a job pushed under a name, as it is now. ``mirror`` is the push that brought it, ``manifest`` what it holds.
+
+    ``created_at`` is what the job's clock says of its first version, ``committed_at`` when the mirror got this one.
+    """
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (UniqueConstraint("project", "job", "name", "rank"),)
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    organisation: Mapped[str] = mapped_column(String(256), index=True)
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    job: Mapped[str] = mapped_column(String(128))
+    name: Mapped[str] = mapped_column(String(255))
+    rank: Mapped[int]
+    mirror: Mapped[str] = mapped_column(String(64))
+    manifest: Mapped[str] = mapped_column(String(64), index=True)
+    created_at: Mapped[float]
+    committed_at: Mapped[float]
+    files_total: Mapped[int]
+    bytes_total: Mapped[int]
+    details: Mapped[Json]
 
 
 class TombstoneRow(Base):

@@ -14,10 +14,11 @@ from typing import Final
 from bdn.core.chunk import Digest, FileEntry, ManifestDocument, ManifestWriter, UnsafePathError, check_tree, chunk_range
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
 from bdn.core.source.upstream import Listing, Resolution, Source, UpstreamFile
-from bdn.core.source.uri import HuggingFaceUri, WeightsSource, hint_for, literal_prefixes, select
+from bdn.core.source.uri import CheckpointUri, HuggingFaceUri, WeightsSource, hint_for, literal_prefixes, select
 from bdn.core.store import is_small
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database, ReadSession
+from bdn.mirror.upstream.checkpoints import CheckpointSource, pinned
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.sources.opener import open_source
 
@@ -65,6 +66,9 @@ class Surveyor:
     ) -> AsyncIterator[Source]:
         """The source with its credentials, on behalf of a job (None: a dry run); ``revision`` pins one that was resolved before."""
         uri = wanted.source
+        if isinstance(uri, CheckpointUri):
+            yield CheckpointSource(self.database, pinned(uri, revision) if revision else uri, organisation)
+            return
         if revision is not None and isinstance(uri, HuggingFaceUri):
             uri = replace(uri, revision=revision)
         async with open_source(uri, await self.sign_ins.context_of(wanted.auth, organisation, job)) as source:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bdn.core.chunk import ManifestDocument
-from bdn.core.errors import BdnError, Fact, InternalError, StoreUnavailableError, single_error
+from bdn.core.errors import (
+    BdnError,
+    Fact,
+    InternalError,
+    PushGivenUpError,
+    StoreUnavailableError,
+    single_error,
+)
 from bdn.core.pace.retry import Outage
 from bdn.core.source.upstream import Resolution
 from bdn.core.source.uri import WeightsSource
@@ -219,8 +226,11 @@ class Ingest:
 
         Raises:
             BdnError: the first source's failure, after all sources have come to an end.
+            PushGivenUpError: nobody sends what it waits for.
             ClaimLostError, DatabaseUnavailableError: at once; the mirror is not this worker's any more, or not now.
         """
+        if mirrors.is_push(mirror):
+            raise PushGivenUpError(mirror.sources[0].source)
         failures: dict[int, BdnError] = {}
 
         async def one(row: MirrorSourceRow) -> None:

@@ -14,25 +14,45 @@ import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, ForeignRequestError, InvalidRequestError, NotFoundError, StoreUnavailableError
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.errors import (
+    BdnError,
+    ChecksumMismatchError,
+    ForeignRequestError,
+    InvalidRequestError,
+    NotFoundError,
+    StoreUnavailableError,
+)
 from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.encrypted import EncryptedSocket, encrypted
 from bdn.net.chunk_server.messages import (
     RequestHead,
     Response,
+    after_body,
     answer_chunk,
     answer_document,
     answer_error,
+    answer_taken,
+    body_size,
     find_head,
     parse_head,
 )
+from bdn.net.chunk_server.receiving import ReceiveBuffers, Receiving
 from bdn.net.chunk_server.sending import EndedError, Pace, Sending, StalledReaderError, Wait, has_happened
-from bdn.net.chunk_server.served_chunks import ChunkRequest, DocumentRequest, OpenChunk, ServedChunks, ServedDocuments
+from bdn.net.chunk_server.served_chunks import (
+    ChunkRequest,
+    DocumentRequest,
+    OpenChunk,
+    PushedChunk,
+    ReceivedChunks,
+    ServedChunks,
+    ServedDocuments,
+)
 from bdn.net.tls import HANDSHAKE, SPEAKS_PLAIN_HTTP, Certificate, refusal_of_plain_http
 from bdn.wire.http_fields import (
     MANIFEST_HEADER,
@@ -41,16 +61,19 @@ from bdn.wire.http_fields import (
     check_local,
     parse_chunk_path,
     parse_document_path,
+    parse_push_path,
     takes_gzip,
 )
 
 logger = logging.getLogger(__name__)
-_DRAIN_BYTES: Final = 1024 * 1024
+_DRAIN_BYTES: Final = CHUNK_SIZE + 1024 * 1024  # the body of a PUT that was refused
 _DRAIN_SECONDS: Final = 2.0
 _MANIFEST: Final = MANIFEST_HEADER.lower()
 _SUSPECT: Final = SUSPECT_HEADER.lower()
 _PROCESSING_SECONDS: Final = 1.0
 _PROCESSING: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
+_BUFFER_SECONDS: Final = 1.0
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: what is in the socket's buffer is given up
 _RECEIVE_BYTES: Final = 64 * 1024
 _SLOWEST: Final = StallPolicy(window_seconds=30.0)
@@ -114,6 +137,13 @@ class RequestReader:
         self._searched = 0
         return parse_head(content)
 
+    def take_into(self, buffer: memoryview) -> int:
+        """What was received of a body along with its head."""
+        count = min(len(buffer), len(self._received))
+        buffer[:count] = self._received[:count]
+        del self._received[:count]
+        return count
+
     def _find_head(self) -> int:
         while self._received.startswith(b"\r\n"):  # RFC 9112, section 2.2: some clients end a body with one too many
             del self._received[:2]
@@ -133,11 +163,13 @@ class Service:
     documents: ServedDocuments | None = None
     is_local: bool = False
     certificate: Certificate | None = None
+    received: ReceivedChunks | None = None
+    buffers: ReceiveBuffers = field(default_factory=ReceiveBuffers)
 
 
 @dataclass(eq=False, slots=True)
 class ChunkConnection:
-    """Owns its socket and, while it sends, the chunk's file. One thread at a time calls it."""
+    """Owns its socket and, while it sends, the chunk's file, or while it receives, a buffer. One thread at a time calls it."""
 
     _socket: socket.socket
     _service: Service
@@ -146,7 +178,8 @@ class ChunkConnection:
     _reader: RequestReader = field(init=False)
     _step: Callable[[], Wait | None] = field(init=False)
     _head: RequestHead = field(init=False)
-    _request: ChunkRequest | DocumentRequest = field(init=False)
+    _request: ChunkRequest | DocumentRequest | PushedChunk = field(init=False)
+    _receiving: Receiving | None = field(default=None, init=False)
     _sending: Sending | None = field(default=None, init=False)
     _until: float = field(default=0.0, init=False)
     _next_processing: float = field(default=0.0, init=False)
@@ -198,6 +231,7 @@ class ChunkConnection:
     def close(self) -> None:
         """Close the socket and the file."""
         self._end_sending()
+        self._end_receiving()
         self._socket.close()
 
     def _shake_hands(self, certificate: Certificate) -> Wait | None:
@@ -257,12 +291,15 @@ class ChunkConnection:
             raise RuntimeError(f"the look-up of {self._head.target} failed") from error
 
     def _authorize(self) -> None:
-        if isinstance(self._request, ChunkRequest):
-            self._service.chunks.authorize(self._request)
-        self._open()
-
-    def _open(self) -> None:
         request = self._request
+        if isinstance(request, PushedChunk):
+            self._receive_with(self._service.received, request)
+            return
+        if isinstance(request, ChunkRequest):
+            self._service.chunks.authorize(request)
+        self._open(request)
+
+    def _open(self, request: ChunkRequest | DocumentRequest) -> None:
         if isinstance(request, ChunkRequest):
             found = self._service.chunks.open_chunk(request)
         elif self._service.documents is not None:
@@ -270,21 +307,21 @@ class ChunkConnection:
         else:
             raise NotFoundError(f"path {self._head.target[:100]!a}")
         if isinstance(found, OpenChunk):
-            self._send_file(found, lambda: self._answer(found))
+            self._send_file(found, lambda: self._answer(request, found))
         else:
-            self._step, self._next_processing = partial(self._await, found), 0.0
+            self._step, self._next_processing = partial(self._await, request, found), 0.0
 
-    def _answer(self, found: OpenChunk) -> Response:
-        if isinstance(self._request, ChunkRequest):
-            return answer_chunk(self._head, self._request.digest, found.size)
+    def _answer(self, request: ChunkRequest | DocumentRequest, found: OpenChunk) -> Response:
+        if isinstance(request, ChunkRequest):
+            return answer_chunk(self._head, request.digest, found.size)
         if found.is_packed and not takes_gzip(self._head.headers.get("accept-encoding", "")):
-            raise NotFoundError(f"an unpacked {self._request.kind}")
+            raise NotFoundError(f"an unpacked {request.kind}")
         return answer_document(self._head, found.size, is_packed=found.is_packed)
 
-    def _await(self, future: Future[object]) -> Wait | None:
+    def _await(self, request: ChunkRequest | DocumentRequest, future: Future[object]) -> Wait | None:
         """It is on its way. A client that closes its side now has gone: that is nginx's rule, too."""
         if future.done() or time.monotonic() >= self._until:
-            self._attempt(partial(self._resume, future))
+            self._attempt(partial(self._resume, request, future))
             return None
         if has_happened(self._socket, select.POLLRDHUP):
             raise EndedError("the client did not wait for the chunk")
@@ -311,14 +348,76 @@ class ChunkConnection:
                 raise EndedError("the client does not read")
         return self._next_processing
 
-    def _resume(self, future: Future[object]) -> None:
+    def _resume(self, request: ChunkRequest | DocumentRequest, future: Future[object]) -> None:
         if not future.done():
             seconds = self._service.timeouts.obtaining_seconds
             raise StoreUnavailableError(f"{self._head.target} did not come within {seconds:g} s")
         if future.cancelled():
             raise StoreUnavailableError(f"{self._head.target} was given up")
         future.result()
-        self._open()
+        self._open(request)
+
+    # --- receiving ---
+
+    def _receive_with(self, received: ReceivedChunks | None, request: PushedChunk) -> None:
+        if received is None:
+            raise NotFoundError(f"path {self._head.target[:100]!a}")
+        received.authorize(request)
+        self._step = partial(self._take_buffer, received, request)
+
+    def _take_buffer(self, received: ReceivedChunks, request: PushedChunk) -> Wait | None:
+        """Not a byte of a body is read without one."""
+        buffer = self._service.buffers.take()
+        if isinstance(buffer, Future):
+            if time.monotonic() >= self._until:
+                self._send(answer_error(self._head, StoreUnavailableError("too many chunks are on their way in")))
+                return None
+            again = min(self._until, time.monotonic() + _BUFFER_SECONDS)
+            self._step = partial(self._await_buffer, received, request, buffer, again)
+            return None
+        done = self._reader.take_into(buffer[: request.size])
+        self._receiving = Receiving(buffer, request.size, self._service.timeouts.slowest, done)
+        if not done and self._head.headers.get("expect", "").lower() == "100-continue":
+            with suppress(BlockingIOError):  # it sends the body soon without being told
+                self._socket.send(_CONTINUE)
+        self._step = partial(self._receive, received, request, self._receiving)
+        return None
+
+    def _await_buffer(
+        self, received: ReceivedChunks, request: PushedChunk, call: Future[object], again: float
+    ) -> Wait | None:
+        """Who was called may have gone meanwhile, so that nobody was: now and then it is asked again."""
+        if call.done() or time.monotonic() >= again:
+            call.cancel()
+            self._step = partial(self._take_buffer, received, request)
+            return None
+        if has_happened(self._socket, select.POLLRDHUP):
+            call.cancel()
+            raise EndedError("the sender did not wait for a buffer")
+        return Wait(select.EPOLLRDHUP, again, call)
+
+    def _receive(self, received: ReceivedChunks, request: PushedChunk, receiving: Receiving) -> Wait | None:
+        wait = receiving.advance(self._socket)
+        if wait is None:
+            if not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
+                self._head = after_body(self._head)  # nothing is left where ``epoll`` does not see it
+            self._attempt(partial(self._take, received, request, receiving.content))
+        return wait
+
+    def _take(self, received: ReceivedChunks, request: PushedChunk, content: memoryview) -> None:
+        try:
+            actual = digest_of(content)
+            if actual != request.digest:
+                raise ChecksumMismatchError("the chunk", str(request.digest), str(actual))
+            received.take(request, content)
+        finally:
+            self._end_receiving()
+        self._send(answer_taken(self._head))
+
+    def _end_receiving(self) -> None:
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            self._service.buffers.give_back(receiving.buffer)
 
     # --- sending ---
 
@@ -370,7 +469,12 @@ class ChunkConnection:
         return None
 
 
-def _parse_request(head: RequestHead) -> ChunkRequest | DocumentRequest:
+def _parse_request(head: RequestHead) -> ChunkRequest | DocumentRequest | PushedChunk:
+    if head.method == "PUT":
+        pushed = parse_push_path(head.target)
+        if pushed is None:
+            raise NotFoundError(f"path {head.target[:100]!a}")
+        return PushedChunk(*pushed, body_size(head, CHUNK_SIZE), head.bearer)
     if head.method not in ("GET", "HEAD"):
         raise HeadRefusedError(501, f"the method {head.method[:20]} is not supported")
     document, digest = parse_document_path(head.target), parse_chunk_path(head.target)

@@ -8,7 +8,7 @@ evaluated in the order of RFC 9110, section 13.2.2; a chunk's name is its strong
 import json
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -32,6 +32,7 @@ from bdn.wire.shapes import document_of, status_of
 HEAD_LIMIT: Final = 64 * 1024  # bytes, request line included; a grant that names hundreds of manifests fits
 HEADERS_LIMIT: Final = 100
 _ENTITY_TAGS: Final = re.compile(r'(W/)?("[^"]*+")')
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _REQUEST_LINE: Final = re.compile(rb"(%s) ([!-~]++) HTTP/([0-9])\.([0-9])\r\n" % TOKEN)
 
 
@@ -120,6 +121,26 @@ def answer_document(head: RequestHead, size: int, *, is_packed: bool) -> Respons
     coding = {"Content-Encoding": "gzip"} if is_packed else {}
     answer = _answer(head, 200, {"Content-Type": MEDIA_JSON, "Content-Length": str(size)} | coding)
     return Response(answer.opening, answer.is_last, 0, 0 if head.method == "HEAD" else size)
+
+
+def answer_taken(head: RequestHead) -> Response:
+    """The answer to a PUT whose body was read and is kept."""
+    return _answer(head, 204, {})
+
+
+def after_body(head: RequestHead) -> RequestHead:
+    """The head of a request whose body was read: others may follow on its connection."""
+    return replace(head, keeps_alive=keeps_alive(head.headers, is_http_1_0=head.is_http_1_0))
+
+
+def body_size(head: RequestHead, limit: int) -> int:
+    """The bytes of the body that follows. ``HeadRefusedError``: none, too many, or nobody can tell."""
+    stated = head.headers.get("content-length", "")
+    if "transfer-encoding" in head.headers or not _LENGTH.fullmatch(stated):
+        raise HeadRefusedError(411, "a body needs a Content-Length, and no Transfer-Encoding")
+    if not 0 < int(stated) <= limit:
+        raise HeadRefusedError(413 if int(stated) else 400, f"a chunk has 1 to {limit} bytes")
+    return int(stated)
 
 
 def answer_error(head: RequestHead | None, error: BdnError, status: int = 0) -> Response:

@@ -61,3 +61,23 @@ class ServedChunks(Protocol):
         When the Future is done this is asked again, and may answer with another one; its exception is the answer if it has
         one. The same Future may be given to many requests. The server never cancels it.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class PushedChunk:
+    """Who sends which chunk of a push: ``size`` bytes, as the head of the request says."""
+
+    push: str
+    digest: Digest
+    size: int
+    bearer: str | None = field(default=None, repr=False)
+
+
+class ReceivedChunks(Protocol):
+    """Where a server puts chunks that are pushed. Both methods may block: they run in the server's workers."""
+
+    def authorize(self, request: PushedChunk) -> None:
+        """Before the body is read. ``UnauthenticatedError``, ``GrantInvalidError``, ``GrantExpiredError``, ``NotFoundError``."""
+
+    def take(self, request: PushedChunk, content: memoryview) -> None:
+        """Durable when it returns. The content has the request's digest; the buffer is the caller's again afterwards."""

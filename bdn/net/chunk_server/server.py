@@ -21,8 +21,9 @@ from typing import Final
 
 from bdn.net.api_server import SHORTAGES, bind_tcp
 from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
+from bdn.net.chunk_server.receiving import BUFFERS, ReceiveBuffers
 from bdn.net.chunk_server.sending import Pace, Wait
-from bdn.net.chunk_server.served_chunks import ServedChunks, ServedDocuments
+from bdn.net.chunk_server.served_chunks import ReceivedChunks, ServedChunks, ServedDocuments
 from bdn.net.tls import Certificate
 
 logger = logging.getLogger(__name__)
@@ -242,7 +243,7 @@ class ChunkServer:
 
     ``on_sent`` is told the bytes of each body, by any thread. ``pace``, called by any thread, is given the size of a piece and
     returns the seconds to wait before it goes out. ``documents`` has manifests, if any are served here. ``is_local``: no grants are
-    asked for, so what foreign web pages ask for is refused. With a ``certificate`` it speaks TLS and nothing else. Clients above ``connections``, or above what the process's limit of
+    asked for, so what foreign web pages ask for is refused. ``received`` takes chunks, if any are taken here, ``buffers`` of them at once. With a ``certificate`` it speaks TLS and nothing else. Clients above ``connections``, or above what the process's limit of
     descriptors allows, are hung up on at once, so that they go to another source.
     """
 
@@ -258,10 +259,14 @@ class ChunkServer:
         documents: ServedDocuments | None = None,
         is_local: bool = False,
         certificate: Certificate | None = None,
+        received: ReceivedChunks | None = None,
+        buffers: int = BUFFERS,
         connections: int = 4096,
     ) -> None:
         told, patience = on_sent or (lambda _: None), timeouts or Timeouts()
-        self._service = Service(chunks, told, patience, pace, documents, is_local, certificate)
+        self._service = Service(
+            chunks, told, patience, pace, documents, is_local, certificate, received, ReceiveBuffers(buffers)
+        )
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:  # each connection that is served has a socket and a file open
             connections = min(connections, max(16, (soft - _SPARE_DESCRIPTORS) // 2))

@@ -9,7 +9,7 @@ import pytest
 from bdn.core import errors
 from bdn.core.errors import BdnError, NotFoundError, StoreUnavailableError, single_error
 
-TRANSIENT = {"UPSTREAM_UNAVAILABLE", "UPSTREAM_RATE_LIMITED", "STORE_UNAVAILABLE", "CACHE_FULL"}
+TRANSIENT = {"QUOTA_EXCEEDED", "UPSTREAM_UNAVAILABLE", "UPSTREAM_RATE_LIMITED", "STORE_UNAVAILABLE", "CACHE_FULL"}
 GROUPS = {"CallerError", "UpstreamError", "ServiceError"}  # between the root and the leaves; never raised themselves
 
 EXAMPLES: list[tuple[BdnError, list[str]]] = [
@@ -29,6 +29,9 @@ EXAMPLES: list[tuple[BdnError, list[str]]] = [
     (errors.GrantExpiredError("2026-01-01T00:00:00Z"), ["2026-01-01T00:00:00Z", "again"]),
     (errors.InUseError("manifest b3:0", ("job a", "job b")), ["manifest b3:0", "job a, job b"]),
     (errors.CanceledError("mirror mir_1"), ["mirror mir_1"]),
+    (errors.PushGivenUpError("bt://p@j/c"), ["bt://p@j/c", "push again"]),
+    (errors.ChunksMissingError(2, ("b3:0",)), ["2 chunks", "b3:0", "commit again"]),
+    (errors.QuotaExceededError(2000, 3000, 4000), ["5 KB", "4 KB", "BDN_LIMIT_PUSH_BYTES"]),
     (errors.SourceNotFoundError("hf://o/r", "404"), ["hf://o/r", "404"]),
     (errors.RevisionNotFoundError("hf://o/r", "v9"), ["hf://o/r", "'v9'"]),
     (errors.GatedSourceError("hf://o/r"), ["hf://o/r", "accept its terms"]),

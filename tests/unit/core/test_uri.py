@@ -10,6 +10,7 @@ from bdn.core.source.uri import (
     Auth,
     AuthMethod,
     BucketUri,
+    CheckpointUri,
     HuggingFaceUri,
     SourceUri,
     WeightsSource,
@@ -45,6 +46,36 @@ def test_a_hugging_face_uri_names_kind_repository_and_revision(text: str, expect
 
 
 @pytest.mark.parametrize(("text", "expected"), [
+    ("bt://llama", CheckpointUri("llama")),
+    ("bt://llama@job1", CheckpointUri("llama", "job1")),
+    ("bt://llama/checkpoint-100", CheckpointUri("llama", None, "checkpoint-100")),
+    ("bt://llama@job1/checkpoint-100", CheckpointUri("llama", "job1", "checkpoint-100")),
+    ("bt://llama@job1/checkpoint-100#rank-3", CheckpointUri("llama", "job1", "checkpoint-100", 3)),
+    ("bt://llama#rank-12", CheckpointUri("llama", rank=12)),
+    ("bt://llama@job1/.", CheckpointUri("llama", "job1", ".")),
+    ("bt://llama@job1/a b:c@d#e", CheckpointUri("llama", "job1", "a b:c@d#e")),
+])  # fmt: skip
+def test_a_checkpoint_uri_names_project_job_checkpoint_and_rank(text: str, expected: SourceUri) -> None:
+    source = parse_source(text)
+    assert source == expected
+    assert source.scheme == "bt"
+    assert str(source) == text
+
+
+def test_the_latest_job_and_rank_0_are_what_is_meant_without_them() -> None:
+    assert parse_source("bt://llama@latest/x#rank-0") == parse_source("bt://llama/x")
+
+
+@pytest.mark.parametrize("text", [
+    "bt://", "bt://@job1", "bt://llama@", "bt://llama/", "bt://llama@job1/a/b", "bt://llama@job1/..", "bt://-x", "bt://a b",
+    "bt://llama@job 1", "bt://llama@job1/a\\b", f"bt://llama@job1/{'x' * 256}", "bt://llama@a@b",
+])  # fmt: skip
+def test_what_names_no_checkpoint_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSourceError):
+        parse_source(text)
+
+
+@pytest.mark.parametrize(("text", "expected"), [
     ("s3://bucket", BucketUri("s3", "bucket", "")),
     ("s3://bucket/prefix", BucketUri("s3", "bucket", "prefix")),
     ("s3://bucket/a/b/", BucketUri("s3", "bucket", "a/b/")),
@@ -74,7 +105,7 @@ def refusal_of(text: str) -> InvalidSourceError:
     return caught.value
 
 
-SUPPORTED = "Supported schemes: gs://, hf://, r2://, s3://"
+SUPPORTED = "Supported schemes: bt://, gs://, hf://, r2://, s3://"
 HUB_FORM = "hf://owner/repo[@revision], hf://datasets/owner/repo or hf://spaces/owner/repo"
 NO_REVISION = (
     "The @ revision syntax is only valid for HuggingFace sources (hf://). "
@@ -85,7 +116,7 @@ REFUSALS: list[tuple[str, list[str]]] = [
     (f"Source {{text!r}} is missing a URI scheme. {SUPPORTED}",
         ["", "bucket/prefix", "owner/repo@main", "/data", "hf:/o/r", "s3:bucket", "C:/x"]),
     *((f"Unsupported source scheme '{scheme}://' in {{text!r}}. {SUPPORTED}", [f"{scheme}://owner/repo"])
-        for scheme in ("http", "https", "ftp", "file", "azure", "cw", "bt", "HF", "S3", "Gs", "R2", " hf", "")),
+        for scheme in ("http", "https", "ftp", "file", "azure", "cw", "bt2", "HF", "S3", "Gs", "R2", " hf", "")),
     (f"Invalid HuggingFace URI format: {{text!r}}. Expected format: {HUB_FORM}", [f"hf://{rest}" for rest in (
         "", "/", "//", "owner", "owner/", "/repo", "owner//repo", "owner/repo/", "a/b/c", "@main", "owner@main", "/@main",
         "datasets", "datasets/", "datasets/owner", "datasets/owner/", "datasets//repo", "datasets/a/b/c", "spaces/owner",

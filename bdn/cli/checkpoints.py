@@ -1,0 +1,112 @@
+"""``bdn checkpoints``: what jobs pushed."""
+
+from pathlib import Path
+
+import click
+
+from bdn.cli.clients import agent_client, mirror_client
+from bdn.cli.output import DONE, Output, command_line, last_mirror, waiting_for
+from bdn.cli.stage import grant_of, ready_stage
+from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.core.source.uri import CheckpointUri, parse_source
+from bdn.core.units import counted, format_size, format_time
+from bdn.net.api_clients import MirrorClient
+from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
+from bdn.wire.push_schema import Checkpoint
+from bdn.wire.shapes import Items, ReportedError
+from bdn.wire.stage_schema import PullRequest
+
+
+@click.group()
+def checkpoints() -> None:
+    """List, fetch and delete the checkpoints of jobs, which are named bt://project@job/checkpoint."""
+
+
+def _named(source: str) -> CheckpointUri:
+    uri = parse_source(source)
+    if not isinstance(uri, CheckpointUri):
+        raise InvalidRequestError(f"{source} is no checkpoint: bt://project@job/checkpoint is one")
+    return uri
+
+
+async def _found(client: MirrorClient, uri: CheckpointUri) -> list[Checkpoint]:
+    """Those that it names, of all ranks, oldest first. Without a job those of all jobs."""
+    listed = (await client.checkpoints(uri.project, uri.job)).items
+    return [one for one in listed if uri.checkpoint in (None, one.checkpoint_id)]
+
+
+@checkpoints.command()
+@click.argument("source", required=False)
+@command_line
+async def ls(output: Output, *, source: str | None) -> None:
+    """List checkpoints, oldest first: all, or those of SOURCE, such as bt://project or bt://project@job.
+
+    \b
+    Example: bdn checkpoints ls bt://llama@train-42
+    """
+    async with mirror_client() as client:
+        if source is None:
+            found = (await client.checkpoints()).items
+        else:
+            found = await _found(client, _named(source))
+    lines = [_line(one) for one in found] or ["there is no checkpoint"]
+    output.result(Items[Checkpoint](items=found), lines, [one.source for one in found])
+
+
+@checkpoints.command()
+@click.argument("source")
+@click.argument("dest", type=click.Path(resolve_path=True, path_type=Path))
+@command_line
+async def pull(output: Output, *, source: str, dest: Path) -> int:
+    """Put a checkpoint's files at DEST, verified, through the agent of this node and its cache.
+
+    Without a checkpoint's name it is the newest one.
+
+    \b
+    Example: bdn checkpoints pull bt://llama@train-42 ./newest
+    """
+    uri = _named(source)
+    body = MirrorRequestBody(weights=[WeightsSourceBody(source=str(uri), mount_location="/checkpoint")])
+    async with mirror_client() as mirrors, agent_client() as agent:
+        begun = await mirrors.request(body)
+        updates = mirrors.follow(begun.id, outages=waiting_for(output, begun.id))
+        mirror = await last_mirror(output, "mirroring", updates)
+        if mirror.error is not None:
+            raise ReportedError(mirror.error)
+        request = PullRequest(destination=str(dest), grant=grant_of(mirror))
+        stage = await agent.pull(request)
+        done = await ready_stage(output, "pulling", agent.follow(stage.id, outages=waiting_for(output, stage.id)))
+    (part,) = mirror.sources
+    size = f"{counted(part.files_total, 'file')}, {format_size(part.bytes_total or 0)}"
+    output.result(done, [f"{part.resolved_revision}: {size} at {dest}"], [str(dest)])
+    return DONE
+
+
+@checkpoints.command()
+@click.argument("source")
+@click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Delete all but the N newest names.")
+@command_line
+async def rm(output: Output, *, source: str, keep_last: int | None) -> None:
+    """Delete a checkpoint, of all ranks, or all of a job's. There is no way back; what was mirrored from it stays.
+
+    \b
+    Example: bdn checkpoints rm bt://llama@train-42/checkpoint-100
+    Example: bdn checkpoints rm bt://llama@train-42 --keep-last 3
+    """
+    uri = _named(source)
+    if uri.job is None:
+        raise InvalidRequestError(f"{source} names no job: bt://project@job deletes all of a job's checkpoints")
+    async with mirror_client() as client:
+        found = await _found(client, uri)
+        if not found:
+            raise NotFoundError(f"checkpoint {uri}")
+        names = list(dict.fromkeys(one.checkpoint_id for one in found))
+        going = set(names if keep_last is None else names[:-keep_last])
+        removed = [await client.remove_checkpoint(one.id) for one in found if one.checkpoint_id in going]
+    lines = [f"deleted {one.source}" for one in removed] or ["nothing is deleted"]
+    output.result(Items[Checkpoint](items=removed), lines, [one.source for one in removed])
+
+
+def _line(one: Checkpoint) -> str:
+    size = f"{counted(one.files, 'file')}, {format_size(one.size_bytes)}"
+    return f"{one.source}  {one.checkpoint_type}  {size}  {format_time(one.created_at.timestamp())}"

@@ -1,0 +1,84 @@
+"""``bdn sync``: what a job writes becomes checkpoints."""
+
+import math
+from collections.abc import Awaitable, Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import click
+
+from bdn.cli.clients import ClientSettings
+from bdn.cli.output import DONE, FAILED, Output, command_line, parsed, waiting_for
+from bdn.core.errors import InvalidRequestError
+from bdn.core.source.uri import CheckpointUri, parse_source
+from bdn.core.units import counted, format_size, parse_duration
+from bdn.net.tls import Authorities
+from bdn.wire.mirror_schema import Mirror, MirrorSource
+
+
+def _seconds(text: str) -> float:
+    seconds = parse_duration(text)
+    if not 0 <= seconds < math.inf:
+        raise ValueError("must be a length of time")
+    return seconds
+
+
+@click.command()
+@click.argument(
+    "directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
+)
+@click.argument("job", metavar="bt://PROJECT@JOB")
+@click.option("--once", is_flag=True, help="Push what is complete now, and end; exit code 1 where something is not.")
+@click.option(
+    "--settle",
+    "settle_seconds",
+    metavar="DURATION",
+    default="30s",
+    callback=parsed(_seconds),
+    help="How long nothing of a checkpoint may change before it is pushed.",
+)
+@command_line
+async def sync(output: Output, *, directory: Path, job: str, once: bool, settle_seconds: float) -> int:
+    """Push each folder of DIR to the mirror as a checkpoint of the job, once nobody changes it any more; until interrupted.
+
+    Another rank than the first names itself: bt://project@job#rank-1. Nothing of a checkpoint is visible before all of it is. What was pushed
+    stays when the job deletes it; one that changes again is pushed again. Temporary folders (tmp-*, *.tmp, hidden ones) are left alone.
+
+    \b
+    Example: bdn sync /scratch/ckpts bt://llama@train-42
+    Example: bdn sync /scratch/ckpts bt://llama@train-42 --once
+    """
+    uri = parse_source(job)
+    if not isinstance(uri, CheckpointUri) or uri.job is None or uri.checkpoint is not None:
+        raise InvalidRequestError(
+            f"{job} names no job: bt://project@job is one, and bt://project@job#rank-1 its second rank"
+        )
+    found = list(entry_points(group="bdn.embedded", name="sync"))
+    if not found:
+        raise InvalidRequestError("the agent is not installed here; install bdn[agent]")
+    sync_directory: Callable[..., Awaitable[list[str]]] = found[0].load()
+    settings = ClientSettings()
+    pushed: list[MirrorSource] = []
+
+    def tell(mirror: Mirror) -> None:
+        (part,) = mirror.sources
+        pushed.append(part)
+        size = f"{counted(part.files_total, 'file')}, {format_size(part.bytes_total or 0)}"
+        output.say(f"pushed {part.source}: {size}, {format_size(part.bytes_transferred)} sent")
+
+    left = await sync_directory(
+        directory,
+        uri,
+        url=settings.url,
+        token=settings.token,
+        authorities=Authorities(settings.tls_ca),
+        data_dir=settings.data_dir,
+        settle_seconds=settle_seconds,
+        is_once=once,
+        on_pushed=tell,
+        outages=waiting_for(output, str(uri)),
+    )
+    document = {"pushed": [part.model_dump(mode="json") for part in pushed], "left": left}
+    lines = [f"not complete: {name}" for name in left] or [f"{counted(len(pushed), 'checkpoint')} pushed"]
+    output.result(document, lines, [part.source for part in pushed])
+    return FAILED if left else DONE

@@ -1,0 +1,231 @@
+"""Every statement about projects and checkpoints, and about chunks that are pushed before a manifest names them.
+
+A chunk that was pushed is a content of its own, which no manifest names, and which its organisation finds by an identity. So it is
+collected as any content that nobody needs: not beside a push at work that began earlier.
+"""
+
+import secrets
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import and_, delete, func, or_, select, update
+
+from bdn.core.chunk import Digest, FileLayout, chunk_range
+from bdn.core.errors import NotFoundError, RevisionNotFoundError, SourceNotFoundError
+from bdn.core.source.upstream import Identity
+from bdn.core.source.uri import CheckpointUri
+from bdn.core.store import scope_of, split_digests
+from bdn.core.training.checkpoints import by_number
+from bdn.mirror.db import contents, mirrors
+from bdn.mirror.db.database import ReadSession, WriteSession, batches, delete_in, insert_new, select_in
+from bdn.mirror.db.tables import (
+    CheckpointRow,
+    ContentChunkRow,
+    ContentRow,
+    DraftRow,
+    IdentityRow,
+    ManifestContentRow,
+    ManifestRow,
+    MirrorRow,
+    MirrorSourceRow,
+    ProjectRow,
+)
+
+_ID_SIGNS: Final = string.ascii_lowercase + string.digits
+_ID_LENGTH: Final = 10
+_CHUNKS_AT_ONCE: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointState:
+    """A checkpoint, and the name of its project."""
+
+    row: CheckpointRow
+    project: str
+
+    @property
+    def uri(self) -> CheckpointUri:
+        """What it is mirrored by."""
+        return CheckpointUri(self.project, self.row.job, self.row.name, self.row.rank)
+
+
+async def project(session: WriteSession, organisation: str, name: str, now: float) -> str:
+    """The id of a project by its name or id; a new one where there is none."""
+    found = await find_project(session, organisation, name)
+    if found is None:
+        fresh = "".join(secrets.choice(_ID_SIGNS) for _ in range(_ID_LENGTH))
+        row = {"id": fresh, "organisation": organisation, "name": name, "created_at": now}
+        await insert_new(session, ProjectRow, [row])
+        found = await find_project(session, organisation, name)  # somebody else's, who was faster
+    return found or ""
+
+
+async def find_project(session: ReadSession, organisation: str, name: str) -> str | None:
+    """The id of the organisation's project of this name, or else of this id."""
+    query = (
+        select(ProjectRow.id)
+        .where(ProjectRow.organisation == organisation, or_(ProjectRow.name == name, ProjectRow.id == name))
+        .order_by(ProjectRow.name != name)
+        .limit(1)
+    )
+    return (await session.execute(query)).scalar()
+
+
+async def listed(
+    session: ReadSession, organisation: str, *, project: str | None = None, job: str | None = None
+) -> list[CheckpointState]:
+    """Those of an organisation, of a project by name or id, of a job; in no order."""
+    query = (
+        select(CheckpointRow, ProjectRow.name)
+        .join(ProjectRow, ProjectRow.id == CheckpointRow.project)
+        .where(CheckpointRow.organisation == organisation)
+    )
+    if project is not None:
+        query = query.where(CheckpointRow.project == await find_project(session, organisation, project))
+    if job is not None:
+        query = query.where(CheckpointRow.job == job)
+    return [CheckpointState(row, name) for row, name in (await session.execute(query)).all()]
+
+
+async def found(session: ReadSession, organisation: str, uri: CheckpointUri) -> CheckpointState:
+    """What a source names now. Without a job: of the newest checkpoint's job.
+
+    Raises:
+        SourceNotFoundError: no such project, job or checkpoint is this organisation's.
+        RevisionNotFoundError: the checkpoint is there, and not of this rank.
+    """
+    known = await listed(session, organisation, project=uri.project, job=uri.job)
+    named = [one for one in known if uri.checkpoint in (None, one.row.name)]
+    if not named:
+        raise SourceNotFoundError(str(uri), "no such checkpoint was pushed, or it was deleted")
+    newest = max(named, key=lambda one: age(one.row)).row
+    for one in named:
+        if (one.row.job, one.row.name, one.row.rank) == (newest.job, newest.name, uri.rank):
+            return one
+    raise RevisionNotFoundError(str(uri), f"rank-{uri.rank}")
+
+
+def age(row: CheckpointRow) -> tuple[float, tuple[tuple[int, str], ...], int]:
+    """Sorts the newest last; of equally old ones by name, with numbers compared as numbers."""
+    return row.created_at, by_number(row.name), row.rank
+
+
+def identity(organisation: str, digest: Digest) -> Identity:
+    """By which an organisation finds a content that it pushed."""
+    return Identity.of(scope_of(organisation), "push", digest.hex)
+
+
+async def readable_chunks(session: ReadSession, organisation: str, chunks: Sequence[Digest]) -> dict[Digest, int]:
+    """Those of these chunks that are held as such and belong to what the organisation may read, and their sizes in bytes."""
+    wanted = {chunk.hex for chunk in chunks}
+    may_read = (
+        mirrors.is_mirrored_for(organisation, ManifestContentRow.manifest),
+        ~mirrors.is_given_up(organisation, ManifestContentRow.manifest),
+        ManifestContentRow.content == ContentRow.digest,
+    )
+    is_named = select(ManifestContentRow.content).where(*may_read).exists()
+    is_whole = and_(ContentRow.chunks != b"", contents.chunks_are_sound(), is_named)
+    query = select(ContentRow.digest, ContentRow.size, ContentRow.chunks).where(is_whole)
+    of_several = select(ContentChunkRow.content).distinct()
+    sizes: dict[Digest, int] = {}
+    named = {content async for (content,) in select_in(session, of_several, ContentChunkRow.chunk, sorted(wanted))}
+    async for _, size, raw in select_in(session, query, ContentRow.digest, sorted(wanted | named)):
+        for index, name in enumerate(split_digests(raw)):
+            if name.hex() in wanted:
+                sizes[Digest.from_bytes(name)] = chunk_range(size, index).size
+    return sizes
+
+
+async def pushed_chunks(
+    session: ReadSession, organisation: str, chunks: Iterable[Digest], since: float = 0.0
+) -> dict[Digest, int]:
+    """Those of these contents that the organisation pushed, or was told that it need not, since then; and their sizes in bytes."""
+    keys = {identity(organisation, chunk).key: chunk for chunk in chunks}
+    query = (
+        select(IdentityRow.key, ContentRow.size)
+        .join(ContentRow, ContentRow.digest == IdentityRow.content)
+        .where(ContentRow.recorded_at >= since, or_(ContentRow.chunks != b"", ContentRow.size == 0))
+        .where(contents.chunks_are_sound())
+    )
+    return {keys[key]: size async for key, size in select_in(session, query, IdentityRow.key, sorted(keys))}
+
+
+async def record(session: WriteSession, organisation: str, layouts: Sequence[FileLayout], now: float) -> None:
+    """Contents that the store holds, durably, by what their organisation finds them; none is collected beside a push that began before."""
+    for some in batches(layouts, _CHUNKS_AT_ONCE):
+        by_key = {identity(organisation, layout.digest).key: layout for layout in some}
+        await contents.record_contents(session, by_key, now)
+        for batch in batches(sorted({layout.digest.hex for layout in some})):
+            await session.execute(update(ContentRow).where(ContentRow.digest.in_(batch)).values(recorded_at=now))
+
+
+async def put(session: WriteSession, organisation: str, uri: CheckpointUri, row: Mapping[str, object]) -> str | None:
+    """Record a checkpoint, or its next version, whose time stays that of the first; the push that brought the version before."""
+    now = float(str(row["committed_at"]))
+    project_id = await project(session, organisation, uri.project, now)
+    key = {"project": project_id, "job": uri.job, "name": uri.checkpoint, "rank": uri.rank}
+    query = select(CheckpointRow).filter_by(**key).with_for_update()
+    known = (await session.execute(query)).scalar()
+    if known is None:
+        session.add(CheckpointRow(id=f"chk_{secrets.token_hex(12)}", organisation=organisation, **key, **row))
+        await session.flush()
+        return None
+    before = known.mirror
+    for name, value in row.items():
+        if name != "created_at":
+            setattr(known, name, value)
+    await session.flush()
+    return before
+
+
+async def get(session: ReadSession, organisation: str, checkpoint_id: str) -> CheckpointState:
+    """One by its id, or ``NotFoundError``."""
+    query = (
+        select(CheckpointRow, ProjectRow.name)
+        .join(ProjectRow, ProjectRow.id == CheckpointRow.project)
+        .where(CheckpointRow.organisation == organisation, CheckpointRow.id == checkpoint_id)
+    )
+    row = (await session.execute(query)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"checkpoint {checkpoint_id}")
+    return CheckpointState(row[0], row[1])
+
+
+async def remove(session: WriteSession, row: CheckpointRow) -> list[str]:
+    """Forget a checkpoint, and the push that brought it. Returns the manifest if nothing names it any more: see ``drop_push``."""
+    await session.execute(delete(CheckpointRow).where(CheckpointRow.id == row.id))
+    return await drop_push(session, row.mirror)
+
+
+async def drop_push(session: WriteSession, mirror_id: str) -> list[str]:
+    """Forget a push, and have the next collection take what nothing else names; the manifest, if it is such.
+
+    It has no tombstone: nobody restores a checkpoint. The caller has called ``mirrors.hold_claims`` before it looked at anything: a
+    mirror that publishes the same manifest meanwhile would find it gone.
+    """
+    query = select(MirrorSourceRow.manifest).where(MirrorSourceRow.mirror_id == mirror_id)
+    named = {str(name) for name in (await session.execute(query)).scalars() if name}
+    for column in (MirrorSourceRow.mirror_id, MirrorRow.id):
+        await delete_in(session, column, [mirror_id])
+    others = select(MirrorSourceRow.manifest).distinct()
+    named -= {str(name) async for (name,) in select_in(session, others, MirrorSourceRow.manifest, sorted(named))}
+    held = select(ManifestRow.digest)
+    gone = sorted({name async for (name,) in select_in(session, held, ManifestRow.digest, sorted(named))})
+    await insert_new(session, DraftRow, [{"manifest": name, "renewed_at": mirrors.COLLECTED} for name in gone])
+    return gone
+
+
+async def unique_bytes(session: ReadSession, organisation: str) -> int:
+    """Bytes of the distinct contents of all checkpoints of an organisation."""
+    manifests = select(CheckpointRow.manifest).where(CheckpointRow.organisation == organisation)
+    named = select(ManifestContentRow.content).where(ManifestContentRow.manifest.in_(manifests))
+    query = select(func.coalesce(func.sum(ContentRow.size), 0)).where(ContentRow.digest.in_(named))
+    return int((await session.execute(query)).scalar_one())
+
+
+async def older_than(session: ReadSession, before: float) -> list[CheckpointRow]:
+    """Some checkpoints that were committed before then."""
+    query = select(CheckpointRow).where(CheckpointRow.committed_at < before).order_by(CheckpointRow.committed_at)
+    return list((await session.execute(query.limit(100))).scalars())

@@ -1,0 +1,402 @@
+"""Pushes: mirrors whose bytes come from inside, chunk by chunk, and which become checkpoints.
+
+A push is a mirror at work that no worker has: so it is seen, counted, canceled and protected from collections as every mirror is. It
+is claimed by ``PUSHED`` as long as somebody calls for it. When nobody has for ``GIVEN_UP_SECONDS`` a worker takes it, and it fails.
+What was sent stays as long as other half-copied files do, and the next push of its organisation finds it.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Final
+
+from sqlalchemy.exc import IntegrityError
+
+from bdn.core.chunk import (
+    CHUNK_SIZE,
+    Digest,
+    FileEntry,
+    FileLayout,
+    ManifestDocument,
+    ManifestWriter,
+    UnsafePathError,
+    check_tree,
+    normalise_path,
+)
+from bdn.core.errors import (
+    BdnError,
+    ChunksMissingError,
+    Fact,
+    InvalidRequestError,
+    InvalidSourceError,
+    LimitExceededError,
+    NotFoundError,
+    QuotaExceededError,
+    StoreUnavailableError,
+)
+from bdn.core.events import Event
+from bdn.core.source.uri import CheckpointUri, parse_source
+from bdn.core.store import ChunkStore, split_digests
+from bdn.mirror.access import Access
+from bdn.mirror.damages import Damages
+from bdn.mirror.db import checkpoints, contents, events, mirrors
+from bdn.mirror.db.checkpoints import CheckpointState
+from bdn.mirror.db.database import Database, WriteSession, batches
+from bdn.mirror.db.mirrors import PUSHED
+from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.served_chunks import answer_of
+from bdn.net.chunk_server.served_chunks import PushedChunk
+from bdn.transfer.batching import Batched
+from bdn.wire.access_schema import Role
+from bdn.wire.mirror_schema import Mirror
+from bdn.wire.push_schema import Checkpoint, CommitRequest, Push, PushedFile
+from bdn.wire.shapes import moment
+
+GIVEN_UP_SECONDS: Final = 3600.0
+_MOUNT: Final = "/checkpoint"  # where a grant of the push itself places it
+_EXPIRE_SECONDS: Final = 60.0
+_NAMED_MISSING: Final = 10
+_KNOWN: Final = 10_000  # pushes whose owner is remembered
+
+
+def _named(source: str) -> CheckpointUri:
+    """The one checkpoint of one job that a push is for. Raises ``InvalidSourceError``."""
+    uri = parse_source(source)
+    if not isinstance(uri, CheckpointUri) or uri.job is None or uri.checkpoint is None:
+        raise InvalidSourceError(
+            source, f"a push is of one checkpoint of one job, bt://project@job/name, not of {source!r}"
+        )
+    return uri
+
+
+def _ended(push_id: str) -> NotFoundError:
+    return NotFoundError(f"push {push_id} that goes on")
+
+
+@dataclass(eq=False, slots=True)
+class _Owned:
+    """A push that goes on: whose it is, what for, and since when nothing that it brought is collected.
+
+    ``recorded`` tells the database of chunks and their sizes.
+    """
+
+    id: str
+    organisation: str
+    uri: CheckpointUri
+    started_at: float
+    recorded: Batched[tuple[Digest, int], None] = field(init=False)
+
+
+@dataclass
+class Pushes:
+    """The service behind ``/pushes`` and ``/checkpoints``; ``limit_bytes`` is that of an organisation's checkpoints together."""
+
+    database: Database
+    store: ChunkStore
+    access: Access
+    damages: Damages
+    requests: MirrorRequests
+    limit_files: int
+    limit_bytes: int | None
+    _owned: dict[str, _Owned] = field(default_factory=dict)
+
+    async def begin(self, source: str, organisation: str, data_port: int | None) -> Push:
+        """A new push, or the one of the same checkpoint that goes on."""
+        uri = _named(source)
+        request = {"source": str(uri), "mount_location": _MOUNT}
+        while True:
+            async with self.database.read() as session:
+                push_id = await mirrors.running(session, organisation, mirrors.push_key(str(uri)))
+            if push_id is not None:
+                break
+            fresh = f"mir_{secrets.token_hex(12)}"
+            try:
+                async with self.database.write() as session:
+                    now = self.database.now()
+                    await mirrors.insert(session, fresh, organisation, mirrors.push_key(str(uri)), [request], now=now)
+                    await mirrors.take(session, fresh, PUSHED, min(now, time.time()), now + GIVEN_UP_SECONDS)
+            except IntegrityError:
+                continue  # somebody else was faster
+            push_id = fresh
+        push = await self._get(push_id, organisation)
+        async with self.database.write() as session:
+            await self._go_on(session, push)
+        expires_at = moment(self.database.now() + GIVEN_UP_SECONDS)
+        return Push(push_id=push_id, expires_at=expires_at, data_port=data_port)
+
+    async def missing(self, push_id: str, organisation: str, chunks: Sequence[Digest]) -> list[Digest]:
+        """Those that have to be sent. The others were pushed by this organisation, or it may read them; they are kept for this push."""
+        push = await self._get(push_id, organisation)
+        async with self.database.read() as session:
+            held = await checkpoints.pushed_chunks(session, organisation, chunks)
+            held |= await checkpoints.readable_chunks(session, organisation, [one for one in chunks if one not in held])
+        kept = await asyncio.to_thread(self.store.keep, list(held))
+        layouts = [FileLayout.of(held[chunk], (chunk,)) for chunk in held if chunk in kept]
+        if layouts:
+            async with self.database.write() as session:
+                await self._go_on(session, push)
+                await checkpoints.record(session, organisation, layouts, self.database.now())
+        return [chunk for chunk in dict.fromkeys(chunks) if chunk not in kept]
+
+    async def check(self, bearer: str | None, push_id: str) -> None:
+        """May this bearer send chunks of this push? ``NotFoundError`` where it is another organisation's, or has ended."""
+        caller = (await self.access.caller(bearer)).acting(Role.CONTROLLER, None)
+        await self._get(push_id, None if caller.role is Role.OPERATOR else caller.organisation)
+
+    async def record(self, push_id: str, chunk: Digest, size: int) -> None:
+        """A chunk is durable in the store, and the push counts on it from now on."""
+        await (await self._get(push_id, None)).recorded.of((chunk, size))
+
+    async def _record(self, push: _Owned, chunks: Sequence[tuple[Digest, int]]) -> list[None]:
+        layouts = [FileLayout.of(size, (digest,)) for digest, size in chunks]
+        async with self.database.write() as session:
+            await self._go_on(session, push)
+            await checkpoints.record(session, push.organisation, layouts, self.database.now())
+            await mirrors.add_transferred(session, push.id, sum(size for _, size in chunks))
+        return [None] * len(chunks)
+
+    async def commit(self, push_id: str, organisation: str, request: CommitRequest) -> Mirror:
+        """Make the checkpoint visible, whole; said again, the same answer.
+
+        Raises:
+            ChunksMissingError: some of it is not here.
+            InvalidRequestError: it is no tree of files, or the chunks do not make up their files.
+            LimitExceededError, QuotaExceededError: it is too much.
+            NotFoundError: the push has ended otherwise.
+        """
+        layouts = await asyncio.to_thread(self._layouts, request.files)
+        document = await asyncio.to_thread(_document, layouts)
+        done = await self.requests.get(push_id, organisation)
+        if done.status == "READY" and done.sources[0].manifest == str(document.digest):
+            return done
+        push = await self._get(push_id, organisation)
+        await self.damages.heal()
+        await self._check_chunks(push, list(layouts.values()))
+        await self._check_quota(push, document)
+        for some in batches(list(layouts.values()), contents.NAMES_AT_ONCE):
+            async with self.database.write() as session:
+                await self._go_on(session, push)
+                await checkpoints.record(session, organisation, some, self.database.now())
+        await self._publish(push, document, request)
+        return await self.requests.get(push_id, organisation)
+
+    def _layouts(self, files: Sequence[PushedFile]) -> dict[str, FileLayout]:
+        """In a thread: by path, in their order."""
+        if len(files) > self.limit_files:
+            raise LimitExceededError("files of the push", len(files), self.limit_files)
+        try:
+            found = {
+                normalise_path(file.path): FileLayout.of(file.size, tuple(map(Digest.parse, file.chunks)))
+                for file in files
+            }
+            if len(found) != len(files):
+                raise UnsafePathError("a path stands twice")
+            check_tree(found)
+        except ValueError as error:  # an UnsafePathError is one
+            raise InvalidRequestError(f"files: {error}") from error
+        return dict(sorted(found.items()))
+
+    async def _check_chunks(self, push: _Owned, layouts: Sequence[FileLayout]) -> None:
+        wanted = {chunk for layout in layouts for chunk in layout.chunks}
+        async with self.database.read() as session:
+            sizes = await checkpoints.pushed_chunks(session, push.organisation, wanted, push.started_at)
+        if missing := sorted(wanted - sizes.keys()):
+            raise ChunksMissingError(len(missing), tuple(map(str, missing[:_NAMED_MISSING])))
+        for layout in layouts:
+            for chunk in layout.placed():
+                if sizes[chunk.digest] != chunk.range.size:
+                    raise InvalidRequestError(
+                        f"chunk {chunk.digest} has {sizes[chunk.digest]} bytes, and is number {chunk.index} of a file of "
+                        f"{layout.size}: all chunks but the last have {CHUNK_SIZE}"
+                    )
+
+    async def _check_quota(self, push: _Owned, document: ManifestDocument) -> None:
+        if self.limit_bytes is None:
+            return
+        async with self.database.read() as session:
+            held = await checkpoints.unique_bytes(session, push.organisation)
+        if held + document.bytes_total > self.limit_bytes:
+            raise QuotaExceededError(held, document.bytes_total, self.limit_bytes)
+
+    async def _publish(self, push: _Owned, document: ManifestDocument, request: CommitRequest) -> None:
+        async with self.database.write() as session:
+            await self._go_on(session, push)
+            draft = await contents.draft(session, document, self.database.now())
+        for names in batches(split_digests(document.contents), contents.NAMES_AT_ONCE):
+            async with self.database.write() as session:
+                await self._go_on(session, push)
+                _check_held(
+                    not await contents.add_names(session, draft, [name.hex() for name in names], push.organisation)
+                )
+        async with self.database.write() as session:
+            await mirrors.hold_claims(session)
+            await self._go_on(session, push)
+            now = self.database.now()
+            _check_held(await contents.publish(session, draft, now, push.organisation))
+            before = await checkpoints.put(session, push.organisation, push.uri, _row(push, document, request, now))
+            transferred = await mirrors.end_push(
+                session,
+                push.id,
+                now=now,
+                manifest=document.digest.hex,
+                resolved_revision=f"{push.uri.job}/{push.uri.checkpoint}",
+                files_total=document.files_total,
+                bytes_total=document.bytes_total,
+            )
+            facts: dict[str, Fact] = {
+                "mirror": push.id,
+                "source": str(push.uri),
+                "files": document.files_total,
+                "transferred": transferred,
+                "reused": max(0, document.bytes_total - transferred),
+            }
+            told = [events.event_of("pushed", facts, document.digest.hex, organisation=push.organisation)]
+            if before is not None and before != push.id:
+                told += _gone(
+                    push.organisation, str(push.uri), await checkpoints.drop_push(session, before), "replaced"
+                )
+            await events.record(session, now, told)
+
+    async def forget(self, push_id: str, organisation: str) -> Mirror:
+        """End a push that goes on. What was sent is collected as what nobody needs."""
+        await self._get(push_id, organisation)
+        async with self.database.write() as session:
+            await mirrors.finish(session, push_id, "CANCELED", now=self.database.now())
+            await mirrors.release_claims(session, PUSHED, push_id)
+        self._owned.pop(push_id, None)
+        return await self.requests.get(push_id, organisation)
+
+    async def _get(self, push_id: str, organisation: str | None) -> _Owned:
+        """A push of this organisation (None: of any) that goes on, or went on when this process looked; or ``NotFoundError``."""
+        known = self._owned.get(push_id)
+        if known is None:
+            known = await self._find(push_id)
+            while len(self._owned) >= _KNOWN:
+                del self._owned[next(iter(self._owned))]
+            known = self._owned.setdefault(push_id, known)
+        if organisation not in (None, known.organisation):
+            raise _ended(push_id)
+        return known
+
+    async def _find(self, push_id: str) -> _Owned:
+        async with self.database.read() as session:
+            state = await mirrors.get(session, push_id, None)
+        row = state.row
+        if row.status != "SYNCING" or not mirrors.is_push(state):
+            raise _ended(push_id)
+        # Of all processes that put chunks the one whose clock is most behind counts: see ``mirrors.claim``.
+        began = min(row.started_at or inf, time.time())
+        async with self.database.write() as session:
+            await mirrors.began_earlier(session, push_id, began)
+        found = _Owned(push_id, row.organisation, _named(state.sources[0].source), began)
+        found.recorded = Batched(partial(self._record, found), contents.NAMES_AT_ONCE)
+        return found
+
+    async def _go_on(self, session: WriteSession, push: _Owned) -> None:
+        """Write in the name of a push that goes on from now on. ``NotFoundError``: it has ended meanwhile."""
+        now = self.database.now()
+        status = await mirrors.claimed_status(session, push.id, PUSHED, now)
+        if status != "SYNCING":
+            self._owned.pop(push.id, None)
+            raise _ended(push.id)
+        await mirrors.renew_claim(session, push.id, PUSHED, now + GIVEN_UP_SECONDS)
+
+    # --- what was pushed ---
+
+    async def checkpoints(self, organisation: str, project: str | None, job: str | None) -> list[Checkpoint]:
+        """Those of an organisation, oldest first."""
+        async with self.database.read() as session:
+            found = await checkpoints.listed(session, organisation, project=project, job=job)
+        return [_checkpoint(one) for one in sorted(found, key=lambda one: checkpoints.age(one.row))]
+
+    async def remove(self, checkpoint_id: str, organisation: str, why: str = "it was deleted") -> Checkpoint:
+        """Delete a checkpoint for ever. What was mirrored from it stays."""
+        async with self.database.write() as session:
+            await mirrors.hold_claims(session)
+            state = await checkpoints.get(session, organisation, checkpoint_id)
+            document = _checkpoint(state)
+            gone = await checkpoints.remove(session, state.row)
+            await events.record(session, self.database.now(), _gone(organisation, document.source, gone, why))
+        return document
+
+    async def keep_expiring(self, keep_seconds: float) -> None:
+        """For ever delete checkpoints that were committed longer ago than this."""
+        while True:
+            with suppress(BdnError):  # the database is away; or another process was faster
+                async with self.database.read() as session:
+                    old = await checkpoints.older_than(session, self.database.now() - keep_seconds)
+                for row in old:
+                    await self.remove(row.id, row.organisation, "its time was over")
+            await asyncio.sleep(_EXPIRE_SECONDS)
+
+
+def _check_held(is_held: bool) -> None:
+    if not is_held:
+        raise StoreUnavailableError("some of the push was collected or found damaged meanwhile; commit again")
+
+
+def _gone(organisation: str, source: str, manifests: Sequence[str], why: str) -> list[Event]:
+    facts: dict[str, Fact] = {"source": source, "why": why}
+    return [events.event_of("replaced", facts, manifest, organisation=organisation) for manifest in manifests]
+
+
+def _document(layouts: dict[str, FileLayout]) -> ManifestDocument:
+    """In a thread, because a million files take seconds."""
+    writer = ManifestWriter()
+    writer.add([FileEntry(path, layout.size, layout.digest) for path, layout in layouts.items()])
+    return writer.finish()
+
+
+def _row(push: _Owned, document: ManifestDocument, request: CommitRequest, now: float) -> dict[str, object]:
+    details = request.details
+    return {
+        "mirror": push.id,
+        "manifest": document.digest.hex,
+        "created_at": details.created_at.timestamp() if details.created_at else now,
+        "committed_at": now,
+        "files_total": document.files_total,
+        "bytes_total": document.bytes_total,
+        "details": details.model_dump(mode="json", exclude={"created_at"}),
+    }
+
+
+def _checkpoint(state: CheckpointState) -> Checkpoint:
+    row = state.row
+    return Checkpoint(
+        id=row.id,
+        checkpoint_id=row.name,
+        source=str(state.uri),
+        project_id=row.project,
+        project_name=state.project,
+        job=row.job,
+        rank=row.rank,
+        created_at=moment(row.created_at),
+        committed_at=moment(row.committed_at),
+        manifest=f"b3:{row.manifest}",
+        files=row.files_total,
+        size_bytes=row.bytes_total,
+        **row.details,
+    )
+
+
+@dataclass(frozen=True)
+class PushedChunks:
+    """A ``ReceivedChunks``, whose methods run in the data plane's threads; what they ask of the database runs on ``loop``."""
+
+    store: ChunkStore
+    pushes: Pushes
+    loop: asyncio.AbstractEventLoop
+
+    def authorize(self, request: PushedChunk) -> None:
+        """Refuse whoever may not send chunks of this push."""
+        answer_of(self.loop, self.pushes.check(request.bearer, request.push))
+
+    def take(self, request: PushedChunk, content: memoryview) -> None:
+        """Durable when it returns, and the push counts on it."""
+        self.store.put(request.digest, content)
+        answer_of(self.loop, self.pushes.record(request.push, request.digest, request.size))

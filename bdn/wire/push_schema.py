@@ -1,0 +1,86 @@
+"""Pushes and checkpoints: what ``/pushes``, ``/checkpoints`` and the data port's ``PUT`` take and answer."""
+
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, Field, JsonValue, StrictStr
+
+from bdn.core.training.checkpoints import CheckpointType
+from bdn.wire.mirror_schema import ManifestName
+from bdn.wire.shapes import Quantity, StrictModel
+
+CHUNKS_AT_ONCE: Final = 1000
+
+_Text = Annotated[StrictStr, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+_ZEROS: Final = f"b3:{'0' * 64}"
+_FILE: Final[dict[str, JsonValue]] = {"path": "model.safetensors", "size": 1, "chunks": [_ZEROS]}
+_SOURCE: Final = "bt://project@job/checkpoint-100"
+
+
+class PushRequest(StrictModel, json_schema_extra={"examples": [{"source": _SOURCE}]}):
+    """Names one checkpoint of one job, and the rank that writes it where that is not 0: ``bt://project@job/name#rank-1``."""
+
+    source: Annotated[StrictStr, Field(min_length=1, max_length=4096)]
+
+
+class Push(BaseModel):
+    """``push_id`` is a mirror's, whose bytes come from its caller. Without a call for it until ``expires_at`` it is given up.
+
+    Chunks go to ``data_port`` of the host that answered; null where that one takes none.
+    """
+
+    push_id: str
+    expires_at: datetime
+    data_port: int | None
+
+
+class ChunkList(StrictModel, json_schema_extra={"examples": [{"chunks": [_ZEROS]}]}):
+    """Chunks by name."""
+
+    chunks: Annotated[list[ManifestName], Field(max_length=CHUNKS_AT_ONCE)]
+
+
+class PushedFile(StrictModel):
+    """A file and its chunks of 8 MiB in their order, of which the last one is the rest."""
+
+    path: Annotated[StrictStr, Field(min_length=1, max_length=4096)]
+    size: Quantity
+    chunks: list[ManifestName]
+
+
+class CheckpointDetails(StrictModel):
+    """What whoever wrote it knows of a checkpoint. ``created_at`` is the time of its newest file; ``skipped`` were no files."""
+
+    checkpoint_type: CheckpointType = "other"
+    base_model: _Text | None = None
+    lora_adapter_config: dict[str, Any] | None = None
+    created_at: datetime | None = None
+    skipped: Annotated[list[_Text], Field(max_length=1000)] = []
+
+
+class CommitRequest(StrictModel, json_schema_extra={"examples": [{"files": [_FILE]}]}):
+    """All files of the checkpoint. Every chunk was sent in this push, or was not missing."""
+
+    files: Annotated[list[PushedFile], Field(min_length=1)]
+    details: CheckpointDetails = CheckpointDetails()
+
+
+class Checkpoint(BaseModel):
+    """A checkpoint as one rank pushed it. ``source`` is what mirrors, stages and pulls name it by; ``size_bytes`` is this rank's."""
+
+    id: str
+    checkpoint_id: str
+    source: str
+    project_id: str
+    project_name: str
+    job: str
+    rank: int
+    created_at: datetime
+    committed_at: datetime
+    checkpoint_type: CheckpointType
+    base_model: str | None
+    lora_adapter_config: dict[str, Any] | None
+    skipped: list[str]
+    manifest: str
+    files: int
+    size_bytes: int

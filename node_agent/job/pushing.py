@@ -1,0 +1,132 @@
+"""Send files to the mirror as a checkpoint: what it lacks, chunk by chunk, and then all of it at once becomes visible."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range, digest_of
+from bdn.core.errors import BdnError, single_error
+from bdn.net.api_clients import MirrorClient
+from bdn.net.client import OutageRetry
+from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
+from bdn.transfer.batching import Batched
+from bdn.transfer.byte_threads import ByteThreads
+from bdn.wire.http_fields import push_path
+from bdn.wire.mirror_schema import Mirror
+from bdn.wire.push_schema import CHUNKS_AT_ONCE, CheckpointDetails, ChunkList, CommitRequest, PushedFile, PushRequest
+from bdn.wire.shapes import ServiceUnreachableError, error_from
+from node_agent.fetch.chain import at_port
+
+_ATTEMPTS: Final = 3
+_AGAIN: Final = frozenset(
+    {"NOT_FOUND", "CHUNKS_MISSING"}
+)  # the push has ended meanwhile, or the mirror lost some of it
+_ANSWER_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True)
+class SentFile:
+    """A file that is to be sent, by its path in the checkpoint, and how some of it is read into a buffer of that size, in a thread."""
+
+    path: str
+    size: int
+    read: Callable[[ByteRange, memoryview], None]
+
+
+@dataclass(frozen=True)
+class Pusher:
+    """Pushes to one mirror at ``address``. ``bearer`` is its token for this. Threads and connections are shared by all pushes."""
+
+    mirror: MirrorClient
+    address: str
+    pool: ConnectionPool
+    threads: ByteThreads
+    bearer: str | None = field(default=None, repr=False)
+    outages: OutageRetry = field(default_factory=OutageRetry)
+
+    async def push(
+        self, source: str, files: Sequence[SentFile], details: CheckpointDetails, check: Callable[[], Awaitable[None]]
+    ) -> Mirror:
+        """The checkpoint as a READY mirror. Nothing that the mirror has is sent, nor sent again.
+
+        ``check`` is asked when all was sent, and before it becomes visible.
+
+        Raises ``BdnError``: what the mirror refuses, and what does not answer for longer than an outage; what reading and ``check`` raise.
+        """
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await self._push_once(source, files, details, check)
+            except BdnError as error:
+                if error.code not in _AGAIN or attempt == _ATTEMPTS - 1:
+                    raise
+        raise AssertionError
+
+    async def _push_once(
+        self, source: str, files: Sequence[SentFile], details: CheckpointDetails, check: Callable[[], Awaitable[None]]
+    ) -> Mirror:
+        push = await self.outages.ask(partial(self.mirror.begin_push, PushRequest(source=source)))
+        sending = _Sending(self, push.push_id, at_port(self.address, push.data_port))
+        chunks: dict[tuple[str, int], Digest] = {}
+        left = ((file, index) for file in files for index in range(chunk_count(file.size)))
+
+        async def send(left: Iterator[tuple[SentFile, int]]) -> None:
+            for file, index in left:
+                chunks[file.path, index] = await sending.chunk(file, index)
+
+        with single_error():
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self.threads.count):
+                    group.create_task(send(left))
+        pushed = [
+            PushedFile(
+                path=file.path,
+                size=file.size,
+                chunks=[str(chunks[file.path, index]) for index in range(chunk_count(file.size))],
+            )
+            for file in files
+        ]
+        await check()
+        request = CommitRequest(files=pushed, details=details)
+        return await self.outages.ask(partial(self.mirror.commit, push.push_id, request))
+
+
+class _Sending:
+    """The chunks of one push."""
+
+    def __init__(self, pusher: Pusher, push_id: str, plane: str) -> None:
+        self._pusher = pusher
+        self._push_id = push_id
+        self._plane = plane
+        self._missing = Batched(self._ask_missing, CHUNKS_AT_ONCE)
+        self._loop = asyncio.get_running_loop()
+
+    async def chunk(self, file: SentFile, index: int) -> Digest:
+        """Read a chunk once, and send it where the mirror lacks it."""
+        part = chunk_range(file.size, index)
+
+        def work(buffer: memoryview) -> Digest:
+            file.read(part, buffer)
+            digest = digest_of(buffer)
+            if asyncio.run_coroutine_threadsafe(self._missing.of(digest), self._loop).result():
+                self._put(digest, buffer)
+            return digest
+
+        return await self._pusher.outages.ask(partial(self._pusher.threads.run, part.size, work))
+
+    async def _ask_missing(self, digests: Sequence[Digest]) -> list[bool]:
+        chunks = ChunkList(chunks=[str(digest) for digest in dict.fromkeys(digests)])
+        missing = set((await self._pusher.mirror.missing(self._push_id, chunks)).chunks)
+        return [str(digest) in missing for digest in digests]
+
+    def _put(self, digest: Digest, content: memoryview) -> None:
+        url = self._plane + push_path(self._push_id, digest)
+        headers = {"Authorization": f"Bearer {self._pusher.bearer}"} if self._pusher.bearer else {}
+        try:
+            with self._pusher.pool.request("PUT", url, headers, content) as answer:
+                refusal = None if answer.status == 204 else error_from(answer.status, answer.read(_ANSWER_BYTES))
+        except NETWORK_ERRORS as error:
+            raise ServiceUnreachableError(self._plane, reason_of(error)) from error
+        if refusal is not None:
+            raise refusal

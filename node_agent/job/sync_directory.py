@@ -1,0 +1,59 @@
+"""A syncer by itself, with no agent: what the entry point ``sync`` of ``bdn.embedded`` names, for ``bdn sync``."""
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from bdn.core.source.uri import CheckpointUri
+from bdn.disk.durable import make_folder
+from bdn.net.api_clients import MirrorClient
+from bdn.net.client import OutageRetry
+from bdn.net.http1.pool import ConnectionPool
+from bdn.net.tls import Authorities
+from bdn.transfer.byte_threads import ByteThreads
+from bdn.wire.mirror_schema import Mirror
+from node_agent.background_tasks import in_thread
+from node_agent.job.pushing import Pusher
+from node_agent.job.syncing import FILES_LIMIT, Found, Pushed, Syncer
+from node_agent.job.tree import JobDirectory
+
+_THREADS: Final = 8
+_TIMEOUT_SECONDS: Final = 60.0
+
+
+async def sync_directory(
+    directory: Path,
+    job: CheckpointUri,
+    *,
+    url: str,
+    token: str | None,
+    authorities: Authorities,
+    data_dir: Path,
+    settle_seconds: float,
+    is_once: bool,
+    on_pushed: Callable[[Mirror], object],
+    outages: OutageRetry,
+) -> list[str]:
+    """Push what lies below an absolute directory to the mirror at ``url``; for ever, or once.
+
+    Returns the names of checkpoints that are not complete. ``data_dir`` is where it is kept what was pushed. ``on_pushed`` is told of each.
+    """
+
+    def tell(_: Found, mirror: Mirror) -> None:
+        on_pushed(mirror)
+
+    name = sha256(f"{directory}\0{url}\0{job}".encode("utf-8", "surrogateescape")).hexdigest()
+    kept = data_dir / "pushed" / f"{name}.json"
+    await in_thread(make_folder, kept.parent, is_durable=True)
+    async with AsyncExitStack() as stack:
+        mirror = await stack.enter_async_context(MirrorClient(url, token, authorities=authorities))
+        threads = stack.enter_context(closing(ByteThreads(_THREADS, "push")))
+        pool = stack.enter_context(closing(ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS, authorities=authorities)))
+        pusher = Pusher(mirror, url, pool, threads, token, outages)
+        syncer = Syncer(JobDirectory(directory, FILES_LIMIT), job, pusher, Pushed(kept), tell, settle_seconds)
+        if is_once:
+            return await syncer.run_once()
+        await syncer.run()
+    return []

@@ -1,0 +1,379 @@
+"""What a job writes goes in chunk by chunk, and is a checkpoint at once and whole: a READY mirror by the name ``bt://…``."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE, digest_of
+from tests.doubles.content import GeneratedContent
+from tests.doubles.hub import Hub
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, until
+
+pytest_plugins = ("tests.support.mirror.fixtures",)
+pytestmark = pytest.mark.usefixtures("upstreams")
+LARGE = GeneratedContent(2 * CHUNK_SIZE + 5)
+TREE = {
+    "model.safetensors": LARGE.read(0, LARGE.size),
+    "config.json": b"{}",
+    "a b/ünïcödé.txt": b"x",
+    "nothing": b"",
+    ".metadata": b"dot",
+}
+STEP = "bt://llama@job1/checkpoint-100"
+
+
+def cut(content: bytes) -> list[bytes]:
+    return [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
+
+
+def chunks_of(tree: dict[str, bytes]) -> dict[str, bytes]:
+    return {str(digest_of(chunk)): chunk for content in tree.values() for chunk in cut(content)}
+
+
+def files_of(tree: dict[str, bytes]) -> list[Json]:
+    return [
+        {"path": path, "size": len(content), "chunks": [str(digest_of(chunk)) for chunk in cut(content)]}
+        for path, content in tree.items()
+    ]
+
+
+class Job:
+    """Somebody who pushes to a mirror, with a token or as anybody."""
+
+    def __init__(self, mirror: MirrorUnderTest, bearer: str | None = None) -> None:
+        self.mirror = mirror
+        self.headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        plane = f"http://127.0.0.1:{mirror.service.data_port}"
+        self.plane = httpx2.AsyncClient(base_url=plane, headers=self.headers, timeout=60)
+
+    async def ask(self, method: str, path: str, **body: Any) -> httpx2.Response:
+        return await self.mirror.http.request(method, path, headers=self.headers, json=body or None)
+
+    async def begin(self, uri: str = STEP) -> str:
+        answer = await self.ask("POST", "/pushes", source=uri)
+        assert answer.status_code == 201, answer.text
+        assert answer.json()["data_port"] == self.mirror.service.data_port
+        return str(answer.json()["push_id"])
+
+    async def missing(self, push: str, chunks: list[str]) -> list[str]:
+        answer = await self.ask("POST", f"/pushes/{push}/missing", chunks=chunks)
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["chunks"])
+
+    async def put(self, push: str, name: str, content: bytes) -> httpx2.Response:
+        return await self.plane.put(f"/pushes/{push}/chunks/{name}", content=content)
+
+    async def send(self, push: str, tree: dict[str, bytes]) -> int:
+        """What is missing; how many bytes that were."""
+        chunks = chunks_of(tree)
+        missing = await self.missing(push, list(chunks))
+        answers = await asyncio.gather(*[self.put(push, name, chunks[name]) for name in missing])
+        assert {answer.status_code for answer in answers} <= {204}, [answer.text for answer in answers]
+        return sum(len(chunks[name]) for name in missing)
+
+    async def commit(self, push: str, tree: dict[str, bytes], **details: Any) -> httpx2.Response:
+        return await self.ask("POST", f"/pushes/{push}/commit", files=files_of(tree), details=details)
+
+    async def push(self, tree: dict[str, bytes], uri: str = STEP, **details: Any) -> Json:
+        """The mirror that it became."""
+        push = await self.begin(uri)
+        await self.send(push, tree)
+        answer = await self.commit(push, tree, **details)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def checkpoints(self, **which: str) -> list[Json]:
+        answer = await self.mirror.http.get("/checkpoints", params=which, headers=self.headers)
+        return list(answer.json()["items"])
+
+
+@pytest.fixture
+async def job(mirror_with_data_plane: MirrorUnderTest) -> AsyncIterator[Job]:
+    job = Job(mirror_with_data_plane)
+    async with job.plane:
+        yield job
+
+
+async def test_a_push_becomes_a_mirror_that_is_read_like_any_other(job: Job) -> None:
+    details: Json = {"checkpoint_type": "full", "created_at": "2026-11-25T10:00:00Z", "skipped": ["a link"]}
+    done = await job.push(TREE, **details)
+    (part,) = done["sources"]
+    size = sum(map(len, TREE.values()))
+    assert (done["status"], part["source"], part["resolved_revision"]) == ("READY", STEP, "job1/checkpoint-100")
+    assert (done["files_total"], done["bytes_total"], done["bytes_transferred"]) == (len(TREE), size, size)
+    assert await job.mirror.tree(part["manifest"], done["grant"]) == TREE
+    (checkpoint,) = await job.checkpoints()
+    assert checkpoint["source"] == STEP
+    assert checkpoint["manifest"] == part["manifest"]
+    assert (checkpoint["checkpoint_type"], checkpoint["skipped"]) == ("full", ["a link"])
+    assert (checkpoint["created_at"], checkpoint["size_bytes"]) == ("2026-11-25T10:00:00Z", size)
+
+
+async def test_nothing_of_a_push_is_seen_before_its_commit(job: Job) -> None:
+    push = await job.begin()
+    await job.send(push, TREE)
+    assert await job.checkpoints() == []
+    assert job.mirror.published() == {"manifests": [], "manifest_contents": []}
+    seen = await job.mirror.get(f"/mirror/{push}")
+    assert (seen["status"], seen["grant"], seen["bytes_transferred"]) == ("SYNCING", None, sum(map(len, TREE.values())))
+    assert (await job.mirror.failed(source(STEP)))["code"] == "SOURCE_NOT_FOUND"
+
+
+async def test_a_commit_said_again_is_the_same_answer(job: Job) -> None:
+    push = await job.begin()
+    await job.send(push, TREE)
+    first, second = await job.commit(push, TREE), await job.commit(push, TREE)
+    assert (first.status_code, second.status_code) == (200, 200)
+    assert first.json()["sources"] == second.json()["sources"]
+    assert refusal(await job.commit(push, {"other": b""})) == (404, "NOT_FOUND")
+
+
+async def test_a_commit_names_chunks_that_were_not_sent(job: Job) -> None:
+    push = await job.begin()
+    await job.send(push, {"config.json": b"{}"})
+    answer = await job.commit(push, TREE)
+    assert refusal(answer) == (409, "CHUNKS_MISSING")
+    assert answer.json()["error"]["details"]["count"] == len(chunks_of(TREE)) - 1
+    await job.send(push, TREE)
+    assert (await job.commit(push, TREE)).status_code == 200
+
+
+@pytest.mark.parametrize("files", [
+    [],
+    [{"path": "../x", "size": 0, "chunks": []}],
+    [{"path": "x", "size": 0, "chunks": []}, {"path": "x", "size": 0, "chunks": []}],
+    [{"path": "x", "size": 0, "chunks": []}, {"path": "x/y", "size": 0, "chunks": []}],
+    [{"path": "x", "size": 2, "chunks": []}],
+    [{"path": "x", "size": 0, "chunks": [str(digest_of(b"{}"))]}],
+])  # fmt: skip
+async def test_a_commit_that_is_no_tree_of_files_is_refused(job: Job, files: list[Json]) -> None:
+    push = await job.begin()
+    await job.send(push, {"config.json": b"{}"})
+    assert refusal(await job.ask("POST", f"/pushes/{push}/commit", files=files)) == (422, "INVALID_REQUEST")
+
+
+async def test_chunks_of_another_size_do_not_make_up_a_file(job: Job) -> None:
+    """A file's name is made of chunk names and its size: nobody may give a chunk another length by naming a wrong size."""
+    push = await job.begin()
+    await job.send(push, TREE)
+    short, whole = str(digest_of(b"{}")), str(digest_of(TREE["model.safetensors"][:CHUNK_SIZE]))
+    for size, chunks in [(3, [short]), (CHUNK_SIZE + 2, [short, whole]), (CHUNK_SIZE + 3, [whole, short])]:
+        answer = await job.ask("POST", f"/pushes/{push}/commit", files=[{"path": "x", "size": size, "chunks": chunks}])
+        assert refusal(answer) == (422, "INVALID_REQUEST"), answer.text
+
+
+async def test_a_second_push_sends_what_changed(job: Job) -> None:
+    await job.push(TREE)
+    changed = TREE | {"model.safetensors": TREE["model.safetensors"][:-1] + b"!"}
+    push = await job.begin("bt://llama@job1/checkpoint-200")
+    assert await job.send(push, changed) == 5
+    done = (await job.commit(push, changed)).json()
+    assert done["bytes_transferred"] == 5
+    assert done["bytes_reused"] == sum(map(len, TREE.values())) - 5
+
+
+async def test_what_a_push_that_ended_had_sent_the_next_one_finds(job: Job) -> None:
+    push = await job.begin()
+    await job.send(push, TREE)
+    assert (await job.ask("DELETE", f"/pushes/{push}")).json()["status"] == "CANCELED"
+    assert refusal(await job.put(push, *next(iter(chunks_of(TREE).items())))) == (404, "NOT_FOUND")
+    again = await job.begin()
+    assert again != push
+    assert await job.send(again, TREE) == 0
+    assert (await job.commit(again, TREE)).status_code == 200
+
+
+async def test_whoever_begins_the_same_push_again_goes_on_with_it(job: Job) -> None:
+    pushes = {await job.begin() for _ in range(3)}
+    assert len(pushes) == 1
+    assert await job.begin("bt://llama@job1/checkpoint-100#rank-1") not in pushes
+
+
+@pytest.mark.parametrize("uri", ["bt://llama", "bt://llama@job1", "bt://llama/checkpoint-100", "hf://org/model"])
+async def test_a_push_names_one_checkpoint_of_one_job(job: Job, uri: str) -> None:
+    assert refusal(await job.ask("POST", "/pushes", source=uri)) == (422, "INVALID_SOURCE")
+
+
+async def test_what_is_mirrored_from_a_checkpoint_moves_nothing(job: Job) -> None:
+    manifest = (await job.push(TREE))["sources"][0]["manifest"]
+    for uri in ("bt://llama", "bt://llama@latest/checkpoint-100", "bt://llama@job1", STEP):
+        done = await job.mirror.ready(source(uri))
+        assert done["sources"][0]["manifest"] == manifest
+        assert (done["bytes_transferred"], done["bytes_reused"]) == (0, done["bytes_total"])
+    selected = await job.mirror.ready(source("bt://llama", allow_patterns=["*.json"]))
+    assert await job.mirror.tree(selected["sources"][0]["manifest"]) == {"config.json": b"{}"}
+    assert (await job.mirror.plan(source("bt://llama")))["bytes_to_transfer"] == 0
+
+
+async def test_the_newest_checkpoint_is_the_last_by_time_then_by_number(job: Job) -> None:
+    at = {"created_at": "2026-11-25T10:00:00Z"}
+    for name in ("checkpoint-900", "checkpoint-1000", "checkpoint-99"):
+        await job.push({"step": name.encode()}, f"bt://llama@job1/{name}", **at)
+    await job.push({"step": b"older"}, "bt://llama@job2/z", created_at="2026-11-25T09:59:59Z")
+    assert [one["checkpoint_id"] for one in await job.checkpoints(job="job1")] == [
+        "checkpoint-99", "checkpoint-900", "checkpoint-1000",
+    ]  # fmt: skip
+    for uri, step in {"bt://llama": b"checkpoint-1000", "bt://llama@job2": b"older"}.items():
+        assert await job.mirror.tree(await job.mirror.manifest(source(uri))) == {"step": step}
+
+
+async def test_a_mirror_that_runs_on_is_pinned_to_what_latest_was(job: Job) -> None:
+    await job.push({"step": b"1"}, "bt://llama@job1/1")
+    first = await job.mirror.ready(source("bt://llama"))
+    await job.push({"step": b"2"}, "bt://llama@job1/2")
+    assert (await job.mirror.get(f"/mirror/{first['id']}"))["sources"][0]["resolved_revision"] == "job1/1"
+    assert (await job.mirror.ready(source("bt://llama")))["sources"][0]["resolved_revision"] == "job1/2"
+
+
+async def test_a_rank_has_checkpoints_of_its_own(job: Job) -> None:
+    await job.push({"rank": b"0"})
+    await job.push({"rank": b"3"}, f"{STEP}#rank-3")
+    for uri, rank in {"bt://llama": b"0", "bt://llama#rank-3": b"3"}.items():
+        assert await job.mirror.tree(await job.mirror.manifest(source(uri))) == {"rank": rank}
+    assert (await job.mirror.failed(source("bt://llama#rank-1")))["code"] == "REVISION_NOT_FOUND"
+
+
+async def test_the_next_version_replaces_the_one_before_and_what_was_mirrored_from_it_stays(job: Job) -> None:
+    first = await job.push({"step": b"first"})
+    second = await job.push({"step": b"second"})
+    assert [one["manifest"] for one in await job.checkpoints()] == [second["sources"][0]["manifest"]]
+    assert (await job.mirror.http.get(f"/manifests/{first['sources'][0]['manifest']}")).status_code == 404
+    assert (await job.mirror.http.get(f"/mirror/{first['id']}")).status_code == 404
+    deployed = await job.mirror.manifest(source(STEP))
+    await job.push({"step": b"third"})
+    assert await job.mirror.tree(deployed) == {"step": b"second"}
+
+
+async def test_a_deleted_checkpoint_is_gone_and_its_bytes_with_the_next_collection(job: Job) -> None:
+    await job.push(TREE)
+    await job.push({"config.json": b"{}"}, "bt://llama@job1/other")
+    checkpoint = next(one for one in await job.checkpoints() if one["source"] == STEP)
+    assert (await job.ask("DELETE", f"/checkpoints/{checkpoint['id']}")).json()["source"] == STEP
+    assert refusal(await job.ask("DELETE", f"/checkpoints/{checkpoint['id']}")) == (404, "NOT_FOUND")
+    assert (await job.mirror.failed(source(STEP)))["code"] == "SOURCE_NOT_FOUND"
+    assert (await job.mirror.http.get("/manifests")).json()["items"][0]["restorable_until"] is None
+    await job.mirror.collect(grace_seconds=0)
+    assert sum(job.mirror.chunks().values()) == 2
+    assert await job.mirror.tree(await job.mirror.manifest(source("bt://llama"))) == {"config.json": b"{}"}
+
+
+async def test_a_collection_leaves_what_a_push_at_work_has_sent(job: Job) -> None:
+    push = await job.begin()
+    await job.send(push, TREE)
+    await job.mirror.collect(grace_seconds=0)
+    assert await job.missing(push, list(chunks_of(TREE))) == []
+    assert (await job.commit(push, TREE)).status_code == 200
+    await job.mirror.collect(grace_seconds=0)
+    assert await job.mirror.tree(await job.mirror.manifest(source(STEP))) == TREE
+
+
+async def test_a_collection_takes_what_a_push_that_ended_had_sent(job: Job) -> None:
+    push = await job.begin()
+    await job.send(push, TREE)
+    await job.ask("DELETE", f"/pushes/{push}")
+    await job.mirror.collect(grace_seconds=0)
+    assert job.mirror.chunks() == {}
+    again = await job.begin()
+    assert len(await job.missing(again, list(chunks_of(TREE)))) == len(chunks_of(TREE))
+
+
+async def test_chunks_of_what_the_organisation_mirrored_are_not_sent(job: Job, hub: Hub) -> None:
+    hub.repo("org/model").commit({"model.safetensors": TREE["model.safetensors"], "small": b"in a slab"})
+    await job.mirror.ready(source("hf://org/model"))
+    push = await job.begin()
+    tree = {"weights": TREE["model.safetensors"], "small": b"in a slab"}
+    assert await job.send(push, tree) == len(b"in a slab")  # a slab is no chunk of that name
+    assert await job.mirror.tree((await job.commit(push, tree)).json()["sources"][0]["manifest"]) == tree
+
+
+async def test_beyond_the_quota_nothing_is_committed(tmp_path: Path) -> None:
+    async with mirror_under_test(tmp_path / "mirror", serve=True, limit_push_bytes=10) as mirror:
+        job = Job(mirror)
+        async with job.plane:
+            await job.push({"a": b"12345678"})
+            push = await job.begin("bt://llama@job1/second")
+            await job.send(push, {"b": b"abc"})
+            answer = await job.commit(push, {"b": b"abc"})
+            assert refusal(answer) == (507, "QUOTA_EXCEEDED")
+            assert answer.json()["error"]["retryable"]
+            (checkpoint,) = await job.checkpoints()
+            await job.ask("DELETE", f"/checkpoints/{checkpoint['id']}")
+            assert (await job.commit(push, {"b": b"abc"})).status_code == 200
+
+
+async def test_a_push_for_which_nobody_calls_any_more_fails(tmp_path: Path) -> None:
+    at = [1_800_000_000.0]
+    async with mirror_under_test(tmp_path / "mirror", serve=True, clock=lambda: at[0]) as mirror:
+        job = Job(mirror)
+        async with job.plane:
+            push = await job.begin()
+            at[0] += 3000
+            await job.send(push, {"a": b"1"})
+            at[0] += 3000  # it was called for meanwhile
+            assert (await mirror.get(f"/mirror/{push}"))["status"] == "SYNCING"
+            at[0] += 3700
+            assert (await mirror.ended(push))["error"]["code"] == "PUSH_GIVEN_UP"
+            assert refusal(await job.commit(push, {"a": b"1"})) == (404, "NOT_FOUND")
+
+
+async def test_a_mirror_that_starts_again_goes_on_with_pushes(tmp_path: Path) -> None:
+    async with mirror_under_test(tmp_path / "mirror", serve=True) as mirror:
+        job = Job(mirror)
+        async with job.plane:
+            push = await job.begin()
+            await job.send(push, TREE)
+    async with mirror_under_test(tmp_path / "mirror", serve=True) as mirror:
+        job = Job(mirror)
+        async with job.plane:
+            assert await job.begin() == push
+            assert await job.send(push, TREE) == 0
+            assert (await job.commit(push, TREE)).status_code == 200
+
+
+async def test_checkpoints_are_kept_for_their_time(tmp_path: Path) -> None:
+    at = [1_800_000_000.0]
+    async with mirror_under_test(tmp_path / "mirror", serve=True, clock=lambda: at[0]) as mirror:
+        job = Job(mirror)
+        async with job.plane:
+            await job.push({"a": b"1"})
+    at[0] += 101
+    async with mirror_under_test(tmp_path / "mirror", clock=lambda: at[0], checkpoint_seconds=100) as mirror:
+        await until(lambda: not mirror.count("checkpoints"))
+
+
+async def test_no_organisation_learns_what_others_pushed(tmp_path: Path) -> None:
+    async with mirror_under_test(tmp_path / "mirror", serve=True, auth="token", token="operator") as mirror:
+        jobs = []
+        for organisation in ("a", "b"):
+            body = {"name": "job", "organisation": organisation, "role": "controller"}
+            headers = {"Authorization": "Bearer operator"}
+            made = await mirror.http.post("/tokens", json=body, headers=headers)
+            jobs.append(Job(mirror, made.json()["token"]))
+        ours, theirs = jobs
+        async with ours.plane, theirs.plane:
+            push = await ours.begin()
+            await ours.send(push, TREE)
+            name, content = next(iter(chunks_of(TREE).items()))
+            assert refusal(await theirs.put(push, name, content)) == (404, "NOT_FOUND")
+            assert refusal(await theirs.ask("POST", f"/pushes/{push}/missing", chunks=[name])) == (404, "NOT_FOUND")
+            assert refusal(await theirs.commit(push, TREE)) == (404, "NOT_FOUND")
+            assert refusal(await theirs.ask("DELETE", f"/pushes/{push}")) == (404, "NOT_FOUND")
+            assert (await ours.commit(push, TREE)).status_code == 200
+            assert await theirs.checkpoints() == []
+            (checkpoint,) = await ours.checkpoints()
+            assert refusal(await theirs.ask("DELETE", f"/checkpoints/{checkpoint['id']}")) == (404, "NOT_FOUND")
+            own = await theirs.begin()  # of the same name: of their own project
+            assert len(await theirs.missing(own, list(chunks_of(TREE)))) == len(chunks_of(TREE))
+            assert await theirs.send(own, TREE) == sum(map(len, chunks_of(TREE).values()))
+            assert (await theirs.commit(own, TREE)).status_code == 200
+            assert len(await ours.checkpoints()) == len(await theirs.checkpoints()) == 1
+            plane = httpx2.AsyncClient(base_url=ours.plane.base_url)
+            async with plane:
+                assert refusal(await plane.put(f"/pushes/{push}/chunks/{name}", content=content)) == (
+                    401,
+                    "UNAUTHENTICATED",
+                )
