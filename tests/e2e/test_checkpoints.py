@@ -1,0 +1,128 @@
+"""What a job writes, by the commands: synced, listed, staged on a node, fetched and deleted."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE
+from tests.support.content.trees import tree
+from tests.support.services.cluster import Cluster
+from tests.support.services.commands import Shell, wait_until
+
+JOB = "bt://llama@train-42"
+WEIGHTS = os.urandom(2 * CHUNK_SIZE + 5)
+
+
+@pytest.fixture(scope="module")
+def services(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Shell]]:
+    cluster = Cluster(tmp_path_factory.mktemp("checkpoints"), {})
+    with cluster.mirror(), cluster.agent() as shell:
+        yield cluster, shell
+
+
+@pytest.fixture
+def node(services: tuple[Cluster, Shell]) -> Iterator[Shell]:
+    """A node of a mirror that has no checkpoint."""
+    cluster, shell = services
+    yield shell
+    with cluster.http() as mirror:
+        for one in mirror.get("/checkpoints").json()["items"]:
+            mirror.delete(f"/checkpoints/{one['id']}").raise_for_status()
+
+
+def write(folder: Path, files: dict[str, bytes]) -> dict[str, bytes]:
+    for path, content in files.items():
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    return files
+
+
+def command(shell: Shell, *words: str, code: int = 0) -> Any:
+    done = shell.run("bdn", *words, "--json")
+    assert done.code == code, done.out + done.err
+    return done.document
+
+
+def sources(shell: Shell) -> list[str]:
+    return [one["source"] for one in command(shell, "checkpoints", "ls")["items"]]
+
+
+@pytest.mark.production
+def test_what_a_job_wrote_is_staged_on_a_node_like_any_model(node: Shell, tmp_path: Path) -> None:
+    written = write(tmp_path / "out/checkpoint-100", {"model.safetensors": WEIGHTS, "config.json": b"{}", "sub/x": b""})
+    write(tmp_path / "out", {"tmp-checkpoint-200/model.safetensors": b"half"})
+    (pushed,) = command(node, "sync", str(tmp_path / "out"), JOB, "--once")["pushed"]
+    assert pushed["source"] == f"{JOB}/checkpoint-100"
+    assert pushed["bytes_transferred"] == len(WEIGHTS) + 2
+
+    mirror = command(node, "mirror", "bt://llama", "--mount", "/loaded", "--wait")
+    assert mirror["bytes_transferred"] == 0
+    stage = command(node, "stage", mirror["id"], "--job", "train-43")
+    assert tree(Path(stage["mounts"][0]["path"])) == written
+    command(node, "checkpoints", "pull", JOB, str(tmp_path / "pulled"))
+    assert tree(tmp_path / "pulled") == written
+    command(node, "unstage", stage["id"])
+
+
+def test_a_second_sync_sends_what_changed_and_deletes_nothing(node: Shell, tmp_path: Path) -> None:
+    first = write(tmp_path / "checkpoint-1", {"model.safetensors": WEIGHTS, "trainer_state.json": b"1"})
+    command(node, "sync", str(tmp_path), JOB, "--once")
+    assert command(node, "sync", str(tmp_path), JOB, "--once")["pushed"] == []
+
+    (tmp_path / "checkpoint-1").rename(tmp_path / "checkpoint-2")  # the job rotates
+    write(tmp_path / "checkpoint-2", {"trainer_state.json": b"2"})
+    (pushed,) = command(node, "sync", str(tmp_path), JOB, "--once")["pushed"]
+    assert (pushed["source"], pushed["bytes_transferred"]) == (f"{JOB}/checkpoint-2", 1)
+    assert sources(node) == [f"{JOB}/checkpoint-1", f"{JOB}/checkpoint-2"]
+    command(node, "checkpoints", "pull", f"{JOB}/checkpoint-1", str(tmp_path.parent / "earlier"))
+    assert tree(tmp_path.parent / "earlier") == first
+
+
+def test_what_is_not_complete_is_not_pushed(node: Shell, tmp_path: Path) -> None:
+    index = json.dumps(
+        {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    )
+    shards = {"model.safetensors.index.json": index.encode(), "model-00001-of-00002.safetensors": b"1"}
+    write(tmp_path / "lacks-a-shard", shards)
+    write(tmp_path / "says-so", {"x": b"1", ".bdn-open": b""})
+    write(tmp_path / "is-open", {"x": b"1"})
+    write(tmp_path / "whole", {"x": b"1"})
+    with (tmp_path / "is-open/x").open("ab"):
+        done = command(node, "sync", str(tmp_path), JOB, "--once", code=1)
+    assert sorted(done["left"]) == ["is-open", "lacks-a-shard", "says-so"]
+    assert sources(node) == [f"{JOB}/whole"]
+    write(tmp_path / "lacks-a-shard", {"model-00002-of-00002.safetensors": b"2"})
+    (tmp_path / "says-so/.bdn-open").unlink()
+    assert len(command(node, "sync", str(tmp_path), JOB, "--once")["pushed"]) == 3
+
+
+def test_a_sync_that_runs_on_pushes_what_settles_and_at_once_what_is_renamed(node: Shell, tmp_path: Path) -> None:
+    write(tmp_path, {"loose.txt": b"1"})
+    with node.running("bdn", "sync", str(tmp_path), JOB, "--settle", "0s"):
+        wait_until(lambda: sources(node) == [f"{JOB}/."], seconds=120)
+        write(tmp_path / "checkpoint-1", {"x": b"1"})
+        wait_until(lambda: f"{JOB}/checkpoint-1" in sources(node), seconds=120)
+
+
+def test_checkpoints_are_deleted_by_name_or_but_for_the_newest(node: Shell, tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        write(tmp_path / f"checkpoint-{step}", {"step": str(step).encode()})
+        os.utime(tmp_path / f"checkpoint-{step}/step", (1_800_000_000, 1_800_000_000))
+    command(node, "sync", str(tmp_path), JOB, "--once")
+    command(node, "sync", str(tmp_path), f"{JOB}#rank-1", "--once")
+    assert len(sources(node)) == 6
+    assert len(command(node, "checkpoints", "rm", f"{JOB}/checkpoint-9")["items"]) == 2
+    command(node, "checkpoints", "rm", JOB, "--keep-last", "1")
+    assert sources(node) == [f"{JOB}/checkpoint-100", f"{JOB}/checkpoint-100#rank-1"]
+    refused = command(node, "checkpoints", "rm", f"{JOB}/checkpoint-9", code=4)
+    assert refused["error"]["code"] == "NOT_FOUND"
+
+
+@pytest.mark.parametrize("job", ["bt://llama", "bt://llama@train-42/x", "hf://org/model"])
+def test_sync_takes_the_name_of_a_job(node: Shell, tmp_path: Path, job: str) -> None:
+    assert command(node, "sync", str(tmp_path), job, "--once", code=2)["error"]["code"] == "INVALID_REQUEST"
