@@ -5,14 +5,14 @@ from pathlib import Path
 import click
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import DONE, Output, command_line, last_mirror, waiting_for
+from bdn.cli.output import DONE, Output, command_line, last_mirror, parsed, waiting_for
 from bdn.cli.stage import grant_of, ready_stage
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.source.uri import CheckpointUri, parse_source
-from bdn.core.units import counted, format_size, format_time
+from bdn.core.units import counted, format_size, format_time, parse_duration
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
-from bdn.wire.push_schema import Checkpoint
+from bdn.wire.push_schema import Checkpoint, PushGrantRequest
 from bdn.wire.shapes import Items, ReportedError
 from bdn.wire.stage_schema import PullRequest
 
@@ -33,6 +33,29 @@ async def _found(client: MirrorClient, uri: CheckpointUri) -> list[Checkpoint]:
     """Those that it names, of all ranks, oldest first. Without a job those of all jobs."""
     listed = (await client.checkpoints(uri.project, uri.job)).items
     return [one for one in listed if uri.checkpoint in (None, one.checkpoint_id)]
+
+
+@checkpoints.command()
+@click.argument("job", metavar="bt://PROJECT@JOB")
+@click.option(
+    "--expires",
+    "expires_seconds",
+    metavar="DURATION",
+    default="30d",
+    callback=parsed(parse_duration),
+    help="Good for so long (12h, 30d).",
+)
+@command_line
+async def grant(output: Output, *, job: str, expires_seconds: float) -> None:
+    """Print what a job gets as its BDN_TOKEN: with it 'bdn sync' pushes checkpoints of this one rank, and nothing else can be done.
+
+    \b
+    Example: BDN_TOKEN=$(bdn checkpoints grant bt://llama@train-42#rank-1 -q) bdn sync /ckpts bt://llama@train-42#rank-1
+    """
+    async with mirror_client() as client:
+        made = await client.grant_pushes(PushGrantRequest(job=job, expires_seconds=int(expires_seconds)))
+    output.say(f"for {made.job}, until {format_time(made.expires_at.timestamp())}:")
+    output.result(made, [made.grant], [made.grant])
 
 
 @checkpoints.command()

@@ -12,11 +12,12 @@ from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.errors import NotFoundError, UnauthenticatedError
+from bdn.core.source.uri import CheckpointUri
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.tokens import TokenTable, is_token
 from bdn.mirror.waiting import SharedReads
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, Role
-from bdn.wire.grants import Grant, GrantVerifier
+from bdn.wire.grants import Grant, GrantVerifier, PushGrant
 
 _OBJECTS_KEPT: Final = (
     500_000  # about 50 MB; as many chunks and slabs are up to 4 TB. Beyond it each chunk is looked up
@@ -57,6 +58,19 @@ class Caller:
         """Refuse to speak for an agent of another cluster. Raises ``NotPermittedError``."""
         if self.cluster not in (None, cluster):
             raise NotPermittedError(f"this token is for agents of cluster {self.cluster!r} alone")
+
+
+@dataclass(frozen=True, slots=True)
+class Pusher:
+    """Who may push in the name of an organisation: what ``grant`` says, or without one all that the organisation may."""
+
+    organisation: str
+    grant: PushGrant | None = None
+    is_operator: bool = False
+
+    def may_push(self, checkpoint: CheckpointUri) -> bool:
+        """Whether it is the bearer's."""
+        return self.grant is None or self.grant.allows(checkpoint)
 
 
 _OPERATOR: Final = Caller(DEFAULT_ORGANISATION, Role.OPERATOR)
@@ -122,6 +136,16 @@ class Access:
         if bearer is None:
             raise UnauthenticatedError
         raise UnauthenticatedError("the token is not known here, or it was revoked or has expired")
+
+    async def pusher(self, bearer: str | None, organisation: str | None = None) -> Pusher:
+        """Who pushes: a controller, for all jobs of its organisation, or the bearer of a grant to push, for one rank of one job."""
+        if bearer is None or self.token is None or self._operator(bearer) or is_token(bearer):
+            caller = (await self.caller(bearer)).acting(Role.CONTROLLER, organisation)
+            return Pusher(caller.organisation, is_operator=caller.role is Role.OPERATOR)
+        grant = self.verifier.verify_push(bearer, now=time.time())
+        if organisation not in (None, grant.organisation):
+            raise NotPermittedError("BDN-Organisation names another organisation than the grant's")
+        return Pusher(grant.organisation, grant)
 
     async def check_manifest(self, bearer: str | None, manifest: Digest, organisation: str | None = None) -> str:
         """For whom the bearer may read this manifest, or ``NotFoundError``. An operator acts for ``organisation``."""

@@ -42,7 +42,7 @@ from bdn.core.errors import (
 from bdn.core.events import Event
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.store import ChunkStore, split_digests
-from bdn.mirror.access import Access
+from bdn.mirror.access import Access, NotPermittedError, Pusher
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import checkpoints, contents, events, mirrors
 from bdn.mirror.db.checkpoints import CheckpointState
@@ -52,9 +52,16 @@ from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.served_chunks import answer_of
 from bdn.net.chunk_server.served_chunks import PushedChunk
 from bdn.transfer.batching import Batched
-from bdn.wire.access_schema import Role
+from bdn.wire.grants import PushGrant
 from bdn.wire.mirror_schema import Mirror
-from bdn.wire.push_schema import Checkpoint, CommitRequest, Push, PushedFile
+from bdn.wire.push_schema import (
+    Checkpoint,
+    CommitRequest,
+    Push,
+    PushedFile,
+    PushGrantDocument,
+    PushGrantRequest,
+)
 from bdn.wire.shapes import moment
 
 GIVEN_UP_SECONDS: Final = 3600.0
@@ -103,11 +110,14 @@ class Pushes:
     requests: MirrorRequests
     limit_files: int
     limit_bytes: int | None
-    _owned: dict[str, _Owned] = field(default_factory=dict)
+    # By who asks: what is another organisation's is looked for each time, as what does not exist is.
+    _owned: dict[tuple[str | None, str], _Owned] = field(default_factory=dict)
 
-    async def begin(self, source: str, organisation: str, data_port: int | None) -> Push:
-        """A new push, or the one of the same checkpoint that goes on."""
-        uri = _named(source)
+    async def begin(self, source: str, pusher: Pusher, data_port: int | None) -> Push:
+        """A new push, or the one of the same checkpoint that goes on. ``NotPermittedError``: the bearer's grant is for others."""
+        uri, organisation = _named(source), pusher.organisation
+        if not pusher.may_push(uri):
+            raise NotPermittedError(f"this grant is for checkpoints of {pusher.grant and pusher.grant.job} alone")
         request = {"source": str(uri), "mount_location": _MOUNT}
         while True:
             async with self.database.read() as session:
@@ -123,15 +133,16 @@ class Pushes:
             except IntegrityError:
                 continue  # somebody else was faster
             push_id = fresh
-        push = await self._get(push_id, organisation)
+        push = await self._get(push_id, pusher)
         async with self.database.write() as session:
             await self._go_on(session, push)
         expires_at = moment(self.database.now() + GIVEN_UP_SECONDS)
         return Push(push_id=push_id, expires_at=expires_at, data_port=data_port)
 
-    async def missing(self, push_id: str, organisation: str, chunks: Sequence[Digest]) -> list[Digest]:
+    async def missing(self, push_id: str, pusher: Pusher, chunks: Sequence[Digest]) -> list[Digest]:
         """Those that have to be sent. The others were pushed by this organisation, or it may read them; they are kept for this push."""
-        push = await self._get(push_id, organisation)
+        push = await self._get(push_id, pusher)
+        organisation = push.organisation
         async with self.database.read() as session:
             held = await checkpoints.pushed_chunks(session, organisation, chunks)
             held |= await checkpoints.readable_chunks(session, organisation, [one for one in chunks if one not in held])
@@ -145,8 +156,8 @@ class Pushes:
 
     async def check(self, bearer: str | None, push_id: str) -> None:
         """May this bearer send chunks of this push? ``NotFoundError`` where it is another organisation's, or has ended."""
-        caller = (await self.access.caller(bearer)).acting(Role.CONTROLLER, None)
-        await self._get(push_id, None if caller.role is Role.OPERATOR else caller.organisation)
+        pusher = await self.access.pusher(bearer)
+        await self._get(push_id, None if pusher.is_operator else pusher)
 
     async def record(self, push_id: str, chunk: Digest, size: int) -> None:
         """A chunk is durable in the store, and the push counts on it from now on."""
@@ -160,7 +171,7 @@ class Pushes:
             await mirrors.add_transferred(session, push.id, sum(size for _, size in chunks))
         return [None] * len(chunks)
 
-    async def commit(self, push_id: str, organisation: str, request: CommitRequest) -> Mirror:
+    async def commit(self, push_id: str, pusher: Pusher, request: CommitRequest) -> Mirror:
         """Make the checkpoint visible, whole; said again, the same answer.
 
         Raises:
@@ -171,10 +182,10 @@ class Pushes:
         """
         layouts = await asyncio.to_thread(self._layouts, request.files)
         document = await asyncio.to_thread(_document, layouts)
-        done = await self.requests.get(push_id, organisation)
-        if done.status == "READY" and done.sources[0].manifest == str(document.digest):
+        organisation = pusher.organisation
+        if (done := await self._committed(push_id, pusher, document)) is not None:
             return done
-        push = await self._get(push_id, organisation)
+        push = await self._get(push_id, pusher)
         await self.damages.heal()
         await self._check_chunks(push, list(layouts.values()))
         await self._check_quota(push, document)
@@ -184,6 +195,17 @@ class Pushes:
                 await checkpoints.record(session, organisation, some, self.database.now())
         await self._publish(push, document, request)
         return await self.requests.get(push_id, organisation)
+
+    async def _committed(self, push_id: str, pusher: Pusher, document: ManifestDocument) -> Mirror | None:
+        """The push that has become this very checkpoint."""
+        with suppress(NotFoundError):
+            done = await self.requests.get(push_id, pusher.organisation)
+            for part in done.sources[:1]:
+                uri = parse_source(part.source)
+                is_theirs = isinstance(uri, CheckpointUri) and pusher.may_push(uri)
+                if is_theirs and done.status == "READY" and part.manifest == str(document.digest):
+                    return done
+        return None
 
     def _layouts(self, files: Sequence[PushedFile]) -> dict[str, FileLayout]:
         """In a thread: by path, in their order."""
@@ -262,30 +284,34 @@ class Pushes:
                 )
             await events.record(session, now, told)
 
-    async def forget(self, push_id: str, organisation: str) -> Mirror:
+    async def forget(self, push_id: str, pusher: Pusher) -> Mirror:
         """End a push that goes on. What was sent is collected as what nobody needs."""
-        await self._get(push_id, organisation)
+        push = await self._get(push_id, pusher)
         async with self.database.write() as session:
             await mirrors.finish(session, push_id, "CANCELED", now=self.database.now())
             await mirrors.release_claims(session, PUSHED, push_id)
-        self._owned.pop(push_id, None)
-        return await self.requests.get(push_id, organisation)
+        self._forget(push)
+        return await self.requests.get(push_id, pusher.organisation)
 
-    async def _get(self, push_id: str, organisation: str | None) -> _Owned:
-        """A push of this organisation (None: of any) that goes on, or went on when this process looked; or ``NotFoundError``."""
-        known = self._owned.get(push_id)
+    async def _get(self, push_id: str, pusher: Pusher | None) -> _Owned:
+        """A push that this one (None: anybody) may go on with, as it was when this process looked; or ``NotFoundError``."""
+        organisation = None if pusher is None else pusher.organisation
+        known = self._owned.get((organisation, push_id))
         if known is None:
-            known = await self._find(push_id)
+            known = await self._find(push_id, organisation)
             while len(self._owned) >= _KNOWN:
                 del self._owned[next(iter(self._owned))]
-            known = self._owned.setdefault(push_id, known)
-        if organisation not in (None, known.organisation):
+            self._owned[organisation, push_id] = known
+        if pusher is not None and not pusher.may_push(known.uri):
             raise _ended(push_id)
         return known
 
-    async def _find(self, push_id: str) -> _Owned:
-        async with self.database.read() as session:
-            state = await mirrors.get(session, push_id, None)
+    async def _find(self, push_id: str, organisation: str | None) -> _Owned:
+        try:
+            async with self.database.read() as session:
+                state = await mirrors.get(session, push_id, organisation)
+        except NotFoundError:
+            raise _ended(push_id) from None
         row = state.row
         if row.status != "SYNCING" or not mirrors.is_push(state):
             raise _ended(push_id)
@@ -297,14 +323,29 @@ class Pushes:
         found.recorded = Batched(partial(self._record, found), contents.NAMES_AT_ONCE)
         return found
 
+    def _forget(self, push: _Owned) -> None:
+        for organisation in (None, push.organisation):
+            self._owned.pop((organisation, push.id), None)
+
     async def _go_on(self, session: WriteSession, push: _Owned) -> None:
         """Write in the name of a push that goes on from now on. ``NotFoundError``: it has ended meanwhile."""
         now = self.database.now()
         status = await mirrors.claimed_status(session, push.id, PUSHED, now)
         if status != "SYNCING":
-            self._owned.pop(push.id, None)
+            self._forget(push)
             raise _ended(push.id)
         await mirrors.renew_claim(session, push.id, PUSHED, now + GIVEN_UP_SECONDS)
+
+    def grant(self, request: PushGrantRequest, organisation: str) -> PushGrantDocument:
+        """The right to push checkpoints of one rank of a job, and nothing else: what a job gets instead of a token."""
+        job = parse_source(request.job)
+        if not isinstance(job, CheckpointUri) or job.job is None or job.checkpoint is not None:
+            raise InvalidSourceError(
+                request.job, f"a grant to push is for a job, bt://project@job, not for {request.job!r}"
+            )
+        expires_at = time.time() + request.expires_seconds
+        token = self.requests.signer.sign_push(PushGrant(organisation, job, expires_at))
+        return PushGrantDocument(grant=token, job=str(job), expires_at=moment(expires_at))
 
     # --- what was pushed ---
 

@@ -26,7 +26,15 @@ from bdn.wire.operation_schema import (
     Verification,
     VerificationRequest,
 )
-from bdn.wire.push_schema import Checkpoint, ChunkList, CommitRequest, Push, PushRequest
+from bdn.wire.push_schema import (
+    Checkpoint,
+    ChunkList,
+    CommitRequest,
+    Push,
+    PushGrantDocument,
+    PushGrantRequest,
+    PushRequest,
+)
 from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, PullCheck, PullLosses, PullRequest, StageDocument, StageRequest
@@ -99,6 +107,9 @@ class MirrorClient(ContentClient):
         request = LocationsRequest(manifest=str(manifest), digests=[str(digest) for digest in digests])
         headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
         return await self._call(Locations, "POST", "/chunks/locations", body=request, headers=headers)
+
+    async def grant_pushes(self, body: PushGrantRequest) -> PushGrantDocument:
+        return await self._call(PushGrantDocument, "POST", "/pushes/grants", body=body)
 
     async def begin_push(self, body: PushRequest) -> Push:
         return await self._call(Push, "POST", "/pushes", body=body)

@@ -4,7 +4,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -16,10 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from jwt.algorithms import OKPAlgorithm
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.core.errors import GrantExpiredError, GrantInvalidError
-from bdn.core.source.uri import check_mounts, normalise_mount
+from bdn.core.errors import GrantExpiredError, GrantInvalidError, InvalidSourceError
+from bdn.core.source.uri import CheckpointUri, check_mounts, normalise_mount, parse_source
 
 AUDIENCE: Final = "bdn-agent"
+PUSH_AUDIENCE: Final = "bdn-push"
 LONGEST_GRANT: Final = 60 * 1024  # bytes: with 4 KiB for all else it is the head of a request
 ISSUER: Final = "bdn-mirror"
 _ALGORITHM: Final = "EdDSA"  # RFC 8037
@@ -58,6 +59,22 @@ class Grant:
     def allows(self, manifest: Digest) -> bool:
         """Whether this grant lets its bearer read the manifest and its chunks."""
         return any(mount.manifest == manifest for mount in self.mounts)
+
+
+@dataclass(frozen=True, slots=True)
+class PushGrant:
+    """The right to push checkpoints of one rank of one job of an organisation until ``expires_at`` (seconds since the epoch), and nothing else.
+
+    ``job`` names project, job and rank, and no checkpoint.
+    """
+
+    organisation: str
+    job: CheckpointUri
+    expires_at: float
+
+    def allows(self, checkpoint: CheckpointUri) -> bool:
+        """Whether it is one of this rank's."""
+        return replace(checkpoint, checkpoint=None) == self.job
 
 
 def new_signing_key() -> bytes:
@@ -111,13 +128,14 @@ class GrantSigner:
     def sign(self, grant: Grant) -> str:
         """The token."""
         mounts = [[mount.mount_location, str(mount.manifest), mount.source] for mount in grant.mounts]
-        claims = {
-            "iss": ISSUER,
-            "aud": AUDIENCE,
-            "org": grant.organisation,
-            "mounts": mounts,
-            "exp": int(grant.expires_at),
-        }
+        return self._signed(AUDIENCE, grant.organisation, grant.expires_at, mounts=mounts)
+
+    def sign_push(self, grant: PushGrant) -> str:
+        """The token. It is no grant to read, nor is one of those this."""
+        return self._signed(PUSH_AUDIENCE, grant.organisation, grant.expires_at, job=str(grant.job))
+
+    def _signed(self, audience: str, organisation: str, expires_at: float, **said: object) -> str:
+        claims = {"iss": ISSUER, "aud": audience, "org": organisation, "exp": int(expires_at), **said}
         return jwt.encode(claims, self._key, algorithm=_ALGORITHM, headers={"kid": self.key_id})
 
 
@@ -167,6 +185,29 @@ class GrantVerifier:
                 self._mounts -= 1 + len(self._verified.pop(next(iter(self._verified))).mounts)
 
     def _verify(self, token: str) -> Grant:
+        claims = self._claims(token, AUDIENCE, "mounts")
+        try:
+            mounts = tuple(
+                GrantedMount(place, Digest.parse(manifest), source) for place, manifest, source in claims["mounts"]
+            )
+            return Grant(str(claims["org"]), mounts, float(claims["exp"]))
+        except (ValueError, TypeError) as error:
+            raise GrantInvalidError(str(error) or type(error).__name__) from error
+
+    def verify_push(self, token: str, *, now: float) -> PushGrant:
+        """The grant to push, as ``verify`` does. It is short, and verified each time."""
+        claims = self._claims(token, PUSH_AUDIENCE, "job")
+        try:
+            job = parse_source(str(claims["job"]))
+        except InvalidSourceError as error:
+            raise GrantInvalidError(str(error)) from error
+        if not isinstance(job, CheckpointUri):
+            raise GrantInvalidError("it names no job")
+        if (expires_at := float(claims["exp"])) <= now:
+            raise GrantExpiredError(datetime.fromtimestamp(expires_at, UTC).isoformat())
+        return PushGrant(str(claims["org"]), job, expires_at)
+
+    def _claims(self, token: str, audience: str, says: str) -> dict[str, Any]:
         try:
             key_id = jwt.get_unverified_header(token).get("kid", "")
             if key_id not in self._keys:
@@ -174,17 +215,13 @@ class GrantVerifier:
                     "it is signed with a key that is not known here: another mirror's, or one that was removed; read the mirror "
                     "again for a fresh grant"
                 )
-            claims = jwt.decode(
+            return jwt.decode(
                 token,
                 self._keys[key_id],
                 algorithms=[_ALGORITHM],
-                audience=AUDIENCE,
+                audience=audience,
                 issuer=ISSUER,
-                options={"require": ["exp", "org", "mounts"], "verify_exp": False},
+                options={"require": ["exp", "org", says], "verify_exp": False},
             )
-            mounts = tuple(
-                GrantedMount(place, Digest.parse(manifest), source) for place, manifest, source in claims["mounts"]
-            )
-            return Grant(str(claims["org"]), mounts, float(claims["exp"]))
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             raise GrantInvalidError(str(error) or type(error).__name__) from error

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, Field, JsonValue, StrictStr
 
 from bdn.core.training.checkpoints import CheckpointType
+from bdn.wire.access_schema import LONGEST_SECONDS
 from bdn.wire.mirror_schema import ManifestName
 from bdn.wire.shapes import Quantity, StrictModel
 
@@ -32,6 +33,21 @@ class Push(BaseModel):
     push_id: str
     expires_at: datetime
     data_port: int | None
+
+
+class PushGrantRequest(StrictModel, json_schema_extra={"examples": [{"job": "bt://project@job#rank-1"}]}):
+    """A grant to push for one rank of a job, which is good for ``expires_seconds``; 30 days unless said."""
+
+    job: Annotated[StrictStr, Field(min_length=1, max_length=4096)]
+    expires_seconds: Annotated[int, Field(gt=0, le=LONGEST_SECONDS)] = 30 * 86400
+
+
+class PushGrantDocument(BaseModel):
+    """``grant`` is shown as ``Authorization: Bearer``, to the calls of pushes alone."""
+
+    grant: Annotated[str, Field(repr=False)]
+    job: str
+    expires_at: datetime
 
 
 class ChunkList(StrictModel, json_schema_extra={"examples": [{"chunks": [_ZEROS]}]}):

@@ -258,6 +258,12 @@ PUBLIC: Final = {"/healthz", "/readyz", "/metrics", "/.well-known/openid-configu
 READ_WITH_GRANTS: Final = {  # see the matrix
     "/manifests/{digest}", "/manifests/{digest}/layout", "/chunks/{digest}", "/chunks/locations",
 }  # fmt: skip
+PUSHES: Final[dict[str, Json | None]] = {
+    "/pushes": {"source": "bt://llama@job1/checkpoint-1"},
+    "/pushes/{push_id}/missing": {"chunks": []},
+    "/pushes/{push_id}/commit": {"files": [{"path": "x", "size": 0, "chunks": []}]},
+    "/pushes/{push_id}": None,
+}
 OPERATORS: Final = {"delete /agents", "/tokens", "/tokens/{token_id}", "/collections", "/collections/{collection_id}"}
 AGENTS: Final = {"/agents/heartbeat"}
 
@@ -274,6 +280,7 @@ BODIES: Final[dict[str, Json]] = {
     "/verifications": {"source": "hf://org/none", "tier": "mirror"},
     "/secrets/{name}": {"value": "x"},
     "/tokens": {"name": "n", "organisation": "a", "role": "agent"},
+    "/pushes/grants": {"job": "bt://llama@job1"},
     "/agents/heartbeat": {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1"}
     | {"tiers": {}, "holdings": None},
 }
@@ -290,7 +297,7 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, t
     routes = [(method, path) for path, methods in paths.items() for method in methods]
     assert len(routes) >= 24
     for method, path in routes:
-        if path in PUBLIC | READ_WITH_GRANTS:
+        if path in PUBLIC | READ_WITH_GRANTS | PUSHES.keys():
             continue
         others = ["agent"] if path not in AGENTS else ["controller a"]
         others += ["controller a"] if {path, f"{method} {path}"} & OPERATORS else []
@@ -305,6 +312,51 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, t
         allowed = await world.ask(role, method, place(path), json=BODIES.get(path))
         assert allowed.status_code not in (401, 403), (method, path, allowed.text)
         tally.add(scenarios=1)
+
+
+async def test_pushes_are_for_controllers_and_for_grants_to_push(world: World, tally: Tally) -> None:
+    """A grant to push is for one rank of one job; it reads nothing, and what reads does not push."""
+    asked = {"job": "bt://llama@job1#rank-1"}
+    made = await world.ask("controller a", "POST", "/pushes/grants", json=asked)
+    world.bearers["push grant"] = {"Authorization": f"Bearer {made.json()['grant']}"}
+    own = "bt://llama@job1/checkpoint-1#rank-1"
+    begun = await world.ask("push grant", "POST", "/pushes", json={"source": own})
+    assert begun.status_code == 201, begun.text
+    push = begun.json()["push_id"]
+    for path, body in PUSHES.items():
+        method = "DELETE" if body is None else "POST"
+        place = path.replace("{push_id}", push)
+        for bearer in (*STRANGERS, "agent", "controller b"):
+            answer = await world.ask(bearer, method, place, json=body)
+            expected = {401, 403} if bearer != "controller b" else {201} if path == "/pushes" else {404}
+            assert answer.status_code in expected, (path, bearer, answer.text)
+            tally.add(scenarios=1, refused=1)
+    chunk = f"/pushes/{push}/chunks/{digest_of(b'x')}"
+    for bearer in (*STRANGERS, "agent", "controller b"):
+        answer = await world.plane.put(chunk, content=b"x", headers=world.bearers[bearer])
+        is_theirs = bearer in ("controller b", "controller b for a")  # BDN-Organisation is the API's
+        assert answer.status_code in ({404} if is_theirs else {401, 403}), (bearer, answer.text)
+        tally.add(scenarios=1, refused=1)
+    for other in ("bt://llama@job1/checkpoint-1", "bt://llama@job2/checkpoint-1#rank-1", "bt://other@job1/x#rank-1"):
+        assert (await world.ask("push grant", "POST", "/pushes", json={"source": other})).status_code == 401
+        theirs = (await world.ask("controller a", "POST", "/pushes", json={"source": other})).json()["push_id"]
+        for path, body in PUSHES.items():
+            if path != "/pushes":
+                method = "DELETE" if body is None else "POST"
+                answer = await world.ask("push grant", method, path.replace("{push_id}", theirs), json=body)
+                assert answer.status_code == 404, (path, other, answer.text)
+        tally.add(scenarios=1, refused=1)
+    for method, path in [
+        ("GET", "/checkpoints"),
+        ("GET", "/mirror"),
+        ("GET", f"/manifests/{world.manifests['shared']}"),
+    ]:
+        assert (await world.ask("push grant", method, path)).status_code in (401, 403), path
+    assert (await world.plane.put(chunk, content=b"x", headers=world.bearers["push grant"])).status_code == 204
+    files = {"files": [{"path": "x", "size": 1, "chunks": [str(digest_of(b"x"))]}]}
+    done = await world.ask("push grant", "POST", f"/pushes/{push}/commit", json=files)
+    assert (done.status_code, done.json()["status"]) == (200, "READY")
+    tally.add(scenarios=3)
 
 
 async def test_whoever_is_no_operator_rotates_its_own_secrets_alone(world: World, tally: Tally) -> None:
@@ -335,13 +387,18 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
         answer = await world.ask("controller a", "POST", path, json=body | more)
         assert answer.status_code == 202, answer.text
         ids[name] = answer.json()["id"]
+    begun = await world.ask("controller a", "POST", "/pushes", json={"source": "bt://llama@job1/checkpoint-1"})
+    ids["push"] = begun.json()["push_id"]
     manifest, hidden = str(world.manifests["a-private"]), "hf://org/a-private"
-    nothing = {name: f"{name[:3]}_{'0' * 24}" for name in ids}
+    nothing = {name: f"{name[:3]}_{'0' * 24}" for name in ids} | {"push": f"mir_{'0' * 24}"}
     cases: list[tuple[str, str, Json | None, str, str]] = [
         ("GET", "/mirror/{}", None, ids["mirror"], nothing["mirror"]),
         ("GET", "/mirror/{}?wait=5", None, ids["mirror"], nothing["mirror"]),
         ("GET", "/mirror/{}/events", None, ids["mirror"], nothing["mirror"]),
         ("POST", "/mirror/{}/cancel", None, ids["mirror"], nothing["mirror"]),
+        ("POST", "/pushes/{}/missing", {"chunks": []}, ids["push"], nothing["push"]),
+        ("POST", "/pushes/{}/commit", PUSHES["/pushes/{push_id}/commit"], ids["push"], nothing["push"]),
+        ("DELETE", "/pushes/{}", None, ids["push"], nothing["push"]),
         ("GET", "/evictions/{}", None, ids["eviction"], nothing["eviction"]),
         ("GET", "/prefetches/{}", None, ids["prefetch"], nothing["prefetch"]),
         ("GET", "/verifications/{}", None, ids["verification"], nothing["verification"]),

@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from bdn.core.chunk import digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import manifest_fault
-from bdn.mirror.access import Access, Caller, NotPermittedError
+from bdn.mirror.access import Access, Caller, NotPermittedError, Pusher
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
@@ -73,7 +73,15 @@ from bdn.wire.operation_schema import (
     Verification,
     VerificationRequest,
 )
-from bdn.wire.push_schema import Checkpoint, ChunkList, CommitRequest, Push, PushRequest
+from bdn.wire.push_schema import (
+    Checkpoint,
+    ChunkList,
+    CommitRequest,
+    Push,
+    PushGrantDocument,
+    PushGrantRequest,
+    PushRequest,
+)
 from bdn.wire.shapes import Items, Page, moment
 
 logger = logging.getLogger(__name__)
@@ -125,9 +133,14 @@ async def _agent(access: _Access, bearer: Bearer) -> Caller:
     return (await access.caller(bearer)).acting(Role.AGENT, None)
 
 
+async def _pusher(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Pusher:
+    return await access.pusher(bearer, organisation)
+
+
 Operator = Annotated[Caller, Depends(_operator)]
 Controller = Annotated[Caller, Depends(_controller)]  # an operator is one, too, for the organisation that it names
 Agent = Annotated[Caller, Depends(_agent)]
+Pushing = Annotated[Pusher, Depends(_pusher)]
 
 _Requests = Annotated[MirrorRequests, provided(MirrorRequests)]
 _Membership = Annotated[Membership, provided(Membership)]
@@ -357,24 +370,29 @@ async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]
 
 
 @pushes_router.post("/pushes", status_code=201, summary="Begin to push a checkpoint, or go on")
-async def begin_push(pushes: _Pushes, contents: _Contents, body: PushRequest, caller: Controller) -> Push:
-    return await pushes.begin(body.source, caller.organisation, contents.layouts.data_port)
+async def begin_push(pushes: _Pushes, contents: _Contents, body: PushRequest, pusher: Pushing) -> Push:
+    return await pushes.begin(body.source, pusher, contents.layouts.data_port)
+
+
+@pushes_router.post("/pushes/grants", status_code=201, summary="What lets one rank of a job push, and nothing else")
+async def grant_pushes(pushes: _Pushes, body: PushGrantRequest, caller: Controller) -> PushGrantDocument:
+    return pushes.grant(body, caller.organisation)
 
 
 @pushes_router.post("/pushes/{push_id}/missing", summary="Which of these chunks have to be sent")
-async def missing_chunks(pushes: _Pushes, push_id: MirrorId, body: ChunkList, caller: Controller) -> ChunkList:
+async def missing_chunks(pushes: _Pushes, push_id: MirrorId, body: ChunkList, pusher: Pushing) -> ChunkList:
     chunks = [digest_in(name) for name in body.chunks]
-    return ChunkList(chunks=[str(one) for one in await pushes.missing(push_id, caller.organisation, chunks)])
+    return ChunkList(chunks=[str(one) for one in await pushes.missing(push_id, pusher, chunks)])
 
 
 @pushes_router.post("/pushes/{push_id}/commit", summary="Make a checkpoint of what was sent; once or again")
-async def commit_push(pushes: _Pushes, push_id: MirrorId, body: CommitRequest, caller: Controller) -> Mirror:
-    return await pushes.commit(push_id, caller.organisation, body)
+async def commit_push(pushes: _Pushes, push_id: MirrorId, body: CommitRequest, pusher: Pushing) -> Mirror:
+    return await pushes.commit(push_id, pusher, body)
 
 
 @pushes_router.delete("/pushes/{push_id}", summary="Give a push up")
-async def forget_push(pushes: _Pushes, push_id: MirrorId, caller: Controller) -> Mirror:
-    return await pushes.forget(push_id, caller.organisation)
+async def forget_push(pushes: _Pushes, push_id: MirrorId, pusher: Pushing) -> Mirror:
+    return await pushes.forget(push_id, pusher)
 
 
 @pushes_router.get("/checkpoints", summary="Checkpoints, oldest first")
