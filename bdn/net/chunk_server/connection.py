@@ -1,6 +1,7 @@
 """One client of the data plane, as a state machine over a non-blocking socket.
 
-    (shaking hands →) reading a head → (waiting for a Future) → sending → reading the next head … → draining
+    (shaking hands →) reading a head → (waiting for a Future →) sending → reading the next head … → draining
+                                     → (waiting for a buffer →) receiving → sending …
 
 ``advance`` goes on until it would block and says what to wait for. It may be called again for any reason (an event, a timer,
 or by mistake): each state checks for itself what has happened.
@@ -14,7 +15,6 @@ import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -38,11 +38,12 @@ from bdn.net.chunk_server.messages import (
     answer_document,
     answer_error,
     answer_taken,
+    awaits_continue,
     body_size,
     find_head,
     parse_head,
 )
-from bdn.net.chunk_server.receiving import ReceiveBuffers, Receiving
+from bdn.net.chunk_server.receiving import ReceiveBuffers, Receiving, buffer_of
 from bdn.net.chunk_server.sending import EndedError, Pace, Sending, StalledReaderError, Wait, has_happened
 from bdn.net.chunk_server.served_chunks import (
     ChunkRequest,
@@ -72,7 +73,6 @@ _MANIFEST: Final = MANIFEST_HEADER.lower()
 _SUSPECT: Final = SUSPECT_HEADER.lower()
 _PROCESSING_SECONDS: Final = 1.0
 _PROCESSING: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
-_BUFFER_SECONDS: Final = 1.0
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: what is in the socket's buffer is given up
 _RECEIVE_BYTES: Final = 64 * 1024
@@ -140,9 +140,14 @@ class RequestReader:
     def take_into(self, buffer: memoryview) -> int:
         """What was received of a body along with its head."""
         count = min(len(buffer), len(self._received))
-        buffer[:count] = self._received[:count]
+        with memoryview(self._received) as received:
+            buffer[:count] = received[:count]
         del self._received[:count]
         return count
+
+    def keep(self, piece: bytes) -> None:
+        """What was received along with the end of a body: the next head, or its beginning."""
+        self._received += piece
 
     def _find_head(self) -> int:
         while self._received.startswith(b"\r\n"):  # RFC 9112, section 2.2: some clients end a body with one too many
@@ -165,6 +170,7 @@ class Service:
     certificate: Certificate | None = None
     received: ReceivedChunks | None = None
     buffers: ReceiveBuffers = field(default_factory=ReceiveBuffers)
+    on_received: Callable[[int], None] = lambda _: None
 
 
 @dataclass(eq=False, slots=True)
@@ -179,6 +185,7 @@ class ChunkConnection:
     _step: Callable[[], Wait | None] = field(init=False)
     _head: RequestHead = field(init=False)
     _request: ChunkRequest | DocumentRequest | PushedChunk = field(init=False)
+    _turn: Future[object] | None = field(default=None, init=False)  # for a buffer
     _receiving: Receiving | None = field(default=None, init=False)
     _sending: Sending | None = field(default=None, init=False)
     _until: float = field(default=0.0, init=False)
@@ -229,7 +236,7 @@ class ChunkConnection:
             return  # the client has closed it already
 
     def close(self) -> None:
-        """Close the socket and the file."""
+        """Close the socket and the file, and leave the buffer, or the wait for one, to others."""
         self._end_sending()
         self._end_receiving()
         self._socket.close()
@@ -269,7 +276,7 @@ class ChunkConnection:
             self._head = head
             if self._service.is_local:
                 check_local(head.headers.get("host"), head.headers.get("origin"))
-            self._request = _parse_request(head)
+            self._request = _parse_request(head, takes_chunks=self._service.received is not None)
         except HeadRefusedError as error:
             self._send(answer_error(None, InvalidRequestError(str(error)), error.status))
         except (ForeignRequestError, NotFoundError) as error:
@@ -293,6 +300,7 @@ class ChunkConnection:
     def _authorize(self) -> None:
         request = self._request
         if isinstance(request, PushedChunk):
+            assert self._service.received is not None  # noqa: S101 - else its path was not found
             self._receive_with(self._service.received, request)
             return
         if isinstance(request, ChunkRequest):
@@ -338,15 +346,19 @@ class ChunkConnection:
         now = time.monotonic()
         if now >= self._next_processing:
             self._next_processing = now + _PROCESSING_SECONDS
-            if not has_happened(self._socket, select.POLLOUT):  # its socket is full: it has more to read already
-                return self._next_processing
-            try:
-                is_sent = self._socket.send(_PROCESSING) == len(_PROCESSING)
-            except BlockingIOError:
-                is_sent = False
-            if not is_sent:  # and what follows must not go out in its place
-                raise EndedError("the client does not read")
+            self._send_interim(_PROCESSING)
         return self._next_processing
+
+    def _send_interim(self, answer: bytes) -> None:
+        """Unless its socket is full: then it has more to read already, and does without."""
+        if not has_happened(self._socket, select.POLLOUT):
+            return
+        try:
+            is_sent = self._socket.send(answer) == len(answer)
+        except BlockingIOError:
+            is_sent = False
+        if not is_sent:  # and what follows must not go out in its place
+            raise EndedError("the client does not read")
 
     def _resume(self, request: ChunkRequest | DocumentRequest, future: Future[object]) -> None:
         if not future.done():
@@ -359,65 +371,67 @@ class ChunkConnection:
 
     # --- receiving ---
 
-    def _receive_with(self, received: ReceivedChunks | None, request: PushedChunk) -> None:
-        if received is None:
-            raise NotFoundError(f"path {self._head.target[:100]!a}")
+    def _receive_with(self, received: ReceivedChunks, request: PushedChunk) -> None:
+        """Nothing of the body is read, and no memory taken, for those who may not send it."""
         received.authorize(request)
-        self._step = partial(self._take_buffer, received, request)
-
-    def _take_buffer(self, received: ReceivedChunks, request: PushedChunk) -> Wait | None:
-        """Not a byte of a body is read without one."""
         buffer = self._service.buffers.take()
         if isinstance(buffer, Future):
-            if time.monotonic() >= self._until:
-                self._send(answer_error(self._head, StoreUnavailableError("too many chunks are on their way in")))
-                return None
-            again = min(self._until, time.monotonic() + _BUFFER_SECONDS)
-            self._step = partial(self._await_buffer, received, request, buffer, again)
-            return None
-        done = self._reader.take_into(buffer[: request.size])
-        self._receiving = Receiving(buffer, request.size, self._service.timeouts.slowest, done)
-        if not done and self._head.headers.get("expect", "").lower() == "100-continue":
-            with suppress(BlockingIOError):  # it sends the body soon without being told
-                self._socket.send(_CONTINUE)
-        self._step = partial(self._receive, received, request, self._receiving)
+            self._turn = buffer
+            self._step = partial(self._await_buffer, received, request, buffer)
+        else:
+            self._step = partial(self._begin_receiving, received, request, buffer)
+
+    def _await_buffer(self, received: ReceivedChunks, request: PushedChunk, turn: Future[object]) -> Wait | None:
+        if turn.done():
+            self._turn = None
+            self._step = partial(self._begin_receiving, received, request, buffer_of(turn))
+        elif time.monotonic() >= self._until:
+            self._end_receiving()
+            self._send(answer_error(self._head, StoreUnavailableError("too many chunks are on their way in")))
+        elif has_happened(self._socket, select.POLLRDHUP):
+            raise EndedError("the sender did not wait for a buffer")
+        else:
+            return Wait(select.EPOLLRDHUP, self._until, turn)
         return None
 
-    def _await_buffer(
-        self, received: ReceivedChunks, request: PushedChunk, call: Future[object], again: float
-    ) -> Wait | None:
-        """Who was called may have gone meanwhile, so that nobody was: now and then it is asked again."""
-        if call.done() or time.monotonic() >= again:
-            call.cancel()
-            self._step = partial(self._take_buffer, received, request)
-            return None
-        if has_happened(self._socket, select.POLLRDHUP):
-            call.cancel()
-            raise EndedError("the sender did not wait for a buffer")
-        return Wait(select.EPOLLRDHUP, again, call)
+    def _begin_receiving(self, received: ReceivedChunks, request: PushedChunk, buffer: memoryview) -> None:
+        done = self._reader.take_into(buffer[: request.size])
+        self._receiving = Receiving(buffer, request.size, self._service.timeouts.slowest, done)
+        self._step = partial(self._receive, received, request, self._receiving)
+        if not done and awaits_continue(self._head):
+            self._send_interim(_CONTINUE)
 
     def _receive(self, received: ReceivedChunks, request: PushedChunk, receiving: Receiving) -> Wait | None:
         wait = receiving.advance(self._socket)
         if wait is None:
-            if not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
-                self._head = after_body(self._head)  # nothing is left where ``epoll`` does not see it
+            if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+                self._reader.keep(self._socket.recv(_RECEIVE_BYTES))  # ``epoll`` does not see what is decrypted already
+            self._head = after_body(self._head)
             self._attempt(partial(self._take, received, request, receiving.content))
         return wait
 
     def _take(self, received: ReceivedChunks, request: PushedChunk, content: memoryview) -> None:
         try:
             actual = digest_of(content)
-            if actual != request.digest:
-                raise ChecksumMismatchError("the chunk", str(request.digest), str(actual))
-            received.take(request, content)
+            if actual == request.digest:
+                received.take(request, content)
         finally:
             self._end_receiving()
-        self._send(answer_taken(self._head))
+        if actual == request.digest:
+            self._send(answer_taken(self._head))
+        else:  # the client is to blame, and no upstream
+            wrong = ChecksumMismatchError("the chunk", str(request.digest), str(actual))
+            self._send(answer_error(self._head, wrong, 422))
 
     def _end_receiving(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self._service.buffers.give_up(turn)
         receiving, self._receiving = self._receiving, None
         if receiving is not None:
             self._service.buffers.give_back(receiving.buffer)
+            if receiving.done:
+                self._service.on_received(receiving.done)
 
     # --- sending ---
 
@@ -469,10 +483,10 @@ class ChunkConnection:
         return None
 
 
-def _parse_request(head: RequestHead) -> ChunkRequest | DocumentRequest | PushedChunk:
-    if head.method == "PUT":
-        pushed = parse_push_path(head.target)
-        if pushed is None:
+def _parse_request(head: RequestHead, *, takes_chunks: bool) -> ChunkRequest | DocumentRequest | PushedChunk:
+    pushed = parse_push_path(head.target) if head.method == "PUT" else None
+    if pushed is not None:
+        if not takes_chunks:
             raise NotFoundError(f"path {head.target[:100]!a}")
         return PushedChunk(*pushed, body_size(head, CHUNK_SIZE), head.bearer)
     if head.method not in ("GET", "HEAD"):

@@ -135,12 +135,21 @@ def after_body(head: RequestHead) -> RequestHead:
 
 def body_size(head: RequestHead, limit: int) -> int:
     """The bytes of the body that follows. ``HeadRefusedError``: none, too many, or nobody can tell."""
-    stated = head.headers.get("content-length", "")
-    if "transfer-encoding" in head.headers or not _LENGTH.fullmatch(stated):
-        raise HeadRefusedError(411, "a body needs a Content-Length, and no Transfer-Encoding")
+    if "transfer-encoding" in head.headers:  # RFC 9112, section 6.1
+        raise HeadRefusedError(501, "a chunk is sent as it is, with its Content-Length")
+    stated = head.headers.get("content-length")
+    if stated is None:
+        raise HeadRefusedError(411, "a chunk needs a Content-Length")
+    if not _LENGTH.fullmatch(stated):  # a second one is joined to the first, and must not win
+        raise HeadRefusedError(400, "the Content-Length is malformed")
     if not 0 < int(stated) <= limit:
         raise HeadRefusedError(413 if int(stated) else 400, f"a chunk has 1 to {limit} bytes")
     return int(stated)
+
+
+def awaits_continue(head: RequestHead) -> bool:
+    """Whether the client may hold its body back until it is told to go on (RFC 9110, section 10.1.1)."""
+    return head.headers.get("expect", "").lower() == "100-continue" and not head.is_http_1_0
 
 
 def answer_error(head: RequestHead | None, error: BdnError, status: int = 0) -> Response:

@@ -6,7 +6,6 @@ import socket
 import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,44 +16,56 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.net.chunk_server.sending import EndedError, Wait
 
-BUFFERS: Final = 32  # of 8 MiB, which are made when first needed
+# Of 8 MiB each, made when first needed and kept. Fewer than a server has workers: a chunk that is being stored holds both, and a
+# store that is slow must leave some workers to those who read.
+BUFFERS: Final = 24
 
 
 class ReceiveBuffers:
-    """Page-aligned buffers of ``CHUNK_SIZE`` bytes, ``count`` at most. Who finds none is called when one comes back. Any thread."""
+    """Page-aligned buffers of ``CHUNK_SIZE`` bytes, ``count`` at most. Who finds none waits in turn, without a thread. Any thread."""
 
     def __init__(self, count: int = BUFFERS) -> None:
-        self._left = count  # to be made
-        self._free: list[memoryview] = []
-        self._waiting: deque[Future[object]] = deque()
+        self._unmade = count
+        self._free: list[memoryview] = []  # the one used last is used next, so that no more are touched than needed
+        self._waiting: dict[Future[object], None] = {}  # in their order
         self._lock = threading.Lock()
 
     def take(self) -> memoryview | Future[object]:
-        """A buffer; or a Future, after which to ask again."""
+        """A buffer, or a Future whose result will be one; it is given back, or up, by who has it."""
         with self._lock:
             if self._free:
                 return self._free.pop()
-            if self._left:
-                self._left -= 1
+            if self._unmade:
+                self._unmade -= 1
                 return _pages()
-            call: Future[object] = Future()
-            self._waiting.append(call)
-            return call
+            turn: Future[object] = Future()
+            self._waiting[turn] = None
+            return turn
 
     def give_back(self, buffer: memoryview) -> None:
-        """Somebody else may have it."""
+        """Whoever has waited longest has it next."""
         with self._lock:
-            self._free.append(buffer)
-            call = self._next_call()
-        if call is not None:
-            call.set_result(None)
+            turn = next(iter(self._waiting), None)
+            if turn is None:
+                self._free.append(buffer)
+                return
+            del self._waiting[turn]
+        turn.set_result(buffer)  # calls the poller, which has a lock of its own
 
-    def _next_call(self) -> Future[object] | None:
-        while self._waiting:
-            call = self._waiting.popleft()
-            if call.set_running_or_notify_cancel():  # else its sender has gone, or asks again
-                return call
-        return None
+    def give_up(self, turn: Future[object]) -> None:
+        """Wait no more. Its turn may have come meanwhile, or be about to come: then the next one has the buffer."""
+        with self._lock:
+            if turn in self._waiting:
+                del self._waiting[turn]
+                return
+        turn.add_done_callback(lambda _: self.give_back(buffer_of(turn)))
+
+
+def buffer_of(turn: Future[object]) -> memoryview:
+    """What has come of waiting, once it is done."""
+    buffer = turn.result()
+    assert isinstance(buffer, memoryview)  # noqa: S101 - nobody else sets it
+    return buffer
 
 
 def _pages() -> memoryview:
@@ -67,7 +78,7 @@ def _pages() -> memoryview:
 
 @dataclass(slots=True)
 class Receiving:
-    """``size`` bytes into the beginning of ``buffer``, of which some may be ``done``."""
+    """``size`` bytes into the beginning of ``buffer``, of which the first are ``done`` already."""
 
     buffer: memoryview
     size: int

@@ -77,7 +77,10 @@ class ReceivedChunks(Protocol):
     """Where a server puts chunks that are pushed. Both methods may block: they run in the server's workers."""
 
     def authorize(self, request: PushedChunk) -> None:
-        """Before the body is read. ``UnauthenticatedError``, ``GrantInvalidError``, ``GrantExpiredError``, ``NotFoundError``."""
+        """Before the body is read.
+
+        Raise ``UnauthenticatedError``, ``GrantInvalidError``, ``GrantExpiredError``, ``NotFoundError`` or ``InUseError``.
+        """
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         """Durable when it returns. The content has the request's digest; the buffer is the caller's again afterwards."""

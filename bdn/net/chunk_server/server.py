@@ -241,10 +241,12 @@ class Workers:
 class ChunkServer:
     """Listens from construction on and serves from ``start`` until ``close``.
 
-    ``on_sent`` is told the bytes of each body, by any thread. ``pace``, called by any thread, is given the size of a piece and
-    returns the seconds to wait before it goes out. ``documents`` has manifests, if any are served here. ``is_local``: no grants are
-    asked for, so what foreign web pages ask for is refused. ``received`` takes chunks, if any are taken here, ``buffers`` of them at once. With a ``certificate`` it speaks TLS and nothing else. Clients above ``connections``, or above what the process's limit of
-    descriptors allows, are hung up on at once, so that they go to another source.
+    ``on_sent`` is told the bytes of each body, ``on_received`` those of each that came, be it whole or right or not, by any
+    thread. ``pace``, called by any thread, is given the size of a piece and returns the seconds to wait before it goes out.
+    ``documents`` has manifests, if any are served here. ``is_local``: no grants are asked for, so what foreign web pages ask for
+    is refused. ``received`` takes chunks, if any are taken here, into ``buffers`` of 8 MiB at once. With a ``certificate`` it
+    speaks TLS and nothing else. Clients above ``connections``, or above what the process's limit of descriptors allows, are hung
+    up on at once, so that they go to another source.
     """
 
     def __init__(
@@ -254,6 +256,7 @@ class ChunkServer:
         port: int,
         *,
         on_sent: Callable[[int], None] | None = None,
+        on_received: Callable[[int], None] | None = None,
         timeouts: Timeouts | None = None,
         pace: Pace | None = None,
         documents: ServedDocuments | None = None,
@@ -263,9 +266,17 @@ class ChunkServer:
         buffers: int = BUFFERS,
         connections: int = 4096,
     ) -> None:
-        told, patience = on_sent or (lambda _: None), timeouts or Timeouts()
         self._service = Service(
-            chunks, told, patience, pace, documents, is_local, certificate, received, ReceiveBuffers(buffers)
+            chunks,
+            on_sent or (lambda _: None),
+            timeouts or Timeouts(),
+            pace,
+            documents,
+            is_local,
+            certificate,
+            received,
+            ReceiveBuffers(buffers),
+            on_received or (lambda _: None),
         )
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:  # each connection that is served has a socket and a file open

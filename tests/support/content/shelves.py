@@ -12,9 +12,11 @@ from typing import BinaryIO
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.store import ChunkStore
 from bdn.net.chunk_server.connection import Timeouts
+from bdn.net.chunk_server.receiving import BUFFERS
 from bdn.net.chunk_server.sending import Pace
-from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk, PushedChunk, ReceivedChunks
 from bdn.net.chunk_server.server import ChunkServer
+from bdn.net.tls import Certificate
 from tests.support.content.memory_store import MemoryStore
 
 
@@ -46,6 +48,28 @@ class Shelf:
         return digest
 
 
+@dataclass
+class Inbox:
+    """A ``ReceivedChunks`` over ``store``. ``refusal`` is raised by ``authorize``, ``failure`` by ``take``, which gather what they are given."""
+
+    store: ChunkStore = field(default_factory=MemoryStore)
+    refusal: Exception | None = None
+    failure: Exception | None = None
+    requests: list[PushedChunk] = field(default_factory=list)
+    taken: list[bytes] = field(default_factory=list)
+
+    def authorize(self, request: PushedChunk) -> None:
+        self.requests.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+
+    def take(self, request: PushedChunk, content: memoryview) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.store.put(request.digest, content)
+        self.taken.append(bytes(content))
+
+
 @contextmanager
 def serving(
     shelf: Shelf,
@@ -53,8 +77,29 @@ def serving(
     on_sent: Callable[[int], None] | None = None,
     timeouts: Timeouts | None = None,
     pace: Pace | None = None,
+    is_local: bool = False,
+    certificate: Certificate | None = None,
+    received: ReceivedChunks | None = None,
+    on_received: Callable[[int], None] | None = None,
+    buffers: int = BUFFERS,
+    connections: int = 4096,
+    port: int = 0,
 ) -> Iterator[ChunkServer]:
-    with closing(ChunkServer(shelf, "127.0.0.1", 0, on_sent=on_sent, timeouts=timeouts, pace=pace)) as server:
+    made = ChunkServer(
+        shelf,
+        "127.0.0.1",
+        port,
+        on_sent=on_sent,
+        timeouts=timeouts,
+        pace=pace,
+        is_local=is_local,
+        certificate=certificate,
+        received=received,
+        on_received=on_received,
+        buffers=buffers,
+        connections=connections,
+    )
+    with closing(made) as server:
         server.start()
         yield server
 
@@ -112,7 +157,7 @@ def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     first, *lines = head.decode().split("\r\n")[:-2]
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
     status, body = int(first.split(" ")[1]), b""
-    length = 0 if status in (102, 304) else int(headers["content-length"])
+    length = 0 if status in (100, 102, 204, 304) else int(headers["content-length"])
     while len(body) < length:
         body += connection.recv(length - len(body))
     return status, headers, body
