@@ -5,15 +5,15 @@ from pathlib import Path
 import click
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import DONE, Output, command_line, last_mirror, parsed, waiting_for
-from bdn.cli.stage import grant_of, ready_stage
+from bdn.cli.output import DONE, Output, command_line, parsed, waiting_for
+from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.units import counted, format_size, format_time, parse_duration
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
 from bdn.wire.push_schema import Checkpoint, PushGrantRequest
-from bdn.wire.shapes import Items, ReportedError
+from bdn.wire.shapes import Items
 from bdn.wire.stage_schema import PullRequest
 
 
@@ -36,7 +36,7 @@ async def _found(client: MirrorClient, uri: CheckpointUri) -> list[Checkpoint]:
 
 
 @checkpoints.command()
-@click.argument("job", metavar="bt://PROJECT@JOB")
+@click.argument("job", metavar="JOB")
 @click.option(
     "--expires",
     "expires_seconds",
@@ -93,9 +93,7 @@ async def pull(output: Output, *, source: str, dest: Path) -> int:
     async with mirror_client() as mirrors, agent_client() as agent:
         begun = await mirrors.request(body)
         updates = mirrors.follow(begun.id, outages=waiting_for(output, begun.id))
-        mirror = await last_mirror(output, "mirroring", updates)
-        if mirror.error is not None:
-            raise ReportedError(mirror.error)
+        mirror = await ready_mirror(output, "mirroring", updates)
         request = PullRequest(destination=str(dest), grant=grant_of(mirror))
         stage = await agent.pull(request)
         done = await ready_stage(output, "pulling", agent.follow(stage.id, outages=waiting_for(output, stage.id)))

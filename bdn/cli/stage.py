@@ -7,6 +7,7 @@ import click
 
 from bdn.cli.clients import agent_client, mirror_client
 from bdn.cli.output import DONE, FAILED, Output, command_line, last_mirror, last_stage, parsed, waiting_for
+from bdn.cli.sources import request_body
 from bdn.core.errors import CanceledError, InvalidRequestError
 from bdn.core.units import counted, format_size, parse_duration
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
@@ -27,7 +28,7 @@ def _seconds(text: str) -> float:
 
 
 @click.command()
-@click.argument("mirror_id")
+@click.argument("mirror_id", metavar="MIRROR")
 @click.option("--job", "job_id", required=True, metavar="ID", help="The job that will use the files.")
 @click.option(
     "--ttl",
@@ -44,11 +45,19 @@ async def stage(
 ) -> int:
     """Stage the files of a READY mirror on this node, and print where they are.
 
+    MIRROR is a mirror's id, or a checkpoint, bt://project@job/name, which is mirrored first: nothing has to be transferred for that.
+
     \b
     Example: bdn stage mir_0123456789abcdef01234567 --job train-42
+    Example: bdn stage bt://llama@train-41 --job train-42
     """
     async with mirror_client() as mirrors, agent_client() as agent:
-        mirror = await mirrors.mirror(mirror_id, LONGEST_WAIT_SECONDS)
+        if mirror_id.startswith("bt://"):
+            begun = await mirrors.request(request_body((mirror_id,)))
+            follow = mirrors.follow(begun.id, outages=waiting_for(output, begun.id))
+            mirror = await ready_mirror(output, "mirroring", follow)
+        else:
+            mirror = await mirrors.mirror(mirror_id, LONGEST_WAIT_SECONDS)
         request = StageRequest(job_id=job_id, grant=grant_of(mirror), ttl_seconds=ttl_seconds, warm=warm)
         found = await agent.stage(request)
         if not no_wait:

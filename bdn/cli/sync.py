@@ -27,7 +27,7 @@ def _seconds(text: str) -> float:
 @click.argument(
     "directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
 )
-@click.argument("job", metavar="bt://PROJECT@JOB")
+@click.argument("job", metavar="JOB")
 @click.option("--once", is_flag=True, help="Push what is complete now, and end; exit code 1 where something is not.")
 @click.option(
     "--settle",

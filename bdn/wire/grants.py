@@ -203,7 +203,7 @@ class GrantVerifier:
             raise GrantInvalidError(str(error)) from error
         if not isinstance(job, CheckpointUri):
             raise GrantInvalidError("it names no job")
-        if (expires_at := float(claims["exp"])) <= now:
+        if now >= (expires_at := float(claims["exp"])):
             raise GrantExpiredError(datetime.fromtimestamp(expires_at, UTC).isoformat())
         return PushGrant(str(claims["org"]), job, expires_at)
 

@@ -60,13 +60,25 @@ def test_what_a_job_wrote_is_staged_on_a_node_like_any_model(node: Shell, tmp_pa
     assert pushed["source"] == f"{JOB}/checkpoint-100"
     assert pushed["bytes_transferred"] == len(WEIGHTS) + 2
 
-    mirror = command(node, "mirror", "bt://llama", "--mount", "/loaded", "--wait")
-    assert mirror["bytes_transferred"] == 0
-    stage = command(node, "stage", mirror["id"], "--job", "train-43")
+    stage = command(node, "stage", "bt://llama", "--job", "train-43")
     assert tree(Path(stage["mounts"][0]["path"])) == written
     command(node, "checkpoints", "pull", JOB, str(tmp_path / "pulled"))
     assert tree(tmp_path / "pulled") == written
     command(node, "unstage", stage["id"])
+
+
+def test_a_job_syncs_with_a_grant_to_push_alone(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"BDN_AUTH": "token", "BDN_TOKEN": "operator"})
+    with cluster.mirror():
+        operator = cluster.shell("operator")
+        job = cluster.shell("job", BDN_TOKEN=command(operator, "checkpoints", "grant", JOB)["grant"])
+        job.root.mkdir()
+        write(tmp_path / "out/checkpoint-1", {"x": b"1"})
+        assert len(command(job, "sync", str(tmp_path / "out"), JOB, "--once")["pushed"]) == 1
+        refused = job.run("bdn", "sync", str(tmp_path / "out"), "bt://llama@train-43", "--once", "--json")
+        assert refused.document["error"]["code"] == "UNAUTHENTICATED"
+        assert job.run("bdn", "checkpoints", "ls", "--json").document["error"]["code"] == "UNAUTHENTICATED"
+        assert sources(operator) == [f"{JOB}/checkpoint-1"]
 
 
 def test_a_second_sync_sends_what_changed_and_deletes_nothing(node: Shell, tmp_path: Path) -> None:

@@ -230,6 +230,7 @@ def test_a_pull_of_something_else_lets_no_file_go_unless_it_may(shell: Shell, hu
     assert (wider.code, tree(tmp_path / "out")) == (0, before), wider.err
 
 
+@pytest.mark.embedded("a mirror that runs nowhere is known by its SQLite")
 def test_a_pulled_directory_protects_its_content_until_it_is_removed(shell: Shell, hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit(model())
     shell.run("bdn", "pull", "hf://org/model", "out")
