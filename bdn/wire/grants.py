@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import quote
 
 import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -20,6 +21,7 @@ from bdn.core.errors import GrantExpiredError, GrantInvalidError
 from bdn.core.source.uri import check_mounts, normalise_mount
 
 AUDIENCE: Final = "bdn-agent"
+FILE_AUDIENCE: Final = "bdn-file"
 LONGEST_GRANT: Final = 60 * 1024  # bytes: with 4 KiB for all else it is the head of a request
 ISSUER: Final = "bdn-mirror"
 _ALGORITHM: Final = "EdDSA"  # RFC 8037
@@ -58,6 +60,25 @@ class Grant:
     def allows(self, manifest: Digest) -> bool:
         """Whether this grant lets its bearer read the manifest and its chunks."""
         return any(mount.manifest == manifest for mount in self.mounts)
+
+
+@dataclass(frozen=True, slots=True)
+class FileGrant:
+    """The right to read one file of a manifest of an organisation until ``expires_at`` (seconds since the epoch), and nothing else."""
+
+    organisation: str
+    manifest: Digest
+    path: str
+    expires_at: float
+
+    def allows(self, manifest: Digest, path: str) -> bool:
+        """Whether it is this file."""
+        return (self.manifest, self.path) == (manifest, path)
+
+
+def file_url(base: str, grant: FileGrant, signature: str) -> str:
+    """Where a mirror whose API is at ``base`` gives the file to whoever knows this address. It is a secret."""
+    return f"{base.rstrip('/')}/files/{grant.manifest}/{quote(grant.path)}?sig={signature}"
 
 
 def new_signing_key() -> bytes:
@@ -111,13 +132,15 @@ class GrantSigner:
     def sign(self, grant: Grant) -> str:
         """The token."""
         mounts = [[mount.mount_location, str(mount.manifest), mount.source] for mount in grant.mounts]
-        claims = {
-            "iss": ISSUER,
-            "aud": AUDIENCE,
-            "org": grant.organisation,
-            "mounts": mounts,
-            "exp": int(grant.expires_at),
-        }
+        return self._signed(AUDIENCE, grant.organisation, grant.expires_at, mounts=mounts)
+
+    def sign_file(self, grant: FileGrant) -> str:
+        """The token, the ``sig`` of a file's address. It is no grant for manifests, nor is one of those this."""
+        named = {"manifest": str(grant.manifest), "path": grant.path}
+        return self._signed(FILE_AUDIENCE, grant.organisation, grant.expires_at, **named)
+
+    def _signed(self, audience: str, organisation: str, expires_at: float, **said: object) -> str:
+        claims = {"iss": ISSUER, "aud": audience, "org": organisation, "exp": int(expires_at), **said}
         return jwt.encode(claims, self._key, algorithm=_ALGORITHM, headers={"kid": self.key_id})
 
 
@@ -167,6 +190,29 @@ class GrantVerifier:
                 self._mounts -= 1 + len(self._verified.pop(next(iter(self._verified))).mounts)
 
     def _verify(self, token: str) -> Grant:
+        claims = self._claims(token, AUDIENCE, "mounts")
+        try:
+            mounts = tuple(
+                GrantedMount(place, Digest.parse(manifest), source) for place, manifest, source in claims["mounts"]
+            )
+            return Grant(str(claims["org"]), mounts, float(claims["exp"]))
+        except (ValueError, TypeError) as error:
+            raise GrantInvalidError(str(error) or type(error).__name__) from error
+
+    def verify_file(self, token: str, *, now: float) -> FileGrant:
+        """The grant for one file, as ``verify`` does. It is short, and verified each time."""
+        claims = self._claims(token, FILE_AUDIENCE, "manifest", "path")
+        try:
+            grant = FileGrant(
+                str(claims["org"]), Digest.parse(str(claims["manifest"])), str(claims["path"]), float(claims["exp"])
+            )
+        except (ValueError, TypeError) as error:
+            raise GrantInvalidError(str(error) or type(error).__name__) from error
+        if now >= grant.expires_at:
+            raise GrantExpiredError(datetime.fromtimestamp(grant.expires_at, UTC).isoformat())
+        return grant
+
+    def _claims(self, token: str, audience: str, *says: str) -> dict[str, Any]:
         try:
             key_id = jwt.get_unverified_header(token).get("kid", "")
             if key_id not in self._keys:
@@ -174,17 +220,13 @@ class GrantVerifier:
                     "it is signed with a key that is not known here: another mirror's, or one that was removed; read the mirror "
                     "again for a fresh grant"
                 )
-            claims = jwt.decode(
+            return jwt.decode(
                 token,
                 self._keys[key_id],
                 algorithms=[_ALGORITHM],
-                audience=AUDIENCE,
+                audience=audience,
                 issuer=ISSUER,
-                options={"require": ["exp", "org", "mounts"], "verify_exp": False},
+                options={"require": ["exp", "org", *says], "verify_exp": False},
             )
-            mounts = tuple(
-                GrantedMount(place, Digest.parse(manifest), source) for place, manifest, source in claims["mounts"]
-            )
-            return Grant(str(claims["org"]), mounts, float(claims["exp"]))
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             raise GrantInvalidError(str(error) or type(error).__name__) from error

@@ -176,7 +176,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     "bdn/wire/grants.py": [
         ("a signature is not looked at", '"verify_exp": False}', '"verify_exp": False, "verify_signature": False}',
          "test_a_token_with_one_sign_changed_is_refused", "test_a_stage_takes_a_whole_signed_and_living_grant"),
-        ("tokens for clouds are grants", "audience=AUDIENCE", 'audience=[AUDIENCE, "sts.amazonaws.com"]',
+        ("tokens for clouds are grants", "audience=audience", 'audience=[audience, "sts.amazonaws.com"]',
          "test_who_may_read_which_manifest"),
         ("grants of whatever issuer", "issuer=ISSUER,\n", "\n", "test_who_may_read_which_manifest"),
         ("agents are told the key that signs", "OKPAlgorithm.to_jwk(key.public_key(), as_dict=True)",
