@@ -43,6 +43,7 @@ from bdn.mirror.pushes import PushedChunks, Pushes
 from bdn.mirror.retention import Collector, StoreEviction
 from bdn.mirror.scrub import AgentSource, Keeper, Repair, UpstreamSource
 from bdn.mirror.served_chunks import StoreShelf
+from bdn.mirror.served_files import ServedFiles
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store import opened_store
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics
@@ -253,6 +254,7 @@ async def open_mirror(
             Names(database, store, settings.tombstone_seconds),
             ContentsService(database, access, chunks, layouts, metrics),
             locations,
+            ServedFiles(database, store, signer, access.verifier, settings.presign_seconds),
             pushes,
             metrics,
             *filter(None, [issuer]),

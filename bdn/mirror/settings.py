@@ -71,6 +71,7 @@ class MirrorSettings(FileSettings):
     mirrors_seconds: Annotated[float, Field(gt=0)] = 90 * 86400.0
     grant_key_file: Path | None = None  # None means one in the data dir
     grant_seconds: Annotated[int, Field(gt=0)] = 24 * 3600
+    presign_seconds: Annotated[int, Field(gt=0)] = 12 * 3600  # for which the address of a file is good
     jobs: Annotated[int, Field(gt=0)] = 4
     transfers: Annotated[int, Field(gt=0, le=256)] = 16
     outage_seconds: Annotated[float, Field(ge=0)] = OUTAGE_SECONDS  # for which a request that fails is repeated

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import quote
 
 import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -21,6 +22,7 @@ from bdn.core.source.uri import CheckpointUri, check_mounts, normalise_mount, pa
 
 AUDIENCE: Final = "bdn-agent"
 PUSH_AUDIENCE: Final = "bdn-push"
+FILE_AUDIENCE: Final = "bdn-file"
 LONGEST_GRANT: Final = 60 * 1024  # bytes: with 4 KiB for all else it is the head of a request
 ISSUER: Final = "bdn-mirror"
 _ALGORITHM: Final = "EdDSA"  # RFC 8037
@@ -75,6 +77,25 @@ class PushGrant:
     def allows(self, checkpoint: CheckpointUri) -> bool:
         """Whether it is one of this rank's."""
         return replace(checkpoint, checkpoint=None) == self.job
+
+
+@dataclass(frozen=True, slots=True)
+class FileGrant:
+    """The right to read one file of a manifest of an organisation until ``expires_at`` (seconds since the epoch), and nothing else."""
+
+    organisation: str
+    manifest: Digest
+    path: str
+    expires_at: float
+
+    def allows(self, manifest: Digest, path: str) -> bool:
+        """Whether it is this file."""
+        return (self.manifest, self.path) == (manifest, path)
+
+
+def file_url(base: str, grant: FileGrant, signature: str) -> str:
+    """Where a mirror whose API is at ``base`` gives the file to whoever knows this address. It is a secret."""
+    return f"{base.rstrip('/')}/files/{grant.manifest}/{quote(grant.path)}?sig={signature}"
 
 
 def new_signing_key() -> bytes:
@@ -133,6 +154,11 @@ class GrantSigner:
     def sign_push(self, grant: PushGrant) -> str:
         """The token. It is no grant to read, nor is one of those this."""
         return self._signed(PUSH_AUDIENCE, grant.organisation, grant.expires_at, job=str(grant.job))
+
+    def sign_file(self, grant: FileGrant) -> str:
+        """The token, the ``sig`` of a file's address. It is no grant for manifests, nor is one of those this."""
+        named = {"manifest": str(grant.manifest), "path": grant.path}
+        return self._signed(FILE_AUDIENCE, grant.organisation, grant.expires_at, **named)
 
     def _signed(self, audience: str, organisation: str, expires_at: float, **said: object) -> str:
         claims = {"iss": ISSUER, "aud": audience, "org": organisation, "exp": int(expires_at), **said}
@@ -207,7 +233,20 @@ class GrantVerifier:
             raise GrantExpiredError(datetime.fromtimestamp(expires_at, UTC).isoformat())
         return PushGrant(str(claims["org"]), job, expires_at)
 
-    def _claims(self, token: str, audience: str, says: str) -> dict[str, Any]:
+    def verify_file(self, token: str, *, now: float) -> FileGrant:
+        """The grant for one file, as ``verify`` does. It is short, and verified each time."""
+        claims = self._claims(token, FILE_AUDIENCE, "manifest", "path")
+        try:
+            grant = FileGrant(
+                str(claims["org"]), Digest.parse(str(claims["manifest"])), str(claims["path"]), float(claims["exp"])
+            )
+        except (ValueError, TypeError) as error:
+            raise GrantInvalidError(str(error) or type(error).__name__) from error
+        if now >= grant.expires_at:
+            raise GrantExpiredError(datetime.fromtimestamp(grant.expires_at, UTC).isoformat())
+        return grant
+
+    def _claims(self, token: str, audience: str, *says: str) -> dict[str, Any]:
         try:
             key_id = jwt.get_unverified_header(token).get("kid", "")
             if key_id not in self._keys:
@@ -221,7 +260,7 @@ class GrantVerifier:
                 algorithms=[_ALGORITHM],
                 audience=audience,
                 issuer=ISSUER,
-                options={"require": ["exp", "org", says], "verify_exp": False},
+                options={"require": ["exp", "org", *says], "verify_exp": False},
             )
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             raise GrantInvalidError(str(error) or type(error).__name__) from error

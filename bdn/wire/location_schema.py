@@ -1,8 +1,9 @@
 """Where an agent can read chunks of the mirror's store by itself: what ``POST /chunks/locations`` takes and answers."""
 
+from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StrictStr
 
 from bdn.wire.mirror_schema import ManifestName
 from bdn.wire.shapes import ErrorBody, StrictModel
@@ -51,3 +52,21 @@ class Locations(BaseModel):
     delivery: Delivery
     items: list[ChunkLocation] = []
     refused: list[RefusedChunk] = []
+
+
+PATHS_AT_ONCE: Final = 1000
+
+
+class AddressesRequest(StrictModel, json_schema_extra={"examples": [{"paths": ["config.json"]}]}):
+    """Files of a manifest, by their paths in it."""
+
+    paths: Annotated[list[Annotated[StrictStr, Field(max_length=4096)]], Field(min_length=1, max_length=PATHS_AT_ONCE)]
+
+
+class FileAddress(BaseModel):
+    """A GET of ``url``, below the address of the mirror's API, answers the file to whoever knows it, until ``expires_at``."""
+
+    path: str
+    url: Annotated[str, Field(repr=False)]
+    size_bytes: int
+    expires_at: datetime

@@ -256,7 +256,7 @@ async def test_what_is_not_yours_costs_nothing(world: World, tally: Tally, monke
 # --- Every other route of the mirror: who may call it, and that another organisation's things are answered like nothing at all ---
 PUBLIC: Final = {"/healthz", "/readyz", "/metrics", "/.well-known/openid-configuration", "/.well-known/jwks.json"}
 READ_WITH_GRANTS: Final = {  # see the matrix
-    "/manifests/{digest}", "/manifests/{digest}/layout", "/chunks/{digest}", "/chunks/locations",
+    "/manifests/{digest}", "/manifests/{digest}/layout", "/chunks/{digest}", "/chunks/locations", "/files/{digest}/{path}",
 }  # fmt: skip
 PUSHES: Final[dict[str, Json | None]] = {
     "/pushes": {"source": "bt://llama@job1/checkpoint-1"},
@@ -280,6 +280,7 @@ BODIES: Final[dict[str, Json]] = {
     "/verifications": {"source": "hf://org/none", "tier": "mirror"},
     "/secrets/{name}": {"value": "x"},
     "/tokens": {"name": "n", "organisation": "a", "role": "agent"},
+    "/manifests/{digest}/addresses": {"paths": ["x"]},
     "/pushes/grants": {"job": "bt://llama@job1"},
     "/agents/heartbeat": {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1"}
     | {"tiers": {}, "holdings": None},

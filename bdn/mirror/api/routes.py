@@ -13,7 +13,7 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bdn.core.chunk import digest_in
+from bdn.core.chunk import ByteRange, digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import manifest_fault
 from bdn.mirror.access import Access, Caller, NotPermittedError, Pusher
@@ -30,6 +30,7 @@ from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.requests import Collections, OperationRequests
 from bdn.mirror.pushes import Pushes
 from bdn.mirror.served_chunks import StoreShelf
+from bdn.mirror.served_files import ServedFiles
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.sign_ins import Secrets
 from bdn.net.api_server import EVENTS, Bearer, EventStream, WaitSeconds, new_router, provided
@@ -59,7 +60,7 @@ from bdn.wire.http_fields import (
     takes_gzip,
 )
 from bdn.wire.layout_form import LayoutBody
-from bdn.wire.location_schema import Locations, LocationsRequest
+from bdn.wire.location_schema import AddressesRequest, FileAddress, Locations, LocationsRequest
 from bdn.wire.mirror_schema import TERMINAL, HeldManifests, Mirror, MirrorRequestBody, MirrorStatus, Plan
 from bdn.wire.operation_schema import (
     Collection,
@@ -150,6 +151,7 @@ _Events = Annotated[Events, provided(Events)]
 _Names = Annotated[Names, provided(Names)]
 _Secrets = Annotated[Secrets, provided(Secrets)]
 _Tokens = Annotated[TokenTable, provided(TokenTable)]
+_Files = Annotated[ServedFiles, provided(ServedFiles)]
 _Pushes = Annotated[Pushes, provided(Pushes)]
 _Metrics = Annotated[Metrics, provided(Metrics)]
 
@@ -353,6 +355,39 @@ async def chunk(service: _Contents, digest: str, request: Request, bearer: Beare
         opened.file.close()
         return Response(status_code=status, headers=headers, media_type=MEDIA_CHUNK)
     return _ChunkAnswer(_pieces(opened.file, opened.offset + start, size), status, headers)
+
+
+@contents_router.post("/manifests/{digest}/addresses", summary="Signed addresses of some of its files")
+async def addresses(
+    service: _Files, digest: str, body: AddressesRequest, caller: Controller, response: Response
+) -> Items[FileAddress]:
+    response.headers["Cache-Control"] = "no-store"
+    found = await service.addresses(digest_in(digest), body.paths, caller.organisation)
+    return Items[FileAddress](items=found)
+
+
+@contents_router.get(
+    "/files/{digest}/{path:path}", summary="A file, or a range of it, to who knows its address", **_CHUNK
+)
+@contents_router.head("/files/{digest}/{path:path}", summary="A file's size", **_CHUNK)
+async def file(service: _Files, digest: str, path: str, request: Request, sig: Annotated[str, Query()]) -> Response:
+    found = await service.opened(digest_in(digest), path, sig)
+    size, tag = found.entry.size, f'"{found.entry.digest}"'
+    headers = {"ETag": tag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-transform"}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    asked = request.headers.get("range") if request.headers.get("if-range", tag) == tag else None
+    try:
+        part = parse_range(asked, size)
+    except UnsatisfiableRangeError:
+        return Response(status_code=416, headers={"Content-Range": f"bytes */{size}"})
+    headers["Content-Length"] = str(part.size if part else size)
+    if part is not None:
+        headers["Content-Range"] = format_content_range(part, size)
+    status = 200 if part is None else 206
+    if request.method == "HEAD" or not size:
+        return Response(status_code=status, headers=headers, media_type=MEDIA_CHUNK)
+    return _ChunkAnswer(await found.begin(part or ByteRange(0, size)), status, headers)
 
 
 @contents_router.post("/chunks/locations", summary="Where agents can read chunks in the store's bucket by themselves")

@@ -143,6 +143,27 @@ async def layout_by_identity(session: ReadSession, identity: Identity) -> FileLa
     return FileLayout(Digest(digest), size, (Digest(digest),), Slice(Digest(slab.digest), slab.size, offset))
 
 
+async def layout_of(session: ReadSession, content: str, organisation: str) -> FileLayout | None:
+    """Where a content lies that this organisation may read: its own chunks, or a slice of a slab of its scope; none of it damaged."""
+    whole = select(ContentRow.size, ContentRow.chunks).where(ContentRow.digest == content, chunks_are_sound())
+    row = (await session.execute(whole)).one_or_none()
+    if row is not None and (row[1] or not row[0]):
+        return FileLayout(Digest(content), row[0], tuple(map(Digest.from_bytes, split_digests(row[1]))))
+    packed = (
+        select(ContentRow.size, SlabRow.digest, SlabRow.size, SlabSliceRow.offset)
+        .join(SlabSliceRow, SlabSliceRow.content == ContentRow.digest)
+        .join(SlabRow, SlabRow.digest == SlabSliceRow.slab)
+        .where(ContentRow.digest == content, is_of(scope_of(organisation)), slab_is_sound())
+        .order_by(SlabRow.digest)
+        .limit(1)
+    )
+    found = (await session.execute(packed)).one_or_none()
+    if found is None:
+        return None
+    size, slab, slab_size, offset = found
+    return FileLayout(Digest(content), size, (Digest(content),), Slice(Digest(slab), slab_size, offset))
+
+
 async def half_copied(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, dict[int, Digest]]:
     """Chunks of half-copied files that are durable in the store: by identity key, then by index."""
     found = await _sound_chunks(session, identity_keys)

@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import jwt
 import pytest
@@ -13,12 +14,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from bdn.core.errors import BdnError, GrantExpiredError, GrantInvalidError, InvalidMountError
 from bdn.wire.grants import (
     AUDIENCE,
+    FILE_AUDIENCE,
     ISSUER,
+    FileGrant,
     Grant,
     GrantedMount,
     GrantSigner,
     GrantVerifier,
     UnknownKeyError,
+    file_url,
     new_signing_key,
 )
 from bdn.wire.stage_schema import stage_id_of
@@ -214,3 +218,64 @@ def test_what_is_remembered_of_grants_is_bounded_by_their_mounts(monkeypatch: py
     for number in range(bound + 1):  # those that name nothing count, too
         verifier.verify(SIGNER.sign(Grant("org", (), NOW + 10 + number)), now=NOW)
     assert len(verifier._verified) <= bound
+
+
+FILE = FileGrant("acme", named("a"), "step 1/gewichte ü%2F?.safetensors", NOW + 3600)
+
+
+def test_a_files_signature_says_which_file_of_which_manifest_for_whom_and_until_when() -> None:
+    signer = GrantSigner(new_signing_key())
+    found = GrantVerifier(signer.public_keys).verify_file(signer.sign_file(FILE), now=NOW)
+    assert found == FILE
+    assert found.allows(named("a"), FILE.path)
+    assert not found.allows(named("b"), FILE.path)
+    assert not found.allows(named("a"), "step 1/other")
+
+
+def test_a_files_signature_is_no_grant_and_a_grant_no_files_signature() -> None:
+    with pytest.raises(GrantInvalidError):
+        VERIFIER.verify(SIGNER.sign_file(FILE), now=NOW)
+    with pytest.raises(GrantInvalidError):
+        VERIFIER.verify_file(TOKEN, now=NOW)
+
+
+def test_it_is_the_audience_that_tells_them_apart_whatever_else_a_token_says() -> None:
+    both = {"manifest": str(FILE.manifest), "path": FILE.path}
+    assert VERIFIER.verify_file(signed(**both, aud=FILE_AUDIENCE), now=NOW) == FILE
+    assert VERIFIER.verify(signed(**both), now=NOW) == GRANT
+    with pytest.raises(GrantInvalidError):
+        VERIFIER.verify_file(signed(**both), now=NOW)
+    with pytest.raises(GrantInvalidError):
+        VERIFIER.verify(signed(**both, aud=FILE_AUDIENCE), now=NOW)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"manifest": None}, {"manifest": "b3:0"}, {"manifest": 3}, {"path": None}, {"org": None}, {"exp": None}],
+    ids=str,
+)
+def test_a_signed_token_that_names_no_file_is_refused(changes: dict[str, Any]) -> None:
+    named_file = {"manifest": str(FILE.manifest), "path": FILE.path, "aud": FILE_AUDIENCE}
+    with pytest.raises(GrantInvalidError):
+        VERIFIER.verify_file(signed(**{**named_file, **changes}), now=NOW)
+
+
+def test_a_files_signature_that_is_altered_of_another_key_or_late_is_refused() -> None:
+    signer = GrantSigner(new_signing_key())
+    verifier = GrantVerifier(signer.public_keys)
+    signature = signer.sign_file(FILE)
+    head, claims, proof = signature.split(".")
+    other = signer.sign_file(FileGrant("acme", named("b"), FILE.path, FILE.expires_at)).split(".")[1]
+    for token in ("", "x", f"{head}.{other}.{proof}", f"{head}.{claims}.{proof[::-1]}"):
+        with pytest.raises(GrantInvalidError):
+            verifier.verify_file(token, now=NOW)
+    with pytest.raises(UnknownKeyError):
+        verifier.verify_file(GrantSigner(new_signing_key()).sign_file(FILE), now=NOW)
+    with pytest.raises(GrantExpiredError):
+        verifier.verify_file(signature, now=FILE.expires_at)
+
+
+def test_the_address_of_a_file_keeps_every_sign_of_its_path() -> None:
+    address = urlsplit(file_url("https://mirror.example:8460/", FILE, "h.c.p"))
+    assert (address.netloc, address.query, address.fragment) == ("mirror.example:8460", "sig=h.c.p", "")
+    assert unquote(address.path) == f"/files/{named('a')}/{FILE.path}"

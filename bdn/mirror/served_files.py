@@ -1,0 +1,153 @@
+"""One file of a manifest by an address that is signed: for who knows nothing of chunks, such as a browser or a loader of checkpoints."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import BinaryIO, Final
+
+from blake3 import blake3
+
+from bdn.core.chunk import ByteRange, Digest, FileEntry, FileLayout, Manifest
+from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.store import ChunkStore
+from bdn.mirror.db import contents, mirrors
+from bdn.mirror.db.database import Database
+from bdn.wire.grants import FileGrant, GrantSigner, GrantVerifier, file_url
+from bdn.wire.location_schema import FileAddress
+from bdn.wire.shapes import moment
+
+_PIECE: Final = 1024 * 1024
+_FILES_KEPT: Final = 200_000  # of parsed manifests together, about 60 MB
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some bytes of a file: ``range`` of an object of the store."""
+
+    chunk: Digest
+    range: ByteRange
+
+
+def parts_of(layout: FileLayout, wanted: ByteRange) -> Iterator[Part]:
+    """Where these bytes of a file lie, in their order."""
+    if layout.slice is not None:
+        offset = layout.slice.offset
+        yield Part(layout.slice.slab, ByteRange(offset + wanted.start, offset + wanted.stop))
+        return
+    for chunk in layout.placed():
+        start, stop = max(wanted.start, chunk.range.start), min(wanted.stop, chunk.range.stop)
+        if start < stop:
+            yield Part(chunk.digest, ByteRange(start - chunk.range.start, stop - chunk.range.start))
+
+
+@dataclass(frozen=True)
+class OpenedFile:
+    """A file that may be read, and from where."""
+
+    entry: FileEntry
+    layout: FileLayout
+    store: ChunkStore
+
+    async def begin(self, wanted: ByteRange) -> AsyncIterator[bytes]:
+        """These bytes, a piece at a time; the first chunk is looked at before this returns.
+
+        Each chunk is compared with its name before any of it is given away: nobody behind this does. ``StoreUnavailableError``.
+        """
+        parts = list(parts_of(self.layout, wanted))
+        first = await asyncio.to_thread(self._open, parts[0])
+        return self._pieces(first, parts)
+
+    async def _pieces(self, file: BinaryIO, parts: Sequence[Part]) -> AsyncIterator[bytes]:
+        for position, part in enumerate(parts):
+            if position:
+                file = await asyncio.to_thread(self._open, part)
+            with file:
+                left = part.range.size
+                while left:
+                    piece = await asyncio.to_thread(file.read, min(left, _PIECE))
+                    if not piece:
+                        raise StoreUnavailableError(f"chunk {part.chunk} is shorter than it was")
+                    left -= len(piece)
+                    yield piece
+
+    def _open(self, part: Part) -> BinaryIO:
+        try:
+            file = self.store.open(part.chunk, at_once=True)
+        except NotFoundError as error:
+            raise StoreUnavailableError(f"it lost {error.what} of {self.entry.path!r}") from error
+        with ExitStack() as stack:
+            stack.push(file)
+            self._check(file, part)
+            file.seek(part.range.start)
+            stack.pop_all()
+        return file
+
+    def _check(self, file: BinaryIO, part: Part) -> None:
+        hasher = blake3()
+        while piece := file.read(_PIECE):
+            hasher.update(piece)
+        if hasher.hexdigest() != part.chunk.hex:
+            raise StoreUnavailableError(f"chunk {part.chunk} of {self.entry.path!r} is damaged")
+
+
+@dataclass
+class ServedFiles:
+    """The service behind ``/files``. Addresses are good for ``seconds``, and everywhere that the keys of grants are known."""
+
+    database: Database
+    store: ChunkStore
+    signer: GrantSigner
+    verifier: GrantVerifier
+    seconds: int
+    _kept: dict[str, dict[str, FileEntry]] = field(default_factory=dict)  # by manifest, least recently used first
+
+    async def addresses(self, manifest: Digest, paths: Sequence[str], organisation: str) -> list[FileAddress]:
+        """Of files of a manifest that the organisation may read. ``NotFoundError``: it, or one of them, is not there."""
+        entries = await self._entries(manifest, organisation)
+        expires_at, found = time.time() + self.seconds, []
+        for path in paths:
+            if (entry := entries.get(path)) is None:
+                raise NotFoundError(f"file {path!a} of manifest {manifest}")
+            grant = FileGrant(organisation, manifest, path, expires_at)
+            url = file_url("", grant, self.signer.sign_file(grant))
+            found.append(FileAddress(path=path, url=url, size_bytes=entry.size, expires_at=moment(expires_at)))
+        return found
+
+    async def opened(self, manifest: Digest, path: str, signature: str) -> OpenedFile:
+        """The file that the signature is for.
+
+        Raises:
+            GrantInvalidError, GrantExpiredError: it is none, or not any more.
+            NotFoundError: it is another file's, or its organisation may not read the manifest any more.
+            StoreUnavailableError: some of it is damaged.
+        """
+        grant = self.verifier.verify_file(signature, now=time.time())
+        if not grant.allows(manifest, path):
+            raise NotFoundError(f"file {path!a} of manifest {manifest}")
+        entry = (await self._entries(manifest, grant.organisation)).get(path)
+        if entry is None:
+            raise NotFoundError(f"file {path!a} of manifest {manifest}")
+        async with self.database.read() as session:
+            layout = await contents.layout_of(session, entry.digest.hex, grant.organisation)
+        if layout is None:
+            raise StoreUnavailableError(f"{path!r} of manifest {manifest} is damaged")
+        return OpenedFile(entry, layout, self.store)
+
+    async def _entries(self, manifest: Digest, organisation: str) -> dict[str, FileEntry]:
+        """By path. What was read lately is kept: clients ask for eight bytes, and then for a header."""
+        async with self.database.read() as session:
+            if not await mirrors.may_read(session, organisation, manifest.hex):
+                raise NotFoundError(f"manifest {manifest}")
+            known = self._kept.pop(manifest.hex, None)
+            row = None if known is not None else await contents.manifest(session, manifest.hex)
+        if known is None:
+            if row is None:
+                raise NotFoundError(f"manifest {manifest}")
+            parsed = await asyncio.to_thread(Manifest.parse, row.canonical)
+            known = {entry.path: entry for entry in parsed.files}
+        self._kept[manifest.hex] = known
+        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _FILES_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return known
