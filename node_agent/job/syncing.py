@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 2.0
 SETTLE_SECONDS: Final = 30.0
 FILES_LIMIT: Final = 1_000_000
+_LATEST: Final = 253_402_300_799  # the last second of the year 9999
 _AGAIN_SECONDS: Final = 60.0  # after a push that failed
 
 
@@ -67,8 +68,9 @@ class Found:
 
     @property
     def newest(self) -> datetime:
-        """The time of the newest file."""
-        return datetime.fromtimestamp(max(stamp.mtime for stamp in self.files.values()) / 1e9, UTC)
+        """The time of the newest file; jobs date them as they like, and what no calendar holds is its nearest end."""
+        seconds = max(stamp.mtime for stamp in self.files.values()) / 1e9
+        return datetime.fromtimestamp(min(max(seconds, 0), _LATEST), UTC)
 
 
 def checkpoints_in(tree: Tree) -> dict[str, Found]:

@@ -61,11 +61,7 @@ class Settling:
     def look(self, now: float, checkpoints: Mapping[str, Files], folders: Mapping[str, Folder]) -> None:
         """All checkpoints that there are now, and all folders directly below the directory, also those that are temporary."""
         names = {folder: name for look in (self._before, self._last) for name, folder in look.items()}
-        renamed = {
-            name
-            for name, folder in folders.items()
-            if self._last.get(name) != folder and names.get(folder, name) != name
-        }
+        renamed = {name for name, folder in folders.items() if names.get(folder, name) != name}
         self._seen = {name: self._looked(now, name, files, name in renamed) for name, files in checkpoints.items()}
         self._before, self._last = self._last, dict(folders)
 

@@ -15,9 +15,10 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, ByteRange, chunk_range
 from bdn.core.errors import DiskFailedError, LimitExceededError
-from bdn.core.training.settling import Settling
+from bdn.core.training.settling import Settling, Stamp
 from bdn.disk.durable import opened
 from bdn.disk.syscalls import birth_time, exchange
+from node_agent.job.syncing import Found, checkpoints_in
 from node_agent.job.tree import JobDirectory, Tree, open_for_writing
 
 INSIDE, OUTSIDE = b"inside", b"secret"  # of one size, so that a size alone gives nothing away
@@ -67,6 +68,26 @@ def test_a_look_finds_every_regular_file_with_its_stamp(root: Path) -> None:
     assert {name: folder.inode for name, folder in tree.folders.items()} == {
         name: (root / name).stat().st_ino for name in ("checkpoint-1", "checkpoint-2")
     }
+
+
+def test_a_link_is_named_with_the_checkpoint_that_it_lies_in(root: Path) -> None:
+    put(root, "ünï/model")
+    put(root, "other/model")
+    (root / "ünï/link").symlink_to("model")
+
+    found = checkpoints_in(looked(root))
+
+    assert {name: list(one.skipped) for name, one in found.items()} == {
+        "ünï": ["'\\xfcn\\xef/link': is a link"],
+        "other": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "year"), [(1_700_000_000 * 10**9, 2023), (-(10**19), 1970), (10**30, 9999), (0, 1970)]
+)
+def test_a_checkpoint_has_a_date_however_its_files_are_dated(nanoseconds: int, year: int) -> None:
+    assert Found("a", {"model": Stamp(1, nanoseconds, 0, 1, 1)}, ()).newest.year == year
 
 
 def test_temporary_folders_are_known_and_not_looked_into(root: Path) -> None:
