@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import os
+import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,9 @@ _MOVE_MOUNT_F_EMPTY_PATH: Final = 0x4
 _MOUNT_ATTR: Final = 0x1 | 0x2 | 0x4  # read-only, nosuid, nodev
 _RENAME_EXCHANGE: Final = 0x2
 _FICLONE: Final = 0x40049409
+_STATX_BTIME: Final = 0x800
+_STATX_BTIME_AT: Final = 80  # bytes into struct statx, on every architecture
+_STATX_SIZE: Final = 256
 
 
 def trim_heaps() -> None:
@@ -51,6 +55,20 @@ def file_system_magic(descriptor: int) -> int:
     found = (ctypes.c_long * 64)()  # struct statfs is 120 bytes and begins with it
     _check(_libc.fstatfs(descriptor, ctypes.byref(found)), "")
     return int(found[0])
+
+
+def birth_time(descriptor: int) -> int | None:
+    """``statx(2)``: when this file was made, in ns since 1970, which nobody can change; None where the file system does not keep it."""
+    found = ctypes.create_string_buffer(_STATX_SIZE)
+    try:
+        result = _libc.statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, found)
+    except AttributeError:  # neither glibc before 2.28 nor some others have it
+        return None
+    _check(result, "")
+    if not struct.unpack_from("=I", found)[0] & _STATX_BTIME:
+        return None
+    seconds, nanoseconds = struct.unpack_from("=qI", found, _STATX_BTIME_AT)
+    return int(seconds * 10**9 + nanoseconds)
 
 
 class _MountAttr(ctypes.Structure):

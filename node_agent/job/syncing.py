@@ -23,26 +23,28 @@ from bdn.core.training.checkpoints import (
     LONGEST_READ,
     LOOSE,
     READ,
-    UNFINISHED,
     describe,
-    is_looked_at,
     place_of,
-    shards_of,
 )
-from bdn.core.training.settling import Settling, Stamp
+from bdn.core.training.settling import Settling, Stamp, why_incomplete
 from bdn.disk.durable import write_durably
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import CheckpointDetails
 from node_agent.background_tasks import in_thread
 from node_agent.job.pushing import Pusher, SentFile
-from node_agent.job.tree import ChangedError, JobDirectory, Tree, open_for_writing
+from node_agent.job.tree import JobDirectory, Tree, open_for_writing
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 2.0
 SETTLE_SECONDS: Final = 30.0
 FILES_LIMIT: Final = 1_000_000
+_LATEST: Final = 253_402_300_799  # the last second of the year 9999
 _AGAIN_SECONDS: Final = 60.0  # after a push that failed
+
+
+class ChangedError(Exception):
+    """A checkpoint is not what was seen before: somebody writes, or it is gone."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,9 @@ class Found:
 
     @property
     def newest(self) -> datetime:
-        """The time of the newest file."""
-        return datetime.fromtimestamp(max(stamp.mtime for stamp in self.files.values()) / 1e9, UTC)
+        """The time of the newest file; jobs date them as they like, and what no calendar holds is its nearest end."""
+        seconds = max(stamp.mtime for stamp in self.files.values()) / 1e9
+        return datetime.fromtimestamp(min(max(seconds, 0), _LATEST), UTC)
 
 
 def checkpoints_in(tree: Tree) -> dict[str, Found]:
@@ -77,12 +80,13 @@ def checkpoints_in(tree: Tree) -> dict[str, Found]:
         if (place := place_of(path)) is not None:
             files.setdefault(place[0], {})[place[1]] = stamp
     return {
-        name: Found(name, found, [one for one in tree.skipped if _is_of(one, name)]) for name, found in files.items()
+        name: Found(name, found, [f"{path!a}: {why}" for path, why in tree.skipped.items() if _is_of(path, name)])
+        for name, found in files.items()
     }
 
 
-def _is_of(skipped: str, name: str) -> bool:
-    place = place_of(skipped[1:])
+def _is_of(path: str, name: str) -> bool:
+    place = place_of(path)
     return place is not None and place[0] == name
 
 
@@ -160,8 +164,7 @@ class Syncer:
         """Those that have settled and were not pushed as they are."""
         tree = await in_thread(self.directory.look)
         now, known = self.clock(), checkpoints_in(tree)
-        aside = {place for name, place in tree.folders.items() if not is_looked_at(name)}
-        self._settling.look(now, {name: found.files for name, found in known.items()}, tree.folders, aside)
+        self._settling.look(now, {name: found.files for name, found in known.items()}, tree.folders)
         return [
             found
             for name, found in known.items()
@@ -173,28 +176,27 @@ class Syncer:
 
     def _is_complete(self, found: Found) -> bool:
         """Whether nothing says that more will come: an open file, a shard that an index names, the job itself. Blocking."""
-        if UNFINISHED in found.files:
+        indexes = {path: self._small(found, path, stamp) for path, stamp in found.files.items() if path.endswith(INDEX)}
+        if why_incomplete(found.files, indexes) is not None:
             return False
-        for path, stamp in found.files.items():
-            if path.endswith(INDEX):
-                folder = path[: path.rfind("/") + 1]
-                shards = shards_of(self._small(found, path, stamp))
-                if not {f"{folder}{shard}" for shard in shards} <= found.files.keys():
-                    return False
-        return not open_for_writing({(stamp.device, stamp.inode) for stamp in found.files.values()})
+        writing = open_for_writing({(stamp.device, stamp.inode) for stamp in found.files.values()})
+        return why_incomplete(found.files, indexes, writing) is None
 
-    def _small(self, found: Found, path: str, stamp: Stamp) -> bytes:
+    def _small(self, found: Found, path: str, stamp: Stamp) -> bytes | None:
         try:
             return self.directory.read_small(f"{found.prefix}{path}", stamp, LONGEST_READ)
-        except (ChangedError, DiskFailedError):
-            return b""
+        except DiskFailedError:
+            return None
 
     async def _push(self, found: Found) -> None:
         """``ChangedError``: it is another one by now, and nothing of it became visible."""
         if self.pushed.fingerprints.get(found.name) == found.fingerprint:
             return
         read = {
-            path: await in_thread(self._small, found, path, found.files[path]) for path in READ if path in found.files
+            path: content
+            for path in READ
+            if path in found.files
+            and (content := await in_thread(self._small, found, path, found.files[path])) is not None
         }
         described = describe(found.files, read)
         details = CheckpointDetails(
@@ -220,4 +222,5 @@ class Syncer:
         self.on_pushed(found, mirror)
 
     def _read(self, path: str, stamp: Stamp, part: ByteRange, buffer: memoryview) -> None:
-        self.directory.read(path, stamp, part, buffer)
+        if not self.directory.read(path, stamp, part, buffer):
+            raise ChangedError(path)

@@ -4,157 +4,157 @@ Every step goes from an open folder to a name in it, and follows no link; what i
 of the directory is ever read, whatever is swapped in between two calls.
 """
 
+import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from bdn.core.chunk import ByteRange, UnsafePathError, normalise_path
 from bdn.core.errors import DiskFailedError, LimitExceededError
-from bdn.core.training.settling import Stamp
+from bdn.core.training.checkpoints import is_looked_at
+from bdn.core.training.settling import Folder, Stamp
+from bdn.disk.durable import disk_errors, opened
+from bdn.disk.syscalls import birth_time
 
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO that was swapped in must not hold us
+_ROOT: Final = os.O_RDONLY | os.O_DIRECTORY  # its own path is ours, and may lead through links
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_NAME: Final = os.O_PATH | os.O_NOFOLLOW  # opens nothing: a FIFO or a device that was swapped in notices nothing
+_SWAPPED: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # it was a folder a moment ago
 _DEEPEST: Final = 128  # folders; each is open while its own are looked at
 _NAMED: Final = 1000  # of what is skipped
 
 
-class ChangedError(Exception):
-    """A file is not what was seen before: somebody writes, or it is gone."""
-
-
 @dataclass
 class Tree:
-    """What a look found, by path below the directory. ``skipped`` names what is no file that can be pushed, as far as it is few."""
+    """What a look found, by path below the directory. ``skipped`` says why something is not pushed, of the first thousand."""
 
     files: dict[str, Stamp] = field(default_factory=dict)
-    folders: dict[str, tuple[int, int]] = field(default_factory=dict)  # directly below the directory: device and inode
-    skipped: list[str] = field(default_factory=list)
+    folders: dict[str, Folder] = field(default_factory=dict)  # directly below the directory, where births are known
+    skipped: dict[str, str] = field(default_factory=dict)
+    entries: int = 0
 
     def skip(self, path: str, why: str) -> None:
         """Name what is not pushed."""
         if len(self.skipped) < _NAMED:
-            self.skipped.append(f"{path!a}: {why}")
+            self.skipped[path] = why
 
 
 @dataclass(frozen=True)
 class JobDirectory:
-    """A directory of a job. Blocking; at most ``limit`` files are taken in."""
+    """A directory of a job. Blocking; at most ``limit`` names are taken in, of files, folders and all else."""
 
     root: Path
     limit: int
 
     def look(self) -> Tree:
-        """Everything below it now. What goes meanwhile is not there. ``LimitExceededError``; ``DiskFailedError`` of the directory itself."""
+        """Everything below it now, but not inside temporary folders. What goes meanwhile is not there.
+
+        Raises ``LimitExceededError``, and ``DiskFailedError`` of the directory itself.
+        """
         tree = Tree()
-        with self._opened() as root:
+        with disk_errors(self.root), opened(self.root, _ROOT) as root:
             self._look(tree, root, "", os.fstat(root).st_dev, 0)
         return tree
 
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        try:
-            root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise DiskFailedError(str(self.root), error.strerror or str(error)) from error
-        try:
-            yield root
-        finally:
-            os.close(root)
-
     def _look(self, tree: Tree, folder: int, prefix: str, device: int, depth: int) -> None:
-        for name in _names(folder):
+        for name in self._names(tree, folder):
             path = f"{prefix}{name}"
-            with suppress(FileNotFoundError):
+            try:
                 found = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if found.st_dev != device:
                     tree.skip(path, "lies on another file system")
                 elif stat.S_ISDIR(found.st_mode):
-                    if not depth:
-                        tree.folders[name] = found.st_dev, found.st_ino
                     self._look_below(tree, folder, path, device, depth)
                 elif stat.S_ISREG(found.st_mode):
-                    self._add(tree, path, found)
+                    _add(tree, path, found)
                 else:
                     tree.skip(path, "is a link" if stat.S_ISLNK(found.st_mode) else "is no file")
+            except OSError as error:
+                if error.errno not in _SWAPPED:
+                    tree.skip(path, f"cannot be read: {error.strerror}")
 
     def _look_below(self, tree: Tree, folder: int, path: str, device: int, depth: int) -> None:
+        name = path.rpartition("/")[2]
         if depth >= _DEEPEST:
             tree.skip(path, "lies too deep")
             return
-        try:
-            below = os.open(path.rpartition("/")[2], _FOLDER, dir_fd=folder)
-        except OSError:  # it was a folder a moment ago
-            return
-        try:
-            if os.fstat(below).st_dev == device:
+        with opened(name, _FOLDER, folder) as below:
+            found = os.fstat(below)
+            if found.st_dev != device:
+                return
+            if not depth and (birth := birth_time(below)) is not None:
+                tree.folders[name] = Folder(found.st_dev, found.st_ino, birth)
+            if depth or is_looked_at(name):
                 self._look(tree, below, f"{path}/", device, depth + 1)
-        finally:
-            os.close(below)
 
-    def _add(self, tree: Tree, path: str, found: os.stat_result) -> None:
-        try:
-            is_normal = normalise_path(path) == path
-        except UnsafePathError:
-            is_normal = False
-        if not is_normal:
-            tree.skip(path, "has no name that a manifest can hold")
-            return
-        tree.files[path] = _stamp(found)
-        if len(tree.files) > self.limit:
-            raise LimitExceededError(f"files below {self.root}", len(tree.files), self.limit)
+    def _names(self, tree: Tree, folder: int) -> list[str]:
+        names: list[str] = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                names.append(entry.name)
+                tree.entries += 1
+                if tree.entries > self.limit:
+                    raise LimitExceededError(f"files below {self.root}", tree.entries, self.limit)
+        return sorted(names)
 
-    def read(self, path: str, stamp: Stamp, part: ByteRange, buffer: memoryview) -> None:
-        """Some of a file as it was seen, into a buffer of that size. ``ChangedError`` where it is not that file any more."""
-        with self._opened() as root:
-            folder = root
+    def read(self, path: str, stamp: Stamp, part: ByteRange, buffer: memoryview) -> bool:
+        """Some of a file as it was seen, into a buffer of that size. False: it is not that file any more, or it changed meanwhile.
+
+        Then nothing in the buffer is to be believed. Raises ``DiskFailedError``.
+        """
+        with ExitStack() as stack:
             try:
+                folder = stack.enter_context(opened(self.root, _ROOT))
                 *folders, name = path.split("/")
                 for one in folders:
-                    below = os.open(one, _FOLDER, dir_fd=folder)
-                    if folder != root:
-                        os.close(folder)
-                    folder = below
-                file = os.open(name, _FILE, dir_fd=folder)
+                    folder = stack.enter_context(opened(one, _FOLDER, folder))
+                place = stack.enter_context(opened(name, _NAME, folder))
+                if not _is_still(place, stamp):
+                    return False
+                file = stack.enter_context(
+                    opened(f"/proc/self/fd/{place}", os.O_RDONLY)
+                )  # that very file, whatever has its name
+                return _filled(file, part, buffer[: part.size]) and _is_still(file, stamp)
             except OSError as error:
-                raise ChangedError(path) from error
-            finally:
-                if folder != root:
-                    os.close(folder)
-        try:
-            self._read(file, path, stamp, part, buffer)
-        finally:
-            os.close(file)
+                if error.errno in _SWAPPED:
+                    return False
+                raise DiskFailedError(path, error.strerror or str(error)) from error
 
-    @staticmethod
-    def _read(file: int, path: str, stamp: Stamp, part: ByteRange, buffer: memoryview) -> None:
-        if _stamp(os.fstat(file)) != stamp:
-            raise ChangedError(path)
-        done = 0
-        try:
-            while done < part.size:
-                count = os.preadv(file, [buffer[done : part.size]], part.start + done)
-                if not count:
-                    raise ChangedError(path)
-                done += count
-        except OSError as error:
-            raise DiskFailedError(path, error.strerror or str(error)) from error
-
-    def read_small(self, path: str, stamp: Stamp, limit: int) -> bytes:
-        """A whole file as it was seen; nothing of one that is empty or larger than this."""
+    def read_small(self, path: str, stamp: Stamp, limit: int) -> bytes | None:
+        """A whole file as it was seen; nothing of one that is empty or larger than this. None: as ``read`` says False."""
         if not 0 < stamp.size <= limit:
             return b""
         content = bytearray(stamp.size)
-        self.read(path, stamp, ByteRange(0, stamp.size), memoryview(content))
-        return bytes(content)
+        return bytes(content) if self.read(path, stamp, ByteRange(0, stamp.size), memoryview(content)) else None
 
 
-def _names(folder: int) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries)
+def _add(tree: Tree, path: str, found: os.stat_result) -> None:
+    try:
+        is_normal = normalise_path(path) == path
+    except UnsafePathError:
+        is_normal = False
+    if is_normal:
+        tree.files[path] = _stamp(found)
+    else:
+        tree.skip(path, "has no name that a manifest can hold")
+
+
+def _filled(file: int, part: ByteRange, buffer: memoryview) -> bool:
+    done = 0
+    while done < part.size:
+        count = os.preadv(file, [buffer[done:]], part.start + done)
+        if not count:
+            return False
+        done += count
+    return True
+
+
+def _is_still(file: int, stamp: Stamp) -> bool:
+    found = os.fstat(file)
+    return stat.S_ISREG(found.st_mode) and _stamp(found) == stamp
 
 
 def _stamp(found: os.stat_result) -> Stamp:

@@ -5,7 +5,9 @@ import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NoReturn
+
+from bdn.core.chunk import UnsafePathError, normalise_path
 
 CheckpointType = Literal["lora", "whisper", "full", "other"]
 
@@ -15,7 +17,10 @@ CONFIG: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
 INDEX: Final = ".index.json"  # how a file ends that names the shards of a model
 READ: Final = (CONFIG, ADAPTER_CONFIG)  # of each checkpoint, for ``describe``
-LONGEST_READ: Final = 4 * 1024**2  # bytes of a file that is looked into; larger ones say nothing
+LONGEST_READ: Final = (
+    64 * 1024**2
+)  # bytes of a file that is looked into; larger ones say nothing. The index of DeepSeek-V3 has 9 MB
+LONGEST_NAME: Final = 4096  # characters of a base model
 
 
 def is_looked_at(name: str) -> bool:
@@ -32,8 +37,9 @@ def place_of(path: str) -> tuple[str, str] | None:
 
 
 def by_number(name: str) -> tuple[tuple[int, str], ...]:
-    """Sorts names with numbers compared as numbers: ``checkpoint-900`` before ``checkpoint-1000``."""
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name))
+    """Sorts names with numbers compared as numbers: ``checkpoint-900`` before ``checkpoint-1000``. No two names are equal."""
+    parts = enumerate(re.split(r"([0-9]+)", name))
+    return (*((int(part), "") if index % 2 else (-1, part) for index, part in parts), (-1, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,15 @@ class Description:
 
 
 def describe(paths: Iterable[str], read: Mapping[str, bytes]) -> Description:
-    """Of a checkpoint with these files; ``read`` has the contents of those of ``READ`` that lie at its root. What is no JSON says nothing."""
+    """Of a checkpoint with these files; ``read`` has the contents of those of ``READ`` that lie at its root. What is no JSON says nothing.
+
+    Whatever a job wrote there, the result can be written down: as JSON, in UTF-8, in a database.
+    """
     names = set(paths)
     if ADAPTER_CONFIG in names:
         adapter = _object(read.get(ADAPTER_CONFIG))
         base = (adapter or {}).get("base_model_name_or_path")
-        return Description("lora", base if isinstance(base, str) else None, adapter)
+        return Description("lora", base if isinstance(base, str) and len(base) <= LONGEST_NAME else None, adapter)
     if (_object(read.get(CONFIG)) or {}).get("model_type") == "whisper":
         return Description("whisper")
     has_weights = any(posixpath.dirname(name) == "" and name.endswith(".safetensors") for name in names)
@@ -59,14 +68,28 @@ def describe(paths: Iterable[str], read: Mapping[str, bytes]) -> Description:
 
 
 def shards_of(index: bytes) -> set[str]:
-    """The files that an index names, relative to it; none where it is no index."""
-    names = (_object(index) or {}).get("weight_map")
-    return {name for name in names.values() if isinstance(name, str)} if isinstance(names, dict) else set()
+    """The files that an index names, relative to it; none where it is no index. What no file can be named is not waited for."""
+    named = (_object(index) or {}).get("weight_map")
+    texts = {name for name in named.values() if isinstance(name, str)} if isinstance(named, dict) else set()
+    return {path for name in texts if (path := _path(name)) is not None}
+
+
+def _path(name: str) -> str | None:
+    try:
+        return normalise_path(name)
+    except UnsafePathError:
+        return None
 
 
 def _object(content: bytes | None) -> dict[str, Any] | None:
+    """None for what is no JSON object, and for one with a NaN, a NUL or half a surrogate pair, which databases refuse."""
     try:
-        found = json.loads(content) if content is not None else None
+        found = json.loads(content, parse_constant=_refuse) if content is not None else None
+        written = json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and rb"\u0000" not in written else None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
