@@ -1,7 +1,7 @@
 """Send files to the mirror as a checkpoint: what it lacks, chunk by chunk, and then all of it at once becomes visible."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -28,11 +28,17 @@ _ANSWER_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True)
 class SentFile:
-    """A file that is to be sent, by its path in the checkpoint, and how some of it is read into a buffer of that size, in a thread."""
+    """A file that is to be sent, by its path in the checkpoint.
+
+    ``read`` reads some of it into a buffer of that size, in a thread. ``known`` are the digests of chunks that need not be read to be known;
+    ``on_known`` is told of others, in a thread, once the mirror has them.
+    """
 
     path: str
     size: int
     read: Callable[[ByteRange, memoryview], None]
+    known: Mapping[int, Digest]
+    on_known: Callable[[int, Digest], None]
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,21 @@ class Pusher:
     async def _push_once(
         self, source: str, files: Sequence[SentFile], details: CheckpointDetails, check: Callable[[], Awaitable[None]]
     ) -> Mirror:
+        push_id, chunks = await self.send(source, files)
+        await check()
+        pushed = [
+            PushedFile(
+                path=file.path,
+                size=file.size,
+                chunks=[str(chunks[file.path, index]) for index in range(chunk_count(file.size))],
+            )
+            for file in files
+        ]
+        request = CommitRequest(files=pushed, details=details)
+        return await self.outages.ask(partial(self.mirror.commit, push_id, request))
+
+    async def send(self, source: str, files: Sequence[SentFile]) -> tuple[str, dict[tuple[str, int], Digest]]:
+        """Have the mirror hold all chunks of these files, for a push that goes on. Its id, and the chunks by path and index."""
         push = await self.outages.ask(partial(self.mirror.begin_push, PushRequest(source=source)))
         sending = _Sending(self, push.push_id, at_port(self.address, push.data_port))
         chunks: dict[tuple[str, int], Digest] = {}
@@ -79,17 +100,7 @@ class Pusher:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self.threads.count):
                     group.create_task(send(left))
-        pushed = [
-            PushedFile(
-                path=file.path,
-                size=file.size,
-                chunks=[str(chunks[file.path, index]) for index in range(chunk_count(file.size))],
-            )
-            for file in files
-        ]
-        await check()
-        request = CommitRequest(files=pushed, details=details)
-        return await self.outages.ask(partial(self.mirror.commit, push.push_id, request))
+        return push.push_id, chunks
 
 
 class _Sending:
@@ -103,7 +114,10 @@ class _Sending:
         self._loop = asyncio.get_running_loop()
 
     async def chunk(self, file: SentFile, index: int) -> Digest:
-        """Read a chunk once, and send it where the mirror lacks it."""
+        """Read a chunk once, if it is not known, and send it where the mirror lacks it."""
+        known, outages = file.known.get(index), self._pusher.outages
+        if known is not None and not await outages.ask(partial(self._missing.of, known)):
+            return known
         part = chunk_range(file.size, index)
 
         def work(buffer: memoryview) -> Digest:
@@ -111,9 +125,10 @@ class _Sending:
             digest = digest_of(buffer)
             if asyncio.run_coroutine_threadsafe(self._missing.of(digest), self._loop).result():
                 self._put(digest, buffer)
+            file.on_known(index, digest)
             return digest
 
-        return await self._pusher.outages.ask(partial(self._pusher.threads.run, part.size, work))
+        return await outages.ask(partial(self._pusher.threads.run, part.size, work))
 
     async def _ask_missing(self, digests: Sequence[Digest]) -> list[bool]:
         chunks = ChunkList(chunks=[str(digest) for digest in dict.fromkeys(digests)])

@@ -15,8 +15,9 @@ from bdn.net.tls import Authorities
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.wire.mirror_schema import Mirror
 from node_agent.background_tasks import in_thread
+from node_agent.job.journal import VolumeJournal
 from node_agent.job.pushing import Pusher
-from node_agent.job.syncing import FILES_LIMIT, Found, Pushed, Syncer
+from node_agent.job.syncing import FILES_LIMIT, Found, Syncer
 from node_agent.job.tree import JobDirectory
 
 _THREADS: Final = 8
@@ -45,14 +46,15 @@ async def sync_directory(
         on_pushed(mirror)
 
     name = sha256(f"{directory}\0{url}\0{job}".encode("utf-8", "surrogateescape")).hexdigest()
-    kept = data_dir / "pushed" / f"{name}.json"
+    kept = data_dir / "pushed" / f"{name}.journal"
     await in_thread(make_folder, kept.parent, is_durable=True)
     async with AsyncExitStack() as stack:
         mirror = await stack.enter_async_context(MirrorClient(url, token, authorities=authorities))
         threads = stack.enter_context(closing(ByteThreads(_THREADS, "push")))
         pool = stack.enter_context(closing(ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS, authorities=authorities)))
         pusher = Pusher(mirror, url, pool, threads, token, outages)
-        syncer = Syncer(JobDirectory(directory, FILES_LIMIT), job, pusher, Pushed(kept), tell, settle_seconds)
+        journal = stack.enter_context(await in_thread(VolumeJournal, kept))
+        syncer = Syncer(JobDirectory(directory, FILES_LIMIT), job, pusher, journal, tell, settle_seconds)
         if is_once:
             return await syncer.run_once()
         await syncer.run()

@@ -1,21 +1,20 @@
 """Sync a job's checkpoint directory: look, wait until a checkpoint has settled, push it, and look again before it becomes visible.
 
-It is another process than the training's, and holds nothing of it up. What it knows is in memory, but for what it has pushed: so one that
-starts again pushes nothing twice.
+It is another process than the training's, and holds nothing of it up. Files that rest are sent ahead. What was sent stands in a journal: a
+syncer that starts again reads and sends nothing twice.
 """
 
 import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import ByteRange, digest_of
+from bdn.core.chunk import ByteRange, chunk_count, digest_of
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.source.uri import CheckpointUri
 from bdn.core.training.checkpoints import (
@@ -27,10 +26,10 @@ from bdn.core.training.checkpoints import (
     place_of,
 )
 from bdn.core.training.settling import Settling, Stamp, why_incomplete
-from bdn.disk.durable import write_durably
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import CheckpointDetails
 from node_agent.background_tasks import in_thread
+from node_agent.job.journal import Committed, VolumeJournal
 from node_agent.job.pushing import Pusher, SentFile
 from node_agent.job.tree import JobDirectory, Tree, open_for_writing
 
@@ -91,27 +90,6 @@ def _is_of(path: str, name: str) -> bool:
 
 
 @dataclass
-class Pushed:
-    """Which checkpoints were pushed, as what, in a file that survives whatever ends this process. A file that is wrong says nothing."""
-
-    file: Path
-    fingerprints: dict[str, str] = field(default_factory=dict)
-
-    def load(self) -> None:
-        """Blocking."""
-        try:
-            found = json.loads(self.file.read_bytes())
-            self.fingerprints = {str(name): str(value) for name, value in found.items()}
-        except (OSError, ValueError, AttributeError):
-            self.fingerprints = {}
-
-    def add(self, name: str, fingerprint: str) -> None:
-        """Blocking."""
-        self.fingerprints[name] = fingerprint
-        write_durably(self.file, json.dumps(self.fingerprints, sort_keys=True).encode())
-
-
-@dataclass
 class Syncer:
     """Pushes the checkpoints below a directory as ``job``'s, which names a project, a job and a rank.
 
@@ -121,7 +99,7 @@ class Syncer:
     directory: JobDirectory
     job: CheckpointUri
     pusher: Pusher
-    pushed: Pushed
+    journal: VolumeJournal
     on_pushed: Callable[[Found, Mirror], object]
     settle_seconds: float = SETTLE_SECONDS
     clock: Callable[[], float] = time.monotonic
@@ -132,26 +110,40 @@ class Syncer:
         self._settling = Settling(self.settle_seconds)
 
     async def run(self) -> None:
-        """For ever. A push that fails is tried again after a minute, and holds up no other checkpoint."""
-        await in_thread(self.pushed.load)
+        """For ever. A push that fails is tried again after a minute, and then holds up no other checkpoint."""
         while True:
-            for found in await self._settled():
+            now, known = await self._look()
+            for name, found in known.items():
+                if self._again_at.get(name, now) > now or self._is_pushed(found):
+                    continue
                 try:
-                    await self._push(found)
+                    await self._go_on(found, now)
                 except ChangedError:
                     continue  # somebody writes after all
                 except BdnError as error:
-                    self._again_at[found.name] = self.clock() + _AGAIN_SECONDS
-                    facts = {"checkpoint": found.name, "code": error.code, "error": str(error)}
+                    self._again_at[name] = self.clock() + _AGAIN_SECONDS
+                    facts = {"checkpoint": name, "code": error.code, "error": str(error)}
                     logger.warning("a checkpoint was not pushed, and is tried again", extra=facts)
             await asyncio.sleep(LOOK_SECONDS)
 
+    async def _go_on(self, found: Found, now: float) -> None:
+        """Push it, or send ahead what of it has rested: when it settles, little is left to be sent."""
+        if self._settling.is_settled(found.name, now):
+            if await in_thread(self._is_complete, found):
+                await self._push(found)
+            return
+        rested = self._settling.rested(found.name, now)
+        files = [file for file in self._files(found, rested) if len(file.known) < chunk_count(file.size)]
+        if files:
+            await self.pusher.send(self._source(found), files)
+
     async def run_once(self) -> list[str]:
         """Push all that is complete as it lies there. Returns the names of those that are not."""
-        await in_thread(self.pushed.load)
         left: list[str] = []
         for name, found in checkpoints_in(await in_thread(self.directory.look)).items():
             try:
+                if self._is_pushed(found):
+                    continue
                 if await in_thread(self._is_complete, found):
                     await self._push(found)
                     continue
@@ -160,19 +152,17 @@ class Syncer:
             left.append(name)
         return left
 
-    async def _settled(self) -> list[Found]:
-        """Those that have settled and were not pushed as they are."""
+    def _is_pushed(self, found: Found) -> bool:
+        committed = self.journal.committed(found.name)
+        return committed is not None and committed.fingerprint == found.fingerprint
+
+    async def _look(self) -> tuple[float, dict[str, Found]]:
+        """What is there now, and when that was seen. What is not there any more is forgotten."""
         tree = await in_thread(self.directory.look)
         now, known = self.clock(), checkpoints_in(tree)
         self._settling.look(now, {name: found.files for name, found in known.items()}, tree.folders)
-        return [
-            found
-            for name, found in known.items()
-            if self._settling.is_settled(name, now)
-            and self._again_at.get(name, now) <= now
-            and self.pushed.fingerprints.get(name) != found.fingerprint
-            and await in_thread(self._is_complete, found)
-        ]
+        await in_thread(self.journal.retain, tree.files)
+        return now, known
 
     def _is_complete(self, found: Found) -> bool:
         """Whether nothing says that more will come: an open file, a shard that an index names, the job itself. Blocking."""
@@ -190,8 +180,6 @@ class Syncer:
 
     async def _push(self, found: Found) -> None:
         """``ChangedError``: it is another one by now, and nothing of it became visible."""
-        if self.pushed.fingerprints.get(found.name) == found.fingerprint:
-            return
         read = {
             path: content
             for path in READ
@@ -206,21 +194,30 @@ class Syncer:
             created_at=found.newest,
             skipped=list(found.skipped),
         )
-        files = [
-            SentFile(path, stamp.size, partial(self._read, f"{found.prefix}{path}", stamp))
-            for path, stamp in sorted(found.files.items())
-        ]
 
         async def check() -> None:
             now = checkpoints_in(await in_thread(self.directory.look)).get(found.name)
             if now is None or now.fingerprint != found.fingerprint:
                 raise ChangedError(found.name)
 
-        source = str(replace(self.job, checkpoint=found.name))
-        mirror = await self.pusher.push(source, files, details, check)
-        await in_thread(self.pushed.add, found.name, found.fingerprint)
+        mirror = await self.pusher.push(self._source(found), self._files(found, found.files), details, check)
+        version = Committed(mirror.id, found.fingerprint)
+        await in_thread(self.journal.note_commit, found.name, version)
         self.on_pushed(found, mirror)
 
-    def _read(self, path: str, stamp: Stamp, part: ByteRange, buffer: memoryview) -> None:
-        if not self.directory.read(path, stamp, part, buffer):
-            raise ChangedError(path)
+    def _source(self, found: Found) -> str:
+        return str(replace(self.job, checkpoint=found.name))
+
+    def _files(self, found: Found, paths: Collection[str]) -> list[SentFile]:
+        """Those of its files, in their order."""
+        return [self._sent(found, path) for path in sorted(paths)]
+
+    def _sent(self, found: Found, path: str) -> SentFile:
+        place, stamp = f"{found.prefix}{path}", found.files[path]
+
+        def read(part: ByteRange, buffer: memoryview) -> None:
+            if not self.directory.read(place, stamp, part, buffer):
+                raise ChangedError(place)
+
+        known = self.journal.chunks(place, stamp)
+        return SentFile(path, stamp.size, read, known, partial(self.journal.note_chunk, place, stamp))

@@ -1,0 +1,188 @@
+"""A syncer beside a job that writes, against a mirror that serves: what settles is pushed whole, what changes is not seen."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bdn.core.chunk import CHUNK_SIZE, ByteRange
+from bdn.core.source.uri import CheckpointUri
+from bdn.net.api_clients import MirrorClient
+from bdn.net.client import OutageRetry
+from bdn.net.http1.pool import ConnectionPool
+from bdn.transfer.byte_threads import ByteThreads
+from node_agent.job.journal import VolumeJournal
+from node_agent.job.pushing import Pusher
+from node_agent.job.syncing import Syncer
+from node_agent.job.tree import JobDirectory
+from tests.support.mirror.process import ServingProcess
+from tests.support.mirror.service import LONGEST_SECONDS, until
+
+pytest_plugins = ("tests.support.mirror.fixtures",)
+JOB = CheckpointUri("llama", "job1")
+BIG = os.urandom(2 * CHUNK_SIZE + 5)
+LONG = 1_000_000.0  # seconds: what has not come by a rename never settles
+
+
+class Reading(JobDirectory):
+    """A job's directory, of which a test sees what is read, and may do something in that moment."""
+
+    def __init__(self, root: Path, during: Callable[[str], None] = lambda _: None) -> None:
+        super().__init__(root, 1000)
+        object.__setattr__(self, "reads", [])
+        object.__setattr__(self, "during", during)
+
+    reads: list[str]
+    during: Callable[[str], None]
+
+    def read(self, path: str, stamp: Any, part: ByteRange, buffer: memoryview) -> bool:
+        self.reads.append(path)
+        self.during(path)
+        return super().read(path, stamp, part, buffer)
+
+
+@asynccontextmanager
+async def syncing(
+    mirror: ServingProcess, directory: JobDirectory, journal: Path, settle_seconds: float = LONG
+) -> AsyncIterator[Syncer]:
+    with (
+        closing(ByteThreads(4, "push")) as threads,
+        closing(ConnectionPool(timeout_seconds=60)) as pool,
+        VolumeJournal(journal) as kept,
+    ):
+        async with MirrorClient(mirror.url, None) as client:
+            pusher = Pusher(client, mirror.url, pool, threads, outages=OutageRetry())
+            yield Syncer(directory, JOB, pusher, kept, lambda *_: None, settle_seconds)
+
+
+@asynccontextmanager
+async def in_background(syncer: Syncer) -> AsyncIterator[None]:
+    task = asyncio.create_task(syncer.run())
+    try:
+        yield
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def checkpoints(mirror: ServingProcess) -> dict[str, Any]:
+    items = (await mirror.http.get("/checkpoints")).json()["items"]
+    return {item["checkpoint_id"]: item for item in items}
+
+
+async def seen(mirror: ServingProcess, *names: str) -> dict[str, Any]:
+    """All checkpoints, once these are there."""
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while not set(names) <= (found := await checkpoints(mirror)).keys():  # noqa: ASYNC110 - others' rows
+            await asyncio.sleep(0.1)
+    return found
+
+
+@pytest.fixture
+async def mirror(upstreams: None, tmp_path: Path) -> AsyncIterator[ServingProcess]:
+    async with await ServingProcess.start(tmp_path / "mirror") as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "job").mkdir()
+    return tmp_path / "job"
+
+
+async def test_what_was_renamed_is_pushed_at_once_and_what_rests_is_only_sent_ahead(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer, in_background(syncer):
+        (folder / "tmp-1").mkdir()
+        (folder / "tmp-1/model.safetensors").write_bytes(BIG)
+        (folder / "resting").mkdir()
+        (folder / "resting/x").write_bytes(b"resting")
+        await until(lambda: mirror.query("SELECT 1 FROM contents WHERE size = 7"))  # x has rested, and was sent
+        assert await checkpoints(mirror) == {}
+        (folder / "tmp-1").rename(folder / "checkpoint-1")
+        found = await seen(mirror, "checkpoint-1")
+    assert found.keys() == {"checkpoint-1"}
+    assert found["checkpoint-1"]["size_bytes"] == len(BIG)
+
+
+async def test_what_was_sent_ahead_is_not_read_again_when_it_settles(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "a").mkdir()
+    (folder / "a/model.safetensors").write_bytes(BIG)
+    directory = Reading(folder)
+    async with syncing(mirror, directory, tmp_path / "journal", settle_seconds=8) as syncer, in_background(syncer):
+        await seen(mirror, "a")
+    assert sorted(directory.reads) == ["a/model.safetensors"] * 3  # chunks
+
+
+async def test_a_syncer_that_starts_again_reads_and_sends_nothing_twice(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "a").mkdir()
+    (folder / "a/model.safetensors").write_bytes(BIG)
+    for reads in (3, 0):
+        directory = Reading(folder)
+        async with syncing(mirror, directory, tmp_path / "journal") as syncer:
+            assert await syncer.run_once() == []
+        assert len(directory.reads) == reads
+    assert mirror.query("SELECT count(*) FROM mirrors") == [(1,)]
+
+
+async def test_what_changes_while_it_is_pushed_is_not_seen(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    """The job writes on in the moment in which its last file is read: what was sent is no state that the directory ever had."""
+    (folder / "a").mkdir()
+    (folder / "a/1").write_bytes(b"first")
+    (folder / "a/2").write_bytes(b"second")
+    changed: list[str] = []
+
+    def change(path: str) -> None:
+        if path == "a/2" and not changed:
+            (folder / "a/1").write_bytes(b"FIRST, and longer")
+            changed.append(path)
+
+    async with syncing(mirror, Reading(folder, change), tmp_path / "journal") as syncer:
+        assert await syncer.run_once() == ["a"]
+        assert await checkpoints(mirror) == {}
+        assert await syncer.run_once() == []
+    found = await checkpoints(mirror)
+    assert found["a"]["size_bytes"] == len(b"FIRST, and longer") + len(b"second")
+
+
+async def test_what_is_renamed_while_it_is_pushed_is_pushed_as_what_it_is_then(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "a").mkdir()
+    (folder / "a/1").write_bytes(b"first")
+
+    def rename(_: str) -> None:
+        if (folder / "a").exists():
+            (folder / "a").rename(folder / "b")
+
+    async with syncing(mirror, Reading(folder, rename), tmp_path / "journal") as syncer:
+        assert await syncer.run_once() == ["a"]
+        assert await syncer.run_once() == []
+    assert (await checkpoints(mirror)).keys() == {"b"}
+
+
+async def test_what_the_job_deletes_stays_and_what_it_writes_again_is_the_next_version(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        for content in (b"one", b"second"):
+            (folder / "a").mkdir(exist_ok=True)
+            (folder / "a/x").write_bytes(content)
+            assert await syncer.run_once() == []
+        (folder / "a/x").unlink()
+        (folder / "a").rmdir()
+        assert await syncer.run_once() == []
+    found = await checkpoints(mirror)
+    assert {name: item["size_bytes"] for name, item in found.items()} == {"a": len(b"second")}
