@@ -26,7 +26,7 @@ from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError, GrantInvalidError, InvalidMountError, SecretMalformedError
 from bdn.core.source.uri import Patterns, compile_pattern, normalise_mount, parse_source, select
 from bdn.core.units import format_size, parse_size
-from bdn.net.chunk_server.messages import find_head
+from bdn.net.chunk_server.messages import body_size, find_head
 from bdn.net.chunk_server.messages import parse_head as parse_request
 from bdn.net.http1.answer import parse_head as parse_answer
 from bdn.net.http1.connection import ProtocolError
@@ -41,8 +41,10 @@ from bdn.wire.http_fields import (
     format_range,
     parse_chunk_path,
     parse_content_range,
+    parse_push_path,
     parse_range,
     parse_retry_after,
+    push_path,
 )
 from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
@@ -153,6 +155,21 @@ def _request_head(content: bytes) -> object:
     return parse_request(content).bearer
 
 
+def _body_size(content: bytes) -> object:
+    if find_head(bytearray(content), 0) != len(content):
+        raise HeadRefusedError(400, "not one head")
+    size = body_size(parse_request(content), CHUNK_SIZE)
+    assert 0 < size <= CHUNK_SIZE
+    return size
+
+
+def _push_path(content: bytes) -> object:
+    found = parse_push_path(text(content))
+    if found is not None:
+        assert parse_push_path(push_path(*found)) == found
+    return found
+
+
 def _answer_head(content: bytes) -> object:
     if not content.endswith(b"\r\n\r\n"):
         raise ProtocolError("not one head")
@@ -213,6 +230,7 @@ _ACCOUNT = (
     b'{"type":"service_account","client_email":"a@b","private_key":"k","private_key_id":"i","token_uri":"https://t"}'
 )
 _REQUEST = b"GET /chunks/b3:00 HTTP/1.1\r\nHost: a\r\nRange: bytes=0-1\r\nAuthorization: Bearer x\r\n\r\n"
+_PUT = b"PUT /pushes/x HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\nExpect: 100-continue\r\n\r\n"
 _ANSWER = b'HTTP/1.1 206 Partial\r\nContent-Length: 12\r\nETag: "x"\r\nConnection: keep-alive\r\n\r\n'
 _CHUNKED = b"HTTP/1.0 200\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -239,6 +257,9 @@ TARGETS: Final = {
         Target("size", _size, (ValueError,), (b"500GB", b"64MiB", b"1.5 TB", b"12")),
         Target("retry-after", _retry_after, (), (b"r|120", b"r|Wed, 21 Oct 2026 07:28:00 GMT", b'x|"api";r=0;t=55')),
         Target("request-head", _request_head, (HeadRefusedError,), (_REQUEST, b"HEAD /x HTTP/1.0\r\n\r\n")),
+        Target("body-size", _body_size, (HeadRefusedError,), (_PUT, _PUT.replace(b"Content-Length", b"Transfer-Encoding"))),
+        Target("push-path", _push_path, (),
+            (f"/pushes/mir_{'0a' * 12}/chunks/{_ONE}?x=1".encode(), b"/pushes/mir_0/chunks/b3%3Aaa")),
         Target("answer-head", _answer_head, (ProtocolError,), (_ANSWER, _CHUNKED)),
         Target("chunk-path", lambda content: parse_chunk_path(text(content)), (),
             (f"/chunks/{_ONE}?x=1".encode(), b"/chunks/b3%3Aaa")),

@@ -10,7 +10,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -365,10 +365,10 @@ def test_a_client_in_the_middle_of_a_body_delays_nobody(server: ChunkServer) -> 
 
 def test_a_client_that_trickles_is_cut_off_and_its_buffer_goes_to_the_next(inbox: Inbox) -> None:
     with (
+        ThreadPoolExecutor(1) as threads,
         serving(Shelf(), received=inbox, timeouts=STRICT, buffers=1) as server,
         begin(server, LARGE) as slow,
         connect(server) as next_one,
-        ThreadPoolExecutor(1) as threads,
     ):
         ended = threads.submit(trickle, slow)
         next_one.sendall(put(CONTENT))
@@ -378,12 +378,10 @@ def test_a_client_that_trickles_is_cut_off_and_its_buffer_goes_to_the_next(inbox
 
 
 def trickle(connection: socket.socket) -> bool:
-    """Ten bytes now and then, until the server hangs up."""
-    while not select.select([connection], [], [], 0.02)[0]:
-        try:
+    """Ten bytes now and then, until the server hangs up, or the test does."""
+    with suppress(OSError, ValueError):
+        while not select.select([connection], [], [], 0.02)[0]:
             connection.send(bytes(10))
-        except OSError:
-            return True
     return True
 
 

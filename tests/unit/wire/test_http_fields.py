@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bdn.core.chunk import ByteRange
+from bdn.core.chunk import ByteRange, digest_of
 from bdn.core.errors import ForeignRequestError
 from bdn.wire import http_fields
 from bdn.wire.http_fields import (
@@ -17,8 +17,10 @@ from bdn.wire.http_fields import (
     format_content_range,
     format_range,
     parse_content_range,
+    parse_push_path,
     parse_range,
     parse_retry_after,
+    push_path,
     takes_gzip,
 )
 from tests.support.network.hypothesis import BRIEFLY
@@ -157,3 +159,13 @@ def test_a_page_is_foreign_unless_it_was_read_from_the_very_address_that_it_asks
             check_local("localhost:8460", origin)
         with pytest.raises(ForeignRequestError, match="Origin"):
             check_local(None, origin)
+
+
+def test_the_path_of_a_pushed_chunk_names_both() -> None:
+    push, chunk = f"mir_{'0a' * 12}", digest_of(b"x")
+    path = push_path(push, chunk)
+    for said in (path, f"{path}?x=y", path.replace("b3:", "b3%3A")):
+        assert parse_push_path(said) == (push, chunk)
+    for other in (path[1:], path[:-1], f"{path}0", f"/x{path}", f"{path}/", path.upper(), path.replace("0a", "0", 1), f"{path}\n",
+                  path.replace("mir_", "psh_"), path.replace("mir_", "../"), path.replace("/chunks/", "/"), f"/chunks/{chunk}"):  # fmt: skip
+        assert parse_push_path(other) is None, other
