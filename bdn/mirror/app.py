@@ -228,6 +228,7 @@ async def open_mirror(
                 is_local=settings.auth == "off",
                 certificate=shown,
                 received=PushedChunks(store, pushes, asyncio.get_running_loop()),
+                on_received=metrics.pushed_bytes.inc,
             )
             # In a thread: a worker of the server may be waiting for what it asked of the loop.
             stack.push_async_callback(asyncio.to_thread, server.close)

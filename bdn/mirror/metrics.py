@@ -37,6 +37,7 @@ class Metrics:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.transferred_bytes = counter("bdn_mirror_transferred_bytes", "Bytes read from upstreams")
         self.served_bytes = counter("bdn_mirror_served_bytes", "Bytes served by the data plane")
+        self.pushed_bytes = counter("bdn_mirror_pushed_bytes", "Bytes of chunks that came in pushes")
         self.located_chunks = counter(
             "bdn_mirror_located_chunks", "Addresses in the store's bucket that agents were given"
         )

@@ -106,6 +106,7 @@ async def test_a_push_becomes_a_mirror_that_is_read_like_any_other(job: Job) -> 
     assert (done["status"], part["source"], part["resolved_revision"]) == ("READY", STEP, "job1/checkpoint-100")
     assert (done["files_total"], done["bytes_total"], done["bytes_transferred"]) == (len(TREE), size, size)
     assert await job.mirror.tree(part["manifest"], done["grant"]) == TREE
+    assert await job.mirror.metric("bdn_mirror_pushed_bytes_total") == size
     (checkpoint,) = await job.checkpoints()
     assert checkpoint["source"] == STEP
     assert checkpoint["manifest"] == part["manifest"]

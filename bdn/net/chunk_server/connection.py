@@ -77,13 +77,14 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: what is in the socket's buffer is given up
 _RECEIVE_BYTES: Final = 64 * 1024
 _SLOWEST: Final = StallPolicy(window_seconds=30.0)
+_SLOWEST_SENDER: Final = StallPolicy(least_bytes=1024 * 1024, window_seconds=30.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """``idle_seconds`` between requests, ``head_seconds`` for one head or a handshake, ``obtaining_seconds`` for a chunk on its way.
 
-    A reader slower than ``slowest`` has stalled. The window is longer than for bodies that we read, because progress
+    A reader slower than ``slowest`` has stalled, and a sender slower than ``slowest_sender``, which holds one of few buffers. The window is longer than for bodies that we read, because progress
     shows in steps: a client's kernel with a full buffer of 6 MB says nothing until a sixteenth of it is free.
     """
 
@@ -91,6 +92,7 @@ class Timeouts:
     head_seconds: float = 10.0
     obtaining_seconds: float = 120.0
     slowest: StallPolicy = _SLOWEST
+    slowest_sender: StallPolicy = _SLOWEST_SENDER
 
 
 @dataclass(slots=True)
@@ -396,7 +398,7 @@ class ChunkConnection:
 
     def _begin_receiving(self, received: ReceivedChunks, request: PushedChunk, buffer: memoryview) -> None:
         done = self._reader.take_into(buffer[: request.size])
-        self._receiving = Receiving(buffer, request.size, self._service.timeouts.slowest, done)
+        self._receiving = Receiving(buffer, request.size, self._service.timeouts.slowest_sender, done)
         self._step = partial(self._receive, received, request, self._receiving)
         if not done and awaits_continue(self._head):
             self._send_interim(_CONTINUE)

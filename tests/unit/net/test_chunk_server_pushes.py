@@ -48,7 +48,7 @@ from tests.support.services.commands import wait_until
 
 PUSH = f"mir_{'0a' * 12}"
 SMALL, CONTENT, LARGE = b"x", os.urandom(100_001), os.urandom(CHUNK_SIZE)
-STRICT = Timeouts(slowest=StallPolicy(64 * 1024, 0.3))
+STRICT = Timeouts(slowest_sender=StallPolicy(64 * 1024, 0.3))
 
 
 def head(path: str, *headers: str, first: str = "PUT {} HTTP/1.1") -> bytes:
