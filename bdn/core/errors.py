@@ -283,13 +283,12 @@ class NoRoomError(ServiceError):
 class QuotaExceededError(ServiceError):
     code = "QUOTA_EXCEEDED"
     transient = True
-    held: int
-    size: int
+    needed: int
     limit: int
 
     def __str__(self) -> str:
         return (
-            f"checkpoints of this organisation would take {format_size(self.held + self.size)}, and BDN_LIMIT_PUSH_BYTES allows "
+            f"checkpoints of this organisation would take {format_size(self.needed)}, and BDN_LIMIT_PUSH_BYTES allows "
             f"{format_size(self.limit)}: remove some with 'bdn checkpoints rm', or have the limit raised"
         )
 

@@ -8,7 +8,7 @@ What was sent stays as long as other half-copied files do, and the next push of 
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -188,7 +188,7 @@ class Pushes:
         push = await self._get(push_id, pusher)
         await self.damages.heal()
         await self._check_chunks(push, list(layouts.values()))
-        await self._check_quota(push, document)
+        await self._check_quota(push, layouts.values())
         for some in batches(list(layouts.values()), contents.NAMES_AT_ONCE):
             async with self.database.write() as session:
                 await self._go_on(session, push)
@@ -237,13 +237,14 @@ class Pushes:
                         f"{layout.size}: all chunks but the last have {CHUNK_SIZE}"
                     )
 
-    async def _check_quota(self, push: _Owned, document: ManifestDocument) -> None:
+    async def _check_quota(self, push: _Owned, layouts: Iterable[FileLayout]) -> None:
         if self.limit_bytes is None:
             return
+        sizes = {layout.digest.hex: layout.size for layout in layouts}
         async with self.database.read() as session:
-            held = await checkpoints.unique_bytes(session, push.organisation)
-        if held + document.bytes_total > self.limit_bytes:
-            raise QuotaExceededError(held, document.bytes_total, self.limit_bytes)
+            needed = await checkpoints.bytes_with(session, push.organisation, push.uri, sizes)
+        if needed > self.limit_bytes:
+            raise QuotaExceededError(needed, self.limit_bytes)
 
     async def _publish(self, push: _Owned, document: ManifestDocument, request: CommitRequest) -> None:
         async with self.database.write() as session:

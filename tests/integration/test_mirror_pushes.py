@@ -262,6 +262,17 @@ async def test_a_deleted_checkpoint_is_gone_and_its_bytes_with_the_next_collecti
     assert await job.mirror.tree(await job.mirror.manifest(source("bt://llama"))) == {"config.json": b"{}"}
 
 
+async def test_an_evicted_checkpoint_comes_back_until_it_is_collected(job: Job) -> None:
+    await job.push(TREE)
+    await job.mirror.evict(source=STEP, tier="mirror")
+    assert await job.mirror.tree(await job.mirror.manifest(source(STEP))) == TREE
+    await job.mirror.evict(source=STEP, tier="mirror", purge=True)
+    assert await job.checkpoints() == []
+    assert (await job.mirror.failed(source(STEP)))["code"] == "SOURCE_NOT_FOUND"
+    await job.push(TREE)
+    assert await job.mirror.tree(await job.mirror.manifest(source(STEP))) == TREE
+
+
 async def test_a_collection_leaves_what_a_push_at_work_has_sent(job: Job) -> None:
     push = await job.begin()
     await job.send(push, TREE)
@@ -301,8 +312,11 @@ async def test_beyond_the_quota_nothing_is_committed(tmp_path: Path) -> None:
             answer = await job.commit(push, {"b": b"abc"})
             assert refusal(answer) == (507, "QUOTA_EXCEEDED")
             assert answer.json()["error"]["retryable"]
-            (checkpoint,) = await job.checkpoints()
-            await job.ask("DELETE", f"/checkpoints/{checkpoint['id']}")
+            await job.push({"a": b"12345678", "same": b"12345678"}, "bt://llama@job1/third")  # counts once
+            for rest in (b"12", b"34"):  # each instead of the version before
+                await job.push({"a": b"12345678", "rest": rest}, "bt://llama@job1/third")
+            for checkpoint in await job.checkpoints():
+                await job.ask("DELETE", f"/checkpoints/{checkpoint['id']}")
             assert (await job.commit(push, {"b": b"abc"})).status_code == 200
 
 

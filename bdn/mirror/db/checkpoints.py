@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import and_, delete, func, or_, select, update
+from sqlalchemy import and_, delete, exists, func, or_, select, update
 
 from bdn.core.chunk import Digest, FileLayout, chunk_range
 from bdn.core.errors import NotFoundError, RevisionNotFoundError, SourceNotFoundError
@@ -76,11 +76,11 @@ async def find_project(session: ReadSession, organisation: str, name: str) -> st
 async def listed(
     session: ReadSession, organisation: str, *, project: str | None = None, job: str | None = None
 ) -> list[CheckpointState]:
-    """Those of an organisation, of a project by name or id, of a job; in no order."""
+    """Those of an organisation, of a project by name or id, of a job; in no order. Not what was evicted and collected since."""
     query = (
         select(CheckpointRow, ProjectRow.name)
         .join(ProjectRow, ProjectRow.id == CheckpointRow.project)
-        .where(CheckpointRow.organisation == organisation)
+        .where(CheckpointRow.organisation == organisation, exists().where(ManifestRow.digest == CheckpointRow.manifest))
     )
     if project is not None:
         query = query.where(CheckpointRow.project == await find_project(session, organisation, project))
@@ -217,12 +217,15 @@ async def drop_push(session: WriteSession, mirror_id: str) -> list[str]:
     return gone
 
 
-async def unique_bytes(session: ReadSession, organisation: str) -> int:
-    """Bytes of the distinct contents of all checkpoints of an organisation."""
-    manifests = select(CheckpointRow.manifest).where(CheckpointRow.organisation == organisation)
-    named = select(ManifestContentRow.content).where(ManifestContentRow.manifest.in_(manifests))
+async def bytes_with(session: ReadSession, organisation: str, uri: CheckpointUri, contents: Mapping[str, int]) -> int:
+    """Bytes of the distinct contents of all checkpoints of an organisation, were these, by digest, those of this checkpoint."""
+    others = [one.row.manifest for one in await listed(session, organisation) if one.uri != uri]
+    named = select(ManifestContentRow.content).where(ManifestContentRow.manifest.in_(others))
     query = select(func.coalesce(func.sum(ContentRow.size), 0)).where(ContentRow.digest.in_(named))
-    return int((await session.execute(query)).scalar_one())
+    total = int((await session.execute(query)).scalar_one())
+    of_others = select(ContentRow.digest).where(ContentRow.digest.in_(named))
+    known = {digest async for (digest,) in select_in(session, of_others, ContentRow.digest, sorted(contents))}
+    return total + sum(size for digest, size in contents.items() if digest not in known)
 
 
 async def older_than(session: ReadSession, before: float) -> list[CheckpointRow]:

@@ -31,7 +31,7 @@ EXAMPLES: list[tuple[BdnError, list[str]]] = [
     (errors.CanceledError("mirror mir_1"), ["mirror mir_1"]),
     (errors.PushGivenUpError("bt://p@j/c"), ["bt://p@j/c", "push again"]),
     (errors.ChunksMissingError(2, ("b3:0",)), ["2 chunks", "b3:0", "commit again"]),
-    (errors.QuotaExceededError(2000, 3000, 4000), ["5 KB", "4 KB", "BDN_LIMIT_PUSH_BYTES"]),
+    (errors.QuotaExceededError(5000, 4000), ["5 KB", "4 KB", "BDN_LIMIT_PUSH_BYTES"]),
     (errors.SourceNotFoundError("hf://o/r", "404"), ["hf://o/r", "404"]),
     (errors.RevisionNotFoundError("hf://o/r", "v9"), ["hf://o/r", "'v9'"]),
     (errors.GatedSourceError("hf://o/r"), ["hf://o/r", "accept its terms"]),
