@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from tests.benchmarks import (
     alone,
+    checkpoints,
     direct,
     fill,
     listings,
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[], Sequence[Row]]] = {
     "sink": alone.measure_sink,
     "chunk-server": alone.measure_chunk_server,
     "receiver": receiver.measure,
+    "checkpoints": checkpoints.measure,
     "tls": tls.measure,
     "warm-cache": warm_cache.measure,
     "small": small.measure,

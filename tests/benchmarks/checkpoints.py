@@ -1,0 +1,158 @@
+"""Checkpoints of 1 GiB, as real safetensors write them: pushed, seen, and what that costs the one who writes."""
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from bdn.core.chunk import CHUNK_SIZE
+from tests.benchmarks import disk
+from tests.benchmarks.report import FEW_RUNS, Figure, Row, ratios, scaled_size
+from tests.support.services import services
+from tests.support.services.commands import Process, Shell, wait_until
+from tests.support.services.processes import cpu_seconds
+
+_SIZE: Final = 1024**3
+_JOB: Final = "bt://bench@job1"
+_LONGEST_SECONDS: Final = 600
+_SHARD: Final = 16 * CHUNK_SIZE
+
+
+def measure() -> list[Row]:
+    """One after the other, each with a checkpoint of its own."""
+    with tempfile.TemporaryDirectory() as name, services.mirror(Path(name) / "mirror") as mirror:
+        shell = Shell(Path(name) / "job", {"BDN_URL": mirror.url})
+        shell.root.mkdir()
+        bench = _Bench(mirror, shell, Path(name) / "out")
+        bench.folder.mkdir()
+        return [*bench.pushes(), *bench.changes(), *bench.visible(), *bench.writer()]
+
+
+class _Bench:
+    def __init__(self, mirror: services.Mirror, shell: Shell, folder: Path) -> None:
+        self.mirror = mirror
+        self.shell = shell
+        self.folder = folder
+        self.size = scaled_size(_SIZE)
+
+    def write(self, name: str, seed: int = 0) -> Path:
+        """A checkpoint in shards, all of random numbers; durable."""
+        place = self.folder / name
+        place.mkdir()
+        random = np.random.default_rng(seed)
+        for number, start in enumerate(range(0, self.size, _SHARD)):
+            values = random.integers(0, 256, min(_SHARD, self.size - start), dtype=np.uint8)
+            save_file({"weights": values}, place / f"model-{number:05}.safetensors")
+        os.sync()
+        return place
+
+    def pushes(self) -> list[Row]:
+        """Beside ``cp`` and ``sync`` of the same files, in turn."""
+        ours, theirs, pusher, server = [], [], [], []
+        gigabytes = self.size / 1e9
+        for run in range(FEW_RUNS):
+            place = self.write(f"checkpoint-{run}", seed=run)
+            before, began = cpu_seconds(self.mirror.process.pid), time.perf_counter()
+            with self.shell.running("bdn", "sync", str(self.folder), _JOB, "--once") as process:
+                pusher.append(_cpu_at_the_end(process) / gigabytes)
+            ours.append(gigabytes / (time.perf_counter() - began))
+            server.append((cpu_seconds(self.mirror.process.pid) - before) / gigabytes)
+            began = time.perf_counter()
+            shutil.copytree(place, self.folder.parent / "copy")
+            os.sync()
+            theirs.append(gigabytes / (time.perf_counter() - began))
+            shutil.rmtree(self.folder.parent / "copy")
+            shutil.rmtree(place)
+            disk.settle(self.folder)
+        return [
+            Figure("bdn sync --once", "GB/s", ours),
+            Figure("a copy beside it, synced", "GB/s", theirs),
+            Figure("ratio, pair by pair", "x", ratios(ours, theirs)),
+            Figure("CPU of bdn sync, its start included", "s/GB", pusher, "<= 0.8"),
+            Figure("CPU of the mirror", "s/GB", server),
+        ]
+
+    def changes(self) -> list[Row]:
+        """The next checkpoint has some of its chunks anew."""
+        rows: list[Row] = []
+        self.write("first", seed=100)
+        self.sync()
+        for percent, asked in ((5, "<= 6"), (10, "<= 11")):
+            place = self.folder / f"changed-{percent}"
+            shutil.copytree(self.folder / "first", place)
+            chunks = self.size // CHUNK_SIZE
+            with min(place.iterdir()).open("r+b") as file:
+                for index in range(max(1, chunks * percent // 100)):
+                    file.seek(index * CHUNK_SIZE + CHUNK_SIZE // 2)
+                    file.write(os.urandom(16))
+            before = services.metric(self.mirror.http, "bdn_mirror_pushed_bytes_total")
+            self.sync()
+            moved = services.metric(self.mirror.http, "bdn_mirror_pushed_bytes_total") - before
+            rows.append(
+                Figure(f"{percent} % of the chunks are new: sent", "% of the bytes", [100 * moved / self.size], asked)
+            )
+        return rows
+
+    def visible(self) -> list[Row]:
+        """From the last byte, or the rename, until it is listed."""
+        with self.shell.running("bdn", "sync", str(self.folder), _JOB):
+            self.write("resting", seed=200)
+            rested = self.seconds_until("resting")
+            self.write("tmp-renamed", seed=201)
+            time.sleep(5)  # it was looked at
+            (self.folder / "tmp-renamed").rename(self.folder / "renamed")
+            renamed = self.seconds_until("renamed")
+        return [
+            Figure("listed after its last byte", "s", [rested], "<= 45"),
+            Figure("listed after it was renamed", "s", [renamed], "<= 15"),
+        ]
+
+    def writer(self) -> list[Row]:
+        """One who writes checkpoints without end, alone and beside a syncer that pushes them, in turn."""
+        alone, beside = [], []
+        for run in range(FEW_RUNS):
+            alone.append(self.written(f"alone-{run}", 300 + run))
+            with self.shell.running("bdn", "sync", str(self.folder), _JOB, "--settle", "0s"):
+                beside.append(self.written(f"beside-{run}", 400 + run))
+        return [
+            Figure("a writer alone", "GB/s", alone),
+            Figure("the same beside bdn sync", "GB/s", beside),
+            Figure("ratio, pair by pair", "x", ratios(beside, alone), ">= 0.9"),
+        ]
+
+    def written(self, name: str, seed: int) -> float:
+        began = time.perf_counter()
+        for part in range(2):
+            self.write(f"{name}-{part}", seed * 2 + part)
+        return 2 * self.size / 1e9 / (time.perf_counter() - began)
+
+    def sync(self) -> None:
+        done = self.shell.run("bdn", "sync", str(self.folder), _JOB, "--once")
+        assert done.code == 0, done.err
+
+    def seconds_until(self, name: str) -> float:
+        began = time.perf_counter()
+        wait_until(lambda: name in self.listed(), seconds=_LONGEST_SECONDS)
+        return time.perf_counter() - began
+
+    def listed(self) -> set[str]:
+        items = self.mirror.http.get("/checkpoints").json()["items"]
+        return {str(item["checkpoint_id"]) for item in items}
+
+
+def _cpu_at_the_end(process: Process) -> float:
+    """What it has used, looked at until it ends."""
+    spent = 0.0
+    while process.poll() is None:
+        try:
+            spent = cpu_seconds(process.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            break
+        time.sleep(0.01)
+    assert process.wait() == 0
+    return spent
