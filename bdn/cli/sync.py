@@ -39,7 +39,9 @@ def _seconds(text: str) -> float:
 )
 @command_line
 async def sync(output: Output, *, directory: Path, job: str, once: bool, settle_seconds: float) -> int:
-    """Push each folder of DIR to the mirror as a checkpoint of the job, once nobody changes it any more; until interrupted.
+    """Push what a job writes to the mirror, as checkpoints.
+
+    Each folder of DIR is one, and is pushed once nobody changes it any more; until interrupted.
 
     Another rank than the first names itself: bt://project@job#rank-1. Nothing of a checkpoint is visible before all of it is. What was pushed
     stays when the job deletes it; one that changes again is pushed again. Temporary folders (tmp-*, *.tmp, hidden ones) are left alone.
