@@ -130,4 +130,4 @@ async def rm(output: Output, *, source: str, keep_last: int | None) -> None:
 
 def _line(one: Checkpoint) -> str:
     size = f"{counted(one.files, 'file')}, {format_size(one.size_bytes)}"
-    return f"{one.source}  {one.checkpoint_type}  {size}  {format_time(one.created_at.timestamp())}"
+    return f"{one.source}  {one.sync_status}  {one.checkpoint_type}  {size}  {format_time(one.created_at.timestamp())}"

@@ -11,7 +11,7 @@ from bdn.cli.clients import ClientSettings
 from bdn.cli.output import DONE, FAILED, Output, command_line, parsed, waiting_for
 from bdn.core.errors import InvalidRequestError
 from bdn.core.source.uri import CheckpointUri, parse_source
-from bdn.core.units import counted, format_size, parse_duration
+from bdn.core.units import counted, format_size, parse_duration, parse_size
 from bdn.net.tls import Authorities
 from bdn.wire.mirror_schema import Mirror, MirrorSource
 
@@ -37,8 +37,11 @@ def _seconds(text: str) -> float:
     callback=parsed(_seconds),
     help="How long nothing of a checkpoint may change before it is pushed.",
 )
+@click.option("--rate", metavar="SIZE", callback=parsed(parse_size), help="Send at most so much in a second (200MB).")
 @command_line
-async def sync(output: Output, *, directory: Path, job: str, once: bool, settle_seconds: float) -> int:
+async def sync(
+    output: Output, *, directory: Path, job: str, once: bool, settle_seconds: float, rate: int | None
+) -> int:
     """Push what a job writes to the mirror, as checkpoints.
 
     Each folder of DIR is one, and is pushed once nobody changes it any more; until interrupted.
@@ -76,6 +79,7 @@ async def sync(output: Output, *, directory: Path, job: str, once: bool, settle_
         authorities=Authorities(settings.tls_ca),
         data_dir=settings.data_dir,
         settle_seconds=settle_seconds,
+        rate=rate,
         is_once=once,
         on_pushed=tell,
         outages=waiting_for(output, str(uri)),

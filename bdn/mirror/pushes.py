@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -354,14 +355,15 @@ class Pushes:
         """Those of an organisation, oldest first."""
         async with self.database.read() as session:
             found = await checkpoints.listed(session, organisation, project=project, job=job)
-        return [_checkpoint(one) for one in sorted(found, key=lambda one: checkpoints.age(one.row))]
+            syncing = await checkpoints.syncing(session, organisation)
+        return [_checkpoint(one, syncing) for one in sorted(found, key=lambda one: checkpoints.age(one.row))]
 
     async def remove(self, checkpoint_id: str, organisation: str, why: str = "it was deleted") -> Checkpoint:
         """Delete a checkpoint for ever. What was mirrored from it stays."""
         async with self.database.write() as session:
             await mirrors.hold_claims(session)
             state = await checkpoints.get(session, organisation, checkpoint_id)
-            document = _checkpoint(state)
+            document = _checkpoint(state, set())
             gone = await checkpoints.remove(session, state.row)
             await events.record(session, self.database.now(), _gone(organisation, document.source, gone, why))
         return document
@@ -407,8 +409,9 @@ def _row(push: _Owned, document: ManifestDocument, request: CommitRequest, now: 
     }
 
 
-def _checkpoint(state: CheckpointState) -> Checkpoint:
+def _checkpoint(state: CheckpointState, syncing: AbstractSet[tuple[str, str, str]]) -> Checkpoint:
     row = state.row
+    names = {(project, row.job, row.name) for project in (state.project, row.project)}
     return Checkpoint(
         id=row.id,
         checkpoint_id=row.name,
@@ -419,6 +422,7 @@ def _checkpoint(state: CheckpointState) -> Checkpoint:
         rank=row.rank,
         created_at=moment(row.created_at),
         committed_at=moment(row.committed_at),
+        sync_status="SYNCING" if names & syncing else "COMPLETE",
         manifest=f"b3:{row.manifest}",
         files=row.files_total,
         size_bytes=row.bytes_total,

@@ -1,7 +1,7 @@
 """Pushes and checkpoints: what ``/pushes``, ``/checkpoints`` and the data port's ``PUT`` take and answer."""
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field, JsonValue, StrictStr
 
@@ -82,7 +82,7 @@ class CommitRequest(StrictModel, json_schema_extra={"examples": [{"files": [_FIL
 
 
 class Checkpoint(BaseModel):
-    """A checkpoint as one rank pushed it. ``source`` is what mirrors, stages and pulls name it by; ``size_bytes`` is this rank's."""
+    """A checkpoint as one rank pushed it; ``sync_status`` is SYNCING while any rank pushes one of this name. ``source`` is what mirrors, stages and pulls name it by; ``size_bytes`` is this rank's."""
 
     id: str
     checkpoint_id: str
@@ -93,6 +93,7 @@ class Checkpoint(BaseModel):
     rank: int
     created_at: datetime
     committed_at: datetime
+    sync_status: Literal["SYNCING", "COMPLETE"]
     checkpoint_type: CheckpointType
     base_model: str | None
     lora_adapter_config: dict[str, Any] | None

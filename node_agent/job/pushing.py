@@ -1,6 +1,7 @@
 """Send files to the mirror as a checkpoint: what it lacks, chunk by chunk, and then all of it at once becomes visible."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from bdn.wire.push_schema import CHUNKS_AT_ONCE, CheckpointDetails, ChunkList, C
 from bdn.wire.shapes import ServiceUnreachableError, error_from
 from node_agent.fetch.chain import at_port
 
+Pace = Callable[[int], float]
 _ATTEMPTS: Final = 3
 _AGAIN: Final = frozenset(
     {"NOT_FOUND", "CHUNKS_MISSING"}
@@ -51,6 +53,7 @@ class Pusher:
     threads: ByteThreads
     bearer: str | None = field(default=None, repr=False)
     outages: OutageRetry = field(default_factory=OutageRetry)
+    pace: Pace | None = None  # how many seconds to wait before so many bytes are sent
 
     async def push(
         self, source: str, files: Sequence[SentFile], details: CheckpointDetails, check: Callable[[], Awaitable[None]]
@@ -138,6 +141,8 @@ class _Sending:
     def _put(self, digest: Digest, content: memoryview) -> None:
         url = self._plane + push_path(self._push_id, digest)
         headers = {"Authorization": f"Bearer {self._pusher.bearer}"} if self._pusher.bearer else {}
+        if self._pusher.pace is not None:
+            time.sleep(self._pusher.pace(len(content)))
         try:
             with self._pusher.pool.request("PUT", url, headers, content) as answer:
                 refusal = None if answer.status == 204 else error_from(answer.status, answer.read(_ANSWER_BYTES))

@@ -12,7 +12,7 @@ from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities
-from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.byte_threads import ByteThreads, pacer
 from bdn.wire.mirror_schema import Mirror
 from node_agent.background_tasks import in_thread
 from node_agent.job.journal import VolumeJournal
@@ -33,13 +33,15 @@ async def sync_directory(
     authorities: Authorities,
     data_dir: Path,
     settle_seconds: float,
+    rate: int | None,
     is_once: bool,
     on_pushed: Callable[[Mirror], object],
     outages: OutageRetry,
 ) -> list[str]:
     """Push what lies below an absolute directory to the mirror at ``url``; for ever, or once.
 
-    Returns the names of checkpoints that are not complete. ``data_dir`` is where it is kept what was pushed. ``on_pushed`` is told of each.
+    Returns the names of checkpoints that are not complete. ``data_dir`` is where it is kept what was pushed. ``on_pushed`` is told of each. ``rate``
+    is in bytes per second; None is no limit.
     """
 
     def tell(_: Found, mirror: Mirror) -> None:
@@ -52,7 +54,7 @@ async def sync_directory(
         mirror = await stack.enter_async_context(MirrorClient(url, token, authorities=authorities))
         threads = stack.enter_context(closing(ByteThreads(_THREADS, "push")))
         pool = stack.enter_context(closing(ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS, authorities=authorities)))
-        pusher = Pusher(mirror, url, pool, threads, token, outages)
+        pusher = Pusher(mirror, url, pool, threads, token, outages, pacer(rate))
         journal = stack.enter_context(await in_thread(VolumeJournal, kept))
         syncer = Syncer(JobDirectory(directory, FILES_LIMIT), job, pusher, journal, tell, settle_seconds)
         if is_once:

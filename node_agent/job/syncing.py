@@ -15,8 +15,8 @@ from functools import partial
 from typing import Final
 
 from bdn.core.chunk import ByteRange, chunk_count, digest_of
-from bdn.core.errors import BdnError, DiskFailedError
-from bdn.core.source.uri import CheckpointUri
+from bdn.core.errors import BdnError, DiskFailedError, InvalidSourceError
+from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.training.checkpoints import (
     INDEX,
     LONGEST_READ,
@@ -53,6 +53,7 @@ class Found:
     name: str
     files: Mapping[str, Stamp]
     skipped: Sequence[str]
+    is_unreadable: bool = False  # in part
 
     @property
     def prefix(self) -> str:
@@ -78,10 +79,12 @@ def checkpoints_in(tree: Tree) -> dict[str, Found]:
     for path, stamp in tree.files.items():
         if (place := place_of(path)) is not None:
             files.setdefault(place[0], {})[place[1]] = stamp
-    return {
-        name: Found(name, found, [f"{path!a}: {why}" for path, why in tree.skipped.items() if _is_of(path, name)])
-        for name, found in files.items()
-    }
+    return {name: _found(tree, name, found) for name, found in files.items()}
+
+
+def _found(tree: Tree, name: str, files: Mapping[str, Stamp]) -> Found:
+    skipped = [f"{path!a}: {why}" for path, why in tree.skipped.items() if _is_of(path, name)]
+    return Found(name, files, skipped, any(_is_of(path, name) for path in tree.unreadable))
 
 
 def _is_of(path: str, name: str) -> bool:
@@ -149,6 +152,8 @@ class Syncer:
                     continue
             except ChangedError:
                 pass
+            except InvalidSourceError as error:
+                logger.warning("a checkpoint was not pushed", extra={"checkpoint": name, "error": str(error)})
             left.append(name)
         return left
 
@@ -165,7 +170,12 @@ class Syncer:
         return now, known
 
     def _is_complete(self, found: Found) -> bool:
-        """Whether nothing says that more will come: an open file, a shard that an index names, the job itself. Blocking."""
+        """Whether nothing says that more will come: an open file, a shard that an index names, the job itself. Blocking.
+
+        Nor is one complete of which something cannot be read.
+        """
+        if found.is_unreadable:
+            return False
         indexes = {path: self._small(found, path, stamp) for path, stamp in found.files.items() if path.endswith(INDEX)}
         if why_incomplete(found.files, indexes) is not None:
             return False
@@ -206,7 +216,11 @@ class Syncer:
         self.on_pushed(found, mirror)
 
     def _source(self, found: Found) -> str:
-        return str(replace(self.job, checkpoint=found.name))
+        """``InvalidSourceError``: its name would be another checkpoint's."""
+        uri = replace(self.job, checkpoint=found.name)
+        if parse_source(str(uri)) != uri:
+            raise InvalidSourceError(str(uri), f"a folder named {found.name!a} cannot be a checkpoint; rename it")
+        return str(uri)
 
     def _files(self, found: Found, paths: Collection[str]) -> list[SentFile]:
         """Those of its files, in their order."""

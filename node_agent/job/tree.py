@@ -34,6 +34,7 @@ class Tree:
     files: dict[str, Stamp] = field(default_factory=dict)
     folders: dict[str, Folder] = field(default_factory=dict)  # directly below the directory, where births are known
     skipped: dict[str, str] = field(default_factory=dict)
+    unreadable: set[str] = field(default_factory=set)  # among those, or more: what may be read some day
     entries: int = 0
 
     def skip(self, path: str, why: str) -> None:
@@ -75,6 +76,7 @@ class JobDirectory:
             except OSError as error:
                 if error.errno not in _SWAPPED:
                     tree.skip(path, f"cannot be read: {error.strerror}")
+                    tree.unreadable.add(path)
 
     def _look_below(self, tree: Tree, folder: int, path: str, device: int, depth: int) -> None:
         name = path.rpartition("/")[2]

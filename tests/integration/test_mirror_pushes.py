@@ -238,6 +238,17 @@ async def test_a_rank_has_checkpoints_of_its_own(job: Job) -> None:
     assert (await job.mirror.failed(source("bt://llama#rank-1")))["code"] == "REVISION_NOT_FOUND"
 
 
+async def test_a_checkpoint_is_syncing_while_any_rank_pushes_one_of_its_name(job: Job) -> None:
+    await job.push({"rank": b"0"})
+    await job.push({"rank": b"0"}, "bt://llama@job1/other")
+    push = await job.begin(f"{STEP}#rank-1")
+    seen = {one["source"]: one["sync_status"] for one in await job.checkpoints()}
+    assert seen == {STEP: "SYNCING", "bt://llama@job1/other": "COMPLETE"}
+    await job.send(push, {"rank": b"1"})
+    assert (await job.commit(push, {"rank": b"1"})).status_code == 200
+    assert {one["sync_status"] for one in await job.checkpoints()} == {"COMPLETE"}
+
+
 async def test_the_next_version_replaces_the_one_before_and_what_was_mirrored_from_it_stays(job: Job) -> None:
     first = await job.push({"step": b"first"})
     second = await job.push({"step": b"second"})

@@ -186,3 +186,15 @@ async def test_what_the_job_deletes_stays_and_what_it_writes_again_is_the_next_v
         assert await syncer.run_once() == []
     found = await checkpoints(mirror)
     assert {name: item["size_bytes"] for name, item in found.items()} == {"a": len(b"second")}
+
+
+@pytest.mark.parametrize("name", ["a#rank-1", "a\nb"])
+async def test_a_folder_that_cannot_be_named_is_left_and_holds_up_no_other(
+    mirror: ServingProcess, folder: Path, tmp_path: Path, name: str
+) -> None:
+    for one in (name, "b"):
+        (folder / one).mkdir()
+        (folder / one / "x").write_bytes(b"1")
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        assert await syncer.run_once() == [name]
+    assert (await checkpoints(mirror)).keys() == {"b"}

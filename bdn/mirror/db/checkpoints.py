@@ -15,7 +15,7 @@ from sqlalchemy import and_, delete, exists, func, or_, select, update
 from bdn.core.chunk import Digest, FileLayout, chunk_range
 from bdn.core.errors import NotFoundError, RevisionNotFoundError, SourceNotFoundError
 from bdn.core.source.upstream import Identity
-from bdn.core.source.uri import CheckpointUri
+from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.store import scope_of, split_digests
 from bdn.core.training.checkpoints import by_number
 from bdn.mirror.db import contents, mirrors
@@ -87,6 +87,22 @@ async def listed(
     if job is not None:
         query = query.where(CheckpointRow.job == job)
     return [CheckpointState(row, name) for row, name in (await session.execute(query)).all()]
+
+
+async def syncing(session: ReadSession, organisation: str) -> set[tuple[str, str, str]]:
+    """Project as it was named, job and name of the checkpoints that some rank pushes now."""
+    query = (
+        select(MirrorSourceRow.source, MirrorRow.request_key)
+        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
+        .where(MirrorRow.organisation == organisation, MirrorRow.status == "SYNCING")
+        .where(MirrorSourceRow.source.startswith("bt://"))
+    )
+    found = set[tuple[str, str, str]]()
+    for source, key in (await session.execute(query)).all():
+        uri = parse_source(source)
+        if isinstance(uri, CheckpointUri) and key == mirrors.push_key(source):
+            found.add((uri.project, uri.job or "", uri.checkpoint or ""))
+    return found
 
 
 async def found(session: ReadSession, organisation: str, uri: CheckpointUri) -> CheckpointState:

@@ -150,6 +150,7 @@ def test_a_folder_that_may_not_be_read_is_named(root: Path, monkeypatch: pytest.
     tree = looked(root)
 
     assert (list(tree.files), tree.skipped) == (["a/model"], {"a/closed": "cannot be read: Permission denied"})
+    assert {name: found.is_unreadable for name, found in checkpoints_in(tree).items()} == {"a": True}
 
 
 def test_more_names_than_the_limit_are_refused_and_a_folder_is_a_name(root: Path) -> None:
