@@ -47,7 +47,11 @@ class Reading(JobDirectory):
 
 @asynccontextmanager
 async def syncing(
-    mirror: ServingProcess, directory: JobDirectory, journal: Path, settle_seconds: float = LONG
+    mirror: ServingProcess,
+    directory: JobDirectory,
+    journal: Path,
+    settle_seconds: float = LONG,
+    pace: Callable[[int], float] | None = None,
 ) -> AsyncIterator[Syncer]:
     with (
         closing(ByteThreads(4, "push")) as threads,
@@ -55,7 +59,7 @@ async def syncing(
         VolumeJournal(journal) as kept,
     ):
         async with MirrorClient(mirror.url, None) as client:
-            pusher = Pusher(client, mirror.url, pool, threads, outages=OutageRetry())
+            pusher = Pusher(client, mirror.url, pool, threads, outages=OutageRetry(), pace=pace)
             yield Syncer(directory, JOB, pusher, kept, lambda *_: None, settle_seconds)
 
 
@@ -186,6 +190,23 @@ async def test_what_the_job_deletes_stays_and_what_it_writes_again_is_the_next_v
         assert await syncer.run_once() == []
     found = await checkpoints(mirror)
     assert {name: item["size_bytes"] for name, item in found.items()} == {"a": len(b"second")}
+
+
+async def test_what_is_sent_is_paced_and_what_is_held_is_not(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "a").mkdir()
+    (folder / "a/model.safetensors").write_bytes(BIG)
+    asked: list[int] = []
+
+    def pace(size: int) -> float:
+        asked.append(size)
+        return 0.0
+
+    for journal in ("one", "two"):
+        async with syncing(mirror, Reading(folder), tmp_path / journal, pace=pace) as syncer:
+            assert await syncer.run_once() == []
+    assert sum(asked) == len(BIG)
 
 
 @pytest.mark.parametrize("name", ["a#rank-1", "a\nb"])
