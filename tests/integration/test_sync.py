@@ -11,6 +11,8 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, ByteRange
 from bdn.core.source.uri import CheckpointUri
+from bdn.disk.durable import opened
+from bdn.disk.syscalls import birth_time
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
@@ -102,6 +104,9 @@ def folder(tmp_path: Path) -> Path:
 async def test_what_was_renamed_is_pushed_at_once_and_what_rests_is_only_sent_ahead(
     mirror: ServingProcess, folder: Path, tmp_path: Path
 ) -> None:
+    with opened(folder, os.O_RDONLY) as descriptor:
+        if birth_time(descriptor) is None:
+            pytest.skip("this file system keeps no birth times: a rename is not told from a new folder")
     async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer, in_background(syncer):
         (folder / "tmp-1").mkdir()
         (folder / "tmp-1/model.safetensors").write_bytes(BIG)
