@@ -1,5 +1,6 @@
 """``bdn sync``: what a job writes becomes checkpoints."""
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from importlib.metadata import entry_points
@@ -24,9 +25,7 @@ def _seconds(text: str) -> float:
 
 
 @click.command()
-@click.argument(
-    "directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
-)
+@click.argument("directory", metavar="DIR", type=click.Path(resolve_path=True, path_type=Path))
 @click.argument("job", metavar="JOB")
 @click.option("--once", is_flag=True, help="Push what is complete now, and end; exit code 1 where something is not.")
 @click.option(
@@ -58,6 +57,8 @@ async def sync(
         raise InvalidRequestError(
             f"{job} names no job: bt://project@job is one, and bt://project@job#rank-1 its second rank"
         )
+    if not await asyncio.to_thread(directory.is_dir):
+        raise InvalidRequestError(f"{directory} is no directory; make it before the job writes there")
     found = list(entry_points(group="bdn.embedded", name="sync"))
     if not found:
         raise InvalidRequestError("the agent is not installed here; install bdn[agent]")
