@@ -61,7 +61,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Pusher:
+class PushAccess:
     """Who may push in the name of an organisation: what ``grant`` says, or without one all that the organisation may."""
 
     organisation: str
@@ -137,15 +137,15 @@ class Access:
             raise UnauthenticatedError
         raise UnauthenticatedError("the token is not known here, or it was revoked or has expired")
 
-    async def pusher(self, bearer: str | None, organisation: str | None = None) -> Pusher:
+    async def pusher(self, bearer: str | None, organisation: str | None = None) -> PushAccess:
         """Who pushes: a controller, for all jobs of its organisation, or the bearer of a grant to push, for one rank of one job."""
         if bearer is None or self.token is None or self._operator(bearer) or is_token(bearer):
             caller = (await self.caller(bearer)).acting(Role.CONTROLLER, organisation)
-            return Pusher(caller.organisation, is_operator=caller.role is Role.OPERATOR)
+            return PushAccess(caller.organisation, is_operator=caller.role is Role.OPERATOR)
         grant = self.verifier.verify_push(bearer, now=time.time())
         if organisation not in (None, grant.organisation):
             raise NotPermittedError("BDN-Organisation names another organisation than the grant's")
-        return Pusher(grant.organisation, grant)
+        return PushAccess(grant.organisation, grant)
 
     async def check_manifest(self, bearer: str | None, manifest: Digest, organisation: str | None = None) -> str:
         """For whom the bearer may read this manifest, or ``NotFoundError``. An operator acts for ``organisation``."""

@@ -43,7 +43,7 @@ from bdn.core.errors import (
 from bdn.core.events import Event
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.store import ChunkStore, split_digests
-from bdn.mirror.access import Access, NotPermittedError, Pusher
+from bdn.mirror.access import Access, NotPermittedError, PushAccess
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import checkpoints, contents, events, mirrors
 from bdn.mirror.db.checkpoints import CheckpointState
@@ -114,7 +114,7 @@ class Pushes:
     # By who asks: what is another organisation's is looked for each time, as what does not exist is.
     _owned: dict[tuple[str | None, str], _Owned] = field(default_factory=dict)
 
-    async def begin(self, source: str, pusher: Pusher, data_port: int | None) -> Push:
+    async def begin(self, source: str, pusher: PushAccess, data_port: int | None) -> Push:
         """A new push, or the one of the same checkpoint that goes on. ``NotPermittedError``: the bearer's grant is for others."""
         uri, organisation = _named(source), pusher.organisation
         if not pusher.may_push(uri):
@@ -140,7 +140,7 @@ class Pushes:
         expires_at = moment(self.database.now() + GIVEN_UP_SECONDS)
         return Push(push_id=push_id, expires_at=expires_at, data_port=data_port)
 
-    async def missing(self, push_id: str, pusher: Pusher, chunks: Sequence[Digest]) -> list[Digest]:
+    async def missing(self, push_id: str, pusher: PushAccess, chunks: Sequence[Digest]) -> list[Digest]:
         """Those that have to be sent. The others were pushed by this organisation, or it may read them; they are kept for this push."""
         push = await self._get(push_id, pusher)
         organisation = push.organisation
@@ -172,7 +172,7 @@ class Pushes:
             await mirrors.add_transferred(session, push.id, sum(size for _, size in chunks))
         return [None] * len(chunks)
 
-    async def commit(self, push_id: str, pusher: Pusher, request: CommitRequest) -> Mirror:
+    async def commit(self, push_id: str, pusher: PushAccess, request: CommitRequest) -> Mirror:
         """Make the checkpoint visible, whole; said again, the same answer.
 
         Raises:
@@ -197,7 +197,7 @@ class Pushes:
         await self._publish(push, document, request)
         return await self.requests.get(push_id, organisation)
 
-    async def _committed(self, push_id: str, pusher: Pusher, document: ManifestDocument) -> Mirror | None:
+    async def _committed(self, push_id: str, pusher: PushAccess, document: ManifestDocument) -> Mirror | None:
         """The push that has become this very checkpoint."""
         with suppress(NotFoundError):
             done = await self.requests.get(push_id, pusher.organisation)
@@ -286,7 +286,7 @@ class Pushes:
                 )
             await events.record(session, now, told)
 
-    async def forget(self, push_id: str, pusher: Pusher) -> Mirror:
+    async def forget(self, push_id: str, pusher: PushAccess) -> Mirror:
         """End a push that goes on. What was sent is collected as what nobody needs."""
         push = await self._get(push_id, pusher)
         async with self.database.write() as session:
@@ -295,7 +295,7 @@ class Pushes:
         self._forget(push)
         return await self.requests.get(push_id, pusher.organisation)
 
-    async def _get(self, push_id: str, pusher: Pusher | None) -> _Owned:
+    async def _get(self, push_id: str, pusher: PushAccess | None) -> _Owned:
         """A push that this one (None: anybody) may go on with, as it was when this process looked; or ``NotFoundError``."""
         organisation = None if pusher is None else pusher.organisation
         known = self._owned.get((organisation, push_id))

@@ -22,9 +22,8 @@ from node_agent.fetch.chain import at_port
 
 Pace = Callable[[int], float]
 _ATTEMPTS: Final = 3
-_AGAIN: Final = frozenset(
-    {"NOT_FOUND", "CHUNKS_MISSING"}
-)  # the push has ended meanwhile, or the mirror lost some of it
+# The push has ended meanwhile, or the mirror lost some of it.
+_AGAIN: Final = frozenset({"NOT_FOUND", "CHUNKS_MISSING"})
 _ANSWER_BYTES: Final = 64 * 1024
 
 

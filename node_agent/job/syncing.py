@@ -39,6 +39,7 @@ LOOK_SECONDS: Final = 2.0
 SETTLE_SECONDS: Final = 30.0
 FILES_LIMIT: Final = 1_000_000
 _LATEST: Final = 253_402_300_799  # the last second of the year 9999
+_LONGEST_NAMED: Final = 1000  # characters of a path that is skipped: a job may make it ten times as long
 _AGAIN_SECONDS: Final = 60.0  # after a push that failed
 
 
@@ -83,7 +84,7 @@ def checkpoints_in(tree: Tree) -> dict[str, Found]:
 
 
 def _found(tree: Tree, name: str, files: Mapping[str, Stamp]) -> Found:
-    skipped = [f"{path!a}: {why}" for path, why in tree.skipped.items() if _is_of(path, name)]
+    skipped = [f"{path!a:.{_LONGEST_NAMED}}: {why}" for path, why in tree.skipped.items() if _is_of(path, name)]
     return Found(name, files, skipped, any(_is_of(path, name) for path in tree.unreadable))
 
 

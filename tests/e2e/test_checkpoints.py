@@ -113,7 +113,7 @@ def test_what_is_not_complete_is_not_pushed(node: Shell, tmp_path: Path) -> None
     assert len(command(node, "sync", str(tmp_path), JOB, "--once")["pushed"]) == 3
 
 
-def test_a_sync_that_runs_on_pushes_what_settles_and_at_once_what_is_renamed(node: Shell, tmp_path: Path) -> None:
+def test_a_sync_that_runs_on_pushes_what_settles(node: Shell, tmp_path: Path) -> None:
     write(tmp_path, {"loose.txt": b"1"})
     with node.running("bdn", "sync", str(tmp_path), JOB, "--settle", "0s"):
         wait_until(lambda: sources(node) == [f"{JOB}/."], seconds=120)

@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from bdn.core.chunk import ByteRange, digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import manifest_fault
-from bdn.mirror.access import Access, Caller, NotPermittedError, Pusher
+from bdn.mirror.access import Access, Caller, NotPermittedError, PushAccess
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
@@ -134,14 +134,14 @@ async def _agent(access: _Access, bearer: Bearer) -> Caller:
     return (await access.caller(bearer)).acting(Role.AGENT, None)
 
 
-async def _pusher(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Pusher:
+async def _pusher(access: _Access, bearer: Bearer, organisation: Organisation = None) -> PushAccess:
     return await access.pusher(bearer, organisation)
 
 
 Operator = Annotated[Caller, Depends(_operator)]
 Controller = Annotated[Caller, Depends(_controller)]  # an operator is one, too, for the organisation that it names
 Agent = Annotated[Caller, Depends(_agent)]
-Pushing = Annotated[Pusher, Depends(_pusher)]
+Pushing = Annotated[PushAccess, Depends(_pusher)]
 
 _Requests = Annotated[MirrorRequests, provided(MirrorRequests)]
 _Membership = Annotated[Membership, provided(Membership)]

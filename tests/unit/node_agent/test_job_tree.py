@@ -18,6 +18,7 @@ from bdn.core.errors import DiskFailedError, LimitExceededError
 from bdn.core.training.settling import Settling, Stamp
 from bdn.disk.durable import opened
 from bdn.disk.syscalls import birth_time, exchange
+from bdn.wire.push_schema import CheckpointDetails
 from node_agent.job.syncing import Found, checkpoints_in
 from node_agent.job.tree import JobDirectory, Tree, open_for_writing
 
@@ -435,3 +436,11 @@ def writer(opens: str, files: dict[str, Path]) -> Iterator[subprocess.Popen[byte
         assert output is not None
         assert output.readline() == b"open\n"
         yield process
+
+
+def test_what_is_skipped_is_named_in_no_more_signs_than_a_mirror_takes() -> None:
+    deep = "a/" + "/".join(["\u65e5" * 80] * 12)
+    tree = Tree(files={"a/model": Stamp(1, 0, 0, 1, 1)}, skipped={deep: "is a link"})
+    (named,) = checkpoints_in(tree)["a"].skipped
+    assert CheckpointDetails(skipped=[named]).skipped == [named]
+    assert named.endswith(": is a link")
