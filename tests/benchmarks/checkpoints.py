@@ -53,7 +53,7 @@ class _Bench:
 
     def pushes(self) -> list[Row]:
         """Beside ``cp`` and ``sync`` of the same files, in turn."""
-        ours, theirs, pusher, server = [], [], [], []
+        ours, theirs, pusher, server, starts = [], [], [], [], []
         gigabytes = self.size / 1e9
         for run in range(FEW_RUNS):
             place = self.write(f"checkpoint-{run}", seed=run)
@@ -69,11 +69,14 @@ class _Bench:
             shutil.rmtree(self.folder.parent / "copy")
             shutil.rmtree(place)
             disk.settle(self.folder)
+            with self.shell.running("bdn", "sync", str(self.folder), _JOB, "--once") as process:
+                starts.append(_cpu_at_the_end(process) / gigabytes)
         return [
             Figure("bdn sync --once", "GB/s", ours),
             Figure("a copy beside it, synced", "GB/s", theirs),
             Figure("ratio, pair by pair", "x", ratios(ours, theirs)),
             Figure("CPU of bdn sync, its start included", "s/GB", pusher, "<= 0.8"),
+            Figure("CPU of a start that finds nothing to push", "s/GB", starts),
             Figure("CPU of the mirror", "s/GB", server),
         ]
 
