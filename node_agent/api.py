@@ -27,6 +27,7 @@ from bdn.net.api_server import (
     serving,
 )
 from bdn.wire.event_schema import EventDocument, NodeEvents, StagedPath
+from bdn.wire.job_schema import JobVolume, JobVolumeRequest
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest
 from bdn.wire.shapes import Items
 from bdn.wire.stage_schema import (
@@ -48,6 +49,7 @@ _Agent = Annotated[Agent, provided(Agent)]
 logger = logging.getLogger(__name__)
 stages_router = new_router("stages")
 pulls_router = new_router("pulls")
+volumes_router = new_router("job volumes")
 service_router = new_router("service")
 
 
@@ -56,7 +58,7 @@ def build_app(agent: Agent) -> FastAPI:
     return new_service(
         "BDN node agent",
         limit_request_bytes=agent.settings.limit_request_bytes,
-        routers=(stages_router, pulls_router, service_router),
+        routers=(stages_router, pulls_router, volumes_router, service_router),
         provides=(agent,),
     )
 
@@ -102,6 +104,34 @@ async def renew(agent: _Agent, stage_id: str, request: RenewRequest) -> StageDoc
 async def release(agent: _Agent, stage_id: str) -> StageDocument:
     """Unmount, drop the view, end the lease. Idempotent. The files stay in the cache."""
     return agent.stages.document(await agent.stages.release(stage_id))
+
+
+@volumes_router.post("/job-volumes", status_code=201)
+async def make_volume(agent: _Agent, request: JobVolumeRequest) -> JobVolume:
+    """What a rank may write on this node. Asking again is asking once, while its run goes on."""
+    return (await agent.volumes.create(request)).document()
+
+
+@volumes_router.get("/job-volumes")
+async def all_volumes(agent: _Agent) -> Items[JobVolume]:
+    """Every job volume of this node, newest first."""
+    return Items[JobVolume](items=[volume.document() for volume in agent.volumes.all()])
+
+
+@volumes_router.get("/job-volumes/{volume_id}")
+async def one_volume(agent: _Agent, volume_id: str, wait: WaitSeconds = 0) -> JobVolume:
+    """A job volume; with ``wait`` the answer comes when its state or its error changes, or when the time is over."""
+    found = agent.volumes.find(volume_id)
+    await agent.volumes.wait(found, wait)
+    return found.document()
+
+
+@volumes_router.delete("/job-volumes/{volume_id}")
+async def end_volume(agent: _Agent, volume_id: str) -> JobVolume:
+    """The run has ended: scratch goes now, checkpoints are pushed to the end, and then all of it goes."""
+    found = agent.volumes.find(volume_id)
+    await agent.volumes.end(found)
+    return found.document()
 
 
 async def _owner(request: Request) -> None:

@@ -17,11 +17,13 @@ from bdn.core.events import Event
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.api_clients import MirrorClient
 from bdn.net.chunk_server.server import ChunkServer
+from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate, certificate
 from bdn.transfer.byte_threads import BufferPool, ByteThreads, pacer
 from bdn.wire.heartbeat_schema import Heartbeat
 from bdn.wire.http_fields import is_in_the_clear, is_loopback
+from bdn.wire.operation_schema import PrefetchCommand
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
@@ -39,6 +41,8 @@ from node_agent.fetch.owner import Owner
 from node_agent.fetch.peers import Members, Peers, Waits
 from node_agent.fill.fills import Fills
 from node_agent.fill.provision import Pools, Provision
+from node_agent.job.open_volumes import open_volumes
+from node_agent.job.volumes import JobVolumes
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.commands import CommandInbox, EvictionCommands, PrefetchCommands, VerificationCommands
@@ -74,6 +78,7 @@ class Agent:
     cache: NodeCache
     journal: Journal
     stages: StageService
+    volumes: JobVolumes
     evictions: EvictionCommands
     holdings: AgentHoldings
     housekeeping: Housekeeping
@@ -279,6 +284,24 @@ async def open_agent(
             news=news,
             journal=journal,
         )
+
+        # Job volumes: what jobs write, for which room is kept before stages take any.
+        async def keep(volume_id: str, grant: str) -> None:
+            await prefetches.run(PrefetchCommand(id=f"pre_{volume_id}", grant=grant), lambda _: None)
+
+        volumes = await open_volumes(
+            stack,
+            settings,
+            tiers.node,
+            views.kind,
+            pool=to_mirror,
+            authorities=authorities,
+            outages=OutageRetry(policy=policy),
+            verify=heartbeats.verify_push,
+            until_idle=registry.until_idle,
+            keep=keep,
+            clock=clock,
+        )
         stages = StageService(registry, lifecycle, heartbeats.verify, is_node="node" in settings.roles)
 
         metrics.watch(
@@ -288,6 +311,16 @@ async def open_agent(
         )
         metrics.watch("bdn_agent_events_waiting", "Events that the mirror has not heard", lambda: journal.waiting)
         metrics.watch("bdn_agent_byte_threads", "Threads that may move bytes at once now", lambda: pools.own.limit)
+        metrics.watch(
+            "bdn_agent_job_volume_bytes",
+            "Bytes that are set aside for job volumes",
+            lambda: volumes.space.aside.promised,
+        )
+        metrics.watch(
+            "bdn_agent_unsynced_bytes",
+            "Bytes of checkpoints in job volumes that the mirror does not have",
+            lambda: volumes.unsynced_bytes,
+        )
         metrics.watch(
             "bdn_agent_bucket_requests",
             "Requests that may be in flight to the mirror's bucket now",
@@ -324,6 +357,7 @@ async def open_agent(
             cache=tiers.node,
             journal=journal,
             stages=stages,
+            volumes=volumes,
             evictions=evictions,
             holdings=holdings,
             housekeeping=housekeeping,

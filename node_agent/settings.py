@@ -75,6 +75,12 @@ class AgentSettings(FileSettings):
     warm_rate: Rate = 1_000_000_000  # at which files of stages that are to be warm are read into memory
     scrub_seconds: Annotated[float, Field(ge=0)] = 7 * 86400  # within which all that is held is read again; 0: never
     scrub_rate: Rate = 100_000_000
+    scratch_dir: Path | None = None  # of job volumes; None means below the cache dir
+    scratch_bytes: Annotated[Size, Field(gt=0)] = 10_000_000_000  # of a rank that says nothing else
+    settle_seconds: Annotated[float, Field(ge=0)] = 30.0  # that nothing of a checkpoint may change before it is pushed
+    sync_rate: Rate | None = None  # of checkpoints to the mirror
+    unsynced_seconds: Annotated[float, Field(ge=0)] = 7 * 86400  # that checkpoints are kept which cannot be pushed
+    keep_checkpoint: bool = True  # in the cache, the newest of a job that has ended
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2
 
     @classmethod
@@ -91,6 +97,11 @@ class AgentSettings(FileSettings):
     def effective_cache_dir(self) -> Path:
         """The cache directory."""
         return self.cache_dir or self.data_dir / "cache"
+
+    @property
+    def effective_scratch_dir(self) -> Path:
+        """Where job volumes stand."""
+        return self.scratch_dir or self.effective_cache_dir / "jobs"
 
     @property
     def effective_socket(self) -> Path:

@@ -11,7 +11,7 @@ import jwt
 
 from bdn.core.errors import InternalError
 from bdn.disk.durable import disk_errors, write_durably
-from bdn.wire.grants import Grant, GrantVerifier
+from bdn.wire.grants import Grant, GrantVerifier, PushGrant
 
 
 class Trust:
@@ -48,3 +48,7 @@ class Trust:
     def verify(self, token: str) -> Grant:
         """The grant. Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``GrantVerifier.verify``."""
         return self._verifier.verify(token, now=self._clock())
+
+    def verify_push(self, token: str) -> PushGrant:
+        """The grant to push, likewise."""
+        return self._verifier.verify_push(token, now=self._clock())

@@ -79,6 +79,7 @@ class LazyGroup(click.Group):
         "unstage": ("bdn.cli.stage:unstage", "Take a job's files away; the cache keeps them."),
         "sync": ("bdn.cli.sync:sync", "Push what a job writes to the mirror, as checkpoints."),
         "checkpoints": ("bdn.cli.checkpoints:checkpoints", "List, fetch and delete the checkpoints of jobs."),
+        "volumes": ("bdn.cli.volumes:volumes", "Make, list and remove the directories that a job writes on this node."),
     },
 )
 @click.version_option(bdn.__version__, prog_name="bdn")

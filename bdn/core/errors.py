@@ -293,6 +293,17 @@ class QuotaExceededError(ServiceError):
         )
 
 
+class ScratchFullError(ServiceError):
+    code = "SCRATCH_FULL"
+    path: str
+    used_bytes: int | None  # None: more than can be counted
+    limit_bytes: int
+
+    def __str__(self) -> str:
+        used = "more than can be counted" if self.used_bytes is None else format_size(self.used_bytes)
+        return f"{self.path} holds {used}, and may hold {format_size(self.limit_bytes)}: the run is to be stopped"
+
+
 class CacheTooSmallError(ServiceError):
     code = "CACHE_TOO_SMALL"
     needed_bytes: int
@@ -323,7 +334,7 @@ class CacheFullError(ServiceError):
             )
         return (
             f"{format_size(self.needed_bytes)} more do not fit now: of {format_size(self.budget_bytes)}, "
-            f"{format_size(self.leased_bytes)} are in use by stages and {format_size(self.free_bytes)} are free; "
+            f"{format_size(self.leased_bytes)} are in use by stages and job volumes and {format_size(self.free_bytes)} are free; "
             "unstage a job or wait for one to end"
         )
 

@@ -9,6 +9,7 @@ from bdn.net.client import ContentClient, OutageRetry, Params, ServiceClient
 from bdn.wire.access_schema import NewToken, SecretBody, SecretEntry, SecretRotation, Token, TokenRequest
 from bdn.wire.event_schema import EventDocument, Named, NodeEvents
 from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
+from bdn.wire.job_schema import JobVolume, JobVolumeRequest
 from bdn.wire.location_schema import Locations, LocationsRequest
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
 from bdn.wire.mirror_schema import HeldManifests, Mirror, MirrorRequestBody, Plan
@@ -214,6 +215,19 @@ class AgentClient(ServiceClient):
 
     async def unstage(self, stage_id: str) -> StageDocument:
         return await self._call(StageDocument, "DELETE", f"/stages/{stage_id}", wait_seconds=60)
+
+    async def make_volume(self, request: JobVolumeRequest) -> JobVolume:
+        """Evicting what is in its way takes a while."""
+        return await self._call(JobVolume, "POST", "/job-volumes", body=request, wait_seconds=600)
+
+    async def volumes(self) -> Items[JobVolume]:
+        return await self._call(Items[JobVolume], "GET", "/job-volumes")
+
+    async def volume(self, volume_id: str, wait_seconds: float = 0) -> JobVolume:
+        return await self._poll(JobVolume, "GET", f"/job-volumes/{quote(volume_id, safe='')}", wait_seconds)
+
+    async def end_volume(self, volume_id: str) -> JobVolume:
+        return await self._call(JobVolume, "DELETE", f"/job-volumes/{quote(volume_id, safe='')}", wait_seconds=60)
 
     async def verify(self, request: PathVerificationRequest) -> PathVerification:
         """The answer comes when all of it has been read, however long that takes."""

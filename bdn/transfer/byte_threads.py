@@ -97,14 +97,21 @@ class ByteThreads:
 
     With ``least``, how many of them receive at once follows what they achieve, up and down and never below that; the others
     write what they have received, or wait. Without it nobody waits, because somebody else decides how many requests pay off.
+    ``on_start`` is called in each thread before all else.
     """
 
     def __init__(
-        self, count: int, name: str, *, least: int | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        count: int,
+        name: str,
+        *,
+        least: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_start: Callable[[], None] | None = None,
     ) -> None:
         self.count = count
         self._buffers = BufferPool(count)
-        self._executor = ThreadPoolExecutor(count, thread_name_prefix=name)
+        self._executor = ThreadPoolExecutor(count, thread_name_prefix=name, initializer=on_start)
         least = count if least is None else min(least, count)
         self._slots = Slots(Pace(PaceRule(count, least=least, worthwhile=_WORTHWHILE), clock()), clock)
         self._here = threading.local()

@@ -149,6 +149,7 @@ STATUS: Final[dict[type[BdnError], int]] = {
     errors.UpstreamError: 502,
     errors.NoRoomError: 507,
     errors.QuotaExceededError: 507,
+    errors.ScratchFullError: 507,
     errors.CacheTooSmallError: 507,
     errors.CacheFullError: 507,
     errors.ServiceError: 503,

@@ -11,7 +11,7 @@ from typing import Final
 
 from bdn.core.cache.index import LOOKS_AT_ONCE, CacheIndex, EvictionPlan, EvictionReason, Holder, Steps, Victim
 from bdn.core.chunk import Digest, Manifest
-from bdn.core.errors import BdnError, CacheTooSmallError
+from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.core.events import Event
 from node_agent.background_tasks import in_steps, in_thread, to_the_end
 from node_agent.cache.cache_events import (
@@ -179,6 +179,37 @@ class NodeCache:
             account = over_budget("node", held, budget, room.limits.node)
             await self._evict(lambda index: index.planning(size=held - budget), "trim", account)
 
+    async def set_aside(self, name: str, size: int, occupied: Callable[[], int]) -> None:
+        """Promise bytes of the disk to what is no content, until ``space.aside.end(name)``, and evict what is in their way.
+
+        Raises:
+            CacheTooSmallError, CacheFullError: nothing is promised.
+            DiskFailedError: likewise; what was evicted by then is gone.
+        """
+        async with self._lock:
+            await to_the_end(self._set_aside(name, size, occupied))
+
+    async def _set_aside(self, name: str, size: int, occupied: Callable[[], int]) -> None:
+        if size > (most := await in_thread(self.space.most)):
+            raise CacheTooSmallError(size, most)
+        self.space.aside.begin(name, size, occupied)
+        try:
+            await self._check_room_beside(size)  # before anything is evicted in vain
+            await self._trim()
+            await in_thread(self.chunks.tier.trim)
+            await self._check_room_beside(size, self.index.ledger.used_bytes)
+        except BaseException:
+            self.space.aside.end(name)
+            raise
+
+    async def _check_room_beside(self, size: int, used: int = 0) -> None:
+        """Whether the rest is enough for what is leased, and for what is ``used``, if that is more."""
+        room = await in_thread(self.space.room)
+        leased = await in_steps(self.index.counting_leased())
+        if room.is_pressed or max(leased, used) > room.budgets.node:
+            free = max(0, size + room.budgets.node - room.pressed.node - leased)
+            raise CacheFullError(size, min(free, size - 1), leased, size + room.budgets.node)
+
     async def withdraw(self, content: Digest, take: Callable[[], bool]) -> None:
         """Hold a whole file no more: it is wrong, or gone. Its manifests stay, and the next stage fills it again.
 
@@ -338,9 +369,11 @@ class _Admission:
     async def _count_in(self, budget: int, free_files: int | None, now: float) -> frozenset[Digest]:
         """Each manifest alone is checked by the index; together they must fit, too. ``free_files`` None: nothing counts them."""
         total = sum(self._contents.values())
+        ledger, aside = self.index.ledger, self.cache.space.aside.promised
         if self._absent and total > budget:
-            raise CacheTooSmallError(total, budget)
-        ledger = self.index.ledger
+            if total > budget + aside:
+                raise CacheTooSmallError(total, budget)
+            raise CacheFullError(total, max(0, budget - ledger.used_bytes), aside, budget + aside)
         most_files = None if free_files is None else free_files + ledger.count
         missing: set[Digest] = set()
         for one in self.held:

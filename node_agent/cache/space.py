@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,14 +88,46 @@ class Room:
         return self.pressed.node > 0 or self.pressed.cluster > 0
 
 
+class SetAside:
+    """Bytes of a disk that are promised to what is no content: to job volumes, by name. Shared by threads.
+
+    Of each it is known how many of its bytes the disk has given it already: those are not free any more, and the others still are.
+    """
+
+    def __init__(self) -> None:
+        self._promised: dict[str, tuple[int, Callable[[], int]]] = {}
+
+    def begin(self, name: str, size: int, occupied: Callable[[], int]) -> None:
+        """Promise ``size`` bytes. ``occupied`` says how many of them are in use, may be called by any thread, and raises nothing."""
+        self._promised[name] = size, occupied
+
+    def end(self, name: str) -> None:
+        """Promise them no more."""
+        self._promised.pop(name, None)
+
+    @property
+    def promised(self) -> int:
+        """All together."""
+        return sum(size for size, _ in list(self._promised.values()))
+
+    @property
+    def occupied(self) -> int:
+        """What of it is in use."""
+        return sum(min(size, occupied()) for size, occupied in list(self._promised.values()))
+
+
 class Space:
-    """The budgets of one cache directory. ``node`` and ``cluster`` are the ledgers of its tiers. Methods block."""
+    """The budgets of one cache directory. ``node`` and ``cluster`` are the ledgers of its tiers. Methods block.
+
+    What is set ``aside`` comes before both.
+    """
 
     def __init__(
         self, settings: AgentSettings, disk: CacheDirectory, *, node: SpaceLedger, cluster: SpaceLedger
     ) -> None:
         self.node = node
         self.cluster = cluster
+        self.aside = SetAside()
         self._settings = settings
         self._root = disk.places.root
         self._filling = disk.places.filling
@@ -108,13 +140,20 @@ class Space:
         used = TierBudgets(self.node.used_bytes, self.cluster.used_bytes)
         disk, there = self._look()
         self._most = max(self._most, there)
-        size = disk.f_blocks * disk.f_frsize
+        size, aside = disk.f_blocks * disk.f_frsize, self.aside.promised
+        there -= aside - self.aside.occupied
         allowed = self._settings
-        limit = allowed.cache_bytes if allowed.cache_bytes is not None else size * 9 // 10
+        limit = max(0, self._limit(disk) - aside)
         limits = tier_limits(allowed.roles, limit, allowed.cluster_cache_bytes, self._most)
         keep = kept(used, limits, size - self._headroom(disk), allowed.keep_percent)
         mine, plain = share(there - padding, limits, keep), share(max(0, there), limits)
         return Room(mine, limits, TierBudgets(max(0, mine.node - plain.node), max(0, mine.cluster - plain.cluster)))
+
+    def most(self) -> int:
+        """What could be held and set aside together on an empty disk."""
+        with disk_errors(self._root):
+            disk = os.statvfs(self._root)
+        return min(self._limit(disk), disk.f_blocks * disk.f_frsize - self._headroom(disk))
 
     def padding(self, sizes: Collection[int]) -> int:
         """Bytes that files of these sizes waste in their last blocks: much, for a million small ones."""
@@ -131,7 +170,7 @@ class Space:
     def others(self) -> int:
         """Bytes of the disk that are in use and not by content of ours."""
         disk, there = self._look()
-        ours = there + self._headroom(disk) - disk.f_bavail * disk.f_frsize
+        ours = there + self._headroom(disk) - disk.f_bavail * disk.f_frsize + self.aside.occupied
         return (disk.f_blocks - disk.f_bfree) * disk.f_frsize - ours
 
     def tell(self, room: Room) -> None:
@@ -160,6 +199,10 @@ class Space:
             disk = os.statvfs(self._root)
             held = min(before, self._committed()) + under_way
         return disk, held + disk.f_bavail * disk.f_frsize - self._headroom(disk)
+
+    def _limit(self, disk: os.statvfs_result) -> int:
+        allowed = self._settings.cache_bytes
+        return allowed if allowed is not None else disk.f_blocks * disk.f_frsize * 9 // 10
 
     def _headroom(self, disk: os.statvfs_result) -> int:
         allowed = self._settings.headroom_bytes

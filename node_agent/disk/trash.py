@@ -52,10 +52,9 @@ class Trash:
 
         It lies on the trash's file system, and is no link. Raises ``DiskFailedError``: it stands where it was.
         """
-        with disk_errors(path):
-            with suppress(FileNotFoundError):
-                path.rename(self.folder / _fresh())
-                sync_folder(path.parent)
+        with disk_errors(path), suppress(FileNotFoundError):
+            path.rename(self.folder / _fresh())
+            sync_folder(path.parent)
         self._wake.set()
 
     def _run(self) -> None:
@@ -116,7 +115,7 @@ def _writable(folder: int, name: str) -> Iterator[None]:
     """With a folder that its owner may list and move, whatever the job made of its mode."""
     with opened(name, _PLACE, folder) as place:
         with suppress(PermissionError):  # somebody else's: root needs no mode, and others cannot help it
-            os.chmod(f"/proc/self/fd/{place}", 0o700)
+            Path(f"/proc/self/fd/{place}").chmod(0o700)
         yield
 
 

@@ -71,6 +71,12 @@ class VolumeJournal:
         with self._lock:
             return self._committed.get(name)
 
+    @property
+    def names(self) -> list[str]:
+        """The checkpoints that were committed."""
+        with self._lock:
+            return list(self._committed)
+
     def note_chunk(self, path: str, stamp: Stamp, index: int, digest: Digest) -> None:
         """The mirror has chunk ``index`` of a file as it was at this look."""
         self._note(["chunk", path, list(stamp), index, digest.hex])

@@ -53,6 +53,7 @@ class Pusher:
     bearer: str | None = field(default=None, repr=False)
     outages: OutageRetry = field(default_factory=OutageRetry)
     pace: Pace | None = None  # how many seconds to wait before so many bytes are sent
+    turn: Callable[[], Awaitable[None]] | None = None  # waited for before a chunk is read: others may come first
 
     async def push(
         self, source: str, files: Sequence[SentFile], details: CheckpointDetails, check: Callable[[], Awaitable[None]]
@@ -121,6 +122,8 @@ class _Sending:
         if known is not None and not await outages.ask(partial(self._missing.of, known)):
             return known
         part = chunk_range(file.size, index)
+        if self._pusher.turn is not None:
+            await self._pusher.turn()
 
         def work(buffer: memoryview) -> Digest:
             file.read(part, buffer)

@@ -1,7 +1,8 @@
-"""A syncer by itself, with no agent: what the entry point ``sync`` of ``bdn.embedded`` names, for ``bdn sync``."""
+"""Syncers put together: those of job volumes, and one by itself, which the entry point ``sync`` of ``bdn.embedded`` names for ``bdn sync``."""
 
-from collections.abc import Callable
-from contextlib import AsyncExitStack, closing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -16,12 +17,42 @@ from bdn.transfer.byte_threads import ByteThreads, pacer
 from bdn.wire.mirror_schema import Mirror
 from node_agent.background_tasks import in_thread
 from node_agent.job.journal import VolumeJournal
-from node_agent.job.pushing import Pusher
+from node_agent.job.pushing import Pace, Pusher
 from node_agent.job.syncing import FILES_LIMIT, Found, Syncer
 from node_agent.job.tree import JobDirectory
 
 _THREADS: Final = 8
 _TIMEOUT_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Syncers:
+    """What all syncers of a process share: how they reach the mirror at ``url``, and the threads that read and send."""
+
+    url: str
+    authorities: Authorities
+    pool: ConnectionPool
+    threads: ByteThreads
+    outages: OutageRetry
+    settle_seconds: float
+    pace: Pace | None = None
+    turn: Callable[[], Awaitable[None]] | None = None
+
+    @asynccontextmanager
+    async def syncer(
+        self,
+        directory: Path,
+        job: CheckpointUri,
+        token: str | None,
+        journal: Path,
+        on_pushed: Callable[[Found, Mirror], object],
+    ) -> AsyncIterator[Syncer]:
+        """One for the checkpoints below an absolute directory, with the file that says what was sent. Raises ``DiskFailedError``."""
+        async with AsyncExitStack() as stack:
+            mirror = await stack.enter_async_context(MirrorClient(self.url, token, authorities=self.authorities))
+            pusher = Pusher(mirror, self.url, self.pool, self.threads, token, self.outages, self.pace, self.turn)
+            kept = stack.enter_context(await in_thread(VolumeJournal, journal))
+            yield Syncer(JobDirectory(directory, FILES_LIMIT), job, pusher, kept, on_pushed, self.settle_seconds)
 
 
 async def sync_directory(
@@ -51,12 +82,10 @@ async def sync_directory(
     kept = data_dir / "pushed" / f"{name}.journal"
     await in_thread(make_folder, kept.parent, is_durable=True)
     async with AsyncExitStack() as stack:
-        mirror = await stack.enter_async_context(MirrorClient(url, token, authorities=authorities))
         threads = stack.enter_context(closing(ByteThreads(_THREADS, "push")))
         pool = stack.enter_context(closing(ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS, authorities=authorities)))
-        pusher = Pusher(mirror, url, pool, threads, token, outages, pacer(rate))
-        journal = stack.enter_context(await in_thread(VolumeJournal, kept))
-        syncer = Syncer(JobDirectory(directory, FILES_LIMIT), job, pusher, journal, tell, settle_seconds)
+        syncers = Syncers(url, authorities, pool, threads, outages, settle_seconds, pacer(rate))
+        syncer = await stack.enter_async_context(syncers.syncer(directory, job, token, kept, tell))
         if is_once:
             return await syncer.run_once()
         await syncer.run()

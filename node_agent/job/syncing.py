@@ -9,12 +9,13 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from bdn.core.chunk import ByteRange, chunk_count, digest_of
+from bdn.core.chunk import ByteRange, chunk_count, chunk_range, digest_of
 from bdn.core.errors import BdnError, DiskFailedError, InvalidSourceError
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.training.checkpoints import (
@@ -40,7 +41,7 @@ SETTLE_SECONDS: Final = 30.0
 FILES_LIMIT: Final = 1_000_000
 _LATEST: Final = 253_402_300_799  # the last second of the year 9999
 _LONGEST_NAMED: Final = 1000  # characters of a path that is skipped: a job may make it ten times as long
-_AGAIN_SECONDS: Final = 60.0  # after a push that failed
+AGAIN_SECONDS: Final = 60.0  # after a push that failed
 
 
 class ChangedError(Exception):
@@ -107,28 +108,35 @@ class Syncer:
     on_pushed: Callable[[Found, Mirror], object]
     settle_seconds: float = SETTLE_SECONDS
     clock: Callable[[], float] = time.monotonic
+    unsynced_bytes: int = field(default=0, init=False)  # by the last look, of all that is not committed
+    unsynced: Sequence[str] | None = field(default=None, init=False)  # by name; None before the first look
+    error: BdnError | None = field(default=None, init=False)  # of the last push
     _settling: Settling = field(init=False)
     _again_at: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._settling = Settling(self.settle_seconds)
 
-    async def run(self) -> None:
-        """For ever. A push that fails is tried again after a minute, and then holds up no other checkpoint."""
-        while True:
+    async def run(self, over: asyncio.Event | None = None) -> None:
+        """Until it is ``over``, or for ever. A push that fails is tried again after a minute, and then holds up no other checkpoint."""
+        over = over or asyncio.Event()
+        while not over.is_set():
             now, known = await self._look()
             for name, found in known.items():
-                if self._again_at.get(name, now) > now or self._is_pushed(found):
+                if over.is_set() or self._again_at.get(name, now) > now or self._is_pushed(found):
                     continue
                 try:
                     await self._go_on(found, now)
                 except ChangedError:
                     continue  # somebody writes after all
                 except BdnError as error:
-                    self._again_at[name] = self.clock() + _AGAIN_SECONDS
+                    self.error = error
+                    self._again_at[name] = self.clock() + AGAIN_SECONDS
                     facts = {"checkpoint": name, "code": error.code, "error": str(error)}
                     logger.warning("a checkpoint was not pushed, and is tried again", extra=facts)
-            await asyncio.sleep(LOOK_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await over.wait()
 
     async def _go_on(self, found: Found, now: float) -> None:
         """Push it, or send ahead what of it has rested: when it settles, little is left to be sent."""
@@ -144,7 +152,9 @@ class Syncer:
     async def run_once(self) -> list[str]:
         """Push all that is complete as it lies there. Returns the names of those that are not."""
         left: list[str] = []
-        for name, found in checkpoints_in(await in_thread(self.directory.look)).items():
+        known = checkpoints_in(await in_thread(self.directory.look))
+        self._count(known)
+        for name, found in known.items():
             try:
                 if self._is_pushed(found):
                     continue
@@ -156,6 +166,7 @@ class Syncer:
             except InvalidSourceError as error:
                 logger.warning("a checkpoint was not pushed", extra={"checkpoint": name, "error": str(error)})
             left.append(name)
+        self._count(known)
         return left
 
     def _is_pushed(self, found: Found) -> bool:
@@ -168,7 +179,19 @@ class Syncer:
         now, known = self.clock(), checkpoints_in(tree)
         self._settling.look(now, {name: found.files for name, found in known.items()}, tree.folders)
         await in_thread(self.journal.retain, tree.files)
+        self._count(known)
         return now, known
+
+    def _count(self, known: Mapping[str, Found]) -> None:
+        unsynced = [found for found in known.values() if not self._is_pushed(found)]
+        self.unsynced = [found.name for found in unsynced]
+        self.unsynced_bytes = sum(
+            sum(
+                chunk_range(file.size, index).size for index in range(chunk_count(file.size)) if index not in file.known
+            )
+            for found in unsynced
+            for file in self._files(found, found.files)
+        )
 
     def _is_complete(self, found: Found) -> bool:
         """Whether nothing says that more will come: an open file, a shard that an index names, the job itself. Blocking.
@@ -214,6 +237,7 @@ class Syncer:
         mirror = await self.pusher.push(self._source(found), self._files(found, found.files), details, check)
         version = Committed(mirror.id, found.fingerprint)
         await in_thread(self.journal.note_commit, found.name, version)
+        self.error = None
         self.on_pushed(found, mirror)
 
     def _source(self, found: Found) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, DiskFailedError, LimitExceededError
 from bdn.disk.direct import DirectWrites
 from bdn.net.api_clients import MirrorClient
-from bdn.wire.grants import Grant, UnknownKeyError
+from bdn.wire.grants import Grant, PushGrant, UnknownKeyError
 from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply, HoldingsChange
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.stage_schema import Cache, TierUse, Writes
@@ -33,6 +33,7 @@ _HOLDINGS_AT_ONCE: Final = 500  # between two of these the event loop does other
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_Granted = TypeVar("_Granted")
 _MOST_BYTES: Final = 512 * 1024  # of one heartbeat's holdings, and again of its reports and its events
 _MOST_BYTES_EARLIER: Final = 3 * 1024**2  # of all holdings, for a mirror that takes them at once or not at all
 
@@ -342,14 +343,21 @@ class Heartbeats:
 
         Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``Trust.verify``.
         """
+        return await self._verified(self._trust.verify, token)
+
+    async def verify_push(self, token: str) -> PushGrant:
+        """A grant to push, likewise."""
+        return await self._verified(self._trust.verify_push, token)
+
+    async def _verified(self, verify: Callable[[str], _Granted], token: str) -> _Granted:
         try:
-            return self._trust.verify(token)
+            return verify(token)
         except UnknownKeyError:
             try:
                 await self.beat()
             except BdnError as error:
                 self._note_failure(error)
-        return self._trust.verify(token)
+        return verify(token)
 
     async def _listen(self) -> None:
         pause = 1.0

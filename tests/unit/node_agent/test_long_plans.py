@@ -13,6 +13,7 @@ from bdn.core.chunk import Digest, FileEntry, Manifest
 from node_agent.cache.cache_events import over_budget
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
+from node_agent.cache.space import SetAside
 from tests.support.agent.cache import NOBODY
 from tests.support.content.names import named, stage
 
@@ -66,7 +67,7 @@ def cache_of(manifests: int, looks: Looks) -> NodeCache:
     looks.all = looks.most = 0
     nothing = SimpleNamespace(delete=list, left_of=lambda _: [], records=SimpleNamespace(save=lambda *_: None))
     room = SimpleNamespace(budgets=SimpleNamespace(node=10**6))
-    space = SimpleNamespace(padding=lambda _: 0, room=lambda _: room, free_files=lambda: None)
+    space = SimpleNamespace(padding=lambda _: 0, room=lambda _: room, free_files=lambda: None, aside=SetAside())
     chunks = SimpleNamespace(add=lambda _: None, remove=lambda _: None)
     return NodeCache(index, cast(Any, nothing), cast(Any, chunks), cast(Any, space), lambda: 1e6, NOBODY)
 

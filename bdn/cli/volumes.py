@@ -1,0 +1,246 @@
+"""``bdn volumes``: directories with a bound that a job writes on this node, from a shell, a prolog or an init container."""
+
+import asyncio
+import os
+import shlex
+import signal
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import click
+
+from bdn.cli.clients import agent_client, mirror_client
+from bdn.cli.output import DONE, FAILED, Output, command_line, parsed, waiting_for
+from bdn.cli.stage import grant_of, ready_mirror, ready_stage
+from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, SourceNotFoundError
+from bdn.core.source.uri import CheckpointUri, parse_source
+from bdn.core.units import format_size, parse_size
+from bdn.net.api_clients import AgentClient, MirrorClient
+from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
+from bdn.wire.job_schema import JobVolume, JobVolumeRequest
+from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
+from bdn.wire.push_schema import Checkpoint, PushGrantRequest
+from bdn.wire.shapes import Items
+from bdn.wire.stage_schema import StageDocument, StageRequest
+
+_GRACE_SECONDS: Final = 30.0  # between SIGTERM and SIGKILL
+_LOOK_SECONDS: Final = 0.2
+
+
+@click.group()
+def volumes() -> None:
+    """Make, list and remove the directories that a job writes on this node."""
+
+
+@volumes.command()
+@click.option("--job", "run_id", required=True, metavar="ID", help="The job; with the rank it names the volume.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Which of its nodes this is.")
+@click.option("--nodes", type=click.IntRange(min=1), help="How many there are, for --load.")
+@click.option("--scratch", metavar="SIZE", callback=parsed(parse_size), help="The bound of scratch (10GB).")
+@click.option("--checkpoints", metavar="SIZE", callback=parsed(parse_size), help="Also a directory of checkpoints.")
+@click.option("--project", metavar="NAME", help="Of checkpoints: they are pushed as bt://NAME@ID.")
+@click.option("--load", metavar="SOURCE", help="Also stage a checkpoint: bt://project, bt://project@job/name.")
+@command_line
+async def create(
+    output: Output,
+    *,
+    run_id: str,
+    rank: int,
+    nodes: int | None,
+    scratch: int | None,
+    checkpoints: int | None,
+    project: str | None,
+    load: str | None,
+) -> None:
+    """Make what a job may write on this node, and print its environment as lines for a shell.
+
+    Scratch is empty, bounded and gone when the volume is removed. Checkpoints are pushed meanwhile, by the agent. Said again it is the same
+    volume.
+
+    \b
+    Example: eval "$(bdn volumes create --job train-42 --scratch 10GB --checkpoints 100GB --project llama)"
+    Example: bdn volumes create --job train-43 --checkpoints 100GB --project llama --load bt://llama --json
+    """
+    grant, stage = None, None
+    async with mirror_client() as mirror, agent_client() as agent:
+        if checkpoints is not None:
+            if project is None:
+                raise InvalidRequestError("--checkpoints needs --project: checkpoints are pushed as bt://project@job")
+            job = str(CheckpointUri(project, run_id, rank=rank))
+            if parse_source(job) != CheckpointUri(project, run_id, rank=rank):
+                raise InvalidRequestError(f"{job} names no job: without @, / and # in the project and the job it does")
+            grant = (await mirror.grant_pushes(PushGrantRequest(job=job))).grant
+        if load is not None:
+            stage = await _loaded(output, mirror, agent, load, run_id=run_id, rank=rank, nodes=nodes)
+        request = JobVolumeRequest(
+            run_id=run_id, rank=rank, scratch_bytes=scratch, checkpoint_bytes=checkpoints, push_grant=grant
+        )
+        made = await agent.make_volume(request)
+    environment = _environment(made, stage)
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    document = {"volume": made.model_dump(mode="json"), "environment": environment}
+    output.result(document, lines, lines)
+
+
+def _environment(volume: JobVolume, stage: StageDocument | None) -> dict[str, str]:
+    found = {"BDN_JOB_VOLUME": volume.id}
+    if volume.scratch is not None:
+        found["BT_SCRATCH_DIR"] = volume.scratch.path
+    if volume.checkpoints is not None:
+        found["BT_CHECKPOINT_DIR"] = volume.checkpoints.path
+    if stage is not None:
+        (mount, *_) = stage.mounts
+        found["BT_LOAD_CHECKPOINT_DIR"] = mount.path.removesuffix(mount.mount_location)
+    return found
+
+
+async def _loaded(
+    output: Output, mirror: MirrorClient, agent: AgentClient, source: str, *, run_id: str, rank: int, nodes: int | None
+) -> StageDocument | None:
+    """Its files at ``rank-<n>/<name>`` of a folder. None: of a project without any checkpoint, from which a first run starts."""
+    uri = parse_source(source)
+    if not isinstance(uri, CheckpointUri):
+        raise InvalidRequestError(f"--load takes a checkpoint, such as bt://project@job/name, and not {source}")
+    ranks = await _ranks(mirror, uri)
+    if not ranks:
+        if uri.job is None and uri.checkpoint is None:
+            output.say(f"{source} has no checkpoint: the job starts without one")
+            return None
+        raise SourceNotFoundError(source, "no such checkpoint was pushed, or it was deleted")
+    wanted = [one for one in ranks if nodes != len(ranks) or one.rank in (0, rank)]
+    weights = [
+        WeightsSourceBody(source=one.source, mount_location=f"/rank-{one.rank}/{one.checkpoint_id}") for one in wanted
+    ]
+    begun = await mirror.request(MirrorRequestBody(weights=weights))
+    ready = await ready_mirror(output, "mirroring", mirror.follow(begun.id, outages=waiting_for(output, begun.id)))
+    stage = await agent.stage(StageRequest(job_id=run_id, grant=grant_of(ready)))
+    return await ready_stage(output, "staging", agent.follow(stage.id, outages=waiting_for(output, stage.id)))
+
+
+async def _ranks(mirror: MirrorClient, uri: CheckpointUri) -> list[Checkpoint]:
+    """All ranks of the newest checkpoint that the source names."""
+    listed = (await mirror.checkpoints(uri.project, uri.job)).items
+    named = [one for one in listed if uri.checkpoint in (None, one.checkpoint_id)]
+    if not named:
+        return []
+    newest = named[-1].job, named[-1].checkpoint_id
+    return sorted((one for one in named if (one.job, one.checkpoint_id) == newest), key=lambda one: one.rank)
+
+
+@volumes.command()
+@command_line
+async def ls(output: Output) -> None:
+    """List the job volumes of this node, newest first.
+
+    \b
+    Example: bdn volumes ls
+    """
+    async with agent_client() as agent:
+        found = await agent.volumes()
+    lines = [_line(one) for one in found.items] or ["there is no job volume"]
+    output.result(found, lines, [one.id for one in found.items])
+
+
+@volumes.command()
+@click.argument("volume", required=False)
+@click.option("--job", "run_id", metavar="ID", help="All volumes of this job on this node.")
+@click.option("--wait", is_flag=True, help="Until all checkpoints are pushed and nothing is left.")
+@command_line
+async def rm(output: Output, *, volume: str | None, run_id: str | None, wait: bool) -> None:
+    """The job has ended: remove VOLUME, or all of a job. Scratch goes now, the rest once its checkpoints are pushed.
+
+    \b
+    Example: bdn volumes rm jv_0123456789abcdef01234567
+    Example: bdn volumes rm --job train-42 --wait
+    """
+    if (volume is None) == (run_id is None):
+        raise InvalidRequestError("name a volume, or a job with --job")
+    async with agent_client() as agent:
+        known = [] if run_id is None else (await agent.volumes()).items
+        names = [volume] if volume is not None else [one.id for one in known if one.run_id == run_id]
+        ended = [await agent.end_volume(name) for name in names]
+        if wait:
+            ended = [await _until_ended(output, agent, one) for one in ended]
+    lines = [_line(one) for one in ended] or [f"job {run_id} has no volume on this node"]
+    output.result(Items[JobVolume](items=ended), lines, [one.id for one in ended])
+
+
+async def _until_ended(output: Output, agent: AgentClient, volume: JobVolume) -> JobVolume:
+    outages = waiting_for(output, volume.id)
+    while volume.state != "ENDED":
+        try:
+            volume = await outages.ask(partial(agent.volume, volume.id, LONGEST_WAIT_SECONDS))
+        except BdnError as error:
+            if error.code != NotFoundError.code:
+                raise
+            volume = volume.model_copy(update={"state": "ENDED"})
+    return volume
+
+
+@volumes.command()
+@click.argument("volume")
+@click.option("--pid", type=click.IntRange(min=2), required=True, help="The process, and its group if it leads one.")
+@command_line
+async def guard(output: Output, *, volume: str, pid: int) -> int:
+    """Stop a process when its volume holds more than it may: SIGTERM, and SIGKILL after 30 seconds. Ends with either.
+
+    Only where bounds are watched is this needed; a file system of its own says ENOSPC.
+
+    \b
+    Example: bdn volumes guard "$BDN_JOB_VOLUME" --pid $$ &
+    """
+    outages = waiting_for(output, volume)
+    async with agent_client() as agent:
+        while _is_alive(pid):
+            found = await outages.ask(partial(agent.volume, volume, 1))
+            if found.error is not None:
+                output.say(f"{found.error.message} [{found.error.code}]")
+                await _stop(pid)
+                output.result(found, [f"process {pid} was stopped"], [str(pid)])
+                return FAILED
+            if found.state != "OPEN":
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+    output.result({"volume": volume, "stopped": False}, ["nothing was stopped"], [])
+    return DONE
+
+
+async def _stop(pid: int) -> None:
+    _signal(pid, signal.SIGTERM)
+    for _ in range(round(_GRACE_SECONDS / _LOOK_SECONDS)):
+        await asyncio.sleep(_LOOK_SECONDS)
+        if not _is_alive(pid):
+            return
+    _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _line(one: JobVolume) -> str:
+    parts = [f"{one.id} {one.state} job {one.run_id}, rank {one.rank}"]
+    if one.scratch is not None:
+        used = "?" if one.scratch.used_bytes is None else format_size(one.scratch.used_bytes)
+        parts.append(f"scratch {used} of {format_size(one.scratch.bytes)} at {one.scratch.path}")
+    if one.checkpoints is not None:
+        kept = one.checkpoints
+        parts.append(f"checkpoints {kept.sync_status}, {format_size(kept.unsynced_bytes)} to push, at {kept.path}")
+        if kept.error is not None:
+            parts.append(f"{kept.error.message} [{kept.error.code}]")
+    if one.error is not None:
+        parts.append(f"{one.error.message} [{one.error.code}]")
+    return "; ".join(parts)

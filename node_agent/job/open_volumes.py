@@ -1,0 +1,87 @@
+"""Job volumes put together."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from bdn.core.errors import BdnError
+from bdn.core.source.uri import CheckpointUri, parse_source
+from bdn.disk.syscalls import prefer_others
+from bdn.net.client import OutageRetry
+from bdn.net.http1.pool import ConnectionPool
+from bdn.net.tls import Authorities
+from bdn.transfer.byte_threads import ByteThreads, pacer
+from bdn.wire.grants import PushGrant
+from bdn.wire.stage_schema import ExposureKind
+from node_agent.background_tasks import BackgroundTasks, in_thread
+from node_agent.cache.node_cache import Clock, NodeCache
+from node_agent.job.bounds import can_make_images
+from node_agent.job.sync_directory import Syncers
+from node_agent.job.volume import VolumeSpace
+from node_agent.job.volume_sync import VolumeSync
+from node_agent.job.volumes import JobVolumes
+from node_agent.settings import AgentSettings
+
+_PUSH_THREADS: Final = 4
+
+
+async def open_volumes(
+    stack: AsyncExitStack,
+    settings: AgentSettings,
+    cache: NodeCache,
+    exposure: ExposureKind,
+    *,
+    pool: ConnectionPool,
+    authorities: Authorities,
+    outages: OutageRetry,
+    verify: Callable[[str], Awaitable[PushGrant]],
+    until_idle: Callable[[], Awaitable[None]],
+    keep: Callable[[str, str], Awaitable[None]],
+    clock: Clock,
+) -> JobVolumes:
+    """The volumes that the last run left, which go on. ``until_idle`` lets stages come first.
+
+    Where views are mounted, so are volumes: it needs the same rights, and jobs see mounts by the same propagation.
+
+    Raises ``DiskFailedError``.
+    """
+    threads = ByteThreads(_PUSH_THREADS, "agent-push", on_start=prefer_others)
+    stack.push_async_callback(in_thread, threads.close)
+    rate = pacer(settings.sync_rate)
+    syncers = Syncers(settings.url, authorities, pool, threads, outages, settings.settle_seconds, rate, until_idle)
+
+    def open_sync(job: str, token: str, place: Path, journal: Path) -> VolumeSync:
+        uri = parse_source(job)
+        assert isinstance(uri, CheckpointUri)  # noqa: S101 - it stands in a grant to push
+        return VolumeSync(job, partial(syncers.syncer, place, uri, token, journal))
+
+    async def keep_newest(volume_id: str, grant: str) -> None:
+        if settings.keep_checkpoint:
+            with suppress(BdnError):  # it is in the log, and the checkpoint is fetched when it is staged
+                await keep(volume_id, grant)
+
+    root = settings.effective_scratch_dir.absolute()
+    volumes = JobVolumes(
+        root=root,
+        space=VolumeSpace(cache, root, settings.headroom_bytes),
+        background=await stack.enter_async_context(BackgroundTasks()),
+        bound="watch",
+        scratch_bytes=settings.scratch_bytes,
+        unsynced_seconds=settings.unsynced_seconds,
+        is_node="node" in settings.roles,
+        clock=clock,
+        verify=verify,
+        open_sync=open_sync,
+        keep=keep_newest,
+    )
+    if volumes.is_node:
+        await in_thread(volumes.make)
+        if exposure == "bind" and await in_thread(can_make_images, root):
+            volumes.bound = "image"
+        await asyncio.to_thread(stack.enter_context, volumes.trash)
+        await volumes.resume()
+        volumes.background.start(volumes.run(), "job volumes")
+    return volumes

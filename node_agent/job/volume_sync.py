@@ -1,0 +1,104 @@
+"""The checkpoints of a job volume: pushed while its run goes on, and then to the end."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from datetime import datetime
+from typing import Any
+
+from bdn.core.errors import BdnError
+from bdn.wire.mirror_schema import Mirror
+from bdn.wire.shapes import body_of
+from node_agent.job.syncing import AGAIN_SECONDS, LOOK_SECONDS, Found, Syncer
+
+logger = logging.getLogger(__name__)
+
+Pushed = Callable[[Found, Mirror], object]
+
+
+class VolumeSync:
+    """Runs once. ``open_syncer`` makes the syncer, which tells of each checkpoint that it pushed. One event loop."""
+
+    def __init__(self, job: str, open_syncer: Callable[[Pushed], AbstractAsyncContextManager[Syncer]]) -> None:
+        self.job = job
+        self.left: list[str] = []  # not complete when all was over
+        self.kept: str | None = None  # the grant to read the newest checkpoint that this process pushed
+        self._open_syncer = open_syncer
+        self._syncer: Syncer | None = None
+        self._newest: datetime | None = None
+        self._error: BdnError | None = None
+        self._is_over = asyncio.Event()
+        self._is_given_up = asyncio.Event()
+
+    def drain(self) -> None:
+        """The run has ended: what is there is pushed now, and then all is done."""
+        self._is_over.set()
+
+    def give_up(self) -> None:
+        """What is not pushed by now never will be."""
+        if not self._is_given_up.is_set():
+            facts = {"job": self.job, "bytes": self.unsynced_bytes, "error": str(self._error)}
+            logger.warning("checkpoints could not be pushed for too long, and are dropped", extra=facts)
+        self._is_given_up.set()
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """Bytes of checkpoints that are not committed, as far as they were not sent."""
+        return self._syncer.unsynced_bytes if self._syncer else 0
+
+    def figures(self) -> dict[str, Any]:
+        """How far it is, as of ``CheckpointDirectory``."""
+        syncer = self._syncer
+        error = self._error or (syncer and syncer.error)
+        return {
+            "job": self.job,
+            "sync_status": "COMPLETED" if syncer is not None and syncer.unsynced == [] else "SYNCING",
+            "unsynced_bytes": self.unsynced_bytes,
+            "pushed": syncer.journal.names if syncer else [],
+            "left": self.left,
+            "error": body_of(error) if error else None,
+        }
+
+    async def run(self) -> None:
+        """Until the run has ended, and all that is complete is pushed, or given up."""
+        while not (self._is_over.is_set() or self._is_given_up.is_set()):
+            await self._again(self._while_it_runs)
+        while not self._is_given_up.is_set() and not await self._again(self._to_the_end):
+            pass
+
+    async def _again(self, work: Callable[[Syncer], Any]) -> bool:
+        """False: it failed, and there was a pause. Then the disk or the mirror is to blame, and it is worth another try."""
+        try:
+            async with self._open_syncer(self._pushed) as self._syncer:
+                await work(self._syncer)
+        except BdnError as error:
+            self._error = error
+            logger.warning("checkpoints of %s cannot be pushed now: %s", self.job, error)
+            await _pause(self._is_given_up, AGAIN_SECONDS)
+            return False
+        self._error = None
+        return True
+
+    async def _while_it_runs(self, syncer: Syncer) -> None:
+        await syncer.run(self._is_over)
+
+    async def _to_the_end(self, syncer: Syncer) -> None:
+        """What is not complete may be so soon, as long as somebody may still write it: for as long as settling takes."""
+        waited = 0.0
+        while True:
+            self.left = await syncer.run_once()
+            if not self.left or waited >= syncer.settle_seconds or self._is_given_up.is_set():
+                return
+            await _pause(self._is_given_up, LOOK_SECONDS)
+            waited += LOOK_SECONDS
+
+    def _pushed(self, found: Found, mirror: Mirror) -> None:
+        if self._newest is None or found.newest >= self._newest:
+            self._newest, self.kept = found.newest, mirror.grant
+
+
+async def _pause(ended: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await ended.wait()

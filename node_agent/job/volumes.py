@@ -1,0 +1,296 @@
+"""Job volumes: what a rank may write on this node, bounded, and reserved in the agent's space before it exists.
+
+A volume is a folder with a record of it. Its scratch goes when its run has ended; its checkpoints are pushed to the end first. A run that was
+under way when the machine stopped has ended.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, ScratchFullError
+from bdn.disk.durable import disk_errors, make_folder, sync_folder, write_durably
+from bdn.wire.grants import PushGrant
+from bdn.wire.job_schema import Bound, JobVolumeRequest
+from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
+from node_agent.cache.node_cache import Clock
+from node_agent.disk.cache_directory import boot_id
+from node_agent.disk.trash import Trash
+from node_agent.job.volume import Volume, VolumeRecord, VolumeSpace
+from node_agent.job.volume_sync import VolumeSync
+from node_agent.stage.view.exposure import mounts_below, unbind
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 5.0
+_PASSABLE: Final = 0o711  # who knows a volume's id may pass; nobody may list
+_RECORD: Final = "volume.json"
+_TRASH: Final = ".trash"
+
+
+@dataclass
+class JobVolumes:
+    """The service behind ``/job-volumes``.
+
+    ``verify`` checks a grant to push. ``open_sync`` makes what pushes, from a job, its grant, the directory, and the file of what was sent.
+    ``keep`` is given the organisation's grant to read the newest checkpoint of a run that has ended.
+    """
+
+    root: Path
+    space: VolumeSpace
+    background: BackgroundTasks
+    bound: Bound
+    scratch_bytes: int
+    unsynced_seconds: float
+    is_node: bool
+    clock: Clock
+    verify: Callable[[str], Awaitable[PushGrant]]
+    open_sync: Callable[[str, str, Path, Path], VolumeSync]
+    keep: Callable[[str, str], Awaitable[None]]
+    _volumes: dict[str, Volume] = field(default_factory=dict)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.trash = Trash(self.root / _TRASH)
+
+    # --- asking ---
+
+    def all(self) -> list[Volume]:
+        """Those that there are, newest first."""
+        return sorted(self._volumes.values(), key=lambda one: one.age, reverse=True)
+
+    def find(self, volume_id: str) -> Volume:
+        """One of them, or ``NotFoundError``."""
+        if (found := self._volumes.get(volume_id)) is None:
+            raise NotFoundError(f"job volume {volume_id}")
+        return found
+
+    async def wait(self, volume: Volume, seconds: float) -> None:
+        """Until an open volume has an error or its run ends, or a draining one is ENDED; no longer than this."""
+        state, error = volume.state, volume.error
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while (volume.state, volume.error) == (state, error) and not volume.is_gone:
+                    await volume.changed.wait()
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """What of all checkpoints was not pushed."""
+        return sum(one.sync.unsynced_bytes for one in self._volumes.values() if one.sync)
+
+    # --- doing ---
+
+    async def create(self, request: JobVolumeRequest) -> Volume:
+        """The volume of a rank, which is made if there is none whose run goes on.
+
+        Raises:
+            InvalidRequestError: there is one of other sizes, or these are half given; or this agent is none of a node.
+            GrantInvalidError, GrantExpiredError: of ``push_grant``.
+            CacheTooSmallError, CacheFullError, DiskFailedError: nothing is made.
+        """
+        if not self.is_node:
+            raise InvalidRequestError("this agent has no volumes for jobs: it has not the role node")
+        if (request.push_grant is None) != (request.checkpoint_bytes is None):
+            raise InvalidRequestError("checkpoint_bytes and push_grant are given both or not at all")
+        granted = None if request.push_grant is None else await self.verify(request.push_grant)
+        async with self._lock:
+            key = request.run_id, request.rank
+            known = next((one for one in self._volumes.values() if one.key == key and one.state == "OPEN"), None)
+            if known is None:
+                return await to_the_end(self._create(request, granted))
+        wanted = request.scratch_bytes or known.record.scratch_bytes, request.checkpoint_bytes
+        if wanted != (known.record.scratch_bytes, known.record.checkpoint_bytes):
+            raise InvalidRequestError(f"{_whose(known)} has a volume of other sizes; remove {known.record.id} first")
+        return known
+
+    async def _create(self, request: JobVolumeRequest, granted: PushGrant | None) -> Volume:
+        record = VolumeRecord(
+            id=f"jv_{secrets.token_hex(12)}",
+            run_id=request.run_id,
+            rank=request.rank,
+            organisation=granted.organisation if granted else None,
+            bound=self.bound,
+            scratch_bytes=request.scratch_bytes or self.scratch_bytes,
+            checkpoint_bytes=request.checkpoint_bytes,
+            job=str(granted.job) if granted else None,
+            push_grant=request.push_grant,
+            created_at=self.clock(),
+            boot=boot_id(),
+        )
+        volume = Volume(record, self.root / record.id)
+        await self.space.take(volume)
+        try:
+            await in_thread(self._make, volume)
+            self._begin(volume)
+        except BaseException:
+            await in_thread(self._discard, volume)
+            self.space.aside.end(record.id)
+            raise
+        logger.info("job volume made", extra={"volume": record.id, "run": record.run_id, "rank": record.rank})
+        return volume
+
+    def _begin(self, volume: Volume) -> None:
+        """Enter it, and push what is written there from now on, once an earlier run of the same job has done so."""
+        record = volume.record
+        self._volumes[record.id] = volume
+        if volume.checkpoints is not None and record.job is not None and record.push_grant is not None:
+            volume.sync = self.open_sync(
+                record.job, record.push_grant, volume.checkpoints.place, volume.folder / "journal"
+            )
+            self.background.start(self._sync(volume, volume.sync), f"sync {record.id}")
+
+    async def _sync(self, volume: Volume, sync: VolumeSync) -> None:
+        for earlier in self.all():
+            is_before = earlier.age < volume.age and earlier.record.job == volume.record.job
+            while is_before and not earlier.is_gone:
+                await earlier.changed.wait()
+        await sync.run()
+        if sync.kept is not None:
+            with suppress(BdnError):  # it is fetched when it is staged
+                await self.keep(volume.record.id, sync.kept)
+        if sync.left:
+            facts = {"volume": volume.record.id, "job": volume.record.job, "checkpoints": ", ".join(sync.left)}
+            logger.warning("checkpoints that were never complete are dropped", extra=facts)
+        try:
+            await self._remove(volume)
+        except BdnError as error:
+            logger.warning("job volume %s stays until the next start: %s", volume.record.id, error)
+
+    async def end(self, volume: Volume) -> None:
+        """Its run has ended: scratch goes now, and the rest once checkpoints are pushed. Said again it changes nothing.
+
+        Raises ``DiskFailedError``: it goes on as it was.
+        """
+        async with self._lock:
+            if volume.state == "OPEN":
+                await to_the_end(self._end(volume))
+
+    async def _end(self, volume: Volume) -> None:
+        if volume.record.ended_at is None:
+            ended = volume.record.model_copy(update={"ended_at": self.clock()})
+            await in_thread(_save, volume.folder, ended)
+            volume.record, volume.error = ended, None
+        await in_thread(self._discard_scratch, volume)
+        self.space.aside.end(volume.record.id)
+        if volume.sync is None:
+            await self._remove(volume)
+            return
+        self.space.aside.begin(volume.record.id, volume.size, volume.occupied)
+        volume.sync.drain()
+        volume.notify()
+
+    async def _remove(self, volume: Volume) -> None:
+        await in_thread(self._discard, volume)
+        self.space.aside.end(volume.record.id)
+        volume.is_gone = True
+        self._volumes.pop(volume.record.id, None)
+        volume.notify()
+        logger.info("job volume removed", extra={"volume": volume.record.id, "run": volume.record.run_id})
+
+    # --- on disk ---
+
+    def _make(self, volume: Volume) -> None:
+        with disk_errors(volume.folder):
+            make_folder(volume.folder, _PASSABLE)
+            _save(volume.folder, volume.record)
+            sync_folder(self.root)
+        volume.open()
+
+    def _discard_scratch(self, volume: Volume) -> None:
+        volume.scratch.close()
+        for path in (volume.scratch.image, volume.scratch.place):
+            self.trash.discard(path)
+
+    def _discard(self, volume: Volume) -> None:
+        volume.scratch.close()
+        if volume.checkpoints is not None:
+            volume.checkpoints.close()
+        self.trash.discard(volume.folder)
+
+    # --- by itself ---
+
+    def make(self) -> None:
+        """Make the folder. Blocking."""
+        with disk_errors(self.root):
+            make_folder(self.root.parent)
+            make_folder(self.root, _PASSABLE)
+
+    def load(self) -> list[VolumeRecord]:
+        """The records. What has none, or of which a mount was left, is removed. Blocking."""
+        found = list(self._records())
+        for mounted in mounts_below(self.root):
+            if mounted.parent not in {self.root / record.id for record in found}:
+                unbind(mounted)
+        return found
+
+    def _records(self) -> Iterator[VolumeRecord]:
+        for folder in sorted(self.root.iterdir()):
+            if folder.name == _TRASH:
+                continue
+            try:
+                yield VolumeRecord.model_validate_json((folder / _RECORD).read_bytes())
+            except (OSError, ValidationError) as error:
+                logger.warning("%s is no job volume, and is removed: %s", folder, type(error).__name__)
+                for mounted in mounts_below(folder):
+                    unbind(mounted)
+                self.trash.discard(folder)
+
+    async def resume(self) -> None:
+        """After a start, before anything else takes room. A volume that cannot be opened now stays as it is until the next start."""
+        for record in await in_thread(self.load):
+            volume = Volume(record, self.root / record.id)
+            self.space.aside.begin(record.id, volume.size, volume.occupied)
+            try:
+                await self._resume(volume)
+            except BdnError as error:
+                logger.warning("job volume %s cannot be used: %s", record.id, error)
+
+    async def _resume(self, volume: Volume) -> None:
+        record = volume.record
+        is_over = record.ended_at is not None or record.boot != boot_id()
+        if is_over and volume.checkpoints is None:
+            await self._remove(volume)
+            return
+        await in_thread(volume.open)
+        self._begin(volume)
+        if is_over:
+            await self._end(volume)
+
+    async def run(self) -> None:
+        """Look at what is watched, again and again, and give up what could not be pushed for too long."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for volume in self.all():
+                try:
+                    await self._look(volume)
+                except BdnError as error:
+                    logger.warning("job volume %s cannot be looked at: %s", volume.record.id, error)
+
+    async def _look(self, volume: Volume) -> None:
+        for folder in volume.folders:
+            await in_thread(folder.look)
+        over = next((folder for folder in volume.folders if folder.is_exceeded), None)
+        if over is not None and over.bound == "watch" and volume.error is None and volume.state == "OPEN":
+            volume.error = ScratchFullError(str(over.place), over.used, over.size)
+            logger.warning("%s: %s", _whose(volume), volume.error)
+            volume.notify()
+        ended_at = volume.record.ended_at
+        if ended_at is not None and volume.sync and self.clock() - ended_at > self.unsynced_seconds:
+            volume.sync.give_up()
+
+
+def _whose(volume: Volume) -> str:
+    return f"rank {volume.record.rank} of run {volume.record.run_id}"
+
+
+def _save(folder: Path, record: VolumeRecord) -> None:
+    path = folder / _RECORD
+    with disk_errors(path):
+        write_durably(path, record.model_dump_json().encode())

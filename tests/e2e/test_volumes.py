@@ -1,0 +1,186 @@
+"""What a job may write on a node, by the commands: bounded, reserved, pushed meanwhile, and gone when the job has ended."""
+
+import errno
+import json
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node_agent.stage.view.exposure import mounts_below
+from tests.support.agent.mounts import needs_mounts, unmounting
+from tests.support.content.trees import tree
+from tests.support.services.cluster import Cluster
+from tests.support.services.commands import Process, Shell, wait_until
+
+MIB = 1024**2
+SCRATCH = 64 * MIB
+
+
+@pytest.fixture
+def cluster(backend: str, tmp_path: Path) -> Iterator[Cluster]:
+    with unmounting(tmp_path):
+        cluster = Cluster(tmp_path, {})
+        with cluster.mirror():
+            yield cluster
+
+
+@contextmanager
+def node(cluster: Cluster, name: str = "node-1", **settings: str) -> Iterator[tuple[Shell, Process]]:
+    """An agent whose jobs' directories are known soon."""
+    shell = cluster.shell(name, BDN_AGENT_SETTLE_SECONDS="0", **settings)
+    shell.root.mkdir(exist_ok=True)
+    with shell.running("bdn-node-agent") as process:
+        wait_until(lambda: shell.run("bdn", "volumes", "ls", "--json").code == 0, what="the agent's answer")
+        yield shell, process
+
+
+def command(shell: Shell, *words: str, code: int = 0) -> Any:
+    done = shell.run("bdn", *words, "--json")
+    assert done.code == code, done.out + done.err
+    return done.document
+
+
+def created(shell: Shell, job: str = "job-1", *words: str) -> dict[str, Path]:
+    """The environment, by the names without their beginning."""
+    done = command(shell, "volumes", "create", "--job", job, "--scratch", f"{SCRATCH}", *words)
+    return {name.removeprefix("BT_").removesuffix("_DIR"): Path(value) for name, value in done["environment"].items()}
+
+
+def state(shell: Shell) -> list[str]:
+    return [one["state"] for one in command(shell, "volumes", "ls")["items"]]
+
+
+def rubbish(shell: Shell) -> list[Path]:
+    """What is left of volumes on the disk."""
+    root = shell.data / "cache/jobs"
+    return [path for path in (*root.iterdir(), *(root / ".trash").iterdir()) if path.name != ".trash"]
+
+
+def fill(path: Path, size: int) -> int:
+    """Write until so many bytes are there, or the disk says no; how many there are."""
+    written = 0
+    with path.open("wb", buffering=0) as file:
+        while written < size:
+            try:
+                written += file.write(bytes(min(MIB, size - written)))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                break
+        os.fsync(file.fileno())
+    return written
+
+
+def test_the_lines_that_create_prints_are_an_environment(cluster: Cluster) -> None:
+    with node(cluster) as (shell, _):
+        lines = shell.run("bdn", "volumes", "create", "--job", "it's one", "--scratch", "64MiB").out
+        script = f"eval {shlex.quote(lines)}; echo here > $BT_SCRATCH_DIR/file; cat $BT_SCRATCH_DIR/file"
+        assert subprocess.run(["sh", "-c", script], check=True, capture_output=True).stdout == b"here\n"
+
+
+def test_scratch_is_empty_private_and_the_same_when_it_is_asked_for_again(cluster: Cluster) -> None:
+    with node(cluster) as (shell, _):
+        scratch = created(shell)["SCRATCH"]
+        assert list(scratch.iterdir()) == []
+        assert scratch.stat().st_mode & 0o777 == 0o777
+        assert not any(folder.stat().st_mode & 0o044 for folder in (scratch.parent, scratch.parent.parent))
+        (scratch / "file").write_bytes(b"x")
+        assert created(shell)["SCRATCH"] == scratch
+        other = created(shell, "job-1", "--rank", "1")["SCRATCH"]
+        assert other != scratch
+        assert list(other.iterdir()) == []
+        done = shell.run("bdn", "volumes", "create", "--job", "job-1", "--scratch", "1GB")
+        assert "other sizes" in done.err
+
+
+@needs_mounts
+def test_a_mounted_scratch_says_that_it_is_full_and_harms_nobody(cluster: Cluster) -> None:
+    with node(cluster, BDN_AGENT_EXPOSURE="bind") as (shell, _):
+        scratch, other = created(shell)["SCRATCH"], created(shell, "job-2")["SCRATCH"]
+        written = fill(scratch / "file", 2 * SCRATCH)
+        assert 0.8 * SCRATCH < written < SCRATCH  # the rest is the file system itself
+        assert fill(other / "file", MIB) == MIB
+        (volume, _) = command(shell, "volumes", "ls")["items"][::-1]
+        assert (volume["scratch"]["bound"], volume["error"]) == ("image", None)
+        command(shell, "volumes", "rm", "--job", "job-1", "--wait")
+        assert not scratch.exists()
+        command(shell, "volumes", "rm", "--job", "job-2", "--wait")
+        wait_until(lambda: rubbish(shell) == [])
+        assert mounts_below(shell.data / "cache/jobs") == []
+
+
+def test_a_watched_scratch_that_holds_too_much_has_its_process_stopped(cluster: Cluster) -> None:
+    with node(cluster) as (shell, _):
+        environment = created(shell)
+        (volume,) = command(shell, "volumes", "ls")["items"]
+        with (
+            subprocess.Popen(["sleep", "600"], start_new_session=True) as job,
+            shell.running("bdn", "volumes", "guard", volume["id"], "--pid", str(job.pid)) as guard,
+        ):
+            assert fill(environment["SCRATCH"] / "file", 2 * SCRATCH) == 2 * SCRATCH
+            assert job.wait(60) == -signal.SIGTERM
+            assert guard.wait(60) == 1
+        (volume,) = command(shell, "volumes", "ls")["items"]
+        assert (volume["scratch"]["bound"], volume["error"]["code"]) == ("watch", "SCRATCH_FULL")
+
+
+@pytest.mark.parametrize("exposure", ["symlink", pytest.param("bind", marks=needs_mounts)])
+def test_volumes_outlive_an_agent_that_is_killed_and_end_with_their_machine(cluster: Cluster, exposure: str) -> None:
+    project = ("--checkpoints", f"{SCRATCH}", "--project", "llama")
+    with node(cluster, BDN_AGENT_EXPOSURE=exposure) as (shell, agent):
+        places = created(shell, "job-1", *project)
+        (places["SCRATCH"] / "file").write_bytes(b"x")
+        agent.kill()
+        agent.wait(60)
+    (places["CHECKPOINT"] / "step-1").mkdir()
+    (places["CHECKPOINT"] / "step-1/config.json").write_bytes(b"{}")
+    with node(cluster, BDN_AGENT_EXPOSURE=exposure) as (shell, agent):
+        assert created(shell, "job-1", *project) == places
+        assert tree(places["SCRATCH"]) == {"file": b"x"}
+        wait_until(lambda: [one["checkpoint_id"] for one in _checkpoints(shell)] == ["step-1"])
+        (places["CHECKPOINT"] / ".late").mkdir()
+        (places["CHECKPOINT"] / ".late/model.safetensors").write_bytes(b"late")
+        agent.kill()
+        agent.wait(60)
+    (places["CHECKPOINT"] / ".late").rename(places["CHECKPOINT"] / "step-2")
+    record = next((shell.data / "cache/jobs").glob("jv_*/volume.json"))
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"boot": "another"}))
+    with node(cluster, BDN_AGENT_EXPOSURE=exposure) as (shell, _):
+        assert not places["SCRATCH"].exists()
+        wait_until(lambda: command(shell, "volumes", "ls")["items"] == [])
+        assert [one["checkpoint_id"] for one in _checkpoints(shell)] == ["step-1", "step-2"]
+        wait_until(lambda: rubbish(shell) == [])
+
+
+def _checkpoints(shell: Shell) -> list[Any]:
+    found: list[Any] = command(shell, "checkpoints", "ls")["items"]
+    return found
+
+
+def test_what_is_not_pushed_when_the_job_ends_is_pushed_then_and_loaded_elsewhere(cluster: Cluster) -> None:
+    with node(cluster) as (shell, _), ExitStack() as stack:
+        places = [
+            created(shell, "job-1", "--rank", rank, "--checkpoints", "64MiB", "--project", "llama")["CHECKPOINT"]
+            for rank in ("0", "1")
+        ]
+        for rank, place in enumerate(places):
+            (place / "step-9").mkdir()
+            (place / "step-9/model.safetensors").write_bytes(b"%d" % rank * MIB)
+        command(shell, "volumes", "rm", "--job", "job-1", "--wait")
+        assert not any(place.exists() for place in places)
+        other, _ = stack.enter_context(node(cluster, "node-2"))
+        every = created(other, "job-2", "--rank", "1", "--load", "bt://llama")["LOAD_CHECKPOINT"]
+        for rank in (0, 1):
+            assert tree(every / f"rank-{rank}/step-9") == {"model.safetensors": b"%d" % rank * MIB}
+        own = created(other, "job-3", "--rank", "0", "--nodes", "2", "--load", "bt://llama@job-1/step-9")
+        assert [path.name for path in own["LOAD_CHECKPOINT"].iterdir()] == ["rank-0"]
+        assert "LOAD_CHECKPOINT" not in created(other, "job-4", "--load", "bt://nothing-yet")
+        done = other.run("bdn", "volumes", "create", "--job", "job-5", "--load", "bt://llama@job-1/step-10")
+        assert "SOURCE_NOT_FOUND" in done.err
