@@ -184,3 +184,37 @@ def test_what_is_not_pushed_when_the_job_ends_is_pushed_then_and_loaded_elsewher
         assert "LOAD_CHECKPOINT" not in created(other, "job-4", "--load", "bt://nothing-yet")
         done = other.run("bdn", "volumes", "create", "--job", "job-5", "--load", "bt://llama@job-1/step-10")
         assert "SOURCE_NOT_FOUND" in done.err
+
+
+def test_checkpoints_wait_for_a_mirror_that_is_away_and_not_for_ever(backend: str, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {})
+    words = ("--checkpoints", "64MiB", "--project", "llama")
+    with ExitStack() as stack:
+        stack.enter_context(unmounting(tmp_path))
+        with cluster.mirror(), node(cluster) as (shell, _):
+            places = [created(shell, job, *words)["CHECKPOINT"] for job in ("job-1", "job-2")]
+            created(shell, "job-3")
+        with node(cluster) as (shell, _):
+            (places[0] / "step-1").mkdir()
+            (places[0] / "step-1/model.safetensors").write_bytes(b"x" * MIB)
+            command(shell, "volumes", "rm", "--job", "job-1")
+            wait_until(lambda: _of(shell, "job-1")["checkpoints"]["error"] is not None, 120)
+            waiting = _of(shell, "job-1")
+            assert (waiting["state"], waiting["scratch"]) == ("DRAINING", None)
+            assert waiting["checkpoints"]["unsynced_bytes"] == MIB
+            assert _of(shell, "job-3")["state"] == "OPEN"
+        with cluster.mirror(), node(cluster) as (shell, _):
+            wait_until(
+                lambda: [one["run_id"] for one in command(shell, "volumes", "ls")["items"]] == ["job-3", "job-2"]
+            )
+            assert [one["source"] for one in _checkpoints(shell)] == ["bt://llama@job-1/step-1"]
+        with node(cluster, BDN_AGENT_UNSYNCED_SECONDS="0") as (shell, _):
+            (places[1] / "step-1").mkdir()
+            (places[1] / "step-1/model.safetensors").write_bytes(b"x" * MIB)
+            command(shell, "volumes", "rm", "--job", "job-2", "--wait")
+            assert not places[1].exists()
+
+
+def _of(shell: Shell, job: str) -> Any:
+    (found,) = [one for one in command(shell, "volumes", "ls")["items"] if one["run_id"] == job]
+    return found
