@@ -37,6 +37,7 @@ from node_agent.job.tree import JobDirectory, Tree, open_for_writing
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 2.0
+_PAUSES: Final = 10  # times as long as a look took: of 100,000 files it takes a second
 SETTLE_SECONDS: Final = 30.0
 FILES_LIMIT: Final = 1_000_000
 _LATEST: Final = 253_402_300_799  # the last second of the year 9999
@@ -121,7 +122,9 @@ class Syncer:
         """Until it is ``over``, or for ever. A push that fails is tried again after a minute, and then holds up no other checkpoint."""
         over = over or asyncio.Event()
         while not over.is_set():
+            began = self.clock()
             now, known = await self._look()
+            pause = max(LOOK_SECONDS, _PAUSES * (now - began))
             for name, found in known.items():
                 if over.is_set() or self._again_at.get(name, now) > now or self._is_pushed(found):
                     continue
@@ -135,7 +138,7 @@ class Syncer:
                     facts = {"checkpoint": name, "code": error.code, "error": str(error)}
                     logger.warning("a checkpoint was not pushed, and is tried again", extra=facts)
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(pause):
                     await over.wait()
 
     async def _go_on(self, found: Found, now: float) -> None:
