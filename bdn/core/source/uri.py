@@ -454,12 +454,23 @@ def _parse_hugging_face(text: str, rest: str) -> HuggingFaceUri:
     return HuggingFaceUri(kind, "/".join(segments), revision or None)
 
 
+def _is_folder_name(name: str) -> bool:
+    """One that a file system takes, and that can be written down: what is no UTF-8 on a disk comes as half surrogate pairs."""
+    try:
+        return 0 < len(name.encode()) <= 255 and not set("/\\") & set(name)
+    except UnicodeEncodeError:
+        return False
+
+
 def _parse_checkpoint(text: str, rest: str) -> CheckpointUri:
     found = _RANK.search(rest)
     name, slash, checkpoint = (rest[: found.start()] if found else rest).partition("/")
     project, at, job = name.partition("@")
-    is_folder = not slash or (checkpoint and not set("/\\") & set(checkpoint) and len(checkpoint.encode()) <= 255)
-    if not (_PROJECT.fullmatch(project) and (not at or _PROJECT.fullmatch(job)) and is_folder):
+    if not (
+        _PROJECT.fullmatch(project)
+        and (not at or _PROJECT.fullmatch(job))
+        and (not slash or _is_folder_name(checkpoint))
+    ):
         raise InvalidSourceError(
             text,
             f"Invalid checkpoint URI format: {text!r}. Expected format: bt://project[@job][/checkpoint][#rank-N], where a job "
