@@ -175,6 +175,8 @@ def test_what_is_not_pushed_when_the_job_ends_is_pushed_then_and_loaded_elsewher
             (place / "step-9/model.safetensors").write_bytes(b"%d" % rank * MIB)
         command(shell, "volumes", "rm", "--job", "job-1", "--wait")
         assert not any(place.exists() for place in places)
+        again = command(shell, "stage", "bt://llama@job-1/step-9", "--job", "job-2")
+        assert again["mounts"][0]["bytes_from"] == {"node": MIB, "cluster": 0, "mirror": 0}  # it was kept here
         other, _ = stack.enter_context(node(cluster, "node-2"))
         every = created(other, "job-2", "--rank", "1", "--load", "bt://llama")["LOAD_CHECKPOINT"]
         for rank in (0, 1):
