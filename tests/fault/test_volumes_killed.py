@@ -51,15 +51,13 @@ class Node:
         (Path(made.scratch.path) / job).write_text(made.id)
 
     async def _end(self, daemon: Daemon, job: str) -> None:
-        volume = self.open.pop(job, None)
-        if volume is None:
-            return  # it was ended by the request whose answer a kill took
-        self.ended.append(volume)
+        volume = self.open[job]
         try:
             await daemon.client.end_volume(volume.id)
         except BdnError as error:
-            if error.code != "NOT_FOUND":
+            if error.code != "NOT_FOUND":  # it was ended by the request whose answer a kill took
                 raise
+        self.ended.append(self.open.pop(job))
 
     def check(self) -> None:
         """What is open has what was written there; of what was ended the scratch is gone."""

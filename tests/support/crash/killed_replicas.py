@@ -132,8 +132,13 @@ class Replicas:
                 self._running[name] = process
                 self._started.set()
                 await process.wait()
-            assert name not in self._running, f"{name} ended by itself"
+            assert name not in self._running, f"{name} ended by itself with {process.returncode}: {self._said(name)}"
             assert process.returncode in (-signal.SIGKILL, 0), f"{name} ended with {process.returncode}"
+
+    def _said(self, name: str) -> str:
+        """The end of its log."""
+        log = (self.root / name).with_suffix(".log")
+        return log.read_text()[-3000:] if log.exists() else ""
 
     @asynccontextmanager
     async def _serving(self, host: str) -> AsyncIterator[Process]:
