@@ -33,6 +33,7 @@ from fastapi.sse import format_sse_event
 from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -71,7 +72,7 @@ logger = logging.getLogger(__name__)
 class _Bearer(HTTPBearer):
     """What the OpenAPI document says of tokens; they are read as on the data plane."""
 
-    async def __call__(self, request: Request) -> HTTPAuthorizationCredentials | None:
+    async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
         token = bearer_of(request.headers.get("authorization"))
         return None if token is None else HTTPAuthorizationCredentials(scheme="Bearer", credentials=token)
 
