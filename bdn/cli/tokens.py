@@ -23,6 +23,7 @@ def tokens() -> None:
     help="operator: everything; controller: what ORG mirrors; agent: heartbeats alone.",
 )
 @click.option("--cluster", metavar="NAME", help="Of role agent: for the agents of this cluster alone.")
+@click.option("--team", metavar="NAME", help="Of role controller: for projects of this team of ORG alone.")
 @click.option(
     "--expires",
     "expires_seconds",
@@ -36,6 +37,7 @@ async def create(output: Output, **options: object) -> None:
 
     \b
     Example: bdn-admin tokens create ci --organisation acme --role controller --expires 90d
+    Example: bdn-admin tokens create trainers --organisation acme --role controller --team research
     Example: bdn-admin tokens create gpu-nodes --organisation default --role agent --cluster gpu
     """
     request = TokenRequest.model_validate(options)
@@ -77,7 +79,7 @@ async def revoke(output: Output, *, token_id: str) -> None:
 
 
 def _line(token: Token) -> str:
-    cluster = f" of cluster {token.cluster}" if token.cluster else ""
+    whose = f" of cluster {token.cluster}" if token.cluster else f" of team {token.team}" if token.team else ""
     times = (("made", token.created_at), ("expires", token.expires_at), ("revoked", token.revoked_at))
     said = ", ".join(f"{what} {format_time(at.timestamp())}" for what, at in times if at is not None)
-    return f"{token.id}  {token.organisation}  {token.role}{cluster}  {token.name}  {said}"
+    return f"{token.id}  {token.organisation}  {token.role}{whose}  {token.name}  {said}"

@@ -36,11 +36,15 @@ class NotPermittedError(UnauthenticatedError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody with a token, or anybody where authentication is off. ``cluster`` binds an agent's token to one cluster."""
+    """Somebody with a token, or anybody where authentication is off. ``cluster`` binds an agent's token to one cluster.
+
+    One of a ``team`` sees what is that team's alone; None: all of the organisation.
+    """
 
     organisation: str
     role: Role
     cluster: str | None = None
+    team: str | None = None
 
     def acting(self, needed: Role, organisation: str | None) -> Caller:
         """The caller, for a call that needs this role and names this organisation (None: its own), or ``NotPermittedError``."""
@@ -54,6 +58,12 @@ class Caller:
             )
         return self
 
+    def of_all_teams(self) -> Caller:
+        """The caller, for what is the organisation's and no team's. Raises ``NotPermittedError``."""
+        if self.team is not None:
+            raise NotPermittedError(f"this token is for what team {self.team!r} has alone: it takes one without a team")
+        return self
+
     def check_cluster(self, cluster: str) -> None:
         """Refuse to speak for an agent of another cluster. Raises ``NotPermittedError``."""
         if self.cluster not in (None, cluster):
@@ -62,9 +72,10 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class PushAccess:
-    """Who may push in the name of an organisation: what ``grant`` says, or without one all that the organisation may."""
+    """Who may push in the name of an organisation: what ``grant`` says, or without one all that the organisation, or its ``team``, may."""
 
     organisation: str
+    team: str | None = None
     grant: PushGrant | None = None
     is_operator: bool = False
 
@@ -130,7 +141,7 @@ class Access:
         known = self._operator(bearer)
         if known is None and bearer is not None and is_token(bearer):
             token = await self.tokens.valid(bearer)
-            known = Caller(token.organisation, token.role, token.cluster) if token else None
+            known = Caller(token.organisation, token.role, token.cluster, token.team) if token else None
         if known is not None:
             return known
         if bearer is None:
@@ -141,23 +152,24 @@ class Access:
         """Who pushes: a controller, for all jobs of its organisation, or the bearer of a grant to push, for one rank of one job."""
         if bearer is None or self.token is None or self._operator(bearer) or is_token(bearer):
             caller = (await self.caller(bearer)).acting(Role.CONTROLLER, organisation)
-            return PushAccess(caller.organisation, is_operator=caller.role is Role.OPERATOR)
+            return PushAccess(caller.organisation, caller.team, is_operator=caller.role is Role.OPERATOR)
         grant = self.verifier.verify_push(bearer, now=time.time())
         if organisation not in (None, grant.organisation):
             raise NotPermittedError("BDN-Organisation names another organisation than the grant's")
-        return PushAccess(grant.organisation, grant)
+        return PushAccess(grant.organisation, grant.team, grant)
 
     async def check_manifest(self, bearer: str | None, manifest: Digest, organisation: str | None = None) -> str:
         """For whom the bearer may read this manifest, or ``NotFoundError``. An operator acts for ``organisation``."""
-        reader = await self._reader(bearer)
+        reader, team = await self._reader(bearer), None
         if isinstance(reader, Caller):
-            owner = reader.acting(Role.CONTROLLER, organisation).organisation
+            caller = reader.acting(Role.CONTROLLER, organisation)
+            owner, team = caller.organisation, caller.team
         else:
             owner = reader.organisation
             if not reader.allows(manifest):
                 raise NotFoundError(f"manifest {manifest}")
         async with self.tokens.database.read() as session:
-            if not await mirrors.may_read(session, owner, manifest.hex):
+            if not await mirrors.may_read(session, owner, manifest.hex, team):
                 raise NotFoundError(f"manifest {manifest}")
         return owner
 

@@ -27,7 +27,7 @@ from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.progress import CopiesInProgress, Progress
-from bdn.mirror.ingest.requests import MirrorRequests, good_seconds, keep_pruning
+from bdn.mirror.ingest.requests import MirrorRequests, Question, good_seconds, keep_pruning
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
@@ -39,6 +39,7 @@ from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import Collections, OperationRequests
+from bdn.mirror.projects import Projects
 from bdn.mirror.pushes import PushedChunks, Pushes
 from bdn.mirror.retention import Collector, StoreEviction
 from bdn.mirror.scrub import AgentSource, Keeper, Repair, UpstreamSource
@@ -205,7 +206,7 @@ async def open_mirror(
         # Mirrors as their callers see them.
         hasty = replace(context, asker=retries.for_a_caller_who_waits())
         planner = replace(surveyor, sign_ins=replace(sign_ins, context=hasty))
-        watched = SharedReads[tuple[str, str], Mirror](partial(good_seconds, database.watch))
+        watched = SharedReads[Question, Mirror](partial(good_seconds, database.watch))
         requests = MirrorRequests(database, planner, signer, settings.grant_seconds, at_work, watched)
 
         # Data plane: store → agents, and jobs → store.
@@ -214,8 +215,9 @@ async def open_mirror(
         access = Access(token, tokens, GrantVerifier(signer.public_keys))
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop())
         pushes = Pushes(database, store, access, damages, requests, settings.limit_files, settings.limit_push_bytes)
+        projects = Projects(database)
         if work and settings.checkpoint_seconds:
-            await stack.enter_async_context(in_background(pushes.keep_expiring(settings.checkpoint_seconds)))
+            await stack.enter_async_context(in_background(projects.keep_expiring(settings.checkpoint_seconds)))
         data_port: int | None = None
         if serve:
             pace = pacer(settings.upload_rate)
@@ -257,6 +259,7 @@ async def open_mirror(
             locations,
             ServedFiles(database, store, signer, access.verifier, settings.presign_seconds),
             pushes,
+            projects,
             metrics,
             *filter(None, [issuer]),
         )

@@ -9,7 +9,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +29,6 @@ from bdn.core.chunk import (
     normalise_path,
 )
 from bdn.core.errors import (
-    BdnError,
     ChunksMissingError,
     Fact,
     InvalidRequestError,
@@ -40,23 +38,23 @@ from bdn.core.errors import (
     QuotaExceededError,
     StoreUnavailableError,
 )
-from bdn.core.events import Event
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.store import ChunkStore, split_digests
 from bdn.mirror.access import Access, NotPermittedError, PushAccess
 from bdn.mirror.damages import Damages
-from bdn.mirror.db import checkpoints, contents, events, mirrors
-from bdn.mirror.db.checkpoints import CheckpointState
+from bdn.mirror.db import checkpoints, contents, events, mirrors, projects
+from bdn.mirror.db.checkpoints import PushScope
 from bdn.mirror.db.database import Database, WriteSession, batches
 from bdn.mirror.db.mirrors import PUSHED
 from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.projects import gone_events
 from bdn.mirror.served_chunks import answer_of
 from bdn.net.chunk_server.served_chunks import PushedChunk
 from bdn.transfer.batching import Batched
+from bdn.wire.access_schema import DEFAULT_TEAM
 from bdn.wire.grants import PushGrant
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import (
-    Checkpoint,
     CommitRequest,
     Push,
     PushedFile,
@@ -67,7 +65,6 @@ from bdn.wire.shapes import moment
 
 GIVEN_UP_SECONDS: Final = 3600.0
 _MOUNT: Final = "/checkpoint"  # where a grant of the push itself places it
-_EXPIRE_SECONDS: Final = 60.0
 _NAMED_MISSING: Final = 10
 _KNOWN: Final = 10_000  # pushes whose owner is remembered
 
@@ -88,13 +85,13 @@ def _ended(push_id: str) -> NotFoundError:
 
 @dataclass(eq=False, slots=True)
 class _Owned:
-    """A push that goes on: whose it is, what for, and since when nothing that it brought is collected.
+    """A push that goes on: whose project it is for, which checkpoint, and since when nothing that it brought is collected.
 
     ``recorded`` tells the database of chunks and their sizes.
     """
 
     id: str
-    organisation: str
+    scope: PushScope
     uri: CheckpointUri
     started_at: float
     recorded: Batched[tuple[Digest, int], None] = field(init=False)
@@ -102,7 +99,7 @@ class _Owned:
 
 @dataclass
 class Pushes:
-    """The service behind ``/pushes`` and ``/checkpoints``; ``limit_bytes`` is that of an organisation's checkpoints together."""
+    """The service behind ``/pushes``; ``limit_bytes`` is that of an organisation's checkpoints together."""
 
     database: Database
     store: ChunkStore
@@ -111,25 +108,33 @@ class Pushes:
     requests: MirrorRequests
     limit_files: int
     limit_bytes: int | None
-    # By who asks: what is another organisation's is looked for each time, as what does not exist is.
-    _owned: dict[tuple[str | None, str], _Owned] = field(default_factory=dict)
+    # By who asks: what is another organisation's or team's is looked for each time, as what does not exist is.
+    _owned: dict[tuple[str | None, str | None, str], _Owned] = field(default_factory=dict)
 
     async def begin(self, source: str, pusher: PushAccess, data_port: int | None) -> Push:
-        """A new push, or the one of the same checkpoint that goes on. ``NotPermittedError``: the bearer's grant is for others."""
+        """A new push, or the one of the same checkpoint that goes on.
+
+        Raises:
+            NotPermittedError: the bearer's grant is for others.
+            InvalidSourceError, InvalidRequestError: it names no checkpoint of one job, or no project of one team.
+        """
         uri, organisation = _named(source), pusher.organisation
         if not pusher.may_push(uri):
             raise NotPermittedError(f"this grant is for checkpoints of {pusher.grant and pusher.grant.job} alone")
         request = {"source": str(uri), "mount_location": _MOUNT}
         while True:
             async with self.database.read() as session:
-                push_id = await mirrors.running(session, organisation, mirrors.push_key(str(uri)))
+                project = await projects.find(session, organisation, uri.project, pusher.team)
+                team = project.team if project else pusher.team or DEFAULT_TEAM
+                key = mirrors.push_key(str(uri), team)
+                push_id = await mirrors.running(session, organisation, key)
             if push_id is not None:
                 break
             fresh = f"mir_{secrets.token_hex(12)}"
             try:
                 async with self.database.write() as session:
                     now = self.database.now()
-                    await mirrors.insert(session, fresh, organisation, mirrors.push_key(str(uri)), [request], now=now)
+                    await mirrors.insert(session, fresh, organisation, key, [request], now=now, team=team)
                     await mirrors.take(session, fresh, PUSHED, min(now, time.time()), now + GIVEN_UP_SECONDS)
             except IntegrityError:
                 continue  # somebody else was faster
@@ -141,18 +146,18 @@ class Pushes:
         return Push(push_id=push_id, expires_at=expires_at, data_port=data_port)
 
     async def missing(self, push_id: str, pusher: PushAccess, chunks: Sequence[Digest]) -> list[Digest]:
-        """Those that have to be sent. The others were pushed by this organisation, or it may read them; they are kept for this push."""
+        """Those that have to be sent. The others were pushed by this team, or the pusher may read them; they are kept for this push."""
         push = await self._get(push_id, pusher)
-        organisation = push.organisation
         async with self.database.read() as session:
-            held = await checkpoints.pushed_chunks(session, organisation, chunks)
-            held |= await checkpoints.readable_chunks(session, organisation, [one for one in chunks if one not in held])
+            held = await checkpoints.pushed_chunks(session, push.scope, chunks)
+            others = [one for one in chunks if one not in held]
+            held |= await checkpoints.readable_chunks(session, pusher.organisation, others, pusher.team)
         kept = await asyncio.to_thread(self.store.keep, list(held))
         layouts = [FileLayout.of(held[chunk], (chunk,)) for chunk in held if chunk in kept]
         if layouts:
             async with self.database.write() as session:
                 await self._go_on(session, push)
-                await checkpoints.record(session, organisation, layouts, self.database.now())
+                await checkpoints.record(session, push.scope, layouts, self.database.now())
         return [chunk for chunk in dict.fromkeys(chunks) if chunk not in kept]
 
     async def check(self, bearer: str | None, push_id: str) -> None:
@@ -168,7 +173,7 @@ class Pushes:
         layouts = [FileLayout.of(size, (digest,)) for digest, size in chunks]
         async with self.database.write() as session:
             await self._go_on(session, push)
-            await checkpoints.record(session, push.organisation, layouts, self.database.now())
+            await checkpoints.record(session, push.scope, layouts, self.database.now())
             await mirrors.add_transferred(session, push.id, sum(size for _, size in chunks))
         return [None] * len(chunks)
 
@@ -183,7 +188,6 @@ class Pushes:
         """
         layouts = await asyncio.to_thread(self._layouts, request.files)
         document = await asyncio.to_thread(_document, layouts)
-        organisation = pusher.organisation
         if (done := await self._committed(push_id, pusher, document)) is not None:
             return done
         push = await self._get(push_id, pusher)
@@ -193,14 +197,14 @@ class Pushes:
         for some in batches(list(layouts.values()), contents.NAMES_AT_ONCE):
             async with self.database.write() as session:
                 await self._go_on(session, push)
-                await checkpoints.record(session, organisation, some, self.database.now())
+                await checkpoints.record(session, push.scope, some, self.database.now())
         await self._publish(push, document, request)
-        return await self.requests.get(push_id, organisation)
+        return await self.requests.get(push_id, pusher.organisation, pusher.team)
 
     async def _committed(self, push_id: str, pusher: PushAccess, document: ManifestDocument) -> Mirror | None:
         """The push that has become this very checkpoint."""
         with suppress(NotFoundError):
-            done = await self.requests.get(push_id, pusher.organisation)
+            done = await self.requests.get(push_id, pusher.organisation, pusher.team)
             for part in done.sources[:1]:
                 uri = parse_source(part.source)
                 is_theirs = isinstance(uri, CheckpointUri) and pusher.may_push(uri)
@@ -227,7 +231,7 @@ class Pushes:
     async def _check_chunks(self, push: _Owned, layouts: Sequence[FileLayout]) -> None:
         wanted = {chunk for layout in layouts for chunk in layout.chunks}
         async with self.database.read() as session:
-            sizes = await checkpoints.pushed_chunks(session, push.organisation, wanted, push.started_at)
+            sizes = await checkpoints.pushed_chunks(session, push.scope, wanted, push.started_at)
         if missing := sorted(wanted - sizes.keys()):
             raise ChunksMissingError(len(missing), tuple(map(str, missing[:_NAMED_MISSING])))
         for layout in layouts:
@@ -243,26 +247,25 @@ class Pushes:
             return
         sizes = {layout.digest.hex: layout.size for layout in layouts}
         async with self.database.read() as session:
-            needed = await checkpoints.bytes_with(session, push.organisation, push.uri, sizes)
+            needed = await checkpoints.bytes_with(session, push.scope, push.uri, sizes)
         if needed > self.limit_bytes:
             raise QuotaExceededError(needed, self.limit_bytes)
 
     async def _publish(self, push: _Owned, document: ManifestDocument, request: CommitRequest) -> None:
+        organisation = push.scope.organisation
         async with self.database.write() as session:
             await self._go_on(session, push)
             draft = await contents.draft(session, document, self.database.now())
         for names in batches(split_digests(document.contents), contents.NAMES_AT_ONCE):
             async with self.database.write() as session:
                 await self._go_on(session, push)
-                _check_held(
-                    not await contents.add_names(session, draft, [name.hex() for name in names], push.organisation)
-                )
+                _check_held(not await contents.add_names(session, draft, [name.hex() for name in names], organisation))
         async with self.database.write() as session:
             await mirrors.hold_claims(session)
             await self._go_on(session, push)
             now = self.database.now()
-            _check_held(await contents.publish(session, draft, now, push.organisation))
-            before = await checkpoints.put(session, push.organisation, push.uri, _row(push, document, request, now))
+            _check_held(await contents.publish(session, draft, now, organisation))
+            before = await checkpoints.put(session, push.scope, push.uri, _row(push, document, request, now))
             transferred = await mirrors.end_push(
                 session,
                 push.id,
@@ -279,11 +282,10 @@ class Pushes:
                 "transferred": transferred,
                 "reused": max(0, document.bytes_total - transferred),
             }
-            told = [events.event_of("pushed", facts, document.digest.hex, organisation=push.organisation)]
+            told = [events.event_of("pushed", facts, document.digest.hex, organisation=organisation)]
             if before is not None and before != push.id:
-                told += _gone(
-                    push.organisation, str(push.uri), await checkpoints.drop_push(session, before), "replaced"
-                )
+                gone = await checkpoints.drop_push(session, before)
+                told += gone_events(organisation, str(push.uri), gone, "replaced")
             await events.record(session, now, told)
 
     async def forget(self, push_id: str, pusher: PushAccess) -> Mirror:
@@ -293,25 +295,25 @@ class Pushes:
             await mirrors.finish(session, push_id, "CANCELED", now=self.database.now())
             await mirrors.release_claims(session, PUSHED, push_id)
         self._forget(push)
-        return await self.requests.get(push_id, pusher.organisation)
+        return await self.requests.get(push_id, pusher.organisation, pusher.team)
 
     async def _get(self, push_id: str, pusher: PushAccess | None) -> _Owned:
         """A push that this one (None: anybody) may go on with, as it was when this process looked; or ``NotFoundError``."""
-        organisation = None if pusher is None else pusher.organisation
-        known = self._owned.get((organisation, push_id))
+        asker = (None, None) if pusher is None else (pusher.organisation, pusher.team)
+        known = self._owned.get((*asker, push_id))
         if known is None:
-            known = await self._find(push_id, organisation)
+            known = await self._find(push_id, *asker)
             while len(self._owned) >= _KNOWN:
                 del self._owned[next(iter(self._owned))]
-            self._owned[organisation, push_id] = known
+            self._owned[*asker, push_id] = known
         if pusher is not None and not pusher.may_push(known.uri):
             raise _ended(push_id)
         return known
 
-    async def _find(self, push_id: str, organisation: str | None) -> _Owned:
+    async def _find(self, push_id: str, organisation: str | None, team: str | None) -> _Owned:
         try:
             async with self.database.read() as session:
-                state = await mirrors.get(session, push_id, organisation)
+                state = await mirrors.get(session, push_id, organisation, team)
         except NotFoundError:
             raise _ended(push_id) from None
         row = state.row
@@ -321,13 +323,14 @@ class Pushes:
         began = min(row.started_at or inf, time.time())
         async with self.database.write() as session:
             await mirrors.began_earlier(session, push_id, began)
-        found = _Owned(push_id, row.organisation, _named(state.sources[0].source), began)
+        found = _Owned(push_id, PushScope(row.organisation, row.team), _named(state.sources[0].source), began)
         found.recorded = Batched(partial(self._record, found), contents.NAMES_AT_ONCE)
         return found
 
     def _forget(self, push: _Owned) -> None:
-        for organisation in (None, push.organisation):
-            self._owned.pop((organisation, push.id), None)
+        organisation, team = push.scope.organisation, push.scope.team
+        for asker in ((None, None), (organisation, None), (organisation, team)):
+            self._owned.pop((*asker, push.id), None)
 
     async def _go_on(self, session: WriteSession, push: _Owned) -> None:
         """Write in the name of a push that goes on from now on. ``NotFoundError``: it has ended meanwhile."""
@@ -338,55 +341,21 @@ class Pushes:
             raise _ended(push.id)
         await mirrors.renew_claim(session, push.id, PUSHED, now + GIVEN_UP_SECONDS)
 
-    def grant(self, request: PushGrantRequest, organisation: str) -> PushGrantDocument:
-        """The right to push checkpoints of one rank of a job, and nothing else: what a job gets instead of a token."""
+    def grant(self, request: PushGrantRequest, organisation: str, team: str | None = None) -> PushGrantDocument:
+        """The right to push checkpoints of one rank of a job, of this team's project, and nothing else: what a job gets instead of a token."""
         job = parse_source(request.job)
         if not isinstance(job, CheckpointUri) or job.job is None or job.checkpoint is not None:
             raise InvalidSourceError(
                 request.job, f"a grant to push is for a job, bt://project@job, not for {request.job!r}"
             )
         expires_at = time.time() + request.expires_seconds
-        token = self.requests.signer.sign_push(PushGrant(organisation, job, expires_at))
+        token = self.requests.signer.sign_push(PushGrant(organisation, job, expires_at, team))
         return PushGrantDocument(grant=token, job=str(job), expires_at=moment(expires_at))
-
-    # --- what was pushed ---
-
-    async def checkpoints(self, organisation: str, project: str | None, job: str | None) -> list[Checkpoint]:
-        """Those of an organisation, oldest first."""
-        async with self.database.read() as session:
-            found = await checkpoints.listed(session, organisation, project=project, job=job)
-            syncing = await checkpoints.syncing(session, organisation)
-        return [_checkpoint(one, syncing) for one in sorted(found, key=lambda one: checkpoints.age(one.row))]
-
-    async def remove(self, checkpoint_id: str, organisation: str, why: str = "it was deleted") -> Checkpoint:
-        """Delete a checkpoint for ever. What was mirrored from it stays."""
-        async with self.database.write() as session:
-            await mirrors.hold_claims(session)
-            state = await checkpoints.get(session, organisation, checkpoint_id)
-            document = _checkpoint(state, set())
-            gone = await checkpoints.remove(session, state.row)
-            await events.record(session, self.database.now(), _gone(organisation, document.source, gone, why))
-        return document
-
-    async def keep_expiring(self, keep_seconds: float) -> None:
-        """For ever delete checkpoints that were committed longer ago than this."""
-        while True:
-            with suppress(BdnError):  # the database is away; or another process was faster
-                async with self.database.read() as session:
-                    old = await checkpoints.older_than(session, self.database.now() - keep_seconds)
-                for row in old:
-                    await self.remove(row.id, row.organisation, "its time was over")
-            await asyncio.sleep(_EXPIRE_SECONDS)
 
 
 def _check_held(is_held: bool) -> None:
     if not is_held:
         raise StoreUnavailableError("some of the push was collected or found damaged meanwhile; commit again")
-
-
-def _gone(organisation: str, source: str, manifests: Sequence[str], why: str) -> list[Event]:
-    facts: dict[str, Fact] = {"source": source, "why": why}
-    return [events.event_of("replaced", facts, manifest, organisation=organisation) for manifest in manifests]
 
 
 def _document(layouts: dict[str, FileLayout]) -> ManifestDocument:
@@ -407,27 +376,6 @@ def _row(push: _Owned, document: ManifestDocument, request: CommitRequest, now: 
         "bytes_total": document.bytes_total,
         "details": details.model_dump(mode="json", exclude={"created_at"}),
     }
-
-
-def _checkpoint(state: CheckpointState, syncing: AbstractSet[tuple[str, str, str]]) -> Checkpoint:
-    row = state.row
-    names = {(project, row.job, row.name) for project in (state.project, row.project)}
-    return Checkpoint(
-        id=row.id,
-        checkpoint_id=row.name,
-        source=str(state.uri),
-        project_id=row.project,
-        project_name=state.project,
-        job=row.job,
-        rank=row.rank,
-        created_at=moment(row.created_at),
-        committed_at=moment(row.committed_at),
-        sync_status="SYNCING" if names & syncing else "COMPLETE",
-        manifest=f"b3:{row.manifest}",
-        files=row.files_total,
-        size_bytes=row.bytes_total,
-        **row.details,
-    )
 
 
 @dataclass(frozen=True)

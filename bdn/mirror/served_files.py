@@ -103,9 +103,11 @@ class ServedFiles:
     seconds: int
     _kept: dict[str, dict[str, FileEntry]] = field(default_factory=dict)  # by manifest, least recently used first
 
-    async def addresses(self, manifest: Digest, paths: Sequence[str], organisation: str) -> list[FileAddress]:
-        """Of files of a manifest that the organisation may read. ``NotFoundError``: it, or one of them, is not there."""
-        entries = await self._entries(manifest, organisation)
+    async def addresses(
+        self, manifest: Digest, paths: Sequence[str], organisation: str, team: str | None = None
+    ) -> list[FileAddress]:
+        """Of files of a manifest that the organisation, or the team, may read. ``NotFoundError``: it, or one of them, is not there."""
+        entries = await self._entries(manifest, organisation, team)
         expires_at, found = time.time() + self.seconds, []
         for path in paths:
             if (entry := entries.get(path)) is None:
@@ -135,10 +137,10 @@ class ServedFiles:
             raise StoreUnavailableError(f"{path!r} of manifest {manifest} is damaged")
         return OpenedFile(entry, layout, self.store)
 
-    async def _entries(self, manifest: Digest, organisation: str) -> dict[str, FileEntry]:
+    async def _entries(self, manifest: Digest, organisation: str, team: str | None = None) -> dict[str, FileEntry]:
         """By path. What was read lately is kept: clients ask for eight bytes, and then for a header."""
         async with self.database.read() as session:
-            if not await mirrors.may_read(session, organisation, manifest.hex):
+            if not await mirrors.may_read(session, organisation, manifest.hex, team):
                 raise NotFoundError(f"manifest {manifest}")
             known = self._kept.pop(manifest.hex, None)
             row = None if known is not None else await contents.manifest(session, manifest.hex)

@@ -6,7 +6,16 @@ from urllib.parse import quote
 
 from bdn.core.chunk import Digest
 from bdn.net.client import ContentClient, OutageRetry, Params, ServiceClient
-from bdn.wire.access_schema import NewToken, SecretBody, SecretEntry, SecretRotation, Token, TokenRequest
+from bdn.wire.access_schema import (
+    NewToken,
+    SecretBody,
+    SecretEntry,
+    SecretRotation,
+    Team,
+    TeamRequest,
+    Token,
+    TokenRequest,
+)
 from bdn.wire.event_schema import EventDocument, Named, NodeEvents
 from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.job_schema import JobVolume, JobVolumeRequest
@@ -31,6 +40,7 @@ from bdn.wire.push_schema import (
     Checkpoint,
     ChunkList,
     CommitRequest,
+    Project,
     Push,
     PushGrantDocument,
     PushGrantRequest,
@@ -132,6 +142,19 @@ class MirrorClient(ContentClient):
 
     async def remove_checkpoint(self, checkpoint_id: str) -> Checkpoint:
         return await self._call(Checkpoint, "DELETE", f"/checkpoints/{checkpoint_id}")
+
+    async def projects(self) -> Items[Project]:
+        return await self._call(Items[Project], "GET", "/projects")
+
+    async def remove_project(self, project: str) -> Project:
+        """Thousands of checkpoints take a while."""
+        return await self._call(Project, "DELETE", f"/projects/{quote(project, safe='')}", wait_seconds=600)
+
+    async def make_team(self, body: TeamRequest) -> Team:
+        return await self._call(Team, "POST", "/teams", body=body)
+
+    async def teams(self) -> Items[Team]:
+        return await self._call(Items[Team], "GET", "/teams")
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """The mirror may keep it open for ``heartbeat.wait_seconds``."""

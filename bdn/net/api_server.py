@@ -33,6 +33,7 @@ from fastapi.sse import format_sse_event
 from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -51,14 +52,13 @@ from bdn.core.errors import (
     single_error,
 )
 from bdn.net.tls import HANDSHAKE, Certificate, refusal_of_plain_http
-from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, check_local
+from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, bearer_of, check_local
 from bdn.wire.shapes import ErrorDocument, document_of, status_of
 
 _LIMITED: Final = "bytes of the request"
 # Where half a surrogate pair may stand: as an escape, as bytes, or in a body of UTF-16, which JSON's parser takes as well.
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\x00")
 _Kind = TypeVar("_Kind")
-_bearer = HTTPBearer(auto_error=False)
 _IN_PART: Final = (h11.IDLE, h11.SEND_BODY)
 WaitSeconds = Annotated[
     float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Answer early on a terminal state, at the latest then")
@@ -67,6 +67,19 @@ _GRACE_SECONDS = 5  # for answers that are under way when the service stops
 _AGAIN_SECONDS: Final = 60.0  # between two warnings of one shortage
 SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 logger = logging.getLogger(__name__)
+
+
+class _Bearer(HTTPBearer):
+    """What the OpenAPI document says of tokens; they are read as on the data plane."""
+
+    async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
+        token = bearer_of(request.headers.get("authorization"))
+        return None if token is None else HTTPAuthorizationCredentials(scheme="Bearer", credentials=token)
+
+
+_bearer = _Bearer(
+    scheme_name="HTTPBearer", description="`Api-Key TOKEN` is the same as `Bearer TOKEN`", auto_error=False
+)
 
 
 async def _bearer_of(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str | None:

@@ -13,10 +13,12 @@ from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.wire.shapes import Items, StrictModel, json_object
 
 DEFAULT_ORGANISATION: Final = "default"
+DEFAULT_TEAM: Final = "Default"  # which every organisation has
 
 # What may stand in a subject, in a session's name, in a header and in an external id alike: no ':', '=' or '*', with which
 # one organisation's name could read like another one's, or like a pattern. Google allows a subject of 127 signs.
 ORGANISATION_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+TEAM_PATTERN: Final = r"[A-Za-z0-9]([A-Za-z0-9 ._-]{0,126}[A-Za-z0-9._-])?"
 
 
 class Role(StrEnum):
@@ -30,6 +32,7 @@ class Role(StrEnum):
 LONGEST_SECONDS: Final = 100 * 365 * 24 * 3600
 Line = Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Organisation = Annotated[StrictStr, Field(pattern=f"^{ORGANISATION_PATTERN}$")]
+TeamName = Annotated[StrictStr, Field(pattern=f"^{TEAM_PATTERN}$")]
 
 
 class TokenRequest(
@@ -38,19 +41,23 @@ class TokenRequest(
 ):
     """A token to be made. ``name`` is for people; ``expires_seconds`` null means until it is revoked.
 
-    ``cluster`` is for the role ``agent``: then the token speaks for agents of this cluster alone.
+    ``cluster`` is for the role ``agent``: then the token speaks for agents of this cluster alone. ``team`` is for the role
+    ``controller``: then the token sees and does what is this team's alone.
     """
 
     name: Line
     organisation: Organisation
     role: Role
     cluster: Line | None = None
+    team: TeamName | None = None
     expires_seconds: Annotated[int, Field(gt=0, le=LONGEST_SECONDS)] | None = None
 
     def check(self) -> None:
         """Refuse a request whose parts contradict each other."""
         if self.cluster is not None and self.role is not Role.AGENT:
             raise InvalidRequestError(f"cluster is for tokens of role agent, and this one is for a {self.role}")
+        if self.team is not None and self.role is not Role.CONTROLLER:
+            raise InvalidRequestError(f"team is for tokens of role controller, and this one is for an {self.role}")
 
 
 class Token(BaseModel):
@@ -61,6 +68,7 @@ class Token(BaseModel):
     organisation: str
     role: Role
     cluster: str | None
+    team: str | None = None
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -70,6 +78,20 @@ class NewToken(Token):
     """A token that was just made. Nobody can show ``token`` again."""
 
     token: str = Field(repr=False)
+
+
+class TeamRequest(StrictModel, json_schema_extra={"examples": [{"name": "research"}]}):
+    """A team to be made."""
+
+    name: TeamName
+
+
+class Team(BaseModel):
+    """A team of an organisation: projects are its. Its name is its own within the organisation, and stays."""
+
+    id: str
+    name: str
+    created_at: datetime
 
 
 NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"

@@ -67,12 +67,14 @@ class Grant:
 class PushGrant:
     """The right to push checkpoints of one rank of one job of an organisation until ``expires_at`` (seconds since the epoch), and nothing else.
 
-    ``job`` names project, job and rank, and no checkpoint.
+    ``job`` names project, job and rank, and no checkpoint. The project is one of ``team``; None: as it is named to whoever has a
+    token without a team.
     """
 
     organisation: str
     job: CheckpointUri
     expires_at: float
+    team: str | None = None
 
     def allows(self, checkpoint: CheckpointUri) -> bool:
         """Whether it is one of this rank's."""
@@ -153,7 +155,8 @@ class GrantSigner:
 
     def sign_push(self, grant: PushGrant) -> str:
         """The token. It is no grant to read, nor is one of those this."""
-        return self._signed(PUSH_AUDIENCE, grant.organisation, grant.expires_at, job=str(grant.job))
+        team = {} if grant.team is None else {"team": grant.team}
+        return self._signed(PUSH_AUDIENCE, grant.organisation, grant.expires_at, job=str(grant.job), **team)
 
     def sign_file(self, grant: FileGrant) -> str:
         """The token, the ``sig`` of a file's address. It is no grant for manifests, nor is one of those this."""
@@ -231,7 +234,8 @@ class GrantVerifier:
             raise GrantInvalidError("it names no job")
         if now >= (expires_at := float(claims["exp"])):
             raise GrantExpiredError(datetime.fromtimestamp(expires_at, UTC).isoformat())
-        return PushGrant(str(claims["org"]), job, expires_at)
+        team = claims.get("team")
+        return PushGrant(str(claims["org"]), job, expires_at, None if team is None else str(team))
 
     def verify_file(self, token: str, *, now: float) -> FileGrant:
         """The grant for one file, as ``verify`` does. It is short, and verified each time."""

@@ -31,7 +31,15 @@ MEDIA_JSON: Final = "application/json"
 MANIFEST_HEADER: Final = "BDN-Manifest"  # of a chunk request: fetch it if you do not hold it, because you own it
 ORGANISATION_HEADER: Final = "BDN-Organisation"  # of an operator's call: for whom, if not for the token's own
 
+_TOKEN_SCHEMES: Final = ("bearer", "api-key")
+
 DocumentKind = Literal["manifest", "layout"]
+
+
+def bearer_of(authorization: str | None) -> str | None:
+    """The token of an ``Authorization`` header: ``Bearer TOKEN``, or ``Api-Key TOKEN`` as truss says it. None for any other."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return (token.strip() or None) if scheme.lower() in _TOKEN_SCHEMES else None
 
 
 def chunk_path(digest: Digest) -> str:

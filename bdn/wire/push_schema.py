@@ -81,6 +81,17 @@ class CommitRequest(StrictModel, json_schema_extra={"examples": [{"files": [_FIL
     details: CheckpointDetails = CheckpointDetails()
 
 
+class Project(BaseModel):
+    """What jobs belong to that continue each other's work. ``size_bytes`` are those of its checkpoints, each counted for itself."""
+
+    id: str
+    name: str
+    team: str
+    created_at: datetime
+    checkpoints: int
+    size_bytes: int
+
+
 class Checkpoint(BaseModel):
     """A checkpoint as one rank pushed it; ``sync_status`` is SYNCING while any rank pushes one of this name. ``source`` is what mirrors, stages and pulls name it by; ``size_bytes`` is this rank's."""
 
@@ -89,6 +100,7 @@ class Checkpoint(BaseModel):
     source: str
     project_id: str
     project_name: str
+    team: str
     job: str
     rank: int
     created_at: datetime

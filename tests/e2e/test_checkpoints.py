@@ -81,6 +81,39 @@ def test_a_job_syncs_with_a_grant_to_push_alone(tmp_path: Path) -> None:
         assert sources(operator) == [f"{JOB}/checkpoint-1"]
 
 
+def test_a_token_of_a_team_syncs_lists_and_deletes_what_is_the_team_s(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"BDN_AUTH": "token", "BDN_TOKEN": "operator"})
+    with cluster.mirror():
+        operator = cluster.shell("operator")
+        teams = {}
+        for name in ("research", "vision"):
+            made = operator.run("bdn-admin", "teams", "create", name, "--json")
+            assert made.document["name"] == name, made.err
+            options = ["--organisation", "default", "--role", "controller", "--team", name]
+            token = operator.run("bdn-admin", "tokens", "create", name, *options, "--json").document
+            teams[name] = cluster.shell(name, BDN_TOKEN=token["token"])
+            teams[name].root.mkdir()
+            write(tmp_path / f"out/{name}/checkpoint-1", {"x": name.encode()})
+            assert len(command(teams[name], "sync", str(tmp_path / f"out/{name}"), JOB, "--once")["pushed"]) == 1
+        research, vision = teams.values()
+        assert sources(research) == sources(vision) == [f"{JOB}/checkpoint-1"]
+        assert len(set(sources(operator))) == 2  # by their projects' ids
+        (project,) = research.run("bdn-admin", "projects", "ls", "--json").document["items"]
+        assert (project["name"], project["team"], project["checkpoints"]) == ("llama", "research", 1)
+        assert vision.run("bdn-admin", "projects", "rm", project["id"]).code == 4
+        assert (
+            f"{project['id']}  llama  of team research  1 checkpoint, "
+            in operator.run("bdn-admin", "projects", "ls").out
+        )
+        removed = research.run("bdn-admin", "projects", "rm", "llama", "--quiet")
+        assert (removed.code, removed.out) == (0, f"{project['id']}\n")
+        assert (sources(research), sources(vision)) == ([], [f"{JOB}/checkpoint-1"])
+        refused = research.run("bdn-admin", "secrets", "ls", "--json").document
+        assert refused["error"]["code"] == "UNAUTHENTICATED"
+        listed = operator.run("bdn-admin", "teams", "ls")
+        assert [line.split()[1] for line in listed.out.splitlines()] == ["research", "vision", "Default"]
+
+
 def test_a_second_sync_sends_what_changed_and_deletes_nothing(node: Shell, tmp_path: Path) -> None:
     first = write(tmp_path / "checkpoint-1", {"model.safetensors": WEIGHTS, "trainer_state.json": b"1"})
     command(node, "sync", str(tmp_path), JOB, "--once")

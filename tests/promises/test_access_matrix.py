@@ -37,6 +37,9 @@ READS: Final[dict[str, set[str] | str]] = {
     "controller a": A,
     "controller b": B,
     "controller b for a": "UNAUTHENTICATED",
+    "team Default of a": set(),  # what whoever has no team mirrored is no team's
+    "team research of a": set(),
+    "team research of b": set(),
     "operator": set(),  # of the organisation default, which has nothing
     "operator token": set(),
     "operator for a": A,
@@ -63,7 +66,8 @@ READS: Final[dict[str, set[str] | str]] = {
 
 
 # Of tokens the operator's alone reads chunks; it reads whatever the store holds.
-NO_CHUNKS: Final = {"controller a", "controller b", "controller b for a"}
+TEAMS: Final = ("team Default of a", "team research of a", "team research of b")
+NO_CHUNKS: Final = {"controller a", "controller b", "controller b for a", *TEAMS}
 ALL_CHUNKS: Final = {"operator", "operator token", "operator for a"}
 IN_THE_STORE: Final = {"big 0", "big 1", "x"} | {
     f"{name} {part}"
@@ -266,6 +270,11 @@ PUSHES: Final[dict[str, Json | None]] = {
 }
 OPERATORS: Final = {"delete /agents", "/tokens", "/tokens/{token_id}", "/collections", "/collections/{collection_id}"}
 AGENTS: Final = {"/agents/heartbeat"}
+FOR_TEAMS: Final = {  # also to a token of a team
+    "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
+    "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",
+    "get /projects", "delete /projects/{project}", "get /teams",
+}  # fmt: skip
 
 
 # All others are for controllers, also those that are not written yet: who adds a route for others writes it down here.
@@ -282,6 +291,7 @@ BODIES: Final[dict[str, Json]] = {
     "/tokens": {"name": "n", "organisation": "a", "role": "agent"},
     "/manifests/{digest}/addresses": {"paths": ["x"]},
     "/pushes/grants": {"job": "bt://llama@job1"},
+    "/teams": {"name": "research"},
     "/agents/heartbeat": {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1"}
     | {"tiers": {}, "holdings": None},
 }
@@ -290,7 +300,7 @@ BODIES: Final[dict[str, Json]] = {
 def place(path: str) -> str:
     """A path of the OpenAPI document with names of nothing in it."""
     path = re.sub(r"{(\w{3})\w*_id}", lambda found: f"{found[1]}_{'0' * 24}", path)
-    return path.replace("{name}", "none").replace("{digest}", str(UNKNOWN))
+    return path.replace("{name}", "none").replace("{project}", "none").replace("{digest}", str(UNKNOWN))
 
 
 async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, tally: Tally) -> None:
@@ -302,6 +312,7 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, t
             continue
         others = ["agent"] if path not in AGENTS else ["controller a"]
         others += ["controller a"] if {path, f"{method} {path}"} & OPERATORS else []
+        others += TEAMS if f"{method} {path}" not in FOR_TEAMS else []
         for bearer in (*STRANGERS, *others):
             if path in AGENTS and bearer == "controller b for a":
                 continue  # refused as a controller
@@ -310,9 +321,10 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, t
             assert answer.json()["error"]["code"] == "UNAUTHENTICATED"
             tally.add(scenarios=1, refused=1)
         role = "operator" if {path, f"{method} {path}"} & OPERATORS else "agent" if path in AGENTS else "controller a"
-        allowed = await world.ask(role, method, place(path), json=BODIES.get(path))
-        assert allowed.status_code not in (401, 403), (method, path, allowed.text)
-        tally.add(scenarios=1)
+        for allowed in (role, *(TEAMS if f"{method} {path}" in FOR_TEAMS else ())):
+            answer = await world.ask(allowed, method, place(path), json=BODIES.get(path))
+            assert answer.status_code not in (401, 403), (method, path, allowed, answer.text)
+            tally.add(scenarios=1)
 
 
 async def test_pushes_are_for_controllers_and_for_grants_to_push(world: World, tally: Tally) -> None:
@@ -327,15 +339,20 @@ async def test_pushes_are_for_controllers_and_for_grants_to_push(world: World, t
     for path, body in PUSHES.items():
         method = "DELETE" if body is None else "POST"
         place = path.replace("{push_id}", push)
-        for bearer in (*STRANGERS, "agent", "controller b"):
+        for bearer in (*STRANGERS, "agent", "controller b", "team research of a"):
             answer = await world.ask(bearer, method, place, json=body)
-            expected = {401, 403} if bearer != "controller b" else {201} if path == "/pushes" else {404}
+            is_theirs = bearer in ("controller b", "team research of a")  # with projects of their own
+            expected = {401, 403} if not is_theirs else {201} if path == "/pushes" else {404}
             assert answer.status_code in expected, (path, bearer, answer.text)
             tally.add(scenarios=1, refused=1)
     chunk = f"/pushes/{push}/chunks/{digest_of(b'x')}"
-    for bearer in (*STRANGERS, "agent", "controller b"):
+    for bearer in (*STRANGERS, "agent", "controller b", "team research of a"):
         answer = await world.plane.put(chunk, content=b"x", headers=world.bearers[bearer])
-        is_theirs = bearer in ("controller b", "controller b for a")  # BDN-Organisation is the API's
+        is_theirs = bearer in (
+            "controller b",
+            "controller b for a",
+            "team research of a",
+        )  # BDN-Organisation is the API's
         assert answer.status_code in ({404} if is_theirs else {401, 403}), (bearer, answer.text)
         tally.add(scenarios=1, refused=1)
     for other in ("bt://llama@job1/checkpoint-1", "bt://llama@job2/checkpoint-1#rank-1", "bt://other@job1/x#rank-1"):

@@ -9,12 +9,13 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import MetaData, Table, select
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
 
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.db import agents
 from bdn.mirror.db.database import MIGRATIONS, Database
 from bdn.mirror.db.recall import HEAD
-from bdn.mirror.db.tables import ContentChunkRow
+from bdn.mirror.db.tables import CheckpointRow, ContentChunkRow, MirrorRow, ProjectRow
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig, staged
@@ -129,6 +130,55 @@ async def test_the_chunks_of_contents_that_were_mirrored_before_are_found_by_nam
     await database.close()
     large, again = named("large").hex, named("again").hex
     assert sorted(map(tuple, found)) == sorted([*((large, name.hex) for name in names), (again, names[7].hex)])
+    tally.add(scenarios=1)
+
+
+async def test_projects_from_before_there_were_teams_are_the_team_defaults(url: str, tally: Tally) -> None:
+    """So are those that the version before writes beside this one; and what is one team's name may be another's."""
+    project: dict[str, object] = {"id": "0123456789", "organisation": "acme", "name": "llama", "created_at": 1e9}
+    checkpoint: dict[str, object] = {
+        "id": "chk_1",
+        "organisation": "acme",
+        "project": "0123456789",
+        "job": "job1",
+        "name": "c",
+        "rank": 0,
+    }
+    checkpoint |= {"mirror": "mir_1", "manifest": "1" * 64, "created_at": 1e9, "committed_at": 1e9}
+    checkpoint |= {"files_total": 1, "bytes_total": 2, "details": {"checkpoint_type": "full"}}
+    mirror: dict[str, object] = {"organisation": "acme", "request_key": "1" * 64, "status": "READY", "created_at": 1e9}
+
+    def write(connection: Connection, table: str, row: dict[str, object]) -> None:
+        connection.execute(Table(table, MetaData(), autoload_with=connection).insert(), row)
+
+    def fill(connection: Connection) -> None:
+        upgrade(connection, "0015.1")
+        write(connection, "projects", project)
+        write(connection, "checkpoints", checkpoint)
+        write(connection, "mirrors", mirror | {"id": "mir_1"})
+
+    def go_on(connection: Connection) -> None:
+        write(connection, "projects", project | {"id": "abcdefghij", "name": "of the version before"})
+        write(connection, "mirrors", mirror | {"id": "mir_2"})
+        write(connection, "projects", project | {"id": "zyxwvutsrq", "team": "research"})
+
+    database = Database(url)
+    async with database._engine.begin() as connection:
+        await connection.run_sync(fill)
+    await database.migrate()
+    async with database._engine.begin() as connection:
+        await connection.run_sync(go_on)
+    with pytest.raises(IntegrityError):
+        async with database._engine.begin() as connection:
+            await connection.run_sync(write, "projects", project | {"id": "a" * 10})
+    async with database.read() as session:
+        kept = (await session.execute(select(CheckpointRow))).scalar_one()
+        found = (await session.execute(select(ProjectRow.id, ProjectRow.team).order_by(ProjectRow.id))).all()
+        of_mirrors = set((await session.execute(select(MirrorRow.team))).scalars())
+    await database.close()
+    assert {name: getattr(kept, name) for name in checkpoint} == checkpoint
+    assert found == [("0123456789", "Default"), ("abcdefghij", "Default"), ("zyxwvutsrq", "research")]
+    assert of_mirrors == {"Default"}
     tally.add(scenarios=1)
 
 

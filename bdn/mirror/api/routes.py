@@ -1,4 +1,4 @@
-"""All routes of the mirror's API: what they take, who may call them, and which service answers."""
+"""The routes of the mirror's API: what they take, who may call them, and which service answers."""
 
 import asyncio
 import base64
@@ -9,14 +9,32 @@ from dataclasses import dataclass
 from typing import Annotated, Any, BinaryIO, Final
 from urllib.parse import quote, unquote
 
-from fastapi import Depends, Header, Path, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from bdn.core.chunk import ByteRange, digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import manifest_fault
-from bdn.mirror.access import Access, Caller, NotPermittedError, PushAccess
+from bdn.mirror.access import Access, Caller, NotPermittedError
+from bdn.mirror.api.callers import (
+    TEXT,
+    Agent,
+    CollectionId,
+    Controller,
+    EvictionId,
+    MirrorId,
+    Name,
+    Operator,
+    Organisation,
+    PrefetchId,
+    Pushing,
+    SecretName,
+    TeamController,
+    TokenId,
+    VerificationId,
+)
+from bdn.mirror.api.projects import projects_router
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
@@ -36,8 +54,6 @@ from bdn.mirror.upstream.sign_ins import Secrets
 from bdn.net.api_server import EVENTS, Bearer, EventStream, WaitSeconds, new_router, provided
 from bdn.net.chunk_server.served_chunks import ChunkRequest
 from bdn.wire.access_schema import (
-    NAME_PATTERN,
-    ORGANISATION_PATTERN,
     NewToken,
     Role,
     SecretBody,
@@ -52,7 +68,6 @@ from bdn.wire.http_fields import (
     LONGEST_SOURCE,
     MEDIA_CHUNK,
     MEDIA_JSON,
-    ORGANISATION_HEADER,
     SUSPECT_HEADER,
     UnsatisfiableRangeError,
     format_content_range,
@@ -75,7 +90,6 @@ from bdn.wire.operation_schema import (
     VerificationRequest,
 )
 from bdn.wire.push_schema import (
-    Checkpoint,
     ChunkList,
     CommitRequest,
     Push,
@@ -92,56 +106,9 @@ _PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB co
 # An hour: a key that was added is known everywhere an hour later, at the latest, and may sign from then on.
 _CACHEABLE: Final = {"Cache-Control": "public, max-age=3600"}
 _NO_CURSOR: Final = "cursor is not one of ours; leave it away for the first page"
-_TEXT: Final = r"^[^\x00]*$"
 
 
-def _id(prefix: str) -> Any:  # noqa: ANN401 - what FastAPI makes of it
-    return Path(pattern=rf"^{prefix}_[0-9a-f]{{24}}$")
-
-
-MirrorId = Annotated[str, _id("mir")]
-EvictionId = Annotated[str, _id("evi")]
-PrefetchId = Annotated[str, _id("pre")]
-VerificationId = Annotated[str, _id("ver")]
-CollectionId = Annotated[str, _id("col")]
-CheckpointId = Annotated[str, _id("chk")]
-TokenId = Annotated[str, _id("tok")]
-SecretName = Annotated[str, Path(pattern=f"^{NAME_PATTERN}$")]
-_Name = Annotated[str | None, Query(max_length=256, pattern=_TEXT)]
 _Limit = Annotated[int, Query(ge=1, le=1000)]
-
-Organisation = Annotated[
-    str | None,
-    Header(
-        alias=ORGANISATION_HEADER,
-        pattern=f"^{ORGANISATION_PATTERN}$",
-        description="Whom an operator acts for; others: themselves",
-    ),
-]
-
-_Access = Annotated[Access, provided(Access)]
-
-
-async def _operator(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Caller:
-    return (await access.caller(bearer)).acting(Role.OPERATOR, organisation)
-
-
-async def _controller(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Caller:
-    return (await access.caller(bearer)).acting(Role.CONTROLLER, organisation)
-
-
-async def _agent(access: _Access, bearer: Bearer) -> Caller:
-    return (await access.caller(bearer)).acting(Role.AGENT, None)
-
-
-async def _pusher(access: _Access, bearer: Bearer, organisation: Organisation = None) -> PushAccess:
-    return await access.pusher(bearer, organisation)
-
-
-Operator = Annotated[Caller, Depends(_operator)]
-Controller = Annotated[Caller, Depends(_controller)]  # an operator is one, too, for the organisation that it names
-Agent = Annotated[Caller, Depends(_agent)]
-Pushing = Annotated[PushAccess, Depends(_pusher)]
 
 _Requests = Annotated[MirrorRequests, provided(MirrorRequests)]
 _Membership = Annotated[Membership, provided(Membership)]
@@ -229,6 +196,7 @@ ROUTERS: Final = (  # in the order of the document
     mirrors_router,
     contents_router,
     pushes_router,
+    projects_router,
     control_router,
     events_router,
     secrets_router,
@@ -245,33 +213,35 @@ async def post(
     requests: _Requests,
     body: MirrorRequestBody,
     response: Response,
-    caller: Controller,
+    caller: TeamController,
     dry_run: Annotated[bool, Query()] = False,
 ) -> Mirror | Plan:
     sources = body.sources()
     if dry_run:
         response.status_code = 200
-        return await requests.plan(sources, caller.organisation)
-    return await requests.request(sources, caller.organisation)
+        return await requests.plan(sources, caller.organisation, caller.team)
+    return await requests.request(sources, caller.organisation, caller.team)
 
 
 @mirrors_router.get("/mirror", summary="Mirrors, newest first")
 async def page(
     *,
     requests: _Requests,
-    caller: Controller,
+    caller: TeamController,
     status: MirrorStatus | None = None,
     source: Annotated[str | None, Query(max_length=LONGEST_SOURCE)] = None,
     cursor: str | None = None,
     limit: _Limit = 100,
 ) -> Page[Mirror]:
-    items, before = await requests.page(caller.organisation, status, source, _read_cursor(cursor), limit)
+    items, before = await requests.page(
+        caller.organisation, status, source, _read_cursor(cursor), limit, team=caller.team
+    )
     return Page[Mirror](items=items, next_cursor=before and _write_cursor(*before))
 
 
 @mirrors_router.get("/mirror/{mirror_id}", summary="A mirror")
-async def get(requests: _Requests, mirror_id: MirrorId, caller: Controller, wait: WaitSeconds = 0) -> Mirror:
-    return await requests.wait(mirror_id, caller.organisation, wait)
+async def get(requests: _Requests, mirror_id: MirrorId, caller: TeamController, wait: WaitSeconds = 0) -> Mirror:
+    return await requests.wait(mirror_id, caller.organisation, wait, caller.team)
 
 
 @mirrors_router.get(
@@ -281,15 +251,15 @@ async def get(requests: _Requests, mirror_id: MirrorId, caller: Controller, wait
     responses=EVENTS,
     summary="Progress as server-sent events",
 )
-async def events(requests: _Requests, mirror_id: MirrorId, caller: Controller) -> EventStream:
-    await requests.get(mirror_id, caller.organisation)  # a refusal has to come before the stream has begun
-    followed = requests.follow(mirror_id, caller.organisation, _EVENT_SECONDS)
+async def events(requests: _Requests, mirror_id: MirrorId, caller: TeamController) -> EventStream:
+    await requests.get(mirror_id, caller.organisation, caller.team)  # a refusal has to come before the stream has begun
+    followed = requests.follow(mirror_id, caller.organisation, _EVENT_SECONDS, caller.team)
     return EventStream(followed, lambda mirror: mirror.status in TERMINAL)
 
 
 @mirrors_router.post("/mirror/{mirror_id}/cancel", summary="Stop a mirror; a terminal state stays")
-async def cancel(requests: _Requests, mirror_id: MirrorId, caller: Controller) -> Mirror:
-    return await requests.cancel(mirror_id, caller.organisation)
+async def cancel(requests: _Requests, mirror_id: MirrorId, caller: TeamController) -> Mirror:
+    return await requests.cancel(mirror_id, caller.organisation, caller.team)
 
 
 @contents_router.get("/manifests", summary="What is held where")
@@ -359,10 +329,10 @@ async def chunk(service: _Contents, digest: str, request: Request, bearer: Beare
 
 @contents_router.post("/manifests/{digest}/addresses", summary="Signed addresses of some of its files")
 async def addresses(
-    service: _Files, digest: str, body: AddressesRequest, caller: Controller, response: Response
+    service: _Files, digest: str, body: AddressesRequest, caller: TeamController, response: Response
 ) -> Items[FileAddress]:
     response.headers["Cache-Control"] = "no-store"
-    found = await service.addresses(digest_in(digest), body.paths, caller.organisation)
+    found = await service.addresses(digest_in(digest), body.paths, caller.organisation, caller.team)
     return Items[FileAddress](items=found)
 
 
@@ -410,8 +380,8 @@ async def begin_push(pushes: _Pushes, contents: _Contents, body: PushRequest, pu
 
 
 @pushes_router.post("/pushes/grants", status_code=201, summary="What lets one rank of a job push, and nothing else")
-async def grant_pushes(pushes: _Pushes, body: PushGrantRequest, caller: Controller) -> PushGrantDocument:
-    return pushes.grant(body, caller.organisation)
+async def grant_pushes(pushes: _Pushes, body: PushGrantRequest, caller: TeamController) -> PushGrantDocument:
+    return pushes.grant(body, caller.organisation, caller.team)
 
 
 @pushes_router.post("/pushes/{push_id}/missing", summary="Which of these chunks have to be sent")
@@ -430,18 +400,6 @@ async def forget_push(pushes: _Pushes, push_id: MirrorId, pusher: Pushing) -> Mi
     return await pushes.forget(push_id, pusher)
 
 
-@pushes_router.get("/checkpoints", summary="Checkpoints, oldest first")
-async def list_checkpoints(
-    pushes: _Pushes, caller: Controller, project: _Name = None, job: _Name = None
-) -> Items[Checkpoint]:
-    return Items[Checkpoint](items=await pushes.checkpoints(caller.organisation, project, job))
-
-
-@pushes_router.delete("/checkpoints/{checkpoint_id}", summary="Delete a checkpoint for ever")
-async def remove_checkpoint(pushes: _Pushes, checkpoint_id: CheckpointId, caller: Controller) -> Checkpoint:
-    return await pushes.remove(checkpoint_id, caller.organisation)
-
-
 @control_router.get("/agents", summary="Agents: tiers, capacity, use, last heartbeat")
 async def agents(
     membership: _Membership, _: Controller, cursor: str | None = None, limit: _Limit = 1000
@@ -455,8 +413,8 @@ async def agents(
 async def remove_agent(
     membership: _Membership,
     _: Operator,
-    node: Annotated[str, Query(min_length=1, max_length=256, pattern=_TEXT)],
-    cluster: _Name = None,
+    node: Annotated[str, Query(min_length=1, max_length=256, pattern=TEXT)],
+    cluster: Name = None,
 ) -> AgentDocument:
     return await membership.remove(cluster, node)
 
@@ -547,7 +505,7 @@ async def restore(operations: _Operations, body: RestorationRequest, caller: Con
 def _wanted(
     manifest: Annotated[list[str] | None, Query(max_length=MANIFESTS_AT_ONCE)] = None,
     digest: Annotated[str | None, Query(description="Of a content or a chunk")] = None,
-    node: _Name = None,
+    node: Name = None,
 ) -> Wanted:
     manifests = [digest_in(one).hex for one in manifest] if manifest else None
     return Wanted(manifests, digest and digest_in(digest).hex, node)
@@ -558,7 +516,7 @@ async def events_page(
     events: _Events,
     caller: Controller,
     wanted: Annotated[Wanted, Depends(_wanted)],
-    cursor: _Name = None,
+    cursor: Name = None,
     limit: _Limit = 100,
 ) -> Page[EventDocument]:
     items, before = await events.page(caller.organisation, wanted, _read_cursor(cursor), limit)
@@ -567,7 +525,7 @@ async def events_page(
 
 @events_router.get("/names", summary="What a digest or a source stands for")
 async def find(
-    names: _Names, caller: Controller, of: Annotated[str, Query(min_length=1, max_length=4096, pattern=_TEXT)]
+    names: _Names, caller: Controller, of: Annotated[str, Query(min_length=1, max_length=4096, pattern=TEXT)]
 ) -> Named:
     return await names.find(of, caller.organisation)
 

@@ -1,24 +1,24 @@
-"""Every statement about projects and checkpoints, and about chunks that are pushed before a manifest names them.
+"""Every statement about checkpoints, and about chunks that are pushed before a manifest names them.
 
 A chunk that was pushed is a content of its own, which no manifest names, and which its organisation finds by an identity. So it is
-collected as any content that nobody needs: not beside a push at work that began earlier.
+collected as any content that nobody needs: not beside a push at work that began earlier. Its team finds it alone, as what the
+team pushed.
 """
 
 import secrets
-import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import and_, delete, exists, func, or_, select, update
+from sqlalchemy import Select, and_, delete, exists, func, or_, select, update
 
 from bdn.core.chunk import Digest, FileLayout, chunk_range
 from bdn.core.errors import NotFoundError, RevisionNotFoundError, SourceNotFoundError
 from bdn.core.source.upstream import Identity
-from bdn.core.source.uri import CheckpointUri, parse_source
+from bdn.core.source.uri import CheckpointUri
 from bdn.core.store import scope_of, split_digests
 from bdn.core.training.checkpoints import by_number
-from bdn.mirror.db import contents, mirrors
+from bdn.mirror.db import contents, mirrors, projects
 from bdn.mirror.db.database import ReadSession, WriteSession, batches, delete_in, insert_new, select_in
 from bdn.mirror.db.tables import (
     CheckpointRow,
@@ -32,87 +32,78 @@ from bdn.mirror.db.tables import (
     MirrorSourceRow,
     ProjectRow,
 )
+from bdn.wire.access_schema import DEFAULT_TEAM
 
-_ID_SIGNS: Final = string.ascii_lowercase + string.digits
-_ID_LENGTH: Final = 10
 _CHUNKS_AT_ONCE: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """A checkpoint, and the name of its project."""
+    """A checkpoint, its project, and the name or id by which whoever asked finds that."""
 
     row: CheckpointRow
-    project: str
+    project: ProjectRow
+    named: str
 
     @property
     def uri(self) -> CheckpointUri:
         """What it is mirrored by."""
-        return CheckpointUri(self.project, self.row.job, self.row.name, self.row.rank)
+        return CheckpointUri(self.named, self.row.job, self.row.name, self.row.rank)
 
 
-async def project(session: WriteSession, organisation: str, name: str, now: float) -> str:
-    """The id of a project by its name or id; a new one where there is none."""
-    found = await find_project(session, organisation, name)
-    if found is None:
-        fresh = "".join(secrets.choice(_ID_SIGNS) for _ in range(_ID_LENGTH))
-        row = {"id": fresh, "organisation": organisation, "name": name, "created_at": now}
-        await insert_new(session, ProjectRow, [row])
-        found = await find_project(session, organisation, name)  # somebody else's, who was faster
-    return found or ""
-
-
-async def find_project(session: ReadSession, organisation: str, name: str) -> str | None:
-    """The id of the organisation's project of this name, or else of this id."""
+def _states(organisation: str, team: str | None) -> Select[CheckpointRow, ProjectRow, bool]:
     query = (
-        select(ProjectRow.id)
-        .where(ProjectRow.organisation == organisation, or_(ProjectRow.name == name, ProjectRow.id == name))
-        .order_by(ProjectRow.name != name)
-        .limit(1)
+        select(CheckpointRow, ProjectRow, projects.is_hidden())
+        .join(ProjectRow, ProjectRow.id == CheckpointRow.project)
+        .where(CheckpointRow.organisation == organisation)
     )
-    return (await session.execute(query)).scalar()
+    return query if team is None else query.where(ProjectRow.team == team)
+
+
+def _state(team: str | None, row: CheckpointRow, project: ProjectRow, is_hidden: bool) -> CheckpointState:
+    return CheckpointState(row, project, project.id if team is None and is_hidden else project.name)
 
 
 async def listed(
-    session: ReadSession, organisation: str, *, project: str | None = None, job: str | None = None
+    session: ReadSession,
+    organisation: str,
+    team: str | None = None,
+    *,
+    project: str | None = None,
+    job: str | None = None,
 ) -> list[CheckpointState]:
-    """Those of an organisation, of a project by name or id, of a job; in no order. Not what was evicted and collected since."""
-    query = (
-        select(CheckpointRow, ProjectRow.name)
-        .join(ProjectRow, ProjectRow.id == CheckpointRow.project)
-        .where(CheckpointRow.organisation == organisation, exists().where(ManifestRow.digest == CheckpointRow.manifest))
-    )
+    """Those of an organisation or a team, of a project by name or id, of a job; in no order. Not what was evicted and collected since.
+
+    ``InvalidRequestError``: the name is that of several projects.
+    """
+    query = _states(organisation, team).where(exists().where(ManifestRow.digest == CheckpointRow.manifest))
     if project is not None:
-        query = query.where(CheckpointRow.project == await find_project(session, organisation, project))
+        found = await projects.find(session, organisation, project, team)
+        query = query.where(CheckpointRow.project == (found.id if found else ""))
     if job is not None:
         query = query.where(CheckpointRow.job == job)
-    return [CheckpointState(row, name) for row, name in (await session.execute(query)).all()]
+    return [_state(team, *one) for one in (await session.execute(query)).all()]
 
 
-async def syncing(session: ReadSession, organisation: str) -> set[tuple[str, str, str]]:
-    """Project as it was named, job and name of the checkpoints that some rank pushes now."""
-    query = (
-        select(MirrorSourceRow.source, MirrorRow.request_key)
-        .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
-        .where(MirrorRow.organisation == organisation, MirrorRow.status == "SYNCING")
-        .where(MirrorSourceRow.source.startswith("bt://"))
-    )
-    found = set[tuple[str, str, str]]()
-    for source, key in (await session.execute(query)).all():
-        uri = parse_source(source)
-        if isinstance(uri, CheckpointUri) and key == mirrors.push_key(source):
-            found.add((uri.project, uri.job or "", uri.checkpoint or ""))
-    return found
+async def syncing(session: ReadSession, organisation: str) -> set[tuple[str, str, str, str]]:
+    """Team, project as it was named, job and name of the checkpoints that some rank pushes now."""
+    return {
+        (row.team, uri.project, uri.job or "", uri.checkpoint or "")
+        for row, uri in await mirrors.pushes(session, organisation)
+    }
 
 
-async def found(session: ReadSession, organisation: str, uri: CheckpointUri) -> CheckpointState:
+async def found(
+    session: ReadSession, organisation: str, uri: CheckpointUri, team: str | None = None
+) -> CheckpointState:
     """What a source names now. Without a job: of the newest checkpoint's job.
 
     Raises:
-        SourceNotFoundError: no such project, job or checkpoint is this organisation's.
+        SourceNotFoundError: no such project, job or checkpoint is this organisation's, or this team's.
         RevisionNotFoundError: the checkpoint is there, and not of this rank.
+        InvalidRequestError: several teams have a project of this name.
     """
-    known = await listed(session, organisation, project=uri.project, job=uri.job)
+    known = await listed(session, organisation, team, project=uri.project, job=uri.job)
     named = [one for one in known if uri.checkpoint in (None, one.row.name)]
     if not named:
         raise SourceNotFoundError(str(uri), "no such checkpoint was pushed, or it was deleted")
@@ -128,16 +119,26 @@ def age(row: CheckpointRow) -> tuple[float, tuple[tuple[int, str], ...], int]:
     return row.created_at, by_number(row.name), row.rank
 
 
-def identity(organisation: str, digest: Digest) -> Identity:
-    """By which an organisation finds a content that it pushed."""
-    return Identity.of(scope_of(organisation), "push", digest.hex)
+@dataclass(frozen=True, slots=True)
+class PushScope:
+    """Who finds what was pushed: nobody else is told of it, nor may make a checkpoint of it."""
+
+    organisation: str
+    team: str
+
+    def identity(self, digest: Digest) -> Identity:
+        """By which a content that was pushed is found. That of the team Default is as it was before there were teams."""
+        team = () if self.team == DEFAULT_TEAM else (self.team,)
+        return Identity.of(scope_of(self.organisation), "push", digest.hex, *team)
 
 
-async def readable_chunks(session: ReadSession, organisation: str, chunks: Sequence[Digest]) -> dict[Digest, int]:
-    """Those of these chunks that are held as such and belong to what the organisation may read, and their sizes in bytes."""
+async def readable_chunks(
+    session: ReadSession, organisation: str, chunks: Sequence[Digest], team: str | None = None
+) -> dict[Digest, int]:
+    """Those of these chunks that are held as such and belong to what the organisation, or the team, may read; and their sizes in bytes."""
     wanted = {chunk.hex for chunk in chunks}
     may_read = (
-        mirrors.is_mirrored_for(organisation, ManifestContentRow.manifest),
+        mirrors.is_mirrored_for(organisation, ManifestContentRow.manifest, team),
         ~mirrors.is_given_up(organisation, ManifestContentRow.manifest),
         ManifestContentRow.content == ContentRow.digest,
     )
@@ -155,10 +156,10 @@ async def readable_chunks(session: ReadSession, organisation: str, chunks: Seque
 
 
 async def pushed_chunks(
-    session: ReadSession, organisation: str, chunks: Iterable[Digest], since: float = 0.0
+    session: ReadSession, whose: PushScope, chunks: Iterable[Digest], since: float = 0.0
 ) -> dict[Digest, int]:
-    """Those of these contents that the organisation pushed, or was told that it need not, since then; and their sizes in bytes."""
-    keys = {identity(organisation, chunk).key: chunk for chunk in chunks}
+    """Those of these contents that were pushed in this name, or need not be, since then; and their sizes in bytes."""
+    keys = {whose.identity(chunk).key: chunk for chunk in chunks}
     query = (
         select(IdentityRow.key, ContentRow.size)
         .join(ContentRow, ContentRow.digest == IdentityRow.content)
@@ -168,24 +169,25 @@ async def pushed_chunks(
     return {keys[key]: size async for key, size in select_in(session, query, IdentityRow.key, sorted(keys))}
 
 
-async def record(session: WriteSession, organisation: str, layouts: Sequence[FileLayout], now: float) -> None:
-    """Contents that the store holds, durably, by what their organisation finds them; none is collected beside a push that began before."""
+async def record(session: WriteSession, whose: PushScope, layouts: Sequence[FileLayout], now: float) -> None:
+    """Contents that the store holds, durably, by what they are found; none is collected beside a push that began before."""
     for some in batches(layouts, _CHUNKS_AT_ONCE):
-        by_key = {identity(organisation, layout.digest).key: layout for layout in some}
+        by_key = {whose.identity(layout.digest).key: layout for layout in some}
         await contents.record_contents(session, by_key, now)
         for batch in batches(sorted({layout.digest.hex for layout in some})):
             await session.execute(update(ContentRow).where(ContentRow.digest.in_(batch)).values(recorded_at=now))
 
 
-async def put(session: WriteSession, organisation: str, uri: CheckpointUri, row: Mapping[str, object]) -> str | None:
+async def put(session: WriteSession, whose: PushScope, uri: CheckpointUri, row: Mapping[str, object]) -> str | None:
     """Record a checkpoint, or its next version, whose time stays that of the first; the push that brought the version before."""
     now = float(str(row["committed_at"]))
-    project_id = await project(session, organisation, uri.project, now)
-    key = {"project": project_id, "job": uri.job, "name": uri.checkpoint, "rank": uri.rank}
+    project = await projects.project(session, whose.organisation, whose.team, uri.project, now)
+    key = {"project": project.id, "job": uri.job, "name": uri.checkpoint, "rank": uri.rank}
     query = select(CheckpointRow).filter_by(**key).with_for_update()
     known = (await session.execute(query)).scalar()
     if known is None:
-        session.add(CheckpointRow(id=f"chk_{secrets.token_hex(12)}", organisation=organisation, **key, **row))
+        fresh = f"chk_{secrets.token_hex(12)}"
+        session.add(CheckpointRow(id=fresh, organisation=whose.organisation, **key, **row))
         await session.flush()
         return None
     before = known.mirror
@@ -196,17 +198,13 @@ async def put(session: WriteSession, organisation: str, uri: CheckpointUri, row:
     return before
 
 
-async def get(session: ReadSession, organisation: str, checkpoint_id: str) -> CheckpointState:
+async def get(session: ReadSession, organisation: str, checkpoint_id: str, team: str | None = None) -> CheckpointState:
     """One by its id, or ``NotFoundError``."""
-    query = (
-        select(CheckpointRow, ProjectRow.name)
-        .join(ProjectRow, ProjectRow.id == CheckpointRow.project)
-        .where(CheckpointRow.organisation == organisation, CheckpointRow.id == checkpoint_id)
-    )
-    row = (await session.execute(query)).one_or_none()
-    if row is None:
+    query = _states(organisation, team).where(CheckpointRow.id == checkpoint_id)
+    found = (await session.execute(query)).one_or_none()
+    if found is None:
         raise NotFoundError(f"checkpoint {checkpoint_id}")
-    return CheckpointState(row[0], row[1])
+    return _state(team, *found)
 
 
 async def remove(session: WriteSession, row: CheckpointRow) -> list[str]:
@@ -233,15 +231,21 @@ async def drop_push(session: WriteSession, mirror_id: str) -> list[str]:
     return gone
 
 
-async def bytes_with(session: ReadSession, organisation: str, uri: CheckpointUri, contents: Mapping[str, int]) -> int:
+async def bytes_with(session: ReadSession, whose: PushScope, uri: CheckpointUri, contents: Mapping[str, int]) -> int:
     """Bytes of the distinct contents of all checkpoints of an organisation, were these, by digest, those of this checkpoint."""
-    others = [one.row.manifest for one in await listed(session, organisation) if one.uri != uri]
+    known = await projects.find(session, whose.organisation, uri.project, whose.team)
+    replaced = (known and known.id, uri.job, uri.checkpoint, uri.rank)
+    others = [
+        one.row.manifest
+        for one in await listed(session, whose.organisation)
+        if (one.row.project, one.row.job, one.row.name, one.row.rank) != replaced
+    ]
     named = select(ManifestContentRow.content).where(ManifestContentRow.manifest.in_(others))
     query = select(func.coalesce(func.sum(ContentRow.size), 0)).where(ContentRow.digest.in_(named))
     total = int((await session.execute(query)).scalar_one())
     of_others = select(ContentRow.digest).where(ContentRow.digest.in_(named))
-    known = {digest async for (digest,) in select_in(session, of_others, ContentRow.digest, sorted(contents))}
-    return total + sum(size for digest, size in contents.items() if digest not in known)
+    counted = {digest async for (digest,) in select_in(session, of_others, ContentRow.digest, sorted(contents))}
+    return total + sum(size for digest, size in contents.items() if digest not in counted)
 
 
 async def older_than(session: ReadSession, before: float) -> list[CheckpointRow]:

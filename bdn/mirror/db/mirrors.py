@@ -26,6 +26,7 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from bdn.core.chunk import digest_in, digest_of
 from bdn.core.errors import NotFoundError
+from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.mirror.db.database import (
     Cursor,
     ReadSession,
@@ -48,8 +49,10 @@ from bdn.mirror.db.tables import (
     TombstoneRow,
 )
 from bdn.mirror.waiting import NEW_WORK, cancel_topic
+from bdn.wire.access_schema import DEFAULT_TEAM
 
 RUNNING = ("PENDING", "SYNCING")
+OF_ALL: Final = ""  # the ``team`` of a mirror that whoever has no team asked for
 PUSHED: Final = "push"  # claims a mirror whose bytes its caller sends: see ``bdn.mirror.pushes``
 COLLECTED: Final = 0.0  # the ``renewed_at`` of a draft that a collection takes apart
 _Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None]  # a column
@@ -64,12 +67,18 @@ class MirrorState:
 
 
 async def insert(
-    session: WriteSession, mirror_id: str, organisation: str, request_key: str, requests: Sequence[Json], *, now: float
+    session: WriteSession,
+    mirror_id: str,
+    organisation: str,
+    request_key: str,
+    requests: Sequence[Json],
+    *,
+    now: float,
+    team: str | None = None,
 ) -> None:
     """A new mirror with a source for each request (``WeightsSourceBody``); ``IntegrityError`` when equal ones run already."""
-    session.add(
-        MirrorRow(id=mirror_id, organisation=organisation, request_key=request_key, status="PENDING", created_at=now)
-    )
+    row = {"id": mirror_id, "organisation": organisation, "team": team or OF_ALL, "request_key": request_key}
+    session.add(MirrorRow(**row, status="PENDING", created_at=now))
     await session.flush()
     for position, request in enumerate(requests):
         source = MirrorSourceRow(
@@ -94,11 +103,13 @@ async def running(session: ReadSession, organisation: str, request_key: str) -> 
     return (await session.execute(query)).scalar()
 
 
-async def get(session: ReadSession, mirror_id: str, organisation: str | None) -> MirrorState:
-    """A mirror of this organisation, or (None, for the worker) of any; or ``NotFoundError``. Another's costs what none costs."""
+async def get(session: ReadSession, mirror_id: str, organisation: str | None, team: str | None = None) -> MirrorState:
+    """A mirror of this organisation and team, or (None, for the worker) of any; or ``NotFoundError``. Another's costs what none costs."""
     query = select(MirrorRow).where(MirrorRow.id == mirror_id)
     if organisation is not None:
         query = query.where(MirrorRow.organisation == organisation)
+    if team is not None:
+        query = query.where(MirrorRow.team == team)
     mirror = (await session.execute(query)).scalar()
     if mirror is None:
         raise NotFoundError(f"mirror {mirror_id}")
@@ -109,6 +120,7 @@ async def page(
     session: ReadSession,
     organisation: str,
     *,
+    team: str | None = None,
     status: str | None,
     source: str | None,
     before: Cursor | None,
@@ -116,6 +128,8 @@ async def page(
 ) -> tuple[list[MirrorState], Cursor | None]:
     """Newest first, and where the next page begins."""
     query = select(MirrorRow).where(MirrorRow.organisation == organisation)
+    if team is not None:
+        query = query.where(MirrorRow.team == team)
     if status:
         query = query.where(MirrorRow.status == status)
     if source:
@@ -309,6 +323,7 @@ async def prune(session: WriteSession, before: float) -> int:
         .where(
             newer.manifest == MirrorSourceRow.manifest,
             newer.organisation == MirrorSourceRow.organisation,
+            newest.team == MirrorRow.team,
             newer.source == MirrorSourceRow.source,
             func.coalesce(newer.recall_key, "") == func.coalesce(MirrorSourceRow.recall_key, ""),
             or_(
@@ -397,15 +412,18 @@ async def mirrored_after(session: ReadSession, organisation: str, after: str, li
     return [str(manifest) for manifest in (await session.execute(query)).scalars()]
 
 
-async def may_read(session: ReadSession, organisation: str, manifest: str) -> bool:
-    """Whether the manifest is published for this organisation, which has not given it up."""
-    return manifest in await readable(session, organisation, [manifest])
+async def may_read(session: ReadSession, organisation: str, manifest: str, team: str | None = None) -> bool:
+    """Whether the manifest is published for this organisation, or for this team of it, and not given up by the organisation."""
+    return manifest in await readable(session, organisation, [manifest], team)
 
 
-async def readable(session: ReadSession, organisation: str, manifests: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Files and bytes of those of these manifests that are published for this organisation, and not given up by it."""
+async def readable(
+    session: ReadSession, organisation: str, manifests: Sequence[str], team: str | None = None
+) -> dict[str, tuple[int, int]]:
+    """Files and bytes of those of these manifests that ``may_read`` holds for."""
+    is_theirs = is_mirrored_for(organisation, ManifestRow.digest, team)
     query = select(ManifestRow.digest, ManifestRow.files_total, ManifestRow.bytes_total).where(
-        is_mirrored_for(organisation, ManifestRow.digest), ~is_given_up(organisation, ManifestRow.digest)
+        is_theirs, ~is_given_up(organisation, ManifestRow.digest)
     )
     found = select_in(session, query, ManifestRow.digest, manifests)
     return {digest: (files, size) async for digest, files, size in found}
@@ -526,9 +544,12 @@ def is_given_up(organisation: str | _Name, manifest: _Name) -> ColumnElement[boo
     return exists().where(TombstoneRow.organisation == organisation, TombstoneRow.manifest == manifest)
 
 
-def is_mirrored_for(organisation: str, manifest: _Name) -> ColumnElement[bool]:
-    """The manifest was ever published for the organisation."""
-    return exists().where(MirrorSourceRow.manifest == manifest, MirrorSourceRow.organisation == organisation)
+def is_mirrored_for(organisation: str, manifest: _Name, team: str | None = None) -> ColumnElement[bool]:
+    """The manifest was ever published for the organisation, or for this team of it."""
+    found = exists().where(MirrorSourceRow.manifest == manifest, MirrorSourceRow.organisation == organisation)
+    if team is None:
+        return found
+    return found.where(MirrorRow.id == MirrorSourceRow.mirror_id, MirrorRow.team == team)
 
 
 async def others_read(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:
@@ -627,14 +648,33 @@ def _living_sources(manifest: InstrumentedAttribute[str], before: float | None =
 # --- pushes: mirrors that no worker has ---
 
 
-def push_key(source: str) -> str:
-    """The ``request_key`` of a push: nobody mirrors under it, and of two pushes of one checkpoint the second goes on with the first."""
-    return digest_of(f"push {source}".encode()).hex
+def push_key(source: str, team: str) -> str:
+    """The ``request_key`` of a push: nobody mirrors under it, and of two pushes of one checkpoint the second goes on with the first.
+
+    That of the team Default is as it was before there were teams: a version before goes on with such a push.
+    """
+    return digest_of((f"push {source}" if team == DEFAULT_TEAM else f"push {source} {team}").encode()).hex
 
 
 def is_push(state: MirrorState) -> bool:
     """Whether its caller sends the bytes."""
-    return [state.row.request_key] == [push_key(source.source) for source in state.sources]
+    return [state.row.request_key] == [push_key(source.source, state.row.team) for source in state.sources]
+
+
+async def pushes(session: ReadSession, organisation: str) -> list[tuple[MirrorRow, CheckpointUri]]:
+    """Those of an organisation that go on, and what for."""
+    query = (
+        select(MirrorRow, MirrorSourceRow.source)
+        .join(MirrorSourceRow, MirrorSourceRow.mirror_id == MirrorRow.id)
+        .where(MirrorRow.organisation == organisation, MirrorRow.status.in_(RUNNING))
+        .where(MirrorSourceRow.source.startswith("bt://"))
+    )
+    found = [(row, source, parse_source(source)) for row, source in (await session.execute(query)).all()]
+    return [
+        (row, uri)
+        for row, source, uri in found
+        if isinstance(uri, CheckpointUri) and row.request_key == push_key(source, row.team)
+    ]
 
 
 async def take(session: WriteSession, mirror_id: str, claimant: str, began: float, until: float) -> None:

@@ -1,6 +1,6 @@
 """The mirror's tables. Times are seconds since the epoch; digests are the 64 hex digits; JSON columns hold wire forms."""
 
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     JSON,
@@ -17,6 +17,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Json = dict[str, Any]
+_DEFAULT_TEAM: Final = text("'Default'")  # what the version before writes is of this team
 
 
 class Base(DeclarativeBase):
@@ -26,7 +27,10 @@ class Base(DeclarativeBase):
 
 
 class MirrorRow(Base):
-    """A request, and who works on it. ``claim_expires_at`` is renewed by the worker; a dead one's claim runs out."""
+    """A request, and who works on it. ``claim_expires_at`` is renewed by the worker; a dead one's claim runs out.
+
+    ``team`` is that of a push's project, or of the token that asked; empty: of a token that has none.
+    """
 
     __tablename__ = "mirrors"
     __table_args__ = (
@@ -51,6 +55,7 @@ class MirrorRow(Base):
     claimed_by: Mapped[str | None] = mapped_column(String(256))
     claim_expires_at: Mapped[float | None]
     error: Mapped[Json | None]
+    team: Mapped[str] = mapped_column(String(128), server_default=_DEFAULT_TEAM)
 
 
 class MirrorSourceRow(Base):
@@ -309,7 +314,10 @@ class SecretRow(Base):
 
 
 class TokenRow(Base):
-    """A token: its SHA-256, since nobody keeps the token, and its ``role`` (``Role``), for an agent in one cluster."""
+    """A token: its SHA-256, since nobody keeps the token, and its ``role`` (``Role``), for an agent in one cluster.
+
+    One of a ``team`` sees what that one has alone.
+    """
 
     __tablename__ = "tokens"
 
@@ -322,18 +330,32 @@ class TokenRow(Base):
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
+    team: Mapped[str | None] = mapped_column(String(128))
 
 
-class ProjectRow(Base):
-    """A project of an organisation: jobs write checkpoints in its name. The id is 10 signs of ``[a-z0-9]``, and never another's."""
+class TeamRow(Base):
+    """A team of an organisation. The id is 10 signs of ``[a-z0-9]``, and never another's; other tables name it by its name."""
 
-    __tablename__ = "projects"
+    __tablename__ = "teams"
     __table_args__ = (UniqueConstraint("organisation", "name"),)
 
     id: Mapped[str] = mapped_column(String(16), primary_key=True)
     organisation: Mapped[str] = mapped_column(String(256))
     name: Mapped[str] = mapped_column(String(128))
     created_at: Mapped[float]
+
+
+class ProjectRow(Base):
+    """A project of a team: jobs write checkpoints in its name. The id is 10 signs of ``[a-z0-9]``, and never another's."""
+
+    __tablename__ = "projects"
+    __table_args__ = (UniqueConstraint("organisation", "team", "name"),)
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    organisation: Mapped[str] = mapped_column(String(256))
+    name: Mapped[str] = mapped_column(String(128))
+    created_at: Mapped[float]
+    team: Mapped[str] = mapped_column(String(128), server_default=_DEFAULT_TEAM)
 
 
 class CheckpointRow(Base):

@@ -13,6 +13,7 @@ from typing import Final
 from sqlalchemy import select, update
 
 from bdn.core.errors import NotFoundError
+from bdn.mirror.db import projects
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import TokenRow
 from bdn.wire.access_schema import NewToken, Role, Token, TokenRequest
@@ -30,7 +31,7 @@ class TokenTable:
     clock: Callable[[], float]
 
     async def create(self, request: TokenRequest) -> NewToken:
-        """A new token; it is in this answer and nowhere else."""
+        """A new token; it is in this answer and nowhere else. ``NotFoundError``: its organisation has no such team."""
         token = f"{_PREFIX}{secrets.token_urlsafe(32)}"
         now = self.clock()
         row = TokenRow(
@@ -39,12 +40,15 @@ class TokenTable:
             name=request.name,
             role=request.role.value,
             cluster=request.cluster,
+            team=request.team,
             digest=_digest_of(token),
             created_at=now,
             expires_at=None if request.expires_seconds is None else now + request.expires_seconds,
             revoked_at=None,
         )
         async with self.database.write() as session:
+            if row.team is not None:
+                await projects.check_team(session, row.organisation, row.team, now)
             session.add(row)
         return NewToken(**_view(row).model_dump(), token=token)
 
@@ -91,6 +95,7 @@ def _view(row: TokenRow) -> Token:
         organisation=row.organisation,
         role=Role(row.role),
         cluster=row.cluster,
+        team=row.team,
         created_at=moment(row.created_at),
         expires_at=None if row.expires_at is None else moment(row.expires_at),
         revoked_at=None if row.revoked_at is None else moment(row.revoked_at),

@@ -38,7 +38,8 @@ _TOLD_SECONDS: Final = 4.0  # where it would have been told of one
 
 _ANY: Final = Digest("0" * 64)  # as long as any other
 
-_Question = tuple[str, str]  # what is asked, and the organisation that asks: it is a part of what may be seen
+# What is asked, and the organisation and the team that ask: they are a part of what may be seen.
+Question = tuple[str, str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +53,20 @@ class HeldSource:
 
 @dataclass(frozen=True)
 class MirrorRequests:
-    """The service behind ``/mirror``. ``at_work`` are the mirrors that this process works on."""
+    """The service behind ``/mirror``. ``at_work`` are the mirrors that this process works on.
+
+    Where a method takes ``team``, None is whoever asks for all of the organisation.
+    """
 
     database: Database
     surveyor: Surveyor
     signer: GrantSigner
     grant_seconds: int
     at_work: Mapping[str, Progress]
-    watched: SharedReads[_Question, Mirror]
-    asked: SharedReads[_Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
+    watched: SharedReads[Question, Mirror]
+    asked: SharedReads[Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
 
-    async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
+    async def request(self, sources: Sequence[WeightsSource], organisation: str, team: str | None = None) -> Mirror:
         """A new mirror, or the one that is running for the same request; without sources one that is READY.
 
         ``LimitExceededError``: its grant would be too long.
@@ -71,10 +75,11 @@ class MirrorRequests:
         for source in sources:
             self.surveyor.sign_ins.check(source.auth, organisation)
         bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
-        request_key = digest_of(json.dumps(bodies, sort_keys=True).encode()).hex
-        request = partial(self._request, bodies, organisation, request_key)
+        asked = bodies if team is None else [team, *bodies]
+        request_key = digest_of(json.dumps(asked, sort_keys=True).encode()).hex
+        request = partial(self._request, bodies, organisation, team, request_key)
         # Of a thousand equal ones at once, two ask the database.
-        return await self.asked.of((request_key, organisation), request).get(anew=True)
+        return await self.asked.of((request_key, organisation, team), request).get(anew=True)
 
     def _check_grant(self, sources: Sequence[WeightsSource], organisation: str) -> None:
         """Refuse what could be mirrored and never be read: the grant names all mounts and goes into the head of each request."""
@@ -86,7 +91,9 @@ class MirrorRequests:
             )
             raise LimitExceededError(what, size, LONGEST_GRANT)
 
-    async def _request(self, bodies: list[dict[str, object]], organisation: str, request_key: str) -> Mirror:
+    async def _request(
+        self, bodies: list[dict[str, object]], organisation: str, team: str | None, request_key: str
+    ) -> Mirror:
         while True:
             async with self.database.read() as session:
                 mirror_id = await mirrors.running(session, organisation, request_key)
@@ -95,12 +102,12 @@ class MirrorRequests:
                 try:
                     async with self.database.write() as session:
                         now = self.database.now()
-                        await mirrors.insert(session, mirror_id, organisation, request_key, bodies, now=now)
+                        await mirrors.insert(session, mirror_id, organisation, request_key, bodies, now=now, team=team)
                         if not bodies:  # there is nothing for a worker to do
                             await mirrors.finish(session, mirror_id, "READY", now=now)
                 except IntegrityError:
                     continue  # somebody else was faster with the same request
-            return await self.get(mirror_id, organisation)
+            return await self.get(mirror_id, organisation, team)
 
     async def held(self, wanted: WeightsSource, organisation: str, *, is_newest: bool) -> HeldSource | None:
         """What is held of a commit, or with ``is_newest`` of any source as it was mirrored last. The upstream is not asked.
@@ -124,13 +131,13 @@ class MirrorRequests:
             rows = await mirrors.published_as(session, organisation, manifest)
         return any(is_alike(row, wanted) for row in rows)
 
-    async def plan(self, sources: Sequence[WeightsSource], organisation: str) -> Plan:
+    async def plan(self, sources: Sequence[WeightsSource], organisation: str, team: str | None = None) -> Plan:
         """What mirroring would do now. Writes nothing."""
         self._check_grant(sources, organisation)
         planned: list[PlannedSource] = []
         counted: set[str] = set()
         for wanted in sources:
-            async with self.surveyor.open(wanted, organisation) as source:
+            async with self.surveyor.open(wanted, organisation, team=team) as source:
                 survey = await self.surveyor.survey(wanted, source)
             planned.append(_planned(wanted, survey, counted))
             if len(planned) < len(sources):  # the last one's, which may be a million, nobody asks for
@@ -149,13 +156,13 @@ class MirrorRequests:
             survey = await self.surveyor.survey(wanted, source)
         return _planned(wanted, survey, set()), survey
 
-    async def get(self, mirror_id: str, organisation: str) -> Mirror:
-        """The mirror now; ``NotFoundError`` also when it is another organisation's."""
-        return self._now(await self._recorded(mirror_id, organisation))
+    async def get(self, mirror_id: str, organisation: str, team: str | None = None) -> Mirror:
+        """The mirror now; ``NotFoundError`` also when it is another organisation's or another team's."""
+        return self._now(await self._recorded(mirror_id, organisation, team))
 
-    async def _recorded(self, mirror_id: str, organisation: str) -> Mirror:
+    async def _recorded(self, mirror_id: str, organisation: str, team: str | None) -> Mirror:
         async with self.database.read() as session:
-            found = await mirrors.get(session, mirror_id, organisation)
+            found = await mirrors.get(session, mirror_id, organisation, team)
         return (await self._documents([found], organisation))[0]
 
     def _now(self, recorded: Mirror) -> Mirror:
@@ -177,17 +184,19 @@ class MirrorRequests:
         source: str | None,
         before: Cursor | None,
         limit: int,
+        *,
+        team: str | None = None,
     ) -> tuple[list[Mirror], Cursor | None]:
         """Mirrors, newest first, and where the next page begins (None on the last one)."""
         async with self.database.read() as session:
             found, following = await mirrors.page(
-                session, organisation, status=status, source=source, before=before, limit=limit
+                session, organisation, team=team, status=status, source=source, before=before, limit=limit
             )
         return [self._now(mirror) for mirror in await self._documents(found, organisation)], following
 
-    async def wait(self, mirror_id: str, organisation: str, seconds: float) -> Mirror:
+    async def wait(self, mirror_id: str, organisation: str, seconds: float, team: str | None = None) -> Mirror:
         """The mirror once it is in a terminal state, or when the time is over."""
-        look = self._watched(mirror_id, organisation)
+        look = self._watched(mirror_id, organisation, team)
         mirror = await self.database.watch.look_until(
             mirror_id,
             look.get,
@@ -197,10 +206,12 @@ class MirrorRequests:
         )
         return self._now(mirror)
 
-    async def follow(self, mirror_id: str, organisation: str, interval_seconds: float) -> AsyncGenerator[Mirror]:
+    async def follow(
+        self, mirror_id: str, organisation: str, interval_seconds: float, team: str | None = None
+    ) -> AsyncGenerator[Mirror]:
         """The mirror at least once per interval, the last time in a terminal state."""
         watch = self.database.watch
-        topic, look = watch.topic(mirror_id), self._watched(mirror_id, organisation)
+        topic, look = watch.topic(mirror_id), self._watched(mirror_id, organisation, team)
         changes = topic.changes
         mirror = await look.get(anew=self._must_look)
         while mirror.status not in TERMINAL and not watch.stopping:
@@ -210,22 +221,22 @@ class MirrorRequests:
             mirror = await look.get()
         yield self._now(mirror)
 
-    def _watched(self, mirror_id: str, organisation: str) -> SharedRead[Mirror]:
+    def _watched(self, mirror_id: str, organisation: str, team: str | None) -> SharedRead[Mirror]:
         """What all who look at it share, until it changes or is too old."""
-        read = partial(self._recorded, mirror_id, organisation)
-        return self.watched.of((mirror_id, organisation), read, self.database.watch.topic(mirror_id))
+        read = partial(self._recorded, mirror_id, organisation, team)
+        return self.watched.of((mirror_id, organisation, team), read, self.database.watch.topic(mirror_id))
 
     @property
     def _must_look(self) -> bool:
         """Whether somebody else may have changed it just now, and we are not told."""
         return self.database.watch.others_within > 0
 
-    async def cancel(self, mirror_id: str, organisation: str) -> Mirror:
+    async def cancel(self, mirror_id: str, organisation: str, team: str | None = None) -> Mirror:
         """Stop it if it runs. What was stored stays and is not fetched again."""
-        await self.get(mirror_id, organisation)
+        await self.get(mirror_id, organisation, team)
         async with self.database.write() as session:
             await mirrors.finish(session, mirror_id, "CANCELED", now=self.database.now())
-        return await self.get(mirror_id, organisation)
+        return await self.get(mirror_id, organisation, team)
 
     async def _documents(self, found: Sequence[MirrorState], organisation: str) -> list[Mirror]:
         ready = [source for state in found if state.row.status == "READY" for source in state.sources]

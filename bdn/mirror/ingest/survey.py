@@ -62,12 +62,20 @@ class Surveyor:
 
     @asynccontextmanager
     async def open(
-        self, wanted: WeightsSource, organisation: str, job: str | None = None, revision: str | None = None
+        self,
+        wanted: WeightsSource,
+        organisation: str,
+        job: str | None = None,
+        revision: str | None = None,
+        team: str | None = None,
     ) -> AsyncIterator[Source]:
-        """The source with its credentials, on behalf of a job (None: a dry run); ``revision`` pins one that was resolved before."""
+        """The source with its credentials, on behalf of a job (None: a dry run); ``revision`` pins one that was resolved before.
+
+        Of checkpoints those of ``team``; None: of all teams.
+        """
         uri = wanted.source
         if isinstance(uri, CheckpointUri):
-            yield CheckpointSource(self.database, pinned(uri, revision) if revision else uri, organisation)
+            yield CheckpointSource(self.database, pinned(uri, revision) if revision else uri, organisation, team)
             return
         if revision is not None and isinstance(uri, HuggingFaceUri):
             uri = replace(uri, revision=revision)

@@ -32,7 +32,7 @@ from bdn.mirror.db.database import Database, ReadSession, batches
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.mirrors import MirrorState
 from bdn.mirror.db.recall import is_alike, recall_key
-from bdn.mirror.db.tables import MirrorSourceRow
+from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import CopyMissing
 from bdn.mirror.ingest.progress import ClaimLostError, CopiesInProgress, Progress, SourceCounters, StoredContents
@@ -235,7 +235,7 @@ class Ingest:
 
         async def one(row: MirrorSourceRow) -> None:
             try:
-                await self._waiting_for_the_store(mirror.row.organisation, row, progress)
+                await self._waiting_for_the_store(mirror.row, row, progress)
             except (ClaimLostError, DatabaseUnavailableError):
                 raise
             except BdnError as error:
@@ -257,7 +257,7 @@ class Ingest:
         if failures:
             raise failures[min(failures)]
 
-    async def _waiting_for_the_store(self, organisation: str, row: MirrorSourceRow, progress: Progress) -> None:
+    async def _waiting_for_the_store(self, mirror: MirrorRow, row: MirrorSourceRow, progress: Progress) -> None:
         """The source again and again while the store is away, for as long as upstreams are; what is stored is not fetched again."""
         retries = self.copier.reader.retries
         policy = replace(retries.policy, attempts=1)  # each is many requests
@@ -265,7 +265,7 @@ class Ingest:
         while True:
             began = retries.budgets.clock()
             try:
-                return await self._source(organisation, row, progress)
+                return await self._source(mirror, row, progress)
             except DatabaseUnavailableError:
                 raise
             except StoreUnavailableError as error:
@@ -276,10 +276,11 @@ class Ingest:
                 failure = error
             await retries.wait_out(failure, outage, began)
 
-    async def _source(self, organisation: str, row: MirrorSourceRow, progress: Progress) -> None:
+    async def _source(self, mirror: MirrorRow, row: MirrorSourceRow, progress: Progress) -> None:
+        organisation, team = mirror.organisation, mirror.team or None
         wanted = WeightsSourceBody.model_validate(row.request).to_core()
         progress.counters[row.position] = SourceCounters(row.bytes_transferred, row.bytes_reused)
-        async with self.surveyor.open(wanted, organisation, row.mirror_id, row.resolved_revision) as source:
+        async with self.surveyor.open(wanted, organisation, row.mirror_id, row.resolved_revision, team) as source:
             resolution = await source.resolve()
             if await self._reuse_published(organisation, row, wanted, resolution, progress):
                 return

@@ -8,6 +8,7 @@ from bdn.core.errors import SourceNotFoundError
 from bdn.core.source.upstream import Location, Resolution, UpstreamFile
 from bdn.core.source.uri import CheckpointUri
 from bdn.mirror.db import checkpoints, contents
+from bdn.mirror.db.checkpoints import PushScope
 from bdn.mirror.db.database import Database
 
 
@@ -18,28 +19,30 @@ class CheckpointSource:
     database: Database
     uri: CheckpointUri
     organisation: str
-    _manifest: Digest | None = None
+    team: str | None = None  # whose project it is; None: whichever the name means to the organisation
+    _found: tuple[Digest, PushScope] | None = None
 
     async def resolve(self) -> Resolution:
         """The job and the name of what the source means now: ``job/name``."""
+        await self._find()
+        return Resolution(f"{self.uri.job}/{self.uri.checkpoint}")
+
+    async def _find(self) -> tuple[Digest, PushScope]:
         async with self.database.read() as session:
-            found = await checkpoints.found(session, self.organisation, self.uri)
-        self._manifest = Digest(found.row.manifest)
+            found = await checkpoints.found(session, self.organisation, self.uri, self.team)
         self.uri = replace(self.uri, job=found.row.job, checkpoint=found.row.name)
-        return Resolution(f"{found.row.job}/{found.row.name}")
+        self._found = Digest(found.row.manifest), PushScope(self.organisation, found.project.team)
+        return self._found
 
     async def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:  # noqa: ARG002
-        """Every file of it, found by what its organisation pushed."""
-        if self._manifest is None:
-            await self.resolve()
-        name = self._manifest
+        """Every file of it, found by what its team pushed."""
+        name, scope = self._found or await self._find()
         async with self.database.read() as session:
-            row = None if name is None else await contents.manifest(session, name.hex)
+            row = await contents.manifest(session, name.hex)
         if row is None:
             raise SourceNotFoundError(str(self.uri), "it was deleted or replaced just now")
         for file in Manifest.parse(row.canonical).files:
-            identity = checkpoints.identity(self.organisation, file.digest)
-            yield UpstreamFile(file.path, file.size, identity, str(file.digest), str(name))
+            yield UpstreamFile(file.path, file.size, scope.identity(file.digest), str(file.digest), str(name))
 
     async def locate(self, file: UpstreamFile) -> Location:
         """Nowhere: what the store lost of a checkpoint, nobody has. ``SourceNotFoundError``."""

@@ -22,6 +22,7 @@ from bdn.wire.http_fields import (
     TOKEN,
     HeadRefusedError,
     UnsatisfiableRangeError,
+    bearer_of,
     format_content_range,
     keeps_alive,
     parse_headers,
@@ -48,9 +49,8 @@ class RequestHead:
 
     @property
     def bearer(self) -> str | None:
-        """The token of an ``Authorization: Bearer`` header."""
-        scheme, _, token = self.headers.get("authorization", "").partition(" ")
-        return token.strip() if scheme.lower() == "bearer" else None
+        """The token of the ``Authorization`` header."""
+        return bearer_of(self.headers.get("authorization"))
 
 
 def find_head(received: bytearray, searched: int) -> int:

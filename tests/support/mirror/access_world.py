@@ -115,15 +115,21 @@ async def access_world(folder: Path, hub: Hub, **settings: Any) -> AsyncIterator
 
 
 async def _make_tokens(world: World) -> None:
-    for name, role, organisation in (
-        ("controller a", "controller", "a"),
-        ("controller b", "controller", "b"),
-        ("agent", "agent", "a"),
-        ("operator token", "operator", "default"),
-        ("revoked token", "controller", "a"),
-        ("expired token", "controller", "a"),
+    for organisation in ("a", "b"):
+        headers = {"BDN-Organisation": organisation}
+        await world.ask("operator", "POST", "/teams", json={"name": "research"}, headers=headers)
+    for name, role, organisation, team in (
+        ("controller a", "controller", "a", None),
+        ("controller b", "controller", "b", None),
+        ("team Default of a", "controller", "a", "Default"),
+        ("team research of a", "controller", "a", "research"),
+        ("team research of b", "controller", "b", "research"),
+        ("agent", "agent", "a", None),
+        ("operator token", "operator", "default", None),
+        ("revoked token", "controller", "a", None),
+        ("expired token", "controller", "a", None),
     ):
-        body: Json = {"name": name, "organisation": organisation, "role": role}
+        body: Json = {"name": name, "organisation": organisation, "role": role, "team": team}
         made = (await world.ask("operator", "POST", "/tokens", json=body)).json()
         world.bearers[name], world.tokens[name] = _bearing(made["token"]), made["id"]
     await world.ask("operator", "DELETE", f"/tokens/{world.tokens['revoked token']}")

@@ -127,6 +127,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     ("tokens create n --organisation acme --role king", ""),
     ("tokens create n --organisation a:b --role agent", ""),
     ("tokens create n --organisation acme --role controller --cluster c", ""),
+    ("tokens create n --organisation acme --role agent --team research", "team is for tokens of role controller"),
+    ("teams create a/b", ""),
     ("tokens create n --organisation acme --role agent --expires soon", ""),
 ])  # fmt: skip
 def test_options_that_do_not_go_together_are_a_matter_of_usage(client: Client, arguments: str, words: str) -> None:

@@ -162,7 +162,7 @@ def test_who_may_not_have_a_chunk_gets_the_error_and_no_bytes(client: Client, sh
 
 
 @pytest.mark.parametrize(("header", "bearer"), [
-    ("Bearer abc.def", "abc.def"), ("bearer abc.def", "abc.def"), ("Bearer   abc.def ", "abc.def"),
+    ("Bearer abc.def", "abc.def"), ("bearer abc.def", "abc.def"), ("Api-Key abc.def", "abc.def"), ("Bearer   abc.def ", "abc.def"),
     ("Basic abc", None), ("abc.def", None),
 ])  # fmt: skip
 def test_the_bearer_is_what_authorizes(client: Client, shelf: Shelf, header: str, bearer: str | None) -> None:

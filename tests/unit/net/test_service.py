@@ -104,7 +104,13 @@ async def test_an_error_of_ours_keeps_its_facts(client: httpx2.AsyncClient) -> N
 
 @pytest.mark.parametrize(
     ("header", "bearer"),
-    [("Bearer abc.def", "abc.def"), ("bearer abc.def", "abc.def"), ("Basic abc", None), ("", None)],
+    [
+        ("Bearer abc.def", "abc.def"),
+        ("bearer abc.def", "abc.def"),
+        ("Api-Key abc.def", "abc.def"),
+        ("Basic abc", None),
+        ("", None),
+    ],
 )
 async def test_the_bearer_is_read_from_its_header(client: httpx2.AsyncClient, header: str, bearer: str | None) -> None:
     response = await client.get("/bearer", headers={"Authorization": header} if header else {})

@@ -1,0 +1,86 @@
+"""``bdn-admin projects`` and ``bdn-admin teams``: to whom belongs what jobs pushed."""
+
+import click
+
+from bdn.cli.clients import reachable_mirror
+from bdn.cli.output import Output, command_line
+from bdn.core.units import counted, format_size, format_time
+from bdn.wire.access_schema import Team, TeamRequest
+from bdn.wire.push_schema import Project
+
+
+@click.group()
+def projects() -> None:
+    """List projects, and delete them with their checkpoints. One is made by the first push in its name."""
+
+
+@projects.command("ls")
+@command_line
+async def list_projects(output: Output) -> None:
+    """List the projects of the organisation, or of the token's team, oldest first.
+
+    \b
+    Example: bdn-admin projects ls --json
+    """
+    async with reachable_mirror(output) as client:
+        found = await client.projects()
+    lines = [_line(one) for one in found.items] or ["there is no project"]
+    output.result(found, lines, [one.id for one in found.items])
+
+
+@projects.command("rm")
+@click.argument("project", metavar="PROJECT")
+@command_line
+async def remove_project(output: Output, *, project: str) -> None:
+    """Delete a project, by its id or name, and all its checkpoints. There is no way back; what was mirrored from them stays.
+
+    It is refused while a push of the project goes on. After an interruption say it again.
+
+    \b
+    Example: bdn-admin projects rm llama
+    """
+    async with reachable_mirror(output) as client:
+        removed = await client.remove_project(project)
+    output.result(removed, [f"deleted {_line(removed)}"], [removed.id])
+
+
+@click.group()
+def teams() -> None:
+    """Make and list teams. Projects are a team's; those of whoever names none are the team Default's, which is always there."""
+
+
+@teams.command()
+@click.argument("name")
+@command_line
+async def create(output: Output, *, name: str) -> None:
+    """Make a team, unless it is there.
+
+    \b
+    Example: bdn-admin teams create research
+    """
+    request = TeamRequest(name=name)
+    async with reachable_mirror(output) as client:
+        made = await client.make_team(request)
+    output.result(made, [_team_line(made)], [made.id])
+
+
+@teams.command("ls")
+@command_line
+async def list_teams(output: Output) -> None:
+    """List the teams of the organisation, oldest first; with a team's token that one.
+
+    \b
+    Example: bdn-admin teams ls
+    """
+    async with reachable_mirror(output) as client:
+        found = await client.teams()
+    output.result(found, [_team_line(one) for one in found.items], [one.id for one in found.items])
+
+
+def _line(one: Project) -> str:
+    size = f"{counted(one.checkpoints, 'checkpoint')}, {format_size(one.size_bytes)}"
+    return f"{one.id}  {one.name}  of team {one.team}  {size}  made {format_time(one.created_at.timestamp())}"
+
+
+def _team_line(one: Team) -> str:
+    return f"{one.id}  {one.name}  made {format_time(one.created_at.timestamp())}"

@@ -1,0 +1,65 @@
+"""Who may call a route, and what ids and names in its path look like."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, Header, Path, Query
+
+from bdn.mirror.access import Access, Caller, PushAccess
+from bdn.net.api_server import Bearer, provided
+from bdn.wire.access_schema import NAME_PATTERN, ORGANISATION_PATTERN, Role
+from bdn.wire.http_fields import ORGANISATION_HEADER
+
+TEXT: Final = r"^[^\x00]*$"
+
+
+def _id(prefix: str) -> Any:  # noqa: ANN401 - what FastAPI makes of it
+    return Path(pattern=rf"^{prefix}_[0-9a-f]{{24}}$")
+
+
+MirrorId = Annotated[str, _id("mir")]
+EvictionId = Annotated[str, _id("evi")]
+PrefetchId = Annotated[str, _id("pre")]
+VerificationId = Annotated[str, _id("ver")]
+CollectionId = Annotated[str, _id("col")]
+CheckpointId = Annotated[str, _id("chk")]
+TokenId = Annotated[str, _id("tok")]
+SecretName = Annotated[str, Path(pattern=f"^{NAME_PATTERN}$")]
+Name = Annotated[str | None, Query(max_length=256, pattern=TEXT)]
+
+Organisation = Annotated[
+    str | None,
+    Header(
+        alias=ORGANISATION_HEADER,
+        pattern=f"^{ORGANISATION_PATTERN}$",
+        description="Whom an operator acts for; others: themselves",
+    ),
+]
+
+_Access = Annotated[Access, provided(Access)]
+
+
+async def _operator(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Caller:
+    return (await access.caller(bearer)).acting(Role.OPERATOR, organisation)
+
+
+async def _controller(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Caller:
+    return (await access.caller(bearer)).acting(Role.CONTROLLER, organisation).of_all_teams()
+
+
+async def _controller_of_a_team(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Caller:
+    return (await access.caller(bearer)).acting(Role.CONTROLLER, organisation)
+
+
+async def _agent(access: _Access, bearer: Bearer) -> Caller:
+    return (await access.caller(bearer)).acting(Role.AGENT, None)
+
+
+async def _pusher(access: _Access, bearer: Bearer, organisation: Organisation = None) -> PushAccess:
+    return await access.pusher(bearer, organisation)
+
+
+Operator = Annotated[Caller, Depends(_operator)]
+Controller = Annotated[Caller, Depends(_controller)]  # an operator is one, too, for the organisation that it names
+TeamController = Annotated[Caller, Depends(_controller_of_a_team)]  # or one of a team: the route passes that on
+Agent = Annotated[Caller, Depends(_agent)]
+Pushing = Annotated[PushAccess, Depends(_pusher)]

@@ -1,0 +1,182 @@
+"""Teams, their projects, and the checkpoints that jobs pushed in the name of these: listed and deleted.
+
+Where a method takes ``team``, None is whoever asks for all of the organisation; what is another team's is NOT_FOUND.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from bdn.core.errors import BdnError, Fact, InUseError, NotFoundError
+from bdn.core.events import Event
+from bdn.mirror.db import checkpoints, events, mirrors, projects
+from bdn.mirror.db.checkpoints import CheckpointState
+from bdn.mirror.db.database import Database, WriteSession
+from bdn.mirror.db.projects import ProjectState
+from bdn.mirror.db.tables import CheckpointRow, ProjectRow, TeamRow
+from bdn.wire.access_schema import DEFAULT_TEAM, Team
+from bdn.wire.push_schema import Checkpoint, Project
+from bdn.wire.shapes import moment
+
+_EXPIRE_SECONDS: Final = 60.0
+_REMOVED_AT_ONCE: Final = 50  # checkpoints of one transaction, in which nobody else publishes
+_NAMED_PUSHES: Final = 10
+
+
+@dataclass(frozen=True)
+class Projects:
+    """The service behind ``/teams``, ``/projects`` and ``/checkpoints``."""
+
+    database: Database
+
+    async def make_team(self, organisation: str, name: str) -> Team:
+        """A new team, or the one of this name."""
+        async with self.database.write() as session:
+            await projects.make_team(session, organisation, name, self.database.now())
+            (row,) = await projects.teams(session, organisation, name)
+        return _team(row)
+
+    async def teams(self, organisation: str, team: str | None) -> list[Team]:
+        """Those of an organisation, oldest first. The one named Default is there from the first look on."""
+        async with self.database.read() as session:
+            found = await projects.teams(session, organisation)
+        if not any(row.name == DEFAULT_TEAM for row in found):
+            async with self.database.write() as session:
+                await projects.make_team(session, organisation, DEFAULT_TEAM, self.database.now())
+                found = await projects.teams(session, organisation)
+        return [_team(row) for row in found if team in (None, row.name)]
+
+    async def projects(self, organisation: str, team: str | None) -> list[Project]:
+        """Oldest first."""
+        async with self.database.read() as session:
+            found = await projects.listed(session, organisation, team)
+        return [_project(one) for one in found]
+
+    async def remove_project(self, organisation: str, team: str | None, name: str) -> Project:
+        """Delete a project, by its id or name, and all its checkpoints, for ever. What was mirrored from those stays.
+
+        Checkpoints go some at a time; whoever was killed says it again. Returns it as it was at the beginning.
+
+        Raises:
+            NotFoundError: there is none, or it is another team's.
+            InvalidRequestError: several teams have one of this name.
+            InUseError: a push of it goes on; one that began meanwhile leaves it with what it still has.
+        """
+        async with self.database.read() as session:
+            row = await projects.find(session, organisation, name, team)
+            if row is None:
+                raise NotFoundError(f"project {name!r}")
+            (state,) = await projects.listed(session, organisation, project_id=row.id)
+        while not await self._remove_some(row):
+            pass
+        return _project(state)
+
+    async def _remove_some(self, project: ProjectRow) -> bool:
+        """Whether it is gone."""
+        async with self.database.write() as session:
+            await mirrors.hold_claims(session)
+            await _check_idle(session, project)
+            found = await projects.checkpoints_of(session, project.id, _REMOVED_AT_ONCE)
+            for row in found:
+                state = CheckpointState(row, project, project.name)
+                await self._forget(session, state, "its project was deleted")
+            is_last = len(found) < _REMOVED_AT_ONCE
+            if is_last:
+                await projects.forget(session, project.id)
+        return is_last
+
+    # --- what was pushed ---
+
+    async def checkpoints(
+        self, organisation: str, team: str | None, project: str | None, job: str | None
+    ) -> list[Checkpoint]:
+        """Oldest first."""
+        async with self.database.read() as session:
+            found = await checkpoints.listed(session, organisation, team, project=project, job=job)
+            syncing = await checkpoints.syncing(session, organisation)
+        return [_checkpoint(one, syncing) for one in sorted(found, key=lambda one: checkpoints.age(one.row))]
+
+    async def remove(
+        self, checkpoint_id: str, organisation: str, team: str | None = None, why: str = "it was deleted"
+    ) -> Checkpoint:
+        """Delete a checkpoint for ever. What was mirrored from it stays."""
+        async with self.database.write() as session:
+            await mirrors.hold_claims(session)
+            state = await checkpoints.get(session, organisation, checkpoint_id, team)
+            document = _checkpoint(state, set())
+            await self._forget(session, state, why)
+        return document
+
+    async def _forget(self, session: WriteSession, state: CheckpointState, why: str) -> None:
+        row: CheckpointRow = state.row
+        gone = await checkpoints.remove(session, row)
+        await events.record(session, self.database.now(), gone_events(row.organisation, str(state.uri), gone, why))
+
+    async def keep_expiring(self, keep_seconds: float) -> None:
+        """For ever delete checkpoints that were committed longer ago than this."""
+        while True:
+            with suppress(BdnError):  # the database is away; or another process was faster
+                async with self.database.read() as session:
+                    old = await checkpoints.older_than(session, self.database.now() - keep_seconds)
+                for row in old:
+                    await self.remove(row.id, row.organisation, why="its time was over")
+            await asyncio.sleep(_EXPIRE_SECONDS)
+
+
+def gone_events(organisation: str, source: str, manifests: Sequence[str], why: str) -> list[Event]:
+    """That nothing names these manifests any more, which were a checkpoint."""
+    facts: dict[str, Fact] = {"source": source, "why": why}
+    return [events.event_of("replaced", facts, manifest, organisation=organisation) for manifest in manifests]
+
+
+async def _check_idle(session: WriteSession, project: ProjectRow) -> None:
+    """Refuse while a push of the project goes on. The caller has called ``mirrors.hold_claims``: none begins or ends meanwhile."""
+    at_work = [
+        row.id
+        for row, uri in await mirrors.pushes(session, project.organisation)
+        if row.team == project.team and uri.project in (project.id, project.name)
+    ]
+    if at_work:
+        named = tuple(f"push {push_id}" for push_id in at_work[:_NAMED_PUSHES])
+        raise InUseError(f"project {project.name!r} ({project.id})", named)
+
+
+def _team(row: TeamRow) -> Team:
+    return Team(id=row.id, name=row.name, created_at=moment(row.created_at))
+
+
+def _project(state: ProjectState) -> Project:
+    row = state.row
+    return Project(
+        id=row.id,
+        name=row.name,
+        team=row.team,
+        created_at=moment(row.created_at),
+        checkpoints=state.checkpoints,
+        size_bytes=state.bytes_total,
+    )
+
+
+def _checkpoint(state: CheckpointState, syncing: AbstractSet[tuple[str, str, str, str]]) -> Checkpoint:
+    row, project = state.row, state.project
+    names = {(project.team, name, row.job, row.name) for name in (project.name, project.id)}
+    return Checkpoint(
+        id=row.id,
+        checkpoint_id=row.name,
+        source=str(state.uri),
+        project_id=project.id,
+        project_name=project.name,
+        team=project.team,
+        job=row.job,
+        rank=row.rank,
+        created_at=moment(row.created_at),
+        committed_at=moment(row.committed_at),
+        sync_status="SYNCING" if names & syncing else "COMPLETE",
+        manifest=f"b3:{row.manifest}",
+        files=row.files_total,
+        size_bytes=row.bytes_total,
+        **row.details,
+    )

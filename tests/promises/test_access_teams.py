@@ -1,0 +1,138 @@
+"""What a team of an organisation has is another team's as little as another organisation's."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bdn.core.chunk import digest_of
+from tests.doubles.hub import Hub
+from tests.support.mirror.access_world import UNKNOWN, World, access_world
+from tests.support.mirror.service import LONGEST_SECONDS, Json, source
+from tests.support.promises.tally import Tally
+
+pytest_plugins = ("tests.support.mirror.fixtures",)
+pytestmark = [pytest.mark.promise("access"), pytest.mark.usefixtures("backend")]
+
+
+@pytest.fixture
+async def world(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[World]:
+    async with access_world(tmp_path / "mirror", hub) as world:
+        yield world
+
+
+async def pushed(world: World, bearer: str, uri: str, content: bytes) -> Json:
+    """The mirror that a push of one file became."""
+    begun = (await world.ask(bearer, "POST", "/pushes", json={"source": uri})).json()["push_id"]
+    name = str(digest_of(content))
+    sent = await world.plane.put(f"/pushes/{begun}/chunks/{name}", content=content, headers=world.bearers[bearer])
+    assert sent.status_code == 204, sent.text
+    files = {"files": [{"path": "x", "size": len(content), "chunks": [name]}]}
+    done = await world.ask(bearer, "POST", f"/pushes/{begun}/commit", json=files)
+    assert done.status_code == 200, done.text
+    return dict(done.json())
+
+
+async def test_what_another_team_has_is_answered_like_nothing(world: World, tally: Tally) -> None:
+    """Nor do grants to push lead into another team's project, or names in a request to mirror."""
+    ours, job = "team research of a", "bt://llama@job1"
+    done = await pushed(world, ours, f"{job}/checkpoint-1", b"of research")
+    begun = (await world.ask(ours, "POST", "/pushes", json={"source": f"{job}/checkpoint-2"})).json()["push_id"]
+    mirror = (await world.ask(ours, "POST", "/mirror", json={"weights": [source(job)]})).json()["id"]
+    ready = (await world.ask(ours, "GET", f"/mirror/{mirror}", params={"wait": LONGEST_SECONDS})).json()
+    manifest = done["sources"][0]["manifest"]
+    assert (ready["status"], ready["sources"][0]["manifest"]) == ("READY", manifest)
+    (checkpoint,) = (await world.ask(ours, "GET", "/checkpoints")).json()["items"]
+    (project,) = (await world.ask(ours, "GET", "/projects")).json()["items"]
+    assert (project["name"], project["team"], project["checkpoints"], project["size_bytes"]) == (
+        "llama",
+        "research",
+        1,
+        11,
+    )
+    assert (await world.ask(ours, "GET", f"/manifests/{manifest}")).status_code == 200
+    address = {"paths": ["x"]}
+    assert (await world.ask(ours, "POST", f"/manifests/{manifest}/addresses", json=address)).status_code == 200
+    nobody, nothing = f"mir_{'0' * 24}", str(UNKNOWN)
+    cases: list[tuple[str, str, Json | None, str, str]] = [
+        *(("GET", path, None, one, nobody) for one in (mirror, begun) for path in ("/mirror/{}", "/mirror/{}?wait=1", "/mirror/{}/events")),
+        ("POST", "/mirror/{}/cancel", None, mirror, nobody),
+        ("GET", "/mirror?source={}", None, job, "bt://nothing@job1"),
+        ("POST", "/pushes/{}/missing", {"chunks": []}, begun, nobody),
+        ("POST", "/pushes/{}/commit", {"files": [{"path": "x", "size": 0, "chunks": []}]}, begun, nobody),
+        ("DELETE", "/pushes/{}", None, begun, nobody),
+        ("DELETE", "/checkpoints/{}", None, checkpoint["id"], f"chk_{'0' * 24}"),
+        ("GET", "/checkpoints?project={}", None, "llama", "nothing"),
+        ("GET", "/checkpoints?project={}", None, project["id"], "nothing"),
+        ("DELETE", "/projects/{}", None, "llama", "nothing"),
+        ("DELETE", "/projects/{}", None, project["id"], "nothing"),
+        ("GET", "/manifests/{}", None, manifest, nothing),
+        ("GET", "/manifests/{}/layout", None, manifest, nothing),
+        ("POST", "/manifests/{}/addresses", address, manifest, nothing),
+    ]  # fmt: skip
+    for bearer in ("team Default of a", "team research of b"):
+        for method, path, body, theirs, absent in cases:
+            answers, costs = [], []
+            for name in (theirs, absent):
+                with world.statements() as statements:
+                    answer = await world.ask(bearer, method, path.format(name), json=body)
+                headers = {key: value for key, value in answer.headers.items() if key != "content-length"}
+                answers.append((answer.status_code, headers, answer.text.replace(name, "X")))
+                costs.append(statements)
+            assert answers[0] == answers[1], (bearer, method, path)
+            assert costs[0] == costs[1], (bearer, method, path)
+            assert answers[0][0] == (200 if "?source" in path or "?project" in path else 404), (
+                method,
+                path,
+                answers[0],
+            )
+            tally.add(scenarios=2, refused=1)
+        chunk = f"/pushes/{begun}/chunks/{digest_of(b'x')}"
+        assert (await world.plane.put(chunk, content=b"x", headers=world.bearers[bearer])).status_code == 404
+        for name in (job, f"bt://{project['id']}@job1", f"{job}/checkpoint-1", "bt://nothing"):
+            body = {"weights": [source(name)]}
+            asked = (await world.ask(bearer, "POST", "/mirror", json=body)).json()["id"]
+            ended = (await world.ask(bearer, "GET", f"/mirror/{asked}", params={"wait": LONGEST_SECONDS})).json()
+            assert (ended["status"], ended["grant"]) == ("FAILED", None), name
+            assert ended["error"]["code"] == "SOURCE_NOT_FOUND", name
+            planned = await world.ask(bearer, "POST", "/mirror?dry_run=true", json=body)
+            assert (planned.status_code, planned.json()["error"]["code"]) == (502, "SOURCE_NOT_FOUND")
+        grant = (await world.ask(bearer, "POST", "/pushes/grants", json={"job": job})).json()["grant"]
+        world.bearers["grant of others"] = {"Authorization": f"Bearer {grant}"}
+        assert (
+            await world.ask("grant of others", "POST", f"/pushes/{begun}/missing", json={"chunks": []})
+        ).status_code == 404
+        own = await pushed(world, "grant of others", f"{job}/checkpoint-1", b"of others")  # of a project of their own
+        assert own["sources"][0]["manifest"] != manifest
+        assert [one["manifest"] for one in (await world.ask(bearer, "GET", "/checkpoints")).json()["items"]] == [
+            own["sources"][0]["manifest"]
+        ]
+        listed = (await world.ask(bearer, "GET", "/mirror")).json()["items"]
+        assert not {mirror, begun, done["id"]} & {one["id"] for one in listed}
+        (named,) = (await world.ask(bearer, "GET", "/projects")).json()["items"]
+        assert named["id"] != project["id"]
+        tally.add(scenarios=8, refused=7)
+    assert [one["name"] for one in (await world.ask(ours, "GET", "/teams")).json()["items"]] == ["research"]
+    assert (await world.ask(ours, "GET", f"/mirror/{begun}")).json()["status"] == "SYNCING"
+    assert [one["id"] for one in (await world.ask(ours, "GET", "/checkpoints")).json()["items"]] == [checkpoint["id"]]
+    seen = (await world.ask("controller a", "GET", "/projects")).json()["items"]  # without a team, all of them
+    assert {one["team"] for one in seen} == {"research", "Default"}
+
+
+async def test_what_another_team_pushed_has_to_be_sent_and_makes_no_checkpoint(world: World, tally: Tally) -> None:
+    content = b"weights of research"
+    name = str(digest_of(content))
+    await pushed(world, "team research of a", "bt://llama@job1/checkpoint-1", content)
+    files = {"files": [{"path": "x", "size": len(content), "chunks": [name]}]}
+    for bearer in ("team Default of a", "team research of b"):
+        push = (await world.ask(bearer, "POST", "/pushes", json={"source": "bt://own@job1/x"})).json()["push_id"]
+        missing = await world.ask(bearer, "POST", f"/pushes/{push}/missing", json={"chunks": [name]})
+        assert missing.json()["chunks"] == [name], bearer
+        refused = await world.ask(bearer, "POST", f"/pushes/{push}/commit", json=files)
+        assert refused.json()["error"]["code"] == "CHUNKS_MISSING", bearer
+        tally.add(scenarios=2, refused=2)
+    known = (await world.ask("team research of a", "POST", "/pushes", json={"source": "bt://own@job1/x"})).json()
+    missing = await world.ask(
+        "team research of a", "POST", f"/pushes/{known['push_id']}/missing", json={"chunks": [name]}
+    )
+    assert missing.json()["chunks"] == []
