@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.services.cluster import Cluster
-from tests.support.services.commands import Shell
+from tests.support.services.commands import Shell, wait_until
 from tests.support.training.watching import Version, Watcher
 from tests.support.training.writers.reporting import digests
-from tests.support.training.writing import TORCHRUN, Writer, loaded, needs_frameworks, writing
+from tests.support.training.writing import LONGEST_SECONDS, TORCHRUN, Writer, loaded, needs_frameworks, writing
 
 pytestmark = [*needs_frameworks]
 SETTLE = "6s"  # our writers pause for a second
@@ -98,6 +98,19 @@ def test_a_trainer_that_rotates_its_checkpoints_leaves_all_that_had_settled(node
     assert {found["checkpoint_type"] for found in one.watcher.listed()} == {"full"}
     assert len(one.watcher.versions) == len(listed), "one was replaced by what was left of it"
     one.check("trainer")
+
+
+def test_a_trainer_that_is_killed_in_the_middle_of_a_save_leaves_what_is_open(node: Shell, tmp_path: Path) -> None:
+    out, uri = tmp_path / "out", "bt://writers@killed"
+    with writing(tmp_path, "trainer", out, 2, "hanging") as writer:
+        writer.go_on()
+        wait_until(lambda: writer.has_ended() or {"hanging": 2} in writer.said, LONGEST_SECONDS, "the middle of a save")
+        writer.kill()
+    assert (out / "checkpoint-2/model.safetensors").exists()
+    done = node.run("bdn", "sync", str(out), uri, "--once", "--json")
+    assert (done.code, done.document["left"]) == (1, ["checkpoint-2"])
+    assert [one["source"] for one in done.document["pushed"]] == [f"{uri}/checkpoint-1"]
+    assert digests(out / "checkpoint-1") == writer.complete("checkpoint-1")[0]["files"]
 
 
 def test_what_four_ranks_write_into_one_folder_is_listed_with_its_hidden_metadata(node: Shell, tmp_path: Path) -> None:
