@@ -3,6 +3,7 @@
 What moved is printed: ``make training`` shows it, and docs/benchmarks.md quotes it.
 """
 
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.units import format_size
 from tests.support.services.cluster import Cluster
-from tests.support.services.commands import Process, Shell, wait_until
+from tests.support.services.commands import ROOT, Process, Shell, wait_until
 from tests.support.services.services import metric
 from tests.support.training.writers.reporting import digests
 from tests.support.training.writing import LONGEST_SECONDS, Writer, needs_frameworks, writing
@@ -21,6 +22,7 @@ from tests.support.training.writing import LONGEST_SECONDS, Writer, needs_framew
 pytestmark = [*needs_frameworks]
 RANKS = (0, 1)
 STEPS, SAVE_EVERY = 50, 10
+NEWEST = "sed 's/#rank-.*//' | sort -V | uniq -c | awk '$1 == 2 {print $2}' | tail -n 1"  # of docs/operations.md
 BEFORE, AFTER = "bt://resumed@run-1", "bt://resumed@run-2"
 
 
@@ -159,6 +161,9 @@ def test_a_training_that_is_killed_with_its_node_goes_on_elsewhere_as_if_nothing
         with node(cluster, "node-b", AFTER) as second:
             *_, newest = whole(second.shell, BEFORE)
             assert newest == "step-20"
+            names = second.shell.run("bdn", "checkpoints", "ls", BEFORE, "-q").out
+            assert subprocess.check_output(["sh", "-c", NEWEST], input=names, text=True) == f"{BEFORE}/{newest}\n"
+            assert f"bdn checkpoints ls bt://llama@run-1 -q | {NEWEST})" in (ROOT / "docs/operations.md").read_text()
             refused = command(second.shell, "stage", job_of(BEFORE, 1), "--job", "run-2", code=4)
             assert refused["error"]["code"] == "REVISION_NOT_FOUND"  # of the newest, step-30, there is no second rank
             served = moved("served")
@@ -172,10 +177,10 @@ def test_a_training_that_is_killed_with_its_node_goes_on_elsewhere_as_if_nothing
             own = [(*out, "--resume", path) for out, path in zip(second.own_outs, staged, strict=True)]
             with training(tmp_path / "after", each=own) as ranks:
                 resumed = [losses(one) for one in ranks if one.wait()]
-            names = ["step-30", "step-40", "step-50"]
-            wait_until(lambda: whole(second.shell, AFTER) == names, LONGEST_SECONDS, "the last push")
+            again = ["step-30", "step-40", "step-50"]
+            wait_until(lambda: whole(second.shell, AFTER) == again, LONGEST_SECONDS, "the last push")
         pushed_again = moved("pushed") - pushed
-        sent_again = [out / name for out in second.outs for name in names]
+        sent_again = [out / name for out in second.outs for name in again]
 
     for rank in RANKS:
         assert list(resumed[rank]) == list(range(21, STEPS + 1))
