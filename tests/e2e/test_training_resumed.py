@@ -13,6 +13,7 @@ from typing import Any
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.units import format_size
+from tests.support.mirror.backends import EMBEDDED
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import ROOT, Process, Shell, wait_until
 from tests.support.services.services import metric
@@ -172,7 +173,9 @@ def test_a_training_that_is_killed_with_its_node_goes_on_elsewhere_as_if_nothing
             served = moved("served") - served
             staged = [Path(mount["path"]) for mount in mounts]
             assert [digests(path) for path in staged] == [digests(out / newest) for out in first.outs]
-            assert served == sum(mount["bytes_from"]["mirror"] for mount in mounts) == sum(chunks(staged).values())
+            read = sum(mount["bytes_from"]["mirror"] for mount in mounts)
+            assert read == sum(chunks(staged).values())
+            assert backend != EMBEDDED or served == read  # a bucket is read past the mirror
 
             own = [(*out, "--resume", path) for out, path in zip(second.own_outs, staged, strict=True)]
             with training(tmp_path / "after", each=own) as ranks:
@@ -194,6 +197,6 @@ def test_a_training_that_is_killed_with_its_node_goes_on_elsewhere_as_if_nothing
 node-a: {len(sent)} checkpoints, {format_size(size_of(sent))}, of which {format_size(sum(chunks(sent).values()))} distinct
         sent to the mirror: {format_size(pushed)}
 node-b: staged {len(staged)} ranks of {newest}, {format_size(size_of(staged))}
-        read from the mirror: {format_size(served)}, from its own cache: {format_size(from_cache)}
+        read from the mirror: {format_size(read)}, from its own cache: {format_size(from_cache)}
         {len(sent_again)} checkpoints, {format_size(size_of(sent_again))}, of which new: {format_size(sum(chunks(sent_again)[one] for one in new))}
         sent to the mirror: {format_size(pushed_again)}""")
