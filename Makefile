@@ -4,7 +4,7 @@ VENV := .venv/bin
 # Half of a start is compiling what is imported: it is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test quick debian-tests fault mutants check lint peers bench clean
+.PHONY: setup demo test quick debian-tests fault training mutants check lint peers bench clean
 
 # More workers than cores: many tests wait for processes, sockets and clocks.
 PYTEST := $(VENV)/python -m pytest --dist worksteal -n 3
@@ -40,6 +40,16 @@ peers: .venv/.ready
 	$(VENV)/uv pip install -q --python .venv-peers/bin/python --require-hashes -r requirements/peers.txt
 	@touch $@
 
+# Frameworks that write checkpoints, 1 GB of them: only `make training` installs them, and without them its tests are skipped.
+# PyTorch stands in no lock: what an index has of it is the build for CUDA, with 4 GB of libraries. Where PIP_FIND_LINKS names a folder
+# or a page that has a build for the CPU of that version (2.13.0+cpu), that one is taken.
+.venv-training/.ready: .venv/.ready requirements/training.txt requirements/torch.in
+	$(VENV)/uv venv -q --allow-existing --python $(VENV)/python .venv-training
+	$(VENV)/uv pip install -q --compile-bytecode --python .venv-training/bin/python --require-hashes --no-deps -r requirements/training.txt
+	$(VENV)/uv pip install -q --compile-bytecode --python .venv-training/bin/python \
+	    $(addprefix --find-links ,$(PIP_FIND_LINKS)) -r requirements/torch.in
+	@touch $@
+
 demo: setup
 	$(VENV)/bdn demo
 
@@ -70,6 +80,10 @@ mutants: setup
 	@test -n "$(FILE)" || { echo "say which file: make mutants FILE=node_agent/trust.py" >&2; exit 2; }
 	$(VENV)/python -m tests.mutation $(FILE) $(OPTIONS)
 
+# Checkpoints as real frameworks write them, and a training that is killed with its node and resumed on another.
+training: setup .venv-training/.ready
+	$(VENV)/python -m pytest -m training -s tests/e2e
+
 lint: setup
 	sh requirements/lock.sh --check
 	$(VENV)/ruff format --check -q .
@@ -88,4 +102,4 @@ bench: setup peers
 	$(VENV)/python -m tests.benchmarks
 
 clean:
-	rm -rf .venv .venv-aws .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-aws .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis

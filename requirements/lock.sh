@@ -18,9 +18,10 @@ lock --extra mirror --extra agent pyproject.toml -o "$target/runtime.txt"
 lock --all-extras --group dev pyproject.toml -c "$target/runtime.txt" -o "$target/dev.txt"
 lock requirements/aws.in -o "$target/aws.txt"
 lock requirements/peers.in -o "$target/peers.txt"
+lock requirements/training.in --excludes requirements/torch.in -o "$target/training.txt"
 lock requirements/uv.in -o "$target/uv.txt"
 lock requirements/build.in -c "$target/dev.txt" -o "$target/build.txt"
-for file in runtime dev aws peers uv build; do
+for file in runtime dev aws peers training uv build; do
     cmp -s "$target/$file.txt" "requirements/$file.txt" ||
         { echo "requirements/$file.txt does not fit pyproject.toml; run: sh requirements/lock.sh" >&2; exit 1; }
 done

@@ -22,10 +22,10 @@ _LEAST_STALE: Final = 1000  # lines; fewer are not worth a new file
 
 
 class Committed(NamedTuple):
-    """A checkpoint as it was committed: as which version, and the ``fingerprint`` of its files."""
+    """A checkpoint as it was committed: as which version, and of each of its files, as it was, the mark."""
 
     version: str
-    fingerprint: str
+    marks: frozenset[str]
 
 
 class VolumeJournal:
@@ -83,7 +83,7 @@ class VolumeJournal:
 
     def note_commit(self, name: str, committed: Committed) -> None:
         """A checkpoint is there, in this version, which replaces the one before."""
-        self._note(["commit", name, *committed])
+        self._note(_said_of(name, committed))
 
     def retain(self, files: Mapping[str, Stamp]) -> None:
         """Forget the chunks of all files but these, as they are: others are gone or have changed."""
@@ -107,8 +107,8 @@ class VolumeJournal:
                 if 0 <= index < chunk_count(stamp.size):
                     with suppress(ValueError):
                         known[1][index] = Digest(digest)
-            case ["commit", str(name), str(version), str(fingerprint)]:
-                self._committed[name] = Committed(version, fingerprint)
+            case ["commit", str(name), str(version), list(marks)]:
+                self._committed[name] = Committed(version, frozenset(mark for mark in marks if isinstance(mark, str)))
             case _:
                 pass
 
@@ -133,7 +133,7 @@ class VolumeJournal:
 
     def _live(self) -> Iterator[bytes]:
         for name, committed in self._committed.items():
-            yield _line(["commit", name, *committed])
+            yield _line(_said_of(name, committed))
         for path, (stamp, digests) in self._sent.items():
             for index, digest in digests.items():
                 yield _line(["chunk", path, list(stamp), index, digest.hex])
@@ -145,6 +145,10 @@ class VolumeJournal:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _said_of(name: str, committed: Committed) -> list[object]:
+    return ["commit", name, committed.version, sorted(committed.marks)]
 
 
 def _line(said: list[object]) -> bytes:

@@ -42,6 +42,7 @@ SETTLE_SECONDS: Final = 30.0
 FILES_LIMIT: Final = 1_000_000
 _LATEST: Final = 253_402_300_799  # the last second of the year 9999
 _LONGEST_NAMED: Final = 1000  # characters of a path that is skipped: a job may make it ten times as long
+_MARK: Final = 16  # hexadecimal digits: nobody but the job itself can make two that are equal
 AGAIN_SECONDS: Final = 60.0  # after a push that failed
 
 
@@ -64,10 +65,10 @@ class Found:
         return "" if self.name == LOOSE else f"{self.name}/"
 
     @property
-    def fingerprint(self) -> str:
-        """Another one once any file is another, has changed, came or went."""
-        known = [[path, *stamp] for path, stamp in sorted(self.files.items())]
-        return digest_of(json.dumps(known).encode()).hex
+    def marks(self) -> frozenset[str]:
+        """One of each file, and another one once it is another file, has another name or has changed."""
+        known = (json.dumps([path, *stamp]).encode() for path, stamp in self.files.items())
+        return frozenset(digest_of(one).hex[:_MARK] for one in known)
 
     @property
     def newest(self) -> datetime:
@@ -173,8 +174,9 @@ class Syncer:
         return left
 
     def _is_pushed(self, found: Found) -> bool:
+        """It, or all that is left of it: a job that rotates its checkpoints may end while it deletes one, which stays as it was."""
         committed = self.journal.committed(found.name)
-        return committed is not None and committed.fingerprint == found.fingerprint
+        return committed is not None and found.marks <= committed.marks
 
     async def _look(self) -> tuple[float, dict[str, Found]]:
         """What is there now, and when that was seen. What is not there any more is forgotten."""
@@ -234,11 +236,11 @@ class Syncer:
 
         async def check() -> None:
             now = checkpoints_in(await in_thread(self.directory.look)).get(found.name)
-            if now is None or now.fingerprint != found.fingerprint:
+            if now is None or now.files != found.files:
                 raise ChangedError(found.name)
 
         mirror = await self.pusher.push(self._source(found), self._files(found, found.files), details, check)
-        version = Committed(mirror.id, found.fingerprint)
+        version = Committed(mirror.id, found.marks)
         await in_thread(self.journal.note_commit, found.name, version)
         self.error = None
         self.on_pushed(found, mirror)

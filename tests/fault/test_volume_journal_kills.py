@@ -32,7 +32,7 @@ def note_for_ever(file: Path, first: int) -> None:
         while True:
             index = number // FILES % 3
             journal.note_chunk(f"file-{number % FILES}", stamp_of(number), index, digest_of(b"%d" % number))
-            journal.note_commit("checkpoint", Committed(str(number), "f"))
+            journal.note_commit("checkpoint", Committed(str(number), frozenset({"f"})))
             print(number, flush=True)
             number += 1
 

@@ -197,6 +197,25 @@ async def test_what_the_job_deletes_stays_and_what_it_writes_again_is_the_next_v
     assert {name: item["size_bytes"] for name, item in found.items()} == {"a": len(b"second")}
 
 
+async def test_what_is_left_of_one_that_the_job_was_deleting_is_no_version(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    """A trainer that rotates is killed between two files. What lies there then is pushed by nobody, and what comes later is."""
+    (folder / "a").mkdir()
+    for name in ("1", "2"):
+        (folder / "a" / name).write_bytes(b"as it was")
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        assert await syncer.run_once() == []
+        whole = (await checkpoints(mirror))["a"]["manifest"]
+    (folder / "a/1").unlink()
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:  # another one, with its journal
+        assert await syncer.run_once() == []
+        assert (await checkpoints(mirror))["a"]["manifest"] == whole
+        (folder / "a/3").write_bytes(b"a new one")
+        assert await syncer.run_once() == []
+    assert (await checkpoints(mirror))["a"]["files"] == 2
+
+
 async def test_what_is_sent_is_paced_and_what_is_held_is_not(
     mirror: ServingProcess, folder: Path, tmp_path: Path
 ) -> None:

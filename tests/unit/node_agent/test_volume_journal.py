@@ -22,7 +22,7 @@ def filled(file: Path) -> None:
     with VolumeJournal(file) as journal:
         for index, digest in CHUNKS.items():
             journal.note_chunk(PATH, STAMP, index, digest)
-        journal.note_commit("checkpoint-1", Committed("mir_1", "f1"))
+        journal.note_commit("checkpoint-1", Committed("mir_1", frozenset({"f1"})))
 
 
 def known(file: Path) -> tuple[dict[int, Digest], Committed | None]:
@@ -36,7 +36,7 @@ def test_what_was_noted_is_there_for_whoever_comes_next(tmp_path: Path) -> None:
 
     filled(file)
 
-    assert known(file) == (CHUNKS, Committed("mir_1", "f1"))
+    assert known(file) == (CHUNKS, Committed("mir_1", frozenset({"f1"})))
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -55,9 +55,9 @@ def test_the_last_commit_of_a_name_counts(tmp_path: Path) -> None:
     filled(tmp_path / "journal")
 
     with VolumeJournal(tmp_path / "journal") as journal:
-        journal.note_commit("checkpoint-1", Committed("mir_2", "f2"))
+        journal.note_commit("checkpoint-1", Committed("mir_2", frozenset({"f2"})))
 
-    assert known(tmp_path / "journal")[1] == Committed("mir_2", "f2")
+    assert known(tmp_path / "journal")[1] == Committed("mir_2", frozenset({"f2"}))
 
 
 @pytest.fixture(name="whole", scope="module")
@@ -76,8 +76,8 @@ def test_a_file_that_was_cut_anywhere_keeps_its_whole_lines_and_takes_more(whole
         expected = {index: digest for index, digest in CHUNKS.items() if index < lines}
         with VolumeJournal(file) as journal:
             assert journal.chunks(PATH, STAMP) == expected
-            journal.note_commit("checkpoint-1", Committed("mir_9", "f9"))
-        assert known(file) == (expected, Committed("mir_9", "f9"))
+            journal.note_commit("checkpoint-1", Committed("mir_9", frozenset({"f9"})))
+        assert known(file) == (expected, Committed("mir_9", frozenset({"f9"})))
 
 
 @given(data=st.data())
@@ -91,7 +91,7 @@ def test_a_byte_that_is_wrong_takes_its_line_and_nothing_else(whole: Path, data:
     chunks, committed = known(file)
 
     assert chunks.items() <= CHUNKS.items()
-    assert committed in {None, Committed("mir_1", "f1")}
+    assert committed in {None, Committed("mir_1", frozenset({"f1"}))}
     assert len(chunks) + (committed is not None) >= 2  # a line end that is gone joins two lines
 
 
@@ -114,7 +114,7 @@ def test_a_chunk_that_the_file_does_not_have_is_not_believed(tmp_path: Path) -> 
 def test_a_file_that_is_mostly_stale_is_written_anew(tmp_path: Path) -> None:
     file = tmp_path / "journal"
     with VolumeJournal(file, least_stale=20) as journal:
-        journal.note_commit("checkpoint-1", Committed("mir_1", "f1"))
+        journal.note_commit("checkpoint-1", Committed("mir_1", frozenset({"f1"})))
         for number in range(500):
             journal.note_chunk(PATH, STAMP._replace(mtime=number), 0, CHUNKS[0])
         assert len(file.read_bytes().splitlines()) < 30
@@ -122,7 +122,7 @@ def test_a_file_that_is_mostly_stale_is_written_anew(tmp_path: Path) -> None:
             journal.note_chunk(PATH, STAMP, index, digest)
         assert journal.chunks(PATH, STAMP) == CHUNKS
 
-    assert known(file) == (CHUNKS, Committed("mir_1", "f1"))
+    assert known(file) == (CHUNKS, Committed("mir_1", frozenset({"f1"})))
 
 
 def test_files_that_are_gone_are_forgotten_and_commits_are_not(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_files_that_are_gone_are_forgotten_and_commits_are_not(tmp_path: Path) -
         assert journal.chunks(PATH, STAMP) == CHUNKS
         journal.retain({PATH: STAMP._replace(ctime=1)})
 
-    assert known(file) == ({}, Committed("mir_1", "f1"))
+    assert known(file) == ({}, Committed("mir_1", frozenset({"f1"})))
     assert len(file.read_bytes().splitlines()) == 1
 
 
