@@ -18,7 +18,7 @@ from tests.support.mirror.job import Job
 from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, refusal, source
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-pytestmark = pytest.mark.usefixtures("upstreams")
+pytestmark = [pytest.mark.promise("access"), pytest.mark.usefixtures("upstreams")]
 ONE = "bt://llama@job1/checkpoint-1"
 
 
