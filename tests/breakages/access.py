@@ -83,15 +83,15 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     ],
     "bdn/mirror/db/projects.py": [
         ("one of several projects of a name is taken", "lambda _: len(known) == 1", "lambda _: True",
-         "test_a_name_that_several_teams_have_is_the_team_defaults_or_takes_an_id"),
+         "test_a_name_that_several_teams_have_is_the_team_defaults_or_takes_an_id[sqlite]"),
         ("a project is hidden behind another one's name", "lambda one: one.id == name, ", "",
-         "test_nobody_hides_a_project_behind_its_id"),
+         "test_nobody_hides_a_project_behind_its_id[sqlite]"),
     ],
     "bdn/mirror/projects.py": [
         ("a project is deleted under a push", "    if at_work:", "    if False:",
-         "test_a_project_is_not_deleted_while_a_push_of_it_goes_on"),
+         "test_a_project_is_not_deleted_while_a_push_of_it_goes_on[sqlite]"),
         ("a project goes before its checkpoints", "is_last = len(found) < _REMOVED_AT_ONCE", "is_last = True",
-         "test_a_deletion_of_a_project_that_was_cut_off_goes_on"),
+         "test_a_deletion_of_a_project_that_was_cut_off_goes_on[sqlite]"),
     ],
     "bdn/mirror/pushes.py": [
         ("a push of another team goes on for whoever names it", "state = await mirrors.get(session, push_id, organisation, team)",
@@ -142,7 +142,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("what a team mirrored every team reads", "MirrorRow.id == MirrorSourceRow.mirror_id, MirrorRow.team == team",
          "MirrorRow.id == MirrorSourceRow.mirror_id", "test_what_another_team_has_is_answered_like_nothing"),
         ("a team's mirror goes because another team has a newer one", "            newest.team == MirrorRow.team,\n", "",
-         "test_what_one_team_mirrored_later_leaves_the_other_what_it_reads"),
+         "test_what_one_team_mirrored_later_leaves_the_other_what_it_reads[sqlite]"),
         ("mirrors are everybody's", "        query = query.where(MirrorRow.organisation == organisation)\n",
          "        pass\n", "test_what_another_organisation_has_is_answered_like_nothing"),
         ("a list holds others' mirrors", "    query = select(MirrorRow).where(MirrorRow.organisation == organisation)\n",

@@ -129,11 +129,11 @@ async def test_a_name_that_several_teams_have_is_the_team_defaults_or_takes_an_i
 
 
 async def test_nobody_hides_a_project_behind_its_id(world: World) -> None:
-    await world.default.push({"x": b"default"}, ONE)
-    known = await world.of(world.default)
-    await world.research.push({"x": b"research"}, f"bt://{known}@job1/checkpoint-1")
+    await world.research.push({"x": b"research"}, ONE)
+    known = await world.of(world.research)
+    await world.default.push({"x": b"default"}, f"bt://{known}@job1/checkpoint-1")
     (seen,) = await world.everybody.checkpoints(project=known)
-    assert (seen["project_id"], seen["team"]) == (known, "Default")
+    assert (seen["project_id"], seen["team"]) == (known, "research")
 
 
 async def test_what_a_token_without_a_team_makes_is_the_team_defaults_and_what_it_mirrors_no_team_s(
