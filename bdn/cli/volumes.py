@@ -102,7 +102,7 @@ async def _loaded(
     uri = parse_source(source)
     if not isinstance(uri, CheckpointUri):
         raise InvalidRequestError(f"--load takes a checkpoint, such as bt://project@job/name, and not {source}")
-    ranks = await _ranks(mirror, uri)
+    ranks = await _ranks(mirror, uri, nodes)
     if not ranks:
         if uri.job is None and uri.checkpoint is None:
             output.say(f"{source} has no checkpoint: the job starts without one")
@@ -118,14 +118,17 @@ async def _loaded(
     return await ready_stage(output, "staging", agent.follow(stage.id, outages=waiting_for(output, stage.id)))
 
 
-async def _ranks(mirror: MirrorClient, uri: CheckpointUri) -> list[Checkpoint]:
-    """All ranks of the newest checkpoint that the source names."""
-    listed = (await mirror.checkpoints(uri.project, uri.job)).items
-    named = [one for one in listed if uri.checkpoint in (None, one.checkpoint_id)]
-    if not named:
-        return []
-    newest = named[-1].job, named[-1].checkpoint_id
-    return sorted((one for one in named if (one.job, one.checkpoint_id) == newest), key=lambda one: one.rank)
+async def _ranks(mirror: MirrorClient, uri: CheckpointUri, nodes: int | None) -> list[Checkpoint]:
+    """All ranks of the newest checkpoint that the source names; of the newest that so many ranks pushed, if there is one.
+
+    The very newest may lack a rank that was killed before its push.
+    """
+    named: dict[tuple[str, str], list[Checkpoint]] = {}
+    for one in (await mirror.checkpoints(uri.project, uri.job)).items:  # the oldest first
+        if uri.checkpoint in (None, one.checkpoint_id):
+            named.setdefault((one.job, one.checkpoint_id), []).append(one)
+    newest = sorted(named.values(), key=lambda ranks: nodes is not None and len(ranks) >= nodes)
+    return sorted(newest[-1], key=lambda one: one.rank) if newest else []
 
 
 @volumes.command()

@@ -173,18 +173,23 @@ def test_what_is_not_pushed_when_the_job_ends_is_pushed_then_and_loaded_elsewher
         for rank, place in enumerate(places):
             (place / "step-9").mkdir()
             (place / "step-9/model.safetensors").write_bytes(b"%d" % rank * MIB)
+        (places[0] / "step-10").mkdir()
+        (places[0] / "step-10/model.safetensors").write_bytes(b"of rank 0 alone")
         command(shell, "volumes", "rm", "--job", "job-1", "--wait")
         assert not any(place.exists() for place in places)
-        again = command(shell, "stage", "bt://llama@job-1/step-9", "--job", "job-2")
-        assert again["mounts"][0]["bytes_from"] == {"node": MIB, "cluster": 0, "mirror": 0}  # it was kept here
+        again = command(shell, "stage", "bt://llama@job-1/step-10", "--job", "job-2")
+        assert again["mounts"][0]["bytes_from"] == {"node": 15, "cluster": 0, "mirror": 0}  # the newest is kept here
         other, _ = stack.enter_context(node(cluster, "node-2"))
-        every = created(other, "job-2", "--rank", "1", "--load", "bt://llama")["LOAD_CHECKPOINT"]
+        every = created(other, "job-2", "--rank", "1", "--load", "bt://llama@job-1/step-9")["LOAD_CHECKPOINT"]
         for rank in (0, 1):
             assert tree(every / f"rank-{rank}/step-9") == {"model.safetensors": b"%d" % rank * MIB}
-        own = created(other, "job-3", "--rank", "0", "--nodes", "2", "--load", "bt://llama@job-1/step-9")
+        own = created(other, "job-3", "--rank", "0", "--nodes", "2", "--load", "bt://llama")
         assert [path.name for path in own["LOAD_CHECKPOINT"].iterdir()] == ["rank-0"]
+        assert [path.name for path in (own["LOAD_CHECKPOINT"] / "rank-0").iterdir()] == ["step-9"]
+        newest = created(other, "job-6", "--load", "bt://llama@job-1")["LOAD_CHECKPOINT"]
+        assert tree(newest / "rank-0/step-10") == {"model.safetensors": b"of rank 0 alone"}
         assert "LOAD_CHECKPOINT" not in created(other, "job-4", "--load", "bt://nothing-yet")
-        done = other.run("bdn", "volumes", "create", "--job", "job-5", "--load", "bt://llama@job-1/step-10")
+        done = other.run("bdn", "volumes", "create", "--job", "job-5", "--load", "bt://llama@job-1/step-11")
         assert "SOURCE_NOT_FOUND" in done.err
 
 
