@@ -55,6 +55,7 @@ from bdn.mirror.upstream.sign_ins import OperatorSecrets, Secrets, SignIns
 from bdn.mirror.waiting import SharedReads, Watch, in_background
 from bdn.net.api_server import new_service
 from bdn.net.chunk_server.server import ChunkServer
+from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate, certificate
 from bdn.sources.settings import UpstreamSettings
@@ -66,6 +67,7 @@ from bdn.wire.http_fields import is_loopback
 from bdn.wire.mirror_schema import Mirror
 
 _STALL: Final = StallPolicy()
+_STARTING: Final = RetryPolicy(outage_seconds=0, attempts=3)  # of a database that ends a connection in this very moment
 _UPSTREAM_TIMEOUT_SECONDS: Final = 60.0
 _AGENT_TIMEOUT_SECONDS: Final = 10.0
 
@@ -282,8 +284,9 @@ async def _open_database(stack: AsyncExitStack, settings: MirrorSettings, clock:
     database = Database(settings.effective_database_url, settings.database_listen_url, clock)
     stack.push_async_callback(database.close)
     if not settings.is_embedded:
-        await database.check_version()
-        await database.set_clock()
+        starting = OutageRetry(policy=_STARTING)
+        await starting.ask(database.check_version)
+        await starting.ask(database.set_clock)
         await stack.enter_async_context(in_background(database.keep_listening()))
         return database
     await database.migrate()
