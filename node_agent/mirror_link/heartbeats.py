@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, DiskFailedError, LimitExceededError
 from bdn.disk.direct import DirectWrites
 from bdn.net.api_clients import MirrorClient
-from bdn.wire.grants import Grant, UnknownKeyError
+from bdn.wire.grants import CacheGrant, Grant, UnknownKeyError
 from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply, HoldingsChange
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.stage_schema import Cache, TierUse, Writes
@@ -33,6 +33,7 @@ _HOLDINGS_AT_ONCE: Final = 500  # between two of these the event loop does other
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_Granted = TypeVar("_Granted")
 _MOST_BYTES: Final = 512 * 1024  # of one heartbeat's holdings, and again of its reports and its events
 _MOST_BYTES_EARLIER: Final = 3 * 1024**2  # of all holdings, for a mirror that takes them at once or not at all
 
@@ -237,7 +238,8 @@ _NEWS_PAUSE_SECONDS: Final = 0.25  # a heartbeat costs more than a small stage, 
 class Heartbeats:
     """Two loops on one state: one listens with long requests, one tells soon what has changed.
 
-    ``identity`` is a heartbeat that says who this agent is, to the mirror and to its peers, and nothing else.
+    ``identity`` is a heartbeat that says who this agent is, to the mirror and to its peers, and nothing else. ``volume`` tells the id of the volume that
+    training caches lie on, where it is known.
     """
 
     def __init__(
@@ -251,6 +253,7 @@ class Heartbeats:
         inbox: CommandInbox,
         news: ChangeSignal,
         journal: Journal,
+        volume: Callable[[], str | None],
     ) -> None:
         self._identity = identity
         self._client = client
@@ -260,6 +263,7 @@ class Heartbeats:
         self._inbox = inbox
         self._news = news
         self._journal = journal
+        self._volume = volume
         self._told = HoldingsTold()
         self._most_bytes = _MOST_BYTES
         self._asked = 0
@@ -321,6 +325,7 @@ class Heartbeats:
             "events": fitting(events, self._most_bytes),
             "epoch": self._members.current().epoch,
             "wait_seconds": wait_seconds,
+            "volume_id": self._volume(),
         }
         return self._identity.model_copy(update=state | (telling.fields if telling else {})), telling
 
@@ -342,14 +347,21 @@ class Heartbeats:
 
         Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``Trust.verify``.
         """
+        return await self._verified(self._trust.verify, token)
+
+    async def verify_cache(self, token: str) -> CacheGrant:
+        """A grant for training caches, as ``verify`` does."""
+        return await self._verified(self._trust.verify_cache, token)
+
+    async def _verified(self, verify: Callable[[str], _Granted], token: str) -> _Granted:
         try:
-            return self._trust.verify(token)
+            return verify(token)
         except UnknownKeyError:
             try:
                 await self.beat()
             except BdnError as error:
                 self._note_failure(error)
-        return self._trust.verify(token)
+        return verify(token)
 
     async def _listen(self) -> None:
         pause = 1.0

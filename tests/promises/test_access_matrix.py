@@ -11,6 +11,7 @@ import pytest
 from bdn.core.chunk import Digest, digest_of
 from bdn.mirror.db.secrets import Keyring, SecretTable, new_key
 from bdn.store.bucket_store import BucketStore
+from bdn.wire.cache_schema import pack
 from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
 from tests.support.mirror.access_world import STATUS, UNKNOWN, World, access_world, shape
@@ -268,8 +269,8 @@ PUSHES: Final[dict[str, Json | None]] = {
     "/pushes/{push_id}/commit": {"files": [{"path": "x", "size": 0, "chunks": []}]},
     "/pushes/{push_id}": None,
 }
-OPERATORS: Final = {"delete /agents", "/tokens", "/tokens/{token_id}", "/collections", "/collections/{collection_id}"}
-AGENTS: Final = {"/agents/heartbeat"}
+OPERATORS: Final = {"delete /agents", "/tokens", "/tokens/{token_id}", "patch /caches/{project}", "/collections", "/collections/{collection_id}"}
+AGENTS: Final = {"/agents/heartbeat", "/caches/{project}/{cluster}/summary"}
 FOR_TEAMS: Final = {  # also to a token of a team
     "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
     "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",
@@ -292,6 +293,10 @@ BODIES: Final[dict[str, Json]] = {
     "/manifests/{digest}/addresses": {"paths": ["x"]},
     "/pushes/grants": {"job": "bt://llama@job1"},
     "/teams": {"name": "research"},
+    "/caches": {"project": "llama", "cluster": "c", "volume_id": "0" * 32},
+    "/caches/{project}": {"limit_bytes": 1},
+    "/caches/{project}/{cluster}/summary": {"volume_id": "0" * 32, "timestamp": "2026-11-25T10:00:00Z", "size_bytes": 0}
+    | {"files": 0, "packed": pack([])},
     "/agents/heartbeat": {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1"}
     | {"tiers": {}, "holdings": None},
 }

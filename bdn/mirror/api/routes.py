@@ -34,6 +34,7 @@ from bdn.mirror.api.callers import (
     TokenId,
     VerificationId,
 )
+from bdn.mirror.api.caches import caches_router
 from bdn.mirror.api.projects import projects_router
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
@@ -197,6 +198,7 @@ ROUTERS: Final = (  # in the order of the document
     contents_router,
     pushes_router,
     projects_router,
+    caches_router,
     control_router,
     events_router,
     secrets_router,
