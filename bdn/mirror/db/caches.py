@@ -120,7 +120,7 @@ async def removals(session: ReadSession, organisation: str) -> Sequence[tuple[Op
         .join(OperationPartRow, OperationPartRow.operation == OperationRow.id)
         .where(OperationRow.kind == REMOVAL, OperationRow.organisation == organisation)
         .where(OperationPartRow.state.in_(_LEFT))
-        .order_by(OperationRow.created_at)
+        .order_by(OperationRow.created_at, OperationPartRow.cluster)
     )
     return [(row, part) for row, part in (await session.execute(query)).all()]
 
