@@ -10,7 +10,15 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Final, Self
 
-from bdn.core.errors import BdnError, CacheNotSharedError, CanceledError, GrantInvalidError, InUseError, NotFoundError
+from bdn.core.errors import (
+    BdnError,
+    CacheNotSharedError,
+    CanceledError,
+    GrantInvalidError,
+    InUseError,
+    LimitExceededError,
+    NotFoundError,
+)
 from bdn.core.training.cache_summary import CacheSummary
 from bdn.disk.syscalls import make_thread_idle
 from bdn.net.api_clients import MirrorClient
@@ -162,18 +170,29 @@ class SharedCaches:
             return await loop.run_in_executor(self._thread, summarized, path, self._stop)
 
         summary = await to_the_end(walk())
-        files, packed = await in_thread(_packed, summary)
-        body = CacheSummaryBody(
-            volume_id=await self._identified(),
-            timestamp=captured_at,
-            size_bytes=summary.size,
-            files=summary.files,
-            packed=packed,
-        )
-        await self._client.record_cache_summary(project, self._cluster, body)
+        files = await self._tell(project, captured_at, summary)
         if project in self._uses:
             self._uses[project].captured_at = captured_at
         return CacheSummaryDocument(timestamp=captured_at, project_id=project, file_summaries=files)
+
+    async def _tell(self, project: str, captured_at: datetime, summary: CacheSummary) -> list[FileSummary]:
+        """Tell the mirror; what it was told, which is less of a mirror that takes less at once."""
+        while True:
+            files, packed = await in_thread(_packed, summary)
+            body = CacheSummaryBody(
+                volume_id=await self._identified(),
+                timestamp=captured_at,
+                size_bytes=summary.size,
+                files=summary.files,
+                packed=packed,
+            )
+            try:
+                await self._client.record_cache_summary(project, self._cluster, body)
+            except BdnError as error:
+                if error.code != LimitExceededError.code or not summary.fold():
+                    raise
+            else:
+                return files
 
     async def remove(self, request: RemovalRequest) -> Removal:
         """A path below a cache, deleted in the background.

@@ -14,6 +14,7 @@ from node_agent.disk.trash import Trash
 from node_agent.job.cache_volume import CachePaths, CacheVolume
 
 PROJECT, TEAM = "p" * 10, "t" * 10
+OTHERS = {"organisation": "other", "project": "q" * 10, "team": "u" * 10}
 
 
 @pytest.fixture(name="volume")
@@ -95,7 +96,7 @@ def test_what_is_no_id_is_told(volume: CacheVolume) -> None:
 
 
 def state(root: Path) -> dict[str, tuple[object, ...]]:
-    found = {}
+    found: dict[str, tuple[object, ...]] = {}
     for path in root.rglob("*"):
         one = path.lstat()
         target = path.readlink() if stat.S_ISLNK(one.st_mode) else None
@@ -128,15 +129,19 @@ def test_the_next_job_finds_ten_thousand_files_as_the_one_before_left_them(volum
 
 def test_others_have_other_directories(volume: CacheVolume) -> None:
     one = opened(volume)
-    for changes in ({"organisation": "other"}, {"project": "q" * 10}, {"team": "u" * 10}):
-        other = opened(volume, **changes)
-        assert (one.project == other.project) == ("team" in changes)
-        assert (one.team == other.team) == ("project" in changes)
-    places = [one.project, one.team, other.team]
+    of_others = {name: opened(volume, **{name: given}) for name, given in OTHERS.items()}
+    for name, other in of_others.items():
+        assert (one.project == other.project) == (name == "team")
+        assert (one.team == other.team) == (name == "project")
+    places = [one.project, one.team, *(other.team for other in of_others.values())]
     assert not any(first in second.parents for first in places for second in places)
-    for name in ("../" + "x" * 7, "X" * 10, "p" * 9, "p" * 11, ""):
+
+
+@pytest.mark.parametrize("name", ["../xxxxxxx", "X" * 10, "p" * 9, "p" * 11, "", "p" * 10 + "\n"])
+def test_what_is_no_id_names_no_directory(volume: CacheVolume, name: str) -> None:
+    for kind in ("project", "team"):
         with pytest.raises(ValueError, match="no id"):
-            opened(volume, project=name)
+            opened(volume, **{kind: name})
 
 
 def test_a_link_in_the_place_of_a_folder_is_refused(volume: CacheVolume, tmp_path: Path) -> None:
