@@ -36,6 +36,7 @@ from bdn.wire.cache_schema import (
 from bdn.wire.cache_schema import SharedCaches as SharedCachesDocument
 from bdn.wire.grants import CacheGrant
 from bdn.wire.heartbeat_schema import Report
+from bdn.wire.shapes import LARGEST
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.job.cache_volume import CachePaths, CacheVolume
 from node_agent.job.cache_walk import summarized
@@ -182,7 +183,7 @@ class SharedCaches:
             body = CacheSummaryBody(
                 volume_id=await self._identified(),
                 timestamp=captured_at,
-                size_bytes=summary.size,
+                size_bytes=min(summary.size, LARGEST),
                 files=summary.files,
                 packed=packed,
             )
@@ -266,6 +267,9 @@ class SharedCaches:
                 use.due_at = self._elapsed() + _AGAIN_SECONDS
                 logger.warning("a training cache is not measured, and is tried again: %s", error)
                 return
+        except Exception:
+            logger.exception("a training cache is not measured")  # a bug, and no reason to end an agent
+            return
         if not was_held and not use.holders:
             self._uses.pop(project, None)
 

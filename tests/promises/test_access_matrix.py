@@ -413,6 +413,8 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
     begun = await world.ask("controller a", "POST", "/pushes", json={"source": "bt://llama@job1/checkpoint-1"})
     ids["push"] = begun.json()["push_id"]
     manifest, hidden = str(world.manifests["a-private"]), "hf://org/a-private"
+    made = await world.ask("controller a", "POST", "/caches", json=BODIES["/caches"])
+    cache = made.json()["project_id"]
     nothing = {name: f"{name[:3]}_{'0' * 24}" for name in ids} | {"push": f"mir_{'0' * 24}"}
     cases: list[tuple[str, str, Json | None, str, str]] = [
         ("GET", "/mirror/{}", None, ids["mirror"], nothing["mirror"]),
@@ -422,6 +424,8 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
         ("POST", "/pushes/{}/missing", {"chunks": []}, ids["push"], nothing["push"]),
         ("POST", "/pushes/{}/commit", PUSHES["/pushes/{push_id}/commit"], ids["push"], nothing["push"]),
         ("DELETE", "/pushes/{}", None, ids["push"], nothing["push"]),
+        ("GET", "/caches/{}/summary", None, cache, "0" * 10),
+        ("GET", "/caches/{}/summary", None, "llama", "mistral"),
         ("GET", "/evictions/{}", None, ids["eviction"], nothing["eviction"]),
         ("GET", "/prefetches/{}", None, ids["prefetch"], nothing["prefetch"]),
         ("GET", "/verifications/{}", None, ids["verification"], nothing["verification"]),

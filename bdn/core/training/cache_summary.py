@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 ENTRIES_LIMIT: Final = 100_000
+_CHARACTERS_LIMIT: Final = 16_000_000  # of all paths: a job may make each as long as it likes
 FileType = Literal["file", "directory", "symlink"]
 _TYPES: Final[dict[int, FileType]] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
@@ -40,7 +41,7 @@ class _Kept:
 
 
 class CacheSummary:
-    """Entries of a tree, folders before what is in them. Keeps at most ``limit``, however many are added.
+    """Entries of a tree, folders before what is in them. Keeps at most ``limit``, however many are added, and of paths at most 16 MB.
 
     All entries to a depth are kept, and none below it: the greatest depth at which they are not too many. Of the order in which siblings come nothing depends.
     """
@@ -49,6 +50,7 @@ class CacheSummary:
         self._limit = limit
         self._levels: list[dict[str, _Kept]] = []  # those of depth 1 first
         self._count = 0
+        self._characters = 0
         self._deepest: int | None = None  # level that is kept; None: all so far
         self.files = 0
         self.size = 0  # bytes of all files, listed or not
@@ -72,7 +74,8 @@ class CacheSummary:
             self._levels.append({})
         self._levels[depth - 1][entry.path] = _Kept(size, entry.modified, entry.mode)
         self._count += 1
-        while self._count > self._limit:
+        self._characters += len(entry.path)
+        while self._count > self._limit or self._characters > _CHARACTERS_LIMIT:
             self.fold()
 
     def fold(self) -> bool:
@@ -82,6 +85,7 @@ class CacheSummary:
         self._deepest = len(self._levels) - 1
         gone = self._levels.pop()
         self._count -= len(gone)
+        self._characters -= sum(map(len, gone))
         for path, kept in gone.items():
             self._add_to_folder(path, kept.size)
         return True

@@ -102,6 +102,15 @@ def test_a_summary_is_all_to_the_greatest_depth_that_fits_and_loses_no_byte(
         assert summary.files == sum(entry.mode != FOLDER for entry in known.values())
 
 
+def test_long_paths_are_fewer() -> None:
+    summary = CacheSummary()
+    for number in range(400):
+        summary.add(SummaryEntry(f"{number}", 0, 0.0, FOLDER))
+        summary.add(SummaryEntry(f"{number}/{'x' * 50_000}", 1, 0.0, FILE))
+    assert len(summary) == 400
+    assert sum(entry.size for entry in summary.entries()) == 400
+
+
 def test_entries_are_told_as_ls_does_in_the_order_of_their_paths() -> None:
     summary = CacheSummary()
     for path, mode in (("b", FOLDER), ("b/x", FILE), ("a", LINK)):

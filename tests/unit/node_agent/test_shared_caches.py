@@ -19,6 +19,7 @@ from bdn.core.errors import (
     NotFoundError,
     StoreUnavailableError,
 )
+from bdn.core.training.cache_summary import CacheSummary, SummaryEntry
 from bdn.wire.cache_schema import CacheSummaryBody, RemovalRequest, RemoveCacheCommand, unpack
 from bdn.wire.grants import CacheGrant
 from bdn.wire.heartbeat_schema import Report
@@ -143,6 +144,22 @@ def test_a_mirror_that_takes_less_at_once_is_told_fewer_entries(tmp_path: Path) 
         assert [(one.path, one.size_bytes) for one in summary.file_summaries] == [("user_artifacts", 300)]
         assert (body.size_bytes, body.files) == (300, 300)
 
+    on_a_node(tmp_path, life)
+
+
+def test_what_is_larger_than_any_number_is_told_as_the_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def summarized(*_: object) -> CacheSummary:
+        summary = CacheSummary()
+        for name in "ab":  # files with holes, as large as a file system allows
+            summary.add(SummaryEntry(name, 2**63 - 1, 1e300, 0o100644))
+        return summary
+
+    async def life(node: Node) -> None:
+        await node.opened()
+        await node.caches.capture(PROJECT)
+        assert node.told.bodies[0].size_bytes == 2**63 - 1
+
+    monkeypatch.setattr("node_agent.job.shared_caches.summarized", summarized)
     on_a_node(tmp_path, life)
 
 
