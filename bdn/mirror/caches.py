@@ -10,12 +10,13 @@ from typing import Final
 
 from bdn.core.errors import CacheAffinityError, CacheNotSharedError, CacheOverQuotaError, NotFoundError
 from bdn.core.training.affinity import place
-from bdn.mirror.db import caches, checkpoints, operations
+from bdn.mirror.db import caches, operations, projects
 from bdn.mirror.db.caches import CacheState
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.operations import ANY
-from bdn.mirror.db.tables import CachePinRow, OperationPartRow, OperationRow
+from bdn.mirror.db.tables import CachePinRow, OperationPartRow, OperationRow, ProjectRow
 from bdn.mirror.operations.operations import CACHE_REMOVAL
+from bdn.wire.access_schema import DEFAULT_TEAM
 from bdn.wire.cache_schema import (
     CacheDirectory,
     CacheGrantDocument,
@@ -43,18 +44,21 @@ class TrainingCaches:
     signer: GrantSigner
     limit_bytes: int
 
-    async def grant(self, body: CacheRequest, organisation: str) -> CacheGrantDocument:
+    async def grant(self, body: CacheRequest, organisation: str, team: str | None) -> CacheGrantDocument:
         """What lets a node of the cluster mount the caches of the project, which is made and pinned if it was not.
 
         Raises:
+            InvalidRequestError: several teams have a project of this name.
             CacheAffinityError: the job has to run elsewhere.
             CacheNotSharedError: the project's cache in this cluster lies on another volume.
             CacheOverQuotaError: it holds too much.
         """
         async with self.database.write() as session:
             now = self.database.now()
-            project = await checkpoints.project(session, organisation, body.project, now)
-            pin = await caches.pin(session, organisation, project, body.cluster, now)
+            row = await projects.find(session, organisation, body.project, team)
+            if row is None:
+                row = await projects.project(session, organisation, team or DEFAULT_TEAM, body.project, now)
+            project, pin = row.id, await caches.pin(session, row, body.cluster, now)
             _check_place(body, pin.cluster)
             volume = await caches.volume(session, project, body.cluster, body.volume_id, now)
             if volume != body.volume_id:
@@ -93,60 +97,36 @@ class TrainingCaches:
             captured_at=body.timestamp,
         )
 
-    async def listed(self, organisation: str) -> Caches:
-        """All caches of an organisation, and what is left of deleted projects."""
+    async def listed(self, organisation: str, team: str | None) -> Caches:
+        """All caches of an organisation, or of a team, and what is left of deleted projects."""
         async with self.database.read() as session:
-            found = await caches.listed(session, organisation)
+            found = await caches.listed(session, organisation, team)
             left = await caches.removals(session, organisation)
-        return Caches(items=[self._document(one) for one in found], removals=[_removal(*one) for one in left])
+        removals = [_removal(*one) for one in left if team in (None, one[0].request["team"])]
+        return Caches(items=[self._document(one) for one in found], removals=removals)
 
-    async def summary(self, organisation: str, project: str) -> CacheSummaryDocument:
+    async def summary(self, organisation: str, team: str | None, project: str) -> CacheSummaryDocument:
         """The newest of the pinned cluster; of a project without one now, and no files. Raises ``NotFoundError``: no such project."""
         async with self.database.read() as session:
-            project_id = await checkpoints.find_project(session, organisation, project)
-            pin = await caches.pinned(session, organisation, project)
+            row = await projects.find(session, organisation, project, team)
+            if row is None:
+                raise NotFoundError(f"project {project!r}")
+            pin = await caches.pinned(session, row.id)
             held = pin and await caches.summary(session, pin.project, pin.cluster)
         if not held:
-            return CacheSummaryDocument(
-                timestamp=moment(self.database.now()), project_id=project_id or "", file_summaries=[]
-            )
+            return CacheSummaryDocument(timestamp=moment(self.database.now()), project_id=row.id, file_summaries=[])
         files = await asyncio.to_thread(unpack, held.packed)
         return CacheSummaryDocument(timestamp=moment(held.captured_at), project_id=held.project, file_summaries=files)
 
     async def limit(self, organisation: str, project: str, body: CacheLimit) -> ProjectCache:
         """Set how much a project's cache may hold. Raises ``NotFoundError``: there is none."""
         async with self.database.write() as session:
-            pin = await caches.pinned(session, organisation, project)
+            row = await projects.find(session, organisation, project)
+            pin = None if row is None else await caches.pinned(session, row.id)
             if pin is None:
                 raise NotFoundError(f"a training cache of project {project}")
             pin.limit_bytes = body.limit_bytes
-        return next(one for one in (await self.listed(organisation)).items if one.project_id == pin.project)
-
-    async def forget(self, session: WriteSession, organisation: str, project: str) -> None:
-        """A project by its id is deleted with this transaction: so are its caches, in each cluster by the next agent that has their volume.
-
-        The caller has made sure that no job runs.
-        """
-        now = self.database.now()
-        for row in await caches.forget(session, project):
-            operation_id = CACHE_REMOVAL.new_id()
-            command = RemoveCacheCommand(
-                id=operation_id, organisation=organisation, project=project, volume_id=row.volume
-            )
-            operation = OperationRow(
-                id=operation_id,
-                kind=CACHE_REMOVAL.name,
-                organisation=organisation,
-                status="RUNNING",
-                created_at=now,
-                completed_at=None,
-                request={"project": project, "cluster": row.cluster},
-                command=command.model_dump(),
-            )
-            part = OperationPartRow(
-                operation=operation_id, cluster=row.cluster, node=ANY, state="PENDING", result={}, error=None
-            )
-            await operations.insert(session, operation, [part])
+        return next(one for one in (await self.listed(organisation, None)).items if one.project_id == pin.project)
 
     def _limit(self, pin: CachePinRow) -> int:
         return self.limit_bytes if pin.limit_bytes is None else pin.limit_bytes
@@ -172,6 +152,32 @@ class TrainingCaches:
             limit_bytes=self._limit(state.pin),
             directories=directories,
         )
+
+
+async def forget_caches(session: WriteSession, project: ProjectRow, now: float) -> None:
+    """A project is deleted with this transaction, after this: so are its caches, in each cluster by the next agent that has their volume.
+
+    The caller has made sure that no job runs.
+    """
+    for row in await caches.forget(session, project.id):
+        operation_id = CACHE_REMOVAL.new_id()
+        command = RemoveCacheCommand(
+            id=operation_id, organisation=project.organisation, project=project.id, volume_id=row.volume
+        )
+        operation = OperationRow(
+            id=operation_id,
+            kind=CACHE_REMOVAL.name,
+            organisation=project.organisation,
+            status="RUNNING",
+            created_at=now,
+            completed_at=None,
+            request={"project": project.id, "team": project.team, "cluster": row.cluster},
+            command=command.model_dump(),
+        )
+        part = OperationPartRow(
+            operation=operation_id, cluster=row.cluster, node=ANY, state="PENDING", result={}, error=None
+        )
+        await operations.insert(session, operation, [part])
 
 
 def _check_place(body: CacheRequest, pinned: str) -> None:

@@ -1,20 +1,15 @@
 """Training caches by the commands: on nodes that share a volume, measured, emptied, limited, and gone with their project."""
 
-import asyncio
 import json
 import subprocess
-import time
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from bdn.mirror.caches import TrainingCaches
-from bdn.mirror.db.database import Database
-from bdn.wire.grants import CacheGrant, GrantSigner, new_signing_key
+from bdn.wire.grants import CacheGrant
 from node_agent.disk.trash import Trash
 from node_agent.job.cache_volume import CachePaths, CacheVolume
-from tests.support.mirror.backends import behind
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell, wait_until
 
@@ -22,7 +17,11 @@ OLD: Final = "user_artifacts/old"
 
 
 def told(shell: Shell, *words: str, code: int = 0) -> Any:
-    done = shell.run("bdn-admin", "cache", *words, "--json")
+    return told_by(shell, "cache", *words, code=code)
+
+
+def told_by(shell: Shell, *words: str, code: int = 0) -> Any:
+    done = shell.run("bdn-admin", *words, "--json")
     assert done.code == code, done.out + done.err
     return done.document
 
@@ -81,21 +80,6 @@ def test_a_cache_is_measured_emptied_and_limited(tmp_path: Path) -> None:
         assert told(one, "rm", "llama", "../..", code=2)["error"]["code"] == "INVALID_REQUEST"
 
 
-def delete_project(data: Path, project: str) -> None:
-    """As the mirror does it with the project."""
-    url = behind(data).database_url
-
-    async def run() -> None:
-        database = Database(url, "", time.time)
-        try:
-            async with database.write() as session:
-                await TrainingCaches(database, GrantSigner(new_signing_key()), 0).forget(session, "default", project)
-        finally:
-            await database.close()
-
-    asyncio.run(run())
-
-
 def test_the_cache_of_a_deleted_project_goes_when_its_cluster_is_back(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {})
     root = tmp_path / "node-1/data/volumes"
@@ -105,7 +89,7 @@ def test_the_cache_of_a_deleted_project_goes_when_its_cluster_is_back(tmp_path: 
             kept, gone = (granted(cluster, volume_id, project=name) for name in ("kept", "gone"))
             paths, others = opened(root, gone), opened(root, kept)
             (paths.project / "x").write_bytes(b"")
-        delete_project(tmp_path / "mirror/data", gone["project_id"])
+        assert told_by(cluster.shell(), "projects", "rm", "gone")["id"] == gone["project_id"]
         found = told(cluster.shell(), "ls")
         assert [one["project_name"] for one in found["items"]] == ["kept"]
         assert [(one["project_id"], one["state"]) for one in found["removals"]] == [(gone["project_id"], "PENDING")]

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from bdn.core.errors import GrantInvalidError
-from bdn.mirror.caches import TrainingCaches
-from bdn.mirror.db.checkpoints import find_project
-from bdn.mirror.db.checkpoints import project as make_project
+from bdn.mirror.db import projects
 from bdn.wire.cache_schema import FileSummary, pack
-from bdn.wire.grants import CacheGrant, GrantSigner, GrantVerifier, new_signing_key
+from bdn.wire.grants import CacheGrant, GrantVerifier
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal
 
@@ -112,7 +110,7 @@ async def test_a_cache_that_holds_too_much_is_refused_until_it_holds_less_or_may
 async def test_a_summary_is_the_newest_of_the_pinned_cluster(mirror: MirrorUnderTest) -> None:
     assert refusal(await mirror.http.get("/caches/llama/summary")) == (404, "NOT_FOUND")
     async with mirror.service.requests.database.write() as session:
-        fresh = await make_project(session, "default", "llama", 1.0)
+        fresh = (await projects.project(session, "default", "Default", "llama", 1.0)).id
     nothing = (await mirror.http.get("/caches/llama/summary")).json()
     assert (nothing["project_id"], nothing["file_summaries"]) == (fresh, [])
 
@@ -158,24 +156,15 @@ async def test_another_organisation_sees_and_gets_another_project(mirror: Mirror
     assert [one["project_id"] for one in (await caches(mirror))["items"]] == [own["project_id"]]
 
 
-async def deleted(mirror: MirrorUnderTest, project: str) -> None:
-    """As the deletion of a project does it."""
-    database = mirror.service.requests.database
-    service = TrainingCaches(database, GrantSigner(new_signing_key()), 0)
-    async with database.write() as session:
-        await service.forget(session, "default", project)
-
-
 async def test_the_caches_of_a_deleted_project_are_removed_by_whoever_has_their_volume(mirror: MirrorUnderTest) -> None:
     project = (await granted(mirror))["project_id"]
     await granted(mirror, WEST, gpu_type="H200", require_cache_affinity=False)
     await measured(mirror, project, 5)
     stranger = FakeAgent(mirror, "n0", "east")
     await stranger.beat()
-    await deleted(mirror, project)
+    assert (await mirror.http.delete("/projects/llama")).status_code == 200
     assert (await caches(mirror))["items"] == []
-    async with mirror.service.requests.database.read() as session:
-        assert await find_project(session, "default", "llama") == project  # it is the caller's to delete
+    assert (await granted(mirror))["project_id"] != project  # the name is free
     left = (await caches(mirror))["removals"]
     assert [(one["project_id"], one["cluster"], one["state"]) for one in left] == [
         (project, "east", "PENDING"),
@@ -204,3 +193,16 @@ async def test_the_caches_of_a_deleted_project_are_removed_by_whoever_has_their_
     await agent.beat(reports=[{"id": told["id"], "error": error}])
     (left,) = (await caches(mirror))["removals"]
     assert (left["state"], left["error"]["message"]) == ("FAILED", "a bug")
+
+
+async def test_a_project_is_its_teams(mirror: MirrorUnderTest, tmp_path: Path) -> None:
+    """Tokens of teams are tried in the access matrix; here the rows are looked at."""
+    await mirror.http.post("/teams", json={"name": "research"})
+    teams = {one["name"]: one["id"] for one in (await mirror.http.get("/teams")).json()["items"]}
+    async with mirror.service.requests.database.write() as session:
+        of_research = (await projects.project(session, "default", "research", "llama", 1.0)).id
+    made = await granted(mirror)
+    assert (made["project_id"], made["team_id"]) == (of_research, teams["research"])  # the only one of this name
+    other = await granted(mirror, project="mistral")
+    teams |= {one["name"]: one["id"] for one in (await mirror.http.get("/teams")).json()["items"]}
+    assert other["team_id"] == teams["Default"]

@@ -269,12 +269,19 @@ PUSHES: Final[dict[str, Json | None]] = {
     "/pushes/{push_id}/commit": {"files": [{"path": "x", "size": 0, "chunks": []}]},
     "/pushes/{push_id}": None,
 }
-OPERATORS: Final = {"delete /agents", "/tokens", "/tokens/{token_id}", "patch /caches/{project}", "/collections", "/collections/{collection_id}"}
+OPERATORS: Final = {
+    "delete /agents",
+    "/tokens",
+    "/tokens/{token_id}",
+    "patch /caches/{project}",
+    "/collections",
+    "/collections/{collection_id}",
+}
 AGENTS: Final = {"/agents/heartbeat", "/caches/{project}/{cluster}/summary"}
 FOR_TEAMS: Final = {  # also to a token of a team
     "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
     "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",
-    "get /projects", "delete /projects/{project}", "get /teams",
+    "get /projects", "delete /projects/{project}", "get /teams", "post /caches", "get /caches", "get /caches/{project}/summary",
 }  # fmt: skip
 
 

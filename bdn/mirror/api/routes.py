@@ -17,6 +17,7 @@ from bdn.core.chunk import ByteRange, digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import manifest_fault
 from bdn.mirror.access import Access, Caller, NotPermittedError
+from bdn.mirror.api.caches import caches_router
 from bdn.mirror.api.callers import (
     TEXT,
     Agent,
@@ -34,7 +35,6 @@ from bdn.mirror.api.callers import (
     TokenId,
     VerificationId,
 )
-from bdn.mirror.api.caches import caches_router
 from bdn.mirror.api.projects import projects_router
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database

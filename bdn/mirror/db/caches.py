@@ -6,9 +6,7 @@ from typing import Final
 
 from sqlalchemy import delete, select
 
-from bdn.core.chunk import digest_of
-from bdn.core.errors import NotFoundError
-from bdn.mirror.db.checkpoints import find_project
+from bdn.mirror.db import projects
 from bdn.mirror.db.database import ReadSession, WriteSession, insert, insert_new
 from bdn.mirror.db.tables import (
     CacheDirectoryRow,
@@ -34,26 +32,19 @@ class CacheState:
     summaries: dict[str, CacheSummaryRow] = field(default_factory=dict)
 
 
-def team_of(organisation: str) -> str:
-    """The id of the organisation's team ``Default``: there are no others yet."""
-    number, signs = int(digest_of(f"{organisation}/Default".encode()).hex, 16), "0123456789abcdefghijklmnopqrstuvwxyz"
-    return "".join(signs[number // 36**place % 36] for place in range(10))
-
-
-async def pin(session: WriteSession, organisation: str, project: str, cluster: str, now: float) -> CachePinRow:
-    """Where the project of this id is pinned to: to this cluster, if to none before. Whoever else asks waits for this transaction."""
-    row = {"project": project, "organisation": organisation, "team": team_of(organisation), "cluster": cluster}
+async def pin(session: WriteSession, project: ProjectRow, cluster: str, now: float) -> CachePinRow:
+    """Where the project is pinned to: to this cluster, if to none before. Whoever else asks waits for this transaction."""
+    await projects.make_team(session, project.organisation, project.team, now)
+    (team,) = await projects.teams(session, project.organisation, project.team)
+    row = {"project": project.id, "organisation": project.organisation, "team": team.id, "cluster": cluster}
     await insert_new(session, CachePinRow, [row | {"limit_bytes": None, "created_at": now}])
-    query = select(CachePinRow).where(CachePinRow.project == project).with_for_update()
+    query = select(CachePinRow).where(CachePinRow.project == project.id).with_for_update()
     return (await session.execute(query)).scalar_one()
 
 
-async def pinned(session: ReadSession, organisation: str, project: str) -> CachePinRow | None:
-    """Of a project by name or id; None: it has no cache. Raises ``NotFoundError``: there is no such project."""
-    project_id = await find_project(session, organisation, project)
-    if project_id is None:
-        raise NotFoundError(f"project {project}")
-    return await session.get(CachePinRow, project_id)
+async def pinned(session: ReadSession, project: str) -> CachePinRow | None:
+    """Of a project by its id; None: it has no cache."""
+    return await session.get(CachePinRow, project)
 
 
 async def volume(session: WriteSession, project: str, cluster: str, asked: str, now: float) -> str:
@@ -86,16 +77,17 @@ async def record(session: WriteSession, row: Mapping[str, object]) -> None:
     await insert_new(session, CacheSummaryRow, [dict(row)], statement)
 
 
-async def listed(session: ReadSession, organisation: str) -> list[CacheState]:
-    """Those of an organisation by the names of their projects. Summaries without their entries."""
+async def listed(session: ReadSession, organisation: str, team: str | None) -> list[CacheState]:
+    """Those of an organisation, or of a team, by the names of their projects. Summaries without their entries."""
+    whose = [CachePinRow.organisation == organisation] + ([ProjectRow.team == team] if team is not None else [])
     query = (
         select(CachePinRow, ProjectRow.name)
         .join(ProjectRow, ProjectRow.id == CachePinRow.project)
-        .where(CachePinRow.organisation == organisation)
+        .where(*whose)
         .order_by(ProjectRow.name, ProjectRow.id)
     )
     found = {row.project: CacheState(row.project, name, row) for row, name in (await session.execute(query)).all()}
-    of_these = select(CachePinRow.project).where(CachePinRow.organisation == organisation)
+    of_these = select(CachePinRow.project).join(ProjectRow, ProjectRow.id == CachePinRow.project).where(*whose)
     rows = select(CacheDirectoryRow).where(CacheDirectoryRow.project.in_(of_these)).order_by(CacheDirectoryRow.cluster)
     for row in (await session.execute(rows)).scalars():
         found[row.project].directories.append(row)
