@@ -56,6 +56,7 @@ NAMES: Final = frozenset(
         "agent",
         "agent_socket",
         "auth",
+        "cache_bytes",
         "checkpoint_seconds",
         "collect_grace_seconds",
         "collect_seconds",

@@ -26,6 +26,7 @@ from bdn.net.api_server import (
     provided,
     serving,
 )
+from bdn.wire.cache_schema import CacheSummaryDocument, Removal, RemovalRequest, SharedCaches, SummaryRequest
 from bdn.wire.event_schema import EventDocument, NodeEvents, StagedPath
 from bdn.wire.job_schema import JobVolume, JobVolumeRequest
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest
@@ -50,6 +51,7 @@ logger = logging.getLogger(__name__)
 stages_router = new_router("stages")
 pulls_router = new_router("pulls")
 volumes_router = new_router("job volumes")
+caches_router = new_router("caches")
 service_router = new_router("service")
 
 
@@ -58,7 +60,7 @@ def build_app(agent: Agent) -> FastAPI:
     return new_service(
         "BDN node agent",
         limit_request_bytes=agent.settings.limit_request_bytes,
-        routers=(stages_router, pulls_router, volumes_router, service_router),
+        routers=(stages_router, pulls_router, volumes_router, caches_router, service_router),
         provides=(agent,),
     )
 
@@ -162,6 +164,24 @@ async def pull(agent: _Agent, request: PullRequest) -> StageDocument:
     """Put the files of a grant's only manifest at a directory; the stage is released when the directory is gone."""
     begun = await agent.stages.pull(request.grant, Path(request.destination), link=request.link)
     return agent.stages.document(begun)
+
+
+@caches_router.get("/shared-caches")
+async def shared_caches(agent: _Agent) -> SharedCaches:
+    """The volume of training caches, which this makes if nobody has used it, and what jobs of this node have mounted of it."""
+    return await agent.caches.document()
+
+
+@caches_router.post("/shared-caches/summary")
+async def summarize_cache(agent: _Agent, request: SummaryRequest) -> CacheSummaryDocument:
+    """Measure a project's cache now, and tell the mirror."""
+    return await agent.caches.capture(request.project)
+
+
+@caches_router.post("/shared-caches/removals")
+async def remove_from_cache(agent: _Agent, request: RemovalRequest) -> Removal:
+    """Delete below a project's cache; refused while jobs have it mounted, unless by force."""
+    return await agent.caches.remove(request)
 
 
 @service_router.get("/cache")

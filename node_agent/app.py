@@ -21,6 +21,7 @@ from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate, certificate
 from bdn.transfer.byte_threads import BufferPool, ByteThreads, pacer
+from bdn.wire.grants import CacheGrant
 from bdn.wire.heartbeat_schema import Heartbeat
 from bdn.wire.http_fields import is_in_the_clear, is_loopback
 from bdn.wire.operation_schema import PrefetchCommand
@@ -31,6 +32,7 @@ from node_agent.cache.space import check_fitness
 from node_agent.cache.tiers import open_tiers
 from node_agent.disk.cache_directory import boot_id, open_cache_directory
 from node_agent.disk.places import Places
+from node_agent.disk.trash import Trash
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.bucket_reader import Bucket
 from node_agent.fetch.chain import ReaderChain, owner_policy
@@ -41,7 +43,9 @@ from node_agent.fetch.owner import Owner
 from node_agent.fetch.peers import Members, Peers, Waits
 from node_agent.fill.fills import Fills
 from node_agent.fill.provision import Pools, Provision
+from node_agent.job.cache_volume import CacheVolume
 from node_agent.job.open_volumes import open_volumes
+from node_agent.job.shared_caches import SharedCaches
 from node_agent.job.volumes import JobVolumes
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
@@ -84,6 +88,7 @@ class Agent:
     housekeeping: Housekeeping
     scrub: Rounds
     verifications: VerificationCommands
+    caches: SharedCaches
     heartbeats: Heartbeats
     trust: Trust
     metrics: AgentMetrics
@@ -265,6 +270,16 @@ async def open_agent(
             scrubber, scrub_record, StagesFirst(registry, settings.scrub_rate), settings.scrub_seconds, clock
         )
 
+        # Training caches: directories of jobs on a volume that the cluster shares.
+        async def verify_cache(token: str) -> CacheGrant:
+            return await heartbeats.verify_cache(token)
+
+        volume_root = settings.effective_volume_root
+        volume = CacheVolume(volume_root, stack.enter_context(Trash(volume_root / ".trash")))
+        caches = stack.enter_context(
+            SharedCaches(volume, settings.cluster, client, verify_cache, elapsed=elapsed, clock=clock)
+        )
+
         # Mirror link: what the mirror hears of this node, and what it asks of it.
         verifications = VerificationCommands(scrubber, staged)
         holdings = AgentHoldings(tiers.node, settings.roles, registry, disk.writes)
@@ -278,11 +293,17 @@ async def open_agent(
             holdings=holdings,
             inbox=CommandInbox(
                 stage_tasks,
-                {"evict": evictions.run, "prefetch": prefetches.run, "verify": verifications.run},
+                {
+                    "evict": evictions.run,
+                    "prefetch": prefetches.run,
+                    "verify": verifications.run,
+                    "remove_cache": caches.run,
+                },
                 news.wake,
             ),
             news=news,
             journal=journal,
+            volume=lambda: caches.volume_id,
         )
 
         # Job volumes: what jobs write, for which room is kept before stages take any.
@@ -348,9 +369,11 @@ async def open_agent(
         stack.push_async_callback(heartbeats.leave)
         background = await stack.enter_async_context(BackgroundTasks())
         stack.callback(stop_scrub.set)
+        stack.callback(caches.stop_walking)
         heartbeats.start(background)
         background.start(housekeeping.run(), "housekeeping")
         background.start(rounds.run(), "scrub")
+        background.start(caches.keep(), "training caches")
         yield Agent(
             settings=settings,
             places=places,
@@ -363,6 +386,7 @@ async def open_agent(
             housekeeping=housekeeping,
             scrub=rounds,
             verifications=verifications,
+            caches=caches,
             heartbeats=heartbeats,
             trust=trust,
             metrics=metrics,

@@ -66,6 +66,7 @@ class AgentSettings(FileSettings):
     tls_ca: Path | None = Field(default=None, validation_alias=_SHARED["tls_ca"])  # None means those of the system
     tls: Literal["optional", "require"] = "optional"  # of what is on other machines
     advertise: Annotated[str, AfterValidator(_address)] | None = None  # None means host and data port
+    volume_root: Path | None = None  # None means below the data dir
     mounts_dir: Path | None = None  # None means below the cache dir
     exposure: Literal["auto", "bind", "symlink", "none"] = "auto"
     byte_threads: Annotated[int, Field(ge=1, le=256)] = 16  # at most, each with a buffer of 8 MiB
@@ -102,6 +103,11 @@ class AgentSettings(FileSettings):
     def effective_scratch_dir(self) -> Path:
         """Where job volumes stand."""
         return self.scratch_dir or self.effective_cache_dir / "jobs"
+
+    @property
+    def effective_volume_root(self) -> Path:
+        """The directory of training caches, which all nodes of a cluster share."""
+        return (self.volume_root or self.data_dir / "volumes").absolute()
 
     @property
     def effective_socket(self) -> Path:

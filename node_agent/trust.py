@@ -11,7 +11,7 @@ import jwt
 
 from bdn.core.errors import InternalError
 from bdn.disk.durable import disk_errors, write_durably
-from bdn.wire.grants import Grant, GrantVerifier, PushGrant
+from bdn.wire.grants import CacheGrant, Grant, GrantVerifier, PushGrant
 
 
 class Trust:
@@ -44,6 +44,10 @@ class Trust:
         self._verifier = verifier
         with self._lock, disk_errors(self._path):
             write_durably(self._path, json.dumps(public_keys).encode())
+
+    def verify_cache(self, token: str) -> CacheGrant:
+        """The grant for training caches. Raises as ``GrantVerifier.verify`` does."""
+        return self._verifier.verify_cache(token, now=self._clock())
 
     def verify(self, token: str) -> Grant:
         """The grant. Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``GrantVerifier.verify``."""

@@ -13,6 +13,7 @@ from bdn.cli.main import LazyGroup
             "bdn.cli.ls:agents",
             "List the agents, their space and when they were heard of; forget those that are gone.",
         ),
+        "cache": ("bdn.cli.cache:cache", "Look into the training caches of projects, and delete what is in them."),
         "evict": ("bdn.cli.operations:evict", "Evict from caches and from the mirror's store."),
         "gc": ("bdn.cli.operations:gc", "Collect what no manifest names out of the mirror's store."),
         "ls": ("bdn.cli.ls:ls", "List what is held where."),

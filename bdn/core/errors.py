@@ -175,6 +175,35 @@ class InUseError(CallerError):
         return f"{self.what} is in use by {', '.join(self.holders)}"
 
 
+class CacheAffinityError(CallerError):
+    code = "CACHE_AFFINITY"
+    project: str
+    cluster: str  # that the project is pinned to
+    gpu_type: str | None
+    is_offered: bool = False  # the GPU type there
+
+    def __str__(self) -> str:
+        ways = "or set require_cache_affinity to false, and begin with an empty cache in another cluster that has it"
+        if self.is_offered:
+            return f"the training cache of project {self.project} is in cluster {self.cluster}, which has what the job asks for: run it there"
+        wanted = f"no GPU {self.gpu_type}" if self.gpu_type else "not what the job asks for"
+        return (
+            f"the training cache of project {self.project} is in cluster {self.cluster}, which has {wanted}: ask for GPUs "
+            f"that this cluster has, {ways}"
+        )
+
+
+class CacheNotSharedError(CallerError):
+    code = "CACHE_NOT_SHARED"
+    message = (
+        "the training cache of cluster {cluster} lies on the volume {volume}, and this node has {asked}: let BDN_AGENT_VOLUME_ROOT "
+        "name one directory that all nodes of the cluster share"
+    )
+    cluster: str
+    volume: str
+    asked: str
+
+
 class PushGivenUpError(CallerError):
     code = "PUSH_GIVEN_UP"
     message = "nobody went on with the push of {source}; push again: for a while what was sent is not sent again"
@@ -302,6 +331,20 @@ class ScratchFullError(ServiceError):
     def __str__(self) -> str:
         used = "more than can be counted" if self.used_bytes is None else format_size(self.used_bytes)
         return f"{self.path} holds {used}, and may hold {format_size(self.limit_bytes)}: the run is to be stopped"
+
+
+class CacheOverQuotaError(ServiceError):
+    code = "CACHE_OVER_QUOTA"
+    project: str
+    size_bytes: int
+    limit_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"the training cache of project {self.project} holds {format_size(self.size_bytes)}, and may hold "
+            f"{format_size(self.limit_bytes)}: 'bdn-admin cache rm {self.project} PATH' deletes files and 'bdn-admin cache "
+            f"summarize {self.project}' measures it again, or have 'bdn-admin cache set {self.project}' raise the limit"
+        )
 
 
 class CacheTooSmallError(ServiceError):

@@ -29,12 +29,12 @@ _MOVE_MOUNT_F_EMPTY_PATH: Final = 0x4
 _MOUNT_ATTR: Final = 0x1 | 0x2 | 0x4  # read-only, nosuid, nodev
 _RENAME_EXCHANGE: Final = 0x2
 _FICLONE: Final = 0x40049409
-_IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
-_IOPRIO_WHO_PROCESS: Final = 1
-_IOPRIO_CLASS_IDLE: Final = 3
 _STATX_BTIME: Final = 0x800
 _STATX_BTIME_AT: Final = 80  # bytes into struct statx, on every architecture
 _STATX_SIZE: Final = 256
+_IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30, "riscv64": 30}
+_IOPRIO_WHO_PROCESS: Final = 1  # of which 0 is the calling thread
+_IOPRIO_IDLE: Final = 3 << 13
 
 
 def trim_heaps() -> None:
@@ -49,10 +49,13 @@ def allocate(descriptor: int, size: int) -> None:
 
 
 def prefer_others() -> None:
-    """``ioprio_set(2)``: from now on this thread reads and writes disks when nobody else does, where the scheduler of a disk knows that."""
+    """``ioprio_set(2)``: what this thread reads and writes waits for everybody else's. Nothing happens where no scheduler looks at it.
+
+    Its share of the CPU stays: a thread that holds Python's lock and is not run holds up all others.
+    """
     number = _IOPRIO_SET.get(os.uname().machine)
     if number is not None:  # a filter may forbid it, which changes nothing but who comes first
-        _libc.syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE << 13)
+        _libc.syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
 
 
 def sync_file_system(descriptor: int) -> None:

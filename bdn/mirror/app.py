@@ -18,6 +18,7 @@ from bdn.core.store import LocatableStore
 from bdn.disk.durable import disk_errors, make_folder
 from bdn.mirror.access import Access
 from bdn.mirror.api.routes import ROUTERS, ContentsService
+from bdn.mirror.caches import TrainingCaches
 from bdn.mirror.damages import Damages
 from bdn.mirror.data_lock import DataLock, locked
 from bdn.mirror.db import mirrors
@@ -262,6 +263,7 @@ async def open_mirror(
             ServedFiles(database, store, signer, access.verifier, settings.presign_seconds),
             pushes,
             projects,
+            TrainingCaches(database, signer, settings.cache_bytes),
             metrics,
             *filter(None, [issuer]),
         )

@@ -12,6 +12,7 @@ from typing import Final
 
 from bdn.core.errors import BdnError, Fact, InUseError, NotFoundError
 from bdn.core.events import Event
+from bdn.mirror.caches import forget_caches
 from bdn.mirror.db import checkpoints, events, mirrors, projects
 from bdn.mirror.db.checkpoints import CheckpointState
 from bdn.mirror.db.database import Database, WriteSession
@@ -56,7 +57,7 @@ class Projects:
         return [_project(one) for one in found]
 
     async def remove_project(self, organisation: str, team: str | None, name: str) -> Project:
-        """Delete a project, by its id or name, and all its checkpoints, for ever. What was mirrored from those stays.
+        """Delete a project, by its id or name, with all its checkpoints and training caches, for ever. What was mirrored from those stays.
 
         Checkpoints go some at a time; whoever was killed says it again. Returns it as it was at the beginning.
 
@@ -85,6 +86,7 @@ class Projects:
                 await self._forget(session, state, "its project was deleted")
             is_last = len(found) < _REMOVED_AT_ONCE
             if is_last:
+                await forget_caches(session, project, self.database.now())
                 await projects.forget(session, project.id)
         return is_last
 

@@ -84,6 +84,9 @@ class MirrorSettings(FileSettings):
     limit_files: Annotated[int, Field(gt=0)] = 1_000_000
     limit_bytes: Annotated[Size, Field(gt=0)] = 100 * 1000**4
     limit_push_bytes: Size | None = None  # of an organisation's checkpoints together; None means no limit
+    cache_bytes: Annotated[Size, Field(gt=0)] = (
+        1000**4
+    )  # of a project's training cache, where it has no limit of its own
     checkpoint_seconds: Annotated[int, Field(ge=0)] = (
         0  # for which checkpoints are kept; 0 means until they are deleted
     )

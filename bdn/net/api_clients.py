@@ -16,6 +16,20 @@ from bdn.wire.access_schema import (
     Token,
     TokenRequest,
 )
+from bdn.wire.cache_schema import (
+    CacheDirectory,
+    CacheGrantDocument,
+    CacheLimit,
+    CacheRequest,
+    Caches,
+    CacheSummaryBody,
+    CacheSummaryDocument,
+    ProjectCache,
+    Removal,
+    RemovalRequest,
+    SharedCaches,
+    SummaryRequest,
+)
 from bdn.wire.event_schema import EventDocument, Named, NodeEvents
 from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.job_schema import JobVolume, JobVolumeRequest
@@ -156,6 +170,22 @@ class MirrorClient(ContentClient):
     async def teams(self) -> Items[Team]:
         return await self._call(Items[Team], "GET", "/teams")
 
+    async def grant_cache(self, body: CacheRequest) -> CacheGrantDocument:
+        return await self._call(CacheGrantDocument, "POST", "/caches", body=body)
+
+    async def caches(self) -> Caches:
+        return await self._call(Caches, "GET", "/caches")
+
+    async def limit_cache(self, project: str, body: CacheLimit) -> ProjectCache:
+        return await self._call(ProjectCache, "PATCH", f"/caches/{quote(project, safe='')}", body=body)
+
+    async def cache_summary(self, project: str) -> CacheSummaryDocument:
+        return await self._call(CacheSummaryDocument, "GET", f"/caches/{quote(project, safe='')}/summary")
+
+    async def record_cache_summary(self, project: str, cluster: str, body: CacheSummaryBody) -> CacheDirectory:
+        path = f"/caches/{quote(project, safe='')}/{quote(cluster, safe='')}/summary"
+        return await self._call(CacheDirectory, "PUT", path, body=body)
+
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """The mirror may keep it open for ``heartbeat.wait_seconds``."""
         return await self._call(
@@ -255,6 +285,18 @@ class AgentClient(ServiceClient):
     async def verify(self, request: PathVerificationRequest) -> PathVerification:
         """The answer comes when all of it has been read, however long that takes."""
         return await self._call(PathVerification, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
+
+    async def shared_caches(self) -> SharedCaches:
+        return await self._call(SharedCaches, "GET", "/shared-caches")
+
+    async def summarize_cache(self, request: SummaryRequest) -> CacheSummaryDocument:
+        """The answer comes when all of it has been looked at."""
+        return await self._call(
+            CacheSummaryDocument, "POST", "/shared-caches/summary", body=request, wait_seconds=24 * 3600
+        )
+
+    async def remove_from_cache(self, request: RemovalRequest) -> Removal:
+        return await self._call(Removal, "POST", "/shared-caches/removals", body=request, wait_seconds=60)
 
     async def events(self, params: Params) -> NodeEvents:
         return await self._call(NodeEvents, "GET", "/events", params=params)

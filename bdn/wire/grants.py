@@ -23,11 +23,13 @@ from bdn.core.source.uri import CheckpointUri, check_mounts, normalise_mount, pa
 AUDIENCE: Final = "bdn-agent"
 PUSH_AUDIENCE: Final = "bdn-push"
 FILE_AUDIENCE: Final = "bdn-file"
+CACHE_AUDIENCE: Final = "bdn-cache"
 LONGEST_GRANT: Final = 60 * 1024  # bytes: with 4 KiB for all else it is the head of a request
 ISSUER: Final = "bdn-mirror"
 _ALGORITHM: Final = "EdDSA"  # RFC 8037
 _BEGIN: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _PEM: Final = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.+?-----END \1-----", re.DOTALL)
+_ID: Final = re.compile(r"[a-z0-9]{10}")
 _REMEMBERED_MOUNTS: Final = 32_768  # of all grants that a verifier remembers, and one for each grant; about 20 MB
 
 
@@ -93,6 +95,31 @@ class FileGrant:
     def allows(self, manifest: Digest, path: str) -> bool:
         """Whether it is this file."""
         return (self.manifest, self.path) == (manifest, path)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGrant:
+    """The right of a job to mount the training caches of a project and of its team in a cluster, by ids, until ``expires_at`` (seconds since the epoch).
+
+    ``volume`` is the one that the caches lie on, by the id that is written on it.
+    """
+
+    organisation: str
+    project: str
+    team: str
+    cluster: str
+    volume: str
+    expires_at: float
+
+    def __post_init__(self) -> None:
+        for name in (self.project, self.team):
+            if not is_id(name):
+                raise ValueError(f"{name!r} is no id")
+
+
+def is_id(name: str) -> bool:
+    """Whether it can be the id of a project or a team, and so the name of a directory."""
+    return _ID.fullmatch(name) is not None
 
 
 def file_url(base: str, grant: FileGrant, signature: str) -> str:
@@ -162,6 +189,11 @@ class GrantSigner:
         """The token, the ``sig`` of a file's address. It is no grant for manifests, nor is one of those this."""
         named = {"manifest": str(grant.manifest), "path": grant.path}
         return self._signed(FILE_AUDIENCE, grant.organisation, grant.expires_at, **named)
+
+    def sign_cache(self, grant: CacheGrant) -> str:
+        """The token. It opens nothing of the mirror's."""
+        named = {"project": grant.project, "team": grant.team, "cluster": grant.cluster, "volume": grant.volume}
+        return self._signed(CACHE_AUDIENCE, grant.organisation, grant.expires_at, **named)
 
     def _signed(self, audience: str, organisation: str, expires_at: float, **said: object) -> str:
         claims = {"iss": ISSUER, "aud": audience, "org": organisation, "exp": int(expires_at), **said}
@@ -244,6 +276,18 @@ class GrantVerifier:
             grant = FileGrant(
                 str(claims["org"]), Digest.parse(str(claims["manifest"])), str(claims["path"]), float(claims["exp"])
             )
+        except (ValueError, TypeError) as error:
+            raise GrantInvalidError(str(error) or type(error).__name__) from error
+        if now >= grant.expires_at:
+            raise GrantExpiredError(datetime.fromtimestamp(grant.expires_at, UTC).isoformat())
+        return grant
+
+    def verify_cache(self, token: str, *, now: float) -> CacheGrant:
+        """The grant for training caches, as ``verify`` does. It is short, and verified each time."""
+        claims = self._claims(token, CACHE_AUDIENCE, "project", "team", "cluster", "volume")
+        try:
+            named = {name: str(claims[name]) for name in ("project", "team", "cluster", "volume")}
+            grant = CacheGrant(organisation=str(claims["org"]), **named, expires_at=float(claims["exp"]))
         except (ValueError, TypeError) as error:
             raise GrantInvalidError(str(error) or type(error).__name__) from error
         if now >= grant.expires_at:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, JsonValue
 
+from bdn.wire.cache_schema import RemoveCacheCommand, RemoveCacheReport, VolumeId
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
 from bdn.wire.mirror_schema import Holding, ManifestName
 from bdn.wire.operation_schema import (
@@ -26,6 +27,7 @@ class Command(BaseModel):
     evict: EvictCommand | None = None
     prefetch: PrefetchCommand | None = None
     verify: VerifyCommand | None = None
+    remove_cache: RemoveCacheCommand | None = None
 
 
 class Report(BaseModel):
@@ -36,6 +38,7 @@ class Report(BaseModel):
     evict: EvictReport | None = None
     prefetch: PrefetchReport | None = None
     verify: VerifyReport | None = None
+    remove_cache: RemoveCacheReport | None = None
     error: ErrorBody | None = None
 
 
@@ -69,7 +72,8 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
 
     ``changes`` is null when nothing changed since the last heartbeat that was answered. ``holdings`` is all that is held, from
     agents of the version before, and for mirrors that tell no ``holdings_digest``. ``epoch`` is of the members that
-    the agent knows: they are not repeated to it, and it is told when there are others. ``leaving`` is its last word. ``events``
+    the agent knows: they are not repeated to it, and it is told when there are others. ``volume_id`` is that of the volume that it
+    shares with others of its cluster, and null before that is used. ``leaving`` is its last word. ``events``
     are recorded once the heartbeat is answered; the agent repeats them until then.
     """
 
@@ -85,6 +89,7 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     reports: list[Report] = []
     events: Annotated[list[NodeEvent], Field(max_length=EVENTS_AT_ONCE)] = []
     epoch: int | None = None
+    volume_id: VolumeId | None = None
     leaving: bool = False
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
 

@@ -1,133 +1,157 @@
-"""What is removed goes from its name at once, and its bytes later: a job of a million files holds up nobody."""
+"""What is deleted in the background: one rename takes it away from where it stood, and a thread at idle priority deletes it later.
+
+What is discarded may have been written by root in a job's container, who may still have it open: nothing follows a link, and each step goes from
+an open folder to a name in it.
+"""
 
 import logging
 import os
 import secrets
-import stat
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from bdn.disk.durable import disk_errors, make_folder, opened, sync_folder
+from bdn.core.errors import DiskFailedError
+from bdn.disk.durable import disk_errors, make_folder, open_folder, opened
 from bdn.disk.syscalls import prefer_others
 
 logger = logging.getLogger(__name__)
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
-_NAMES_AT_ONCE: Final = 10_000
-_NAME_BYTES: Final = 16
+_OURS: Final = 0o700
+_DEEPEST: Final = 64  # folders that are open at once; what lies deeper is moved up
+_PASSES: Final = (
+    100  # through one folder: some file systems leave out names while others are deleted, and a job may add some
+)
+_AGAIN_SECONDS: Final = 60.0  # until what could not be deleted, or what another node discarded, is looked at
 
 
 class Trash:
-    """A folder, private to the agent, whose content is deleted by one thread in the background. A context manager.
+    """A folder of rubbish, beside what is discarded into it: on the same file system. A context manager, in which the thread runs.
 
-    What lies in it was renamed into it, and may still be written by whoever has it open. So nothing in it is looked at by a path, and
-    no link is followed. Its depth does not matter: folders are renamed up into the trash before they are emptied.
+    After ``kill -9`` or a power cut at any step a directory is whole under its own name or absent there, and what is in the folder is deleted
+    by whoever opens it next. Several nodes may share it.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._folder = folder
+        self._stop = threading.Event()
         self._wake = threading.Event()
-        self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trash", daemon=True)
+        self._complaint = ""
 
     def __enter__(self) -> Self:
-        """Make the folder, and go on with what an earlier run left. Raises ``DiskFailedError``."""
-        with disk_errors(self.folder):
-            make_folder(self.folder, 0o700)
-            self.folder.chmod(0o700)
-        self._wake.set()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_closing.set()
+        self._stop.set()
         self._wake.set()
         self._thread.join()
 
-    def discard(self, path: Path) -> None:
-        """Take a file or a folder away, durably; one that is absent changes nothing. Blocking, and short.
+    def discard(self, path: Path) -> bool:
+        """Take a file or a directory away, durably; its parents are ours. False: nothing has this name. Blocking.
 
-        It lies on the trash's file system, and is no link. Raises ``DiskFailedError``: it stands where it was.
+        A link goes itself, and not what it leads to. Costs the same whatever is below. Raises ``DiskFailedError``.
         """
-        with disk_errors(path), suppress(FileNotFoundError):
-            path.rename(self.folder / _fresh())
-            sync_folder(path.parent)
+        with disk_errors(path):
+            try:
+                with open_folder(path.parent) as parent:
+                    return self.discard_in(parent, path.name)
+            except FileNotFoundError:
+                return False
+
+    def discard_in(self, folder: int, name: str) -> bool:
+        """As ``discard``, of a name in an open folder: for a path of which a job may have written each part."""
+        with disk_errors(self._folder / name):
+            make_folder(self._folder, _OURS, is_durable=True)
+            with open_folder(self._folder) as trash:
+                is_found = _move(folder, name, trash)
+                os.fsync(trash)
+            os.fsync(folder)  # also for whoever was killed before this line, and asks again
         self._wake.set()
+        return is_found
+
+    def sweep(self) -> None:
+        """Delete what is there. Blocking. What cannot be deleted stays, and is named in the log once. Raises ``DiskFailedError``."""
+        with disk_errors(self._folder), suppress(FileNotFoundError), opened(self._folder, _FOLDER) as trash:
+            sweep = _Sweep(trash, os.fstat(trash).st_dev, self._stop)
+            while sweep.empty(trash, 0):
+                pass  # what lay too deep is here by now
+            if sweep.complaint not in ("", self._complaint):
+                logger.warning(
+                    "something in %s cannot be deleted, and is tried again: %s", self._folder, sweep.complaint
+                )
+            self._complaint = sweep.complaint
 
     def _run(self) -> None:
         prefer_others()
-        while not self._is_closing.is_set():
-            self._wake.wait()
+        while not self._stop.is_set():
             self._wake.clear()
             try:
-                self._sweep()
-            except OSError as error:
-                logger.warning("%s cannot be emptied: %s", self.folder, error)
+                self.sweep()
+            except DiskFailedError as error:
+                logger.warning("the trash is not emptied: %s", error)
+            self._wake.wait(_AGAIN_SECONDS)
 
-    def _sweep(self) -> None:
-        failed: set[str] = set()
-        with opened(self.folder, _FOLDER) as trash:
-            while not self._is_closing.is_set():
-                left = [name for name in _some_names(trash, len(failed)) if name not in failed]
-                if not left:
-                    return
-                for name in left:
-                    try:
-                        self._delete(trash, name)
-                    except OSError as error:
-                        failed.add(name)
-                        logger.warning("%s in %s cannot be deleted: %s", name, self.folder, error.strerror)
 
-    def _delete(self, trash: int, name: str) -> None:
-        if not stat.S_ISDIR(os.stat(name, dir_fd=trash, follow_symlinks=False).st_mode):
-            os.unlink(name, dir_fd=trash)
+@dataclass
+class _Sweep:
+    """One time through a trash, an open folder on a device. ``complaint`` is the first reason why something is left."""
+
+    trash: int
+    device: int
+    stop: threading.Event
+    complaint: str = ""
+
+    def empty(self, folder: int, depth: int) -> bool:
+        """Delete what is in a folder; whether anything was deleted or moved up."""
+        is_changed = False
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if self.stop.is_set():
+                    return False
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        self._delete_folder(folder, entry.name, depth)
+                    else:
+                        os.unlink(entry.name, dir_fd=folder)
+                    is_changed = True
+                except FileNotFoundError:
+                    pass  # another node was faster
+                except OSError as error:
+                    self.complaint = self.complaint or str(error)
+        return is_changed
+
+    def _delete_folder(self, folder: int, name: str, depth: int) -> None:
+        _open_up(folder, name)
+        if depth >= _DEEPEST:
+            _move(folder, name, self.trash)
             return
-        with _to_be_emptied(trash, name) as folder:
-            while names := _some_names(folder):
-                for one in names:
-                    if self._is_closing.is_set():
-                        return
-                    _take_out(trash, folder, one)
-        os.rmdir(name, dir_fd=trash)
+        with opened(name, _FOLDER, folder) as below:
+            if os.fstat(below).st_dev == self.device:  # else something is mounted there, which is not ours to delete
+                for _ in range(_PASSES):
+                    if not self.empty(below, depth + 1):
+                        break
+        os.rmdir(name, dir_fd=folder)
 
 
-def _take_out(trash: int, folder: int, name: str) -> None:
-    """A file is deleted, and a folder becomes one of the trash itself. Whoever still writes there may have been faster."""
-    with suppress(FileNotFoundError):
-        try:
-            os.unlink(name, dir_fd=folder)
-        except (IsADirectoryError, PermissionError):
-            with _writable(folder, name):
-                os.rename(name, _fresh(), src_dir_fd=folder, dst_dir_fd=trash)
+def _move(folder: int, name: str, trash: int) -> bool:
+    """Into the trash, under a name that nobody has. False: there is nothing to move."""
+    fresh = secrets.token_hex(16)
+    try:
+        with suppress(NotADirectoryError, PermissionError):
+            _open_up(folder, name)  # to move a folder elsewhere takes the right to write to it
+        os.rename(name, fresh, src_dir_fd=folder, dst_dir_fd=trash)
+    except FileNotFoundError:
+        return False
+    return True
 
 
-@contextmanager
-def _to_be_emptied(trash: int, name: str) -> Iterator[int]:
-    with _writable(trash, name), opened(name, _FOLDER, trash) as folder:
-        yield folder
-
-
-@contextmanager
-def _writable(folder: int, name: str) -> Iterator[None]:
-    """With a folder that its owner may list and move, whatever the job made of its mode."""
+def _open_up(folder: int, name: str) -> None:
+    """Let us list and change a folder that may forbid it, where its owner is who we are."""
     with opened(name, _PLACE, folder) as place:
-        with suppress(PermissionError):  # somebody else's: root needs no mode, and others cannot help it
-            Path(f"/proc/self/fd/{place}").chmod(0o700)
-        yield
-
-
-def _some_names(folder: int, more: int = 0) -> list[str]:
-    names: list[str] = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            names.append(entry.name)
-            if len(names) >= _NAMES_AT_ONCE + more:
-                break
-    return names
-
-
-def _fresh() -> str:
-    return secrets.token_hex(_NAME_BYTES)
+        if os.fstat(place).st_mode & _OURS != _OURS:
+            Path(f"/proc/self/fd/{place}").chmod(_OURS)  # of that very folder, whatever has its name by now

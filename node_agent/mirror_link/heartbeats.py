@@ -15,7 +15,7 @@ from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, DiskFailedError, LimitExceededError
 from bdn.disk.direct import DirectWrites
 from bdn.net.api_clients import MirrorClient
-from bdn.wire.grants import Grant, PushGrant, UnknownKeyError
+from bdn.wire.grants import CacheGrant, Grant, PushGrant, UnknownKeyError
 from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply, HoldingsChange
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.stage_schema import Cache, TierUse, Writes
@@ -238,7 +238,8 @@ _NEWS_PAUSE_SECONDS: Final = 0.25  # a heartbeat costs more than a small stage, 
 class Heartbeats:
     """Two loops on one state: one listens with long requests, one tells soon what has changed.
 
-    ``identity`` is a heartbeat that says who this agent is, to the mirror and to its peers, and nothing else.
+    ``identity`` is a heartbeat that says who this agent is, to the mirror and to its peers, and nothing else. ``volume`` tells the id of the volume that
+    training caches lie on, where it is known.
     """
 
     def __init__(
@@ -252,6 +253,7 @@ class Heartbeats:
         inbox: CommandInbox,
         news: ChangeSignal,
         journal: Journal,
+        volume: Callable[[], str | None],
     ) -> None:
         self._identity = identity
         self._client = client
@@ -261,6 +263,7 @@ class Heartbeats:
         self._inbox = inbox
         self._news = news
         self._journal = journal
+        self._volume = volume
         self._told = HoldingsTold()
         self._most_bytes = _MOST_BYTES
         self._asked = 0
@@ -322,6 +325,7 @@ class Heartbeats:
             "events": fitting(events, self._most_bytes),
             "epoch": self._members.current().epoch,
             "wait_seconds": wait_seconds,
+            "volume_id": self._volume(),
         }
         return self._identity.model_copy(update=state | (telling.fields if telling else {})), telling
 
@@ -348,6 +352,10 @@ class Heartbeats:
     async def verify_push(self, token: str) -> PushGrant:
         """A grant to push, likewise."""
         return await self._verified(self._trust.verify_push, token)
+
+    async def verify_cache(self, token: str) -> CacheGrant:
+        """A grant for training caches, as ``verify`` does."""
+        return await self._verified(self._trust.verify_cache, token)
 
     async def _verified(self, verify: Callable[[str], _Granted], token: str) -> _Granted:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from tests.benchmarks import (
     alone,
+    cache_summary,
     checkpoints,
     direct,
     fill,
@@ -54,6 +55,8 @@ BENCHMARKS: dict[str, Callable[[], Sequence[Row]]] = {
     "memory": memory.measure,
     "throughput": throughput.measure,
     "listings": listings.measure,
+    "cache-directory": cache_summary.measure_directory,
+    "cache-summary": cache_summary.measure,
     "scale": scale.measure,
     "watchers": watchers.measure,
 }

@@ -11,6 +11,7 @@ import pytest
 from bdn.core.chunk import Digest, digest_of
 from bdn.mirror.db.secrets import Keyring, SecretTable, new_key
 from bdn.store.bucket_store import BucketStore
+from bdn.wire.cache_schema import pack
 from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
 from tests.support.mirror.access_world import STATUS, UNKNOWN, World, access_world, shape
@@ -268,12 +269,19 @@ PUSHES: Final[dict[str, Json | None]] = {
     "/pushes/{push_id}/commit": {"files": [{"path": "x", "size": 0, "chunks": []}]},
     "/pushes/{push_id}": None,
 }
-OPERATORS: Final = {"delete /agents", "/tokens", "/tokens/{token_id}", "/collections", "/collections/{collection_id}"}
-AGENTS: Final = {"/agents/heartbeat"}
+OPERATORS: Final = {
+    "delete /agents",
+    "/tokens",
+    "/tokens/{token_id}",
+    "patch /caches/{project}",
+    "/collections",
+    "/collections/{collection_id}",
+}
+AGENTS: Final = {"/agents/heartbeat", "/caches/{project}/{cluster}/summary"}
 FOR_TEAMS: Final = {  # also to a token of a team
     "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
     "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",
-    "get /projects", "delete /projects/{project}", "get /teams",
+    "get /projects", "delete /projects/{project}", "get /teams", "post /caches", "get /caches", "get /caches/{project}/summary",
 }  # fmt: skip
 
 
@@ -292,6 +300,10 @@ BODIES: Final[dict[str, Json]] = {
     "/manifests/{digest}/addresses": {"paths": ["x"]},
     "/pushes/grants": {"job": "bt://llama@job1"},
     "/teams": {"name": "research"},
+    "/caches": {"project": "llama", "cluster": "c", "volume_id": "0" * 32},
+    "/caches/{project}": {"limit_bytes": 1},
+    "/caches/{project}/{cluster}/summary": {"volume_id": "0" * 32, "timestamp": "2026-11-25T10:00:00Z", "size_bytes": 0}
+    | {"files": 0, "packed": pack([])},
     "/agents/heartbeat": {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1"}
     | {"tiers": {}, "holdings": None},
 }
@@ -408,6 +420,8 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
     begun = await world.ask("controller a", "POST", "/pushes", json={"source": "bt://llama@job1/checkpoint-1"})
     ids["push"] = begun.json()["push_id"]
     manifest, hidden = str(world.manifests["a-private"]), "hf://org/a-private"
+    made = await world.ask("controller a", "POST", "/caches", json=BODIES["/caches"])
+    cache = made.json()["project_id"]
     nothing = {name: f"{name[:3]}_{'0' * 24}" for name in ids} | {"push": f"mir_{'0' * 24}"}
     cases: list[tuple[str, str, Json | None, str, str]] = [
         ("GET", "/mirror/{}", None, ids["mirror"], nothing["mirror"]),
@@ -417,6 +431,8 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
         ("POST", "/pushes/{}/missing", {"chunks": []}, ids["push"], nothing["push"]),
         ("POST", "/pushes/{}/commit", PUSHES["/pushes/{push_id}/commit"], ids["push"], nothing["push"]),
         ("DELETE", "/pushes/{}", None, ids["push"], nothing["push"]),
+        ("GET", "/caches/{}/summary", None, cache, "0" * 10),
+        ("GET", "/caches/{}/summary", None, "llama", "mistral"),
         ("GET", "/evictions/{}", None, ids["eviction"], nothing["eviction"]),
         ("GET", "/prefetches/{}", None, ids["prefetch"], nothing["prefetch"]),
         ("GET", "/verifications/{}", None, ids["verification"], nothing["verification"]),

@@ -136,3 +136,22 @@ async def test_what_another_team_pushed_has_to_be_sent_and_makes_no_checkpoint(w
         "team research of a", "POST", f"/pushes/{known['push_id']}/missing", json={"chunks": [name]}
     )
     assert missing.json()["chunks"] == []
+
+
+async def test_a_training_cache_is_its_teams(world: World, tally: Tally) -> None:
+    body = {"project": "llama", "cluster": "c", "volume_id": "0" * 32}
+    made = (await world.ask("team research of a", "POST", "/caches", json=body)).json()
+    assert (await world.ask("controller a", "GET", f"/caches/{made['project_id']}/summary")).status_code == 200
+    for bearer in ("team Default of a", "team research of b"):
+        for name in (made["project_id"], "llama"):
+            answer = await world.ask(bearer, "GET", f"/caches/{name}/summary")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND"), (bearer, name)
+        own = (await world.ask(bearer, "POST", "/caches", json=body)).json()
+        assert {own["project_id"], own["team_id"]} & {made["project_id"], made["team_id"]} == set()
+        assert (await world.ask(bearer, "DELETE", f"/projects/{own['project_id']}")).status_code == 200
+        left = (await world.ask(bearer, "GET", "/caches")).json()
+        assert [one["project_id"] for one in left["removals"]] == [own["project_id"]]
+        tally.add(scenarios=4, refused=2)
+    known = (await world.ask("team research of a", "GET", "/caches")).json()
+    assert [one["project_id"] for one in known["items"]] == [made["project_id"]]
+    assert known["removals"] == []

@@ -24,6 +24,7 @@ CollectionId = Annotated[str, _id("col")]
 CheckpointId = Annotated[str, _id("chk")]
 TokenId = Annotated[str, _id("tok")]
 SecretName = Annotated[str, Path(pattern=f"^{NAME_PATTERN}$")]
+ProjectName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Name = Annotated[str | None, Query(max_length=256, pattern=TEXT)]
 
 Organisation = Annotated[

@@ -1,20 +1,15 @@
 """The routes of teams, of their projects, and of the checkpoints in these."""
 
-from typing import Annotated, Final
+from typing import Annotated
 
-from fastapi import Path
-
-from bdn.mirror.api.callers import CheckpointId, Controller, Name, TeamController
+from bdn.mirror.api.callers import CheckpointId, Controller, Name, ProjectName, TeamController
 from bdn.mirror.projects import Projects
 from bdn.net.api_server import new_router, provided
 from bdn.wire.access_schema import Team, TeamRequest
 from bdn.wire.push_schema import Checkpoint, Project
 from bdn.wire.shapes import Items
 
-_PROJECT: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-
 _Projects = Annotated[Projects, provided(Projects)]
-_ProjectName = Annotated[str, Path(pattern=_PROJECT)]
 
 projects_router = new_router("projects")
 
@@ -37,7 +32,7 @@ async def list_projects(projects: _Projects, caller: TeamController) -> Items[Pr
 
 
 @projects_router.delete("/projects/{project}", summary="Delete a project and its checkpoints for ever; again goes on")
-async def remove_project(projects: _Projects, project: _ProjectName, caller: TeamController) -> Project:
+async def remove_project(projects: _Projects, project: ProjectName, caller: TeamController) -> Project:
     return await projects.remove_project(caller.organisation, caller.team, project)
 
 

@@ -17,6 +17,7 @@ from bdn.core.chunk import ByteRange, digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import manifest_fault
 from bdn.mirror.access import Access, Caller, NotPermittedError
+from bdn.mirror.api.caches import caches_router
 from bdn.mirror.api.callers import (
     TEXT,
     Agent,
@@ -197,6 +198,7 @@ ROUTERS: Final = (  # in the order of the document
     contents_router,
     pushes_router,
     projects_router,
+    caches_router,
     control_router,
     events_router,
     secrets_router,

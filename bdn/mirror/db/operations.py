@@ -11,6 +11,7 @@ from bdn.mirror.db.tables import OperationPartRow, OperationRow
 from bdn.mirror.waiting import asked_topic
 
 MIRROR: Final = "mirror"  # the node of the mirror's own part, whose cluster is ""
+ANY: Final = ""  # the node of a part that is for whichever agent of a cluster does it first
 OPEN: Final = ("PENDING", "RUNNING")
 Who = tuple[str, str]  # the cluster and the node of a part
 

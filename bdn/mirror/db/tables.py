@@ -382,6 +382,43 @@ class CheckpointRow(Base):
     details: Mapped[Json]
 
 
+class CachePinRow(Base):
+    """A project's training cache, and the cluster of its first job that had one. ``team`` is an id; without a limit the setting's holds."""
+
+    __tablename__ = "cache_pins"
+
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    organisation: Mapped[str] = mapped_column(String(256), index=True)
+    team: Mapped[str] = mapped_column(String(16))
+    cluster: Mapped[str] = mapped_column(String(256))
+    limit_bytes: Mapped[int | None]
+    created_at: Mapped[float]
+
+
+class CacheDirectoryRow(Base):
+    """A project has a training cache in a cluster, on the volume that the cluster's agents share."""
+
+    __tablename__ = "cache_directories"
+
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
+    volume: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float]
+
+
+class CacheSummaryRow(Base):
+    """What a training cache held when an agent looked last; ``packed`` as it travelled."""
+
+    __tablename__ = "cache_summaries"
+
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
+    captured_at: Mapped[float]
+    size_bytes: Mapped[int]
+    files: Mapped[int]
+    packed: Mapped[str]
+
+
 class TombstoneRow(Base):
     """An organisation gave a manifest up, which it may not read unless it mirrors or restores it, also after a collection."""
 

@@ -17,7 +17,9 @@ from bdn.mirror.db import agents
 from bdn.mirror.db.agents import Name
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.events import Events
+from bdn.mirror.db.operations import ANY
 from bdn.mirror.db.tables import AgentRow, ClusterRow
+from bdn.mirror.operations.operations import part_of
 from bdn.mirror.operations.requests import OperationRequests
 from bdn.mirror.waiting import SharedRead, agent_topic
 from bdn.wire.heartbeat_schema import (
@@ -89,13 +91,13 @@ class Membership:
         note = await self._note(heartbeat)
         await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)
         for report in heartbeat.reports:
-            result = report.evict or report.prefetch or report.verify
+            result = report.evict or report.prefetch or report.verify or report.remove_cache
             await self.requests.operations.answer(
                 report.id,
                 None if result is None else result.model_dump(mode="json"),
                 report.error,
                 cluster=heartbeat.cluster,
-                node=heartbeat.node,
+                node=part_of(report.id, heartbeat.node),
                 is_running=report.running,
             )
         self._waiting[id(heartbeat)] = heartbeat
@@ -126,7 +128,7 @@ class Membership:
         running = {report.id for report in heartbeat.reports if report.running}
         commands: list[Command] = []
         if not heartbeat.leaving:
-            commands = await self.requests.commands(heartbeat.cluster, heartbeat.node, running)
+            commands = await self.requests.commands(heartbeat.cluster, heartbeat.node, running, heartbeat.volume_id)
         are_others = heartbeat.epoch not in (None, epoch)
         return (epoch, members), commands, bool(heartbeat.leaving or commands or are_others)
 
@@ -200,7 +202,11 @@ class Membership:
             asked, epochs = (), {}
         for heartbeat in tuple(self._waiting.values()):
             name = heartbeat.cluster, heartbeat.node
-            if name in asked or heartbeat.epoch not in (None, epochs.get(heartbeat.cluster)):
+            if (
+                name in asked
+                or (heartbeat.cluster, ANY) in asked
+                or heartbeat.epoch not in (None, epochs.get(heartbeat.cluster))
+            ):
                 self.database.watch.notify(agent_topic(*name))
 
     async def _note_change(self, heartbeat: Heartbeat, columns: dict[str, Any], now: float) -> str:

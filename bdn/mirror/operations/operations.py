@@ -17,8 +17,9 @@ from pydantic import BaseModel
 from bdn.core.errors import NotFoundError
 from bdn.mirror.db import operations
 from bdn.mirror.db.agents import ALIVE_SECONDS, heard_at, is_alive
+from bdn.mirror.db.caches import REMOVAL
 from bdn.mirror.db.database import Database
-from bdn.mirror.db.operations import MIRROR, Who
+from bdn.mirror.db.operations import ANY, MIRROR, Who
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
 from bdn.mirror.waiting import SharedRead, SharedReads, agent_topic
 from bdn.wire.shapes import ErrorBody, moment
@@ -91,7 +92,8 @@ PREFETCH: Final = OperationKind(
     silent_seconds=120.0,  # an agent that restarts is back by then, and goes on
 )
 COLLECTION: Final = OperationKind("collection")
-_KINDS: Final = {kind.name: kind for kind in (EVICTION, VERIFICATION, PREFETCH, COLLECTION)}
+CACHE_REMOVAL: Final = OperationKind(REMOVAL)  # for ever: a cluster that cannot be reached does it when it is back
+_KINDS: Final = {kind.name: kind for kind in (EVICTION, VERIFICATION, PREFETCH, COLLECTION, CACHE_REMOVAL)}
 
 
 class Operations:
@@ -142,15 +144,21 @@ class Operations:
         for agent in asked:
             self._watch.notify(agent_topic(agent.cluster, agent.node))
 
-    async def asked_of(self, cluster: str, node: str, running: Collection[str]) -> list[OperationRow]:
+    async def asked_of(
+        self, cluster: str, node: str, running: Collection[str], volume: str | None = None
+    ) -> list[OperationRow]:
         """What an agent has not answered and still may, but for those that it says to be at work on, oldest first.
 
-        What is given to an agent is read anew: another process may have taken its answer since the last look.
+        What is for any agent of its cluster is for those that have its volume. What is given to an agent is read anew: another process may
+        have taken its answer since the last look.
         """
-        who = cluster, node
-        return self._unanswered(who, running, await self._open.get()) and self._unanswered(
-            who, running, await self._open.get(anew=True)
-        )
+
+        def unanswered(is_open: Mapping[Who, Sequence[OperationRow]]) -> list[OperationRow]:
+            own = self._unanswered((cluster, node), running, is_open)
+            of_any = self._unanswered((cluster, ANY), running, is_open)
+            return own + [row for row in of_any if volume is not None and row.command["volume_id"] == volume]
+
+        return unanswered(await self._open.get()) and unanswered(await self._open.get(anew=True))
 
     def _unanswered(
         self, who: Who, running: Collection[str], is_open: Mapping[Who, Sequence[OperationRow]]
@@ -252,6 +260,11 @@ class Operations:
         for operation_id in self._answered.keys() - still:
             del self._answered[operation_id]
         return found
+
+
+def part_of(operation_id: str, node: str) -> str:
+    """The node of the part that an agent of this name answers."""
+    return ANY if operation_id.startswith(f"{CACHE_REMOVAL.name[:3]}_") else node
 
 
 def _status(operation: OperationState) -> str:

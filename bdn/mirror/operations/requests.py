@@ -18,9 +18,18 @@ from bdn.mirror.db import agents, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.operations import MIRROR
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
-from bdn.mirror.operations.operations import COLLECTION, EVICTION, PREFETCH, VERIFICATION, OperationKind, Operations
+from bdn.mirror.operations.operations import (
+    CACHE_REMOVAL,
+    COLLECTION,
+    EVICTION,
+    PREFETCH,
+    VERIFICATION,
+    OperationKind,
+    Operations,
+)
 from bdn.mirror.retention import Collected, Collector, StoreEviction
 from bdn.mirror.waiting import asked_topic
+from bdn.wire.cache_schema import RemoveCacheCommand
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.heartbeat_schema import Command
 from bdn.wire.operation_schema import (
@@ -164,15 +173,17 @@ class OperationRequests:
             }
         )
 
-    async def commands(self, cluster: str, node: str, running: set[str]) -> list[Command]:
-        """What an agent is asked, but for what it is at work on."""
-        asked = await self.operations.asked_of(cluster, node, running)
+    async def commands(self, cluster: str, node: str, running: set[str], volume: str | None) -> list[Command]:
+        """What an agent that has this volume is asked, but for what it is at work on."""
+        asked = await self.operations.asked_of(cluster, node, running, volume)
         return [await self._command(row, cluster, node) for row in asked]
 
     async def _command(self, row: OperationRow, cluster: str, node: str) -> Command:
         """With grants that are made anew: a node that was away for days gets one that is valid."""
         if row.kind == EVICTION.name:
             return Command(id=row.id, evict=EvictCommand.model_validate(row.command))
+        if row.kind == CACHE_REMOVAL.name:
+            return Command(id=row.id, remove_cache=RemoveCacheCommand.model_validate(row.command))
         organisation = row.organisation or ""
         if row.kind == PREFETCH.name:
             mounts = [

@@ -23,7 +23,7 @@ from tests.support.network.hypothesis import BRIEFLY
 
 FACTS: dict[object, Any] = {
     str: 'a fact with "quotes", ü and\nlines', int: 4711, int | None: 17, bool: True, tuple[str, ...]: ("one", "two"),
-    float | None: 2.5,
+    float | None: 2.5, str | None: "maybe",
 }  # fmt: skip
 GROUPS = {errors.CallerError, errors.UpstreamError, errors.ServiceError}  # never raised themselves
 # Written out again, not taken from the code: what users know does not change.
@@ -35,6 +35,7 @@ STATUSES = {
     "UPSTREAM_RATE_LIMITED": 502, "CHECKSUM_MISMATCH": 502, "STORE_UNAVAILABLE": 503, "CACHE_TOO_SMALL": 507, "CACHE_FULL": 507,
     "NO_ROOM": 507, "DISK_FAILED": 503, "MOUNT_FAILED": 503, "INTERNAL": 500,
     "CHUNKS_MISSING": 409, "PUSH_GIVEN_UP": 422, "QUOTA_EXCEEDED": 507, "SCRATCH_FULL": 507,
+    "CACHE_AFFINITY": 409, "CACHE_NOT_SHARED": 409, "CACHE_OVER_QUOTA": 507,
 }  # fmt: skip
 
 

@@ -1,0 +1,158 @@
+"""``bdn-admin cache``: the training caches of projects, what they hold, and how much they may."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from bdn.cli.clients import agent_client, mirror_client
+from bdn.cli.output import Output, command_line, parsed
+from bdn.core.errors import NotFoundError
+from bdn.core.units import counted, format_size, format_time, parse_size
+from bdn.net.api_clients import MirrorClient
+from bdn.wire.cache_schema import (
+    CacheDirectory,
+    CacheLimit,
+    CacheRemoval,
+    FileSummary,
+    ProjectCache,
+    RemovalRequest,
+    SummaryRequest,
+)
+
+_COLUMNS: Final = ("path", "size_bytes", "modified", "file_type", "permissions")
+
+
+@click.group()
+def cache() -> None:
+    """Look into the training caches of projects, and delete what is in them."""
+
+
+async def _found(client: MirrorClient, project: str) -> ProjectCache:
+    """By name, or else by id. Raises ``NotFoundError``."""
+    items = (await client.caches()).items
+    of_name = [one for one in items if one.project_name == project]
+    for one in (*of_name, *(one for one in items if one.project_id == project)):
+        return one
+    raise NotFoundError(f"a training cache of project {project}")
+
+
+@cache.command()
+@command_line
+async def ls(output: Output) -> None:
+    """List the caches of projects, and those of deleted projects that no agent has removed yet.
+
+    A project is pinned to one cluster; in others it may have a cache of its own.
+
+    \b
+    Example: bdn-admin cache ls
+    """
+    async with mirror_client() as client:
+        found = await client.caches()
+    lines = [_line(one, directory) for one in found.items for directory in one.directories]
+    output.result(found, [*lines, *map(_removal_line, found.removals)], [one.project_id for one in found.items])
+
+
+def _line(one: ProjectCache, directory: CacheDirectory) -> str:
+    pinned = " (pinned)" if directory.cluster == one.cluster else ""
+    held = "not measured yet"
+    if directory.size_bytes is not None and directory.captured_at is not None:
+        size, files = format_size(directory.size_bytes), counted(directory.files, "file")
+        held = f"{size} of {format_size(one.limit_bytes)}, {files}, {format_time(directory.captured_at.timestamp())}"
+    return f"{one.project_name} ({one.project_id})  {directory.cluster}{pinned}  {held}"
+
+
+def _removal_line(one: CacheRemoval) -> str:
+    why = "" if one.error is None else f": {one.error.message} [{one.error.code}]"
+    return f"{one.project_id} was deleted {format_time(one.asked_at.timestamp())}, its cache in {one.cluster} is {one.state}{why}"
+
+
+@cache.command()
+@click.argument("project")
+@click.option("--csv", "as_csv", is_flag=True, help="As comma-separated values, with a line of names.")
+@command_line
+async def summarize(output: Output, *, project: str, as_csv: bool) -> None:
+    """Measure a project's cache now, on this node, and list what it holds.
+
+    A node of the project's cluster does this while jobs use the cache, every ten minutes, and once after the last one. Of more than
+    100,000 files folders are listed with the size of all that is in them.
+
+    \b
+    Example: bdn-admin cache summarize llama
+    Example: bdn-admin cache summarize llama --csv
+    """
+    async with mirror_client() as client, agent_client() as agent:
+        found = await _found(client, project)
+        summary = await agent.summarize_cache(SummaryRequest(project=found.project_id))
+    files = summary.file_summaries
+    if as_csv and not output.as_json:
+        click.echo(_csv(files), nl=False)
+        return
+    size = sum(one.size_bytes for one in files)
+    total = f"{counted(len(files), 'entry') if len(files) == 1 else f'{len(files)} entries'}, {format_size(size)}"
+    output.result(summary, [*map(_file_line, files), total], [one.path for one in files])
+
+
+def _file_line(one: FileSummary) -> str:
+    return (
+        f"{one.permissions} {format_size(one.size_bytes):>8} {format_time(one.modified.timestamp())} {_shown(one.path)}"
+    )
+
+
+def _shown(path: str) -> str:
+    """A job may name a file as it likes; a terminal shall not do what the name says."""
+    return path if path.isprintable() else repr(path)[1:-1]
+
+
+def _csv(files: Sequence[FileSummary]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for one in files:
+        writer.writerow([one.path, one.size_bytes, one.modified.isoformat(), one.file_type, one.permissions])
+    return text.getvalue()
+
+
+@cache.command()
+@click.argument("project")
+@click.argument("path")
+@click.option("--force", is_flag=True, help="Also while jobs have the cache mounted: they lose these files.")
+@command_line
+async def rm(output: Output, *, project: str, path: str, force: bool) -> None:
+    """Delete PATH below a project's cache, as 'summarize' lists it. Refused (exit 3) while a job of this node has the cache mounted.
+
+    It is gone at once, and its room is free soon.
+
+    \b
+    Example: bdn-admin cache rm llama user_artifacts/tokenized-v1
+    """
+    async with mirror_client() as client, agent_client() as agent:
+        found = await _found(client, project)
+        removed = await agent.remove_from_cache(RemovalRequest(project=found.project_id, path=path, force=force))
+    output.result(removed, [f"removed {_shown(removed.path)}"], [removed.path])
+
+
+@cache.command("set")
+@click.argument("project")
+@click.option(
+    "--bytes",
+    "limit_bytes",
+    metavar="SIZE",
+    required=True,
+    callback=parsed(parse_size),
+    help="How much it may hold (2TB); more than that, and the next job with a cache is refused.",
+)
+@command_line
+async def set_limit(output: Output, *, project: str, limit_bytes: int) -> None:
+    """Set how much a project's cache may hold, instead of BDN_CACHE_BYTES.
+
+    \b
+    Example: bdn-admin cache set llama --bytes 2TB
+    """
+    async with mirror_client() as client:
+        changed = await client.limit_cache(project, CacheLimit(limit_bytes=limit_bytes))
+    output.result(
+        changed, [f"{changed.project_name} may hold {format_size(changed.limit_bytes)}"], [changed.project_id]
+    )

@@ -1,0 +1,208 @@
+"""Training caches: who may mount which, in which cluster, how much they held, and what of them is to be removed.
+
+The caches themselves are directories on volumes that the nodes of a cluster share, and agents make them. A project is pinned to the
+cluster whose cache was asked for first.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from bdn.core.errors import CacheAffinityError, CacheNotSharedError, CacheOverQuotaError, NotFoundError
+from bdn.core.training.affinity import place
+from bdn.mirror.db import caches, operations, projects
+from bdn.mirror.db.caches import CacheState
+from bdn.mirror.db.database import Database, WriteSession
+from bdn.mirror.db.operations import ANY
+from bdn.mirror.db.tables import CachePinRow, OperationPartRow, OperationRow, ProjectRow
+from bdn.mirror.operations.operations import CACHE_REMOVAL
+from bdn.wire.access_schema import DEFAULT_TEAM
+from bdn.wire.cache_schema import (
+    CacheDirectory,
+    CacheGrantDocument,
+    CacheLimit,
+    CacheRemoval,
+    CacheRequest,
+    Caches,
+    CacheSummaryBody,
+    CacheSummaryDocument,
+    ProjectCache,
+    RemoveCacheCommand,
+    unpack,
+)
+from bdn.wire.grants import CacheGrant, GrantSigner
+from bdn.wire.shapes import moment
+
+GRANT_SECONDS: Final = 900.0  # within which the node that the grant is for has opened the directories
+
+
+@dataclass(frozen=True)
+class TrainingCaches:
+    """The service behind ``/caches``. ``limit_bytes`` is that of projects without one of their own."""
+
+    database: Database
+    signer: GrantSigner
+    limit_bytes: int
+
+    async def grant(self, body: CacheRequest, organisation: str, team: str | None) -> CacheGrantDocument:
+        """What lets a node of the cluster mount the caches of the project, which is made and pinned if it was not.
+
+        Raises:
+            InvalidRequestError: several teams have a project of this name.
+            CacheAffinityError: the job has to run elsewhere.
+            CacheNotSharedError: the project's cache in this cluster lies on another volume.
+            CacheOverQuotaError: it holds too much.
+        """
+        async with self.database.write() as session:
+            now = self.database.now()
+            row = await projects.find(session, organisation, body.project, team)
+            if row is None:
+                row = await projects.project(session, organisation, team or DEFAULT_TEAM, body.project, now)
+            project, pin = row.id, await caches.pin(session, row, body.cluster, now)
+            _check_place(body, pin.cluster)
+            volume = await caches.volume(session, project, body.cluster, body.volume_id, now)
+            if volume != body.volume_id:
+                raise CacheNotSharedError(body.cluster, volume, body.volume_id)
+            held = await caches.summary(session, project, body.cluster)
+            limit = self._limit(pin)
+            if held is not None and held.size_bytes > limit:
+                raise CacheOverQuotaError(body.project, held.size_bytes, limit)
+        grant = CacheGrant(organisation, project, pin.team, body.cluster, volume, now + GRANT_SECONDS)
+        return CacheGrantDocument(
+            grant=self.signer.sign_cache(grant),
+            project_id=project,
+            team_id=pin.team,
+            cluster=body.cluster,
+            expires_at=moment(grant.expires_at),
+        )
+
+    async def record(self, project: str, cluster: str, body: CacheSummaryBody) -> CacheDirectory:
+        """Keep what an agent found, unless a later look is known.
+
+        Raises ``InvalidRequestError``; ``NotFoundError``: the project has no cache on this volume of the cluster.
+        """
+        await asyncio.to_thread(unpack, body.packed)
+        captured_at = body.timestamp.timestamp()
+        async with self.database.write() as session:
+            row = await caches.directory(session, project, cluster)
+            if row is None or row.volume != body.volume_id:
+                raise NotFoundError(f"a cache of project {project} in cluster {cluster}")
+            sums = {"size_bytes": body.size_bytes, "files": body.files, "packed": body.packed}
+            await caches.record(session, {"project": project, "cluster": cluster, "captured_at": captured_at, **sums})
+        return CacheDirectory(
+            cluster=cluster,
+            volume_id=row.volume,
+            size_bytes=body.size_bytes,
+            files=body.files,
+            captured_at=body.timestamp,
+        )
+
+    async def listed(self, organisation: str, team: str | None) -> Caches:
+        """All caches of an organisation, or of a team, and what is left of deleted projects."""
+        async with self.database.read() as session:
+            found = await caches.listed(session, organisation, team)
+            left = await caches.removals(session, organisation)
+        removals = [_removal(*one) for one in left if team in (None, one[0].request["team"])]
+        return Caches(items=[self._document(one) for one in found], removals=removals)
+
+    async def summary(self, organisation: str, team: str | None, project: str) -> CacheSummaryDocument:
+        """The newest of the pinned cluster; of a project without one now, and no files. Raises ``NotFoundError``: no such project."""
+        async with self.database.read() as session:
+            row = await projects.find(session, organisation, project, team)
+            if row is None:
+                raise NotFoundError(f"project {project!r}")
+            pin = await caches.pinned(session, row.id)
+            held = pin and await caches.summary(session, pin.project, pin.cluster)
+        if not held:
+            return CacheSummaryDocument(timestamp=moment(self.database.now()), project_id=row.id, file_summaries=[])
+        files = await asyncio.to_thread(unpack, held.packed)
+        return CacheSummaryDocument(timestamp=moment(held.captured_at), project_id=held.project, file_summaries=files)
+
+    async def limit(self, organisation: str, project: str, body: CacheLimit) -> ProjectCache:
+        """Set how much a project's cache may hold. Raises ``NotFoundError``: there is none."""
+        async with self.database.write() as session:
+            row = await projects.find(session, organisation, project)
+            pin = None if row is None else await caches.pinned(session, row.id)
+            if pin is None:
+                raise NotFoundError(f"a training cache of project {project}")
+            pin.limit_bytes = body.limit_bytes
+        return next(one for one in (await self.listed(organisation, None)).items if one.project_id == pin.project)
+
+    def _limit(self, pin: CachePinRow) -> int:
+        return self.limit_bytes if pin.limit_bytes is None else pin.limit_bytes
+
+    def _document(self, state: CacheState) -> ProjectCache:
+        directories = []
+        for row in state.directories:
+            held = state.summaries.get(row.cluster)
+            directories.append(
+                CacheDirectory(
+                    cluster=row.cluster,
+                    volume_id=row.volume,
+                    size_bytes=None if held is None else held.size_bytes,
+                    files=None if held is None else held.files,
+                    captured_at=None if held is None else moment(held.captured_at),
+                )
+            )
+        return ProjectCache(
+            project_id=state.project,
+            project_name=state.name,
+            team_id=state.pin.team,
+            cluster=state.pin.cluster,
+            limit_bytes=self._limit(state.pin),
+            directories=directories,
+        )
+
+
+async def forget_caches(session: WriteSession, project: ProjectRow, now: float) -> None:
+    """A project is deleted with this transaction, after this: so are its caches, in each cluster by the next agent that has their volume.
+
+    The caller has made sure that no job runs.
+    """
+    for row in await caches.forget(session, project.id):
+        operation_id = CACHE_REMOVAL.new_id()
+        command = RemoveCacheCommand(
+            id=operation_id, organisation=project.organisation, project=project.id, volume_id=row.volume
+        )
+        operation = OperationRow(
+            id=operation_id,
+            kind=CACHE_REMOVAL.name,
+            organisation=project.organisation,
+            status="RUNNING",
+            created_at=now,
+            completed_at=None,
+            request={"project": project.id, "team": project.team, "cluster": row.cluster},
+            command=command.model_dump(),
+        )
+        part = OperationPartRow(
+            operation=operation_id, cluster=row.cluster, node=ANY, state="PENDING", result={}, error=None
+        )
+        await operations.insert(session, operation, [part])
+
+
+def _check_place(body: CacheRequest, pinned: str) -> None:
+    """The node that asks has what its job asks for. Raises ``CacheAffinityError``."""
+    offering = {body.cluster, *(body.offered_in or ())} | ({pinned} if body.gpu_type is None else set())
+    cluster = place(
+        body.project,
+        pinned=pinned,
+        offering=offering,
+        asking=body.cluster,
+        gpu_type=body.gpu_type,
+        require_cache_affinity=body.require_cache_affinity,
+    )
+    if cluster != body.cluster:
+        raise CacheAffinityError(body.project, cluster, body.gpu_type, is_offered=True)
+
+
+def _removal(row: OperationRow, part: OperationPartRow) -> CacheRemoval:
+    return CacheRemoval.model_validate(
+        {
+            "id": row.id,
+            "project_id": row.request["project"],
+            "cluster": row.request["cluster"],
+            "asked_at": moment(row.created_at),
+            "state": part.state,
+            "error": part.error,
+        }
+    )

@@ -1,0 +1,217 @@
+"""Training caches: what ``/caches`` of the mirror and ``/shared-caches`` of the agent take and answer, and how a summary travels."""
+
+import base64
+import binascii
+import gzip
+import zlib
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+from pydantic import AwareDatetime, BaseModel, Field, StrictBool, StrictStr, TypeAdapter
+
+from bdn.core.errors import InvalidRequestError
+from bdn.core.training.cache_summary import ENTRIES_LIMIT, FileType, SummaryEntry
+from bdn.wire.shapes import LARGEST, ErrorBody, Items, Quantity, StrictModel, moment
+
+_UNPACKED_LIMIT: Final = (
+    128 * 1024**2
+)  # bytes of JSON; 100,000 files have 25 MB, and six times as many where names are odd
+ProjectName = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+ProjectId = Annotated[StrictStr, Field(pattern=r"^[a-z0-9]{10}$")]
+ClusterName = Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
+VolumeId = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class CacheRequest(
+    StrictModel, json_schema_extra={"examples": [{"project": "llama", "cluster": "gpus", "volume_id": "0" * 32}]}
+):
+    """A job of the project, by name or id, is to run in ``cluster``, on a node whose agent has this volume.
+
+    ``offered_in``: the clusters that have the GPU type, busy or not; null means that this one has it, as far as the caller knows.
+    Without a GPU type every cluster has what the job asks for.
+    """
+
+    project: ProjectName
+    cluster: ClusterName
+    volume_id: VolumeId
+    require_cache_affinity: StrictBool = True
+    gpu_type: Annotated[StrictStr | None, Field(max_length=128)] = None
+    offered_in: Annotated[list[ClusterName], Field(max_length=10_000)] | None = None
+
+
+class CacheGrantDocument(BaseModel):
+    """``grant`` is shown to the agent of a node in ``cluster``, which opens the directories for a job."""
+
+    grant: Annotated[str, Field(repr=False)]
+    project_id: str
+    team_id: str
+    cluster: str
+    expires_at: datetime
+
+
+class CacheLimit(StrictModel, json_schema_extra={"examples": [{"limit_bytes": 2_000_000_000_000}]}):
+    """How much the cache may hold; null: what ``BDN_CACHE_BYTES`` says."""
+
+    limit_bytes: Quantity | None
+
+
+class FileSummary(BaseModel):
+    """One entry of a cache. ``size_bytes`` of a directory is 0, or what all files in it have where these are not listed."""
+
+    path: str
+    size_bytes: Quantity
+    modified: datetime
+    file_type: FileType
+    permissions: str
+
+    @classmethod
+    def of(cls, entry: SummaryEntry) -> "FileSummary":
+        """A name that is no UTF-8 has its odd bytes written out."""
+        path = entry.path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        kind = entry.file_type or "file"
+        return cls(
+            path=path,
+            size_bytes=min(entry.size, LARGEST),  # files may have holes
+            modified=moment(entry.modified),
+            file_type=kind,
+            permissions=entry.permissions,
+        )
+
+
+_SUMMARIES: Final = TypeAdapter(list[FileSummary])
+
+
+def pack(entries: Iterable[FileSummary]) -> str:
+    """Many of them as text: JSON, compressed, base64."""
+    return base64.b64encode(gzip.compress(_SUMMARIES.dump_json(list(entries)), 6, mtime=0)).decode()
+
+
+def unpack(packed: str) -> list[FileSummary]:
+    """What was packed. Raises ``InvalidRequestError``: it is none, or too many."""
+    try:
+        stream = zlib.decompressobj(wbits=31)
+        content = stream.decompress(base64.b64decode(packed, validate=True), _UNPACKED_LIMIT)
+        found = _SUMMARIES.validate_json(content) if stream.eof else None
+    except (ValueError, binascii.Error, zlib.error):
+        found = None
+    if found is None or len(found) > ENTRIES_LIMIT:
+        raise InvalidRequestError("the summary's entries are not what an agent packs")
+    return found
+
+
+class CacheSummaryBody(
+    StrictModel,
+    json_schema_extra={
+        "examples": [
+            {"volume_id": "0" * 32, "timestamp": "2026-11-25T10:00:00Z", "size_bytes": 0, "files": 0, "packed": ""}
+        ]
+    },
+):
+    """What an agent found in a cache: sums over everything, and entries as ``pack`` writes them."""
+
+    volume_id: VolumeId
+    timestamp: AwareDatetime
+    size_bytes: Quantity
+    files: Quantity
+    packed: StrictStr
+
+
+class CacheSummaryDocument(BaseModel):
+    """The newest summary. Paths are those below the directory where a job finds its caches."""
+
+    timestamp: datetime
+    project_id: str
+    file_summaries: list[FileSummary]
+
+
+class CacheDirectory(BaseModel):
+    """A project's cache in one cluster, as its last summary had it; null: there is none yet."""
+
+    cluster: str
+    volume_id: str
+    size_bytes: int | None
+    files: int | None
+    captured_at: datetime | None
+
+
+class ProjectCache(BaseModel):
+    """A project's caches. ``cluster`` is where it is pinned to."""
+
+    project_id: str
+    project_name: str
+    team_id: str
+    cluster: str
+    limit_bytes: int
+    directories: list[CacheDirectory]
+
+
+class CacheRemoval(BaseModel):
+    """The cache of a project that was deleted, which no agent of its cluster has removed yet, or could not."""
+
+    id: str
+    project_id: str
+    cluster: str
+    asked_at: datetime
+    state: Literal["PENDING", "RUNNING", "FAILED"]
+    error: ErrorBody | None = None
+
+
+class Caches(Items[ProjectCache]):
+    """All caches of an organisation, and what is left of those whose projects are deleted."""
+
+    removals: list[CacheRemoval] = []
+
+
+class RemoveCacheCommand(BaseModel):
+    """What the mirror asks an agent that has this volume: remove everything of a project."""
+
+    id: str
+    organisation: str
+    project: ProjectId
+    volume_id: str
+
+
+class RemoveCacheReport(BaseModel):
+    """``removed``: there was something."""
+
+    removed: bool = False
+
+
+class SharedCache(BaseModel):
+    """A project's cache that jobs of this node have mounted."""
+
+    project_id: str
+    holders: list[str]
+    captured_at: datetime | None
+
+
+class SharedCaches(Items[SharedCache]):
+    """What this node has mounted of the volume that its cluster shares."""
+
+    cluster: str
+    root: str
+    volume_id: str
+
+
+class SummaryRequest(StrictModel, json_schema_extra={"examples": [{"project": "0123456789"}]}):
+    """A project by its id."""
+
+    project: ProjectId
+
+
+class RemovalRequest(
+    StrictModel, json_schema_extra={"examples": [{"project": "0123456789", "path": "user_artifacts/old"}]}
+):
+    """A path below a project's caches, as its summary has it. ``force``: also while jobs have it mounted."""
+
+    project: ProjectId
+    path: Annotated[StrictStr, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+    force: StrictBool = False
+
+
+class Removal(BaseModel):
+    """What is gone."""
+
+    project_id: str
+    path: str

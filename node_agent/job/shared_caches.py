@@ -1,0 +1,287 @@
+"""Training caches on this node: opened for jobs, measured while they are in use, and removed because somebody asks for it."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Final, Self
+
+from bdn.core.errors import (
+    BdnError,
+    CacheNotSharedError,
+    CanceledError,
+    GrantInvalidError,
+    InUseError,
+    LimitExceededError,
+    NotFoundError,
+)
+from bdn.core.training.cache_summary import CacheSummary
+from bdn.disk.syscalls import prefer_others
+from bdn.net.api_clients import MirrorClient
+from bdn.wire.cache_schema import (
+    CacheSummaryBody,
+    CacheSummaryDocument,
+    FileSummary,
+    Removal,
+    RemovalRequest,
+    RemoveCacheCommand,
+    RemoveCacheReport,
+    SharedCache,
+    pack,
+)
+from bdn.wire.cache_schema import SharedCaches as SharedCachesDocument
+from bdn.wire.grants import CacheGrant
+from bdn.wire.heartbeat_schema import Report
+from bdn.wire.shapes import LARGEST
+from node_agent.background_tasks import in_thread, to_the_end
+from node_agent.job.cache_volume import CachePaths, CacheVolume
+from node_agent.job.cache_walk import summarized
+
+logger = logging.getLogger(__name__)
+CAPTURE_SECONDS: Final = 600.0
+_AGAIN_SECONDS: Final = 60.0  # after a capture or a removal that failed, and between two looks for the volume's id
+_PACKED_LIMIT: Final = 2_800_000  # characters: a mirror takes 4 MiB at once
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedCaches:
+    """What a grant opened: whose caches these are, and where."""
+
+    grant: CacheGrant
+    paths: CachePaths
+
+
+@dataclass
+class _Use:
+    """A project whose cache is mounted, or was until its last summary. ``due_at`` by the clock that never jumps."""
+
+    holders: set[str] = field(default_factory=set)
+    due_at: float = 0.0
+    captured_at: datetime | None = None
+
+
+class SharedCaches:
+    """The caches of one volume. A context manager, which has the thread that walks through them. One event loop.
+
+    Who mounts a cache holds it before it is opened, and releases it once it is unmounted; nothing is kept over a restart.
+
+    Args:
+        cluster: this node's.
+        client: for summaries.
+        verify: the grant of a token; raises ``GrantInvalidError``, ``GrantExpiredError``.
+        elapsed: seconds, of a clock that never jumps.
+        clock: the time of day.
+    """
+
+    def __init__(
+        self,
+        volume: CacheVolume,
+        cluster: str,
+        client: MirrorClient,
+        verify: Callable[[str], Awaitable[CacheGrant]],
+        *,
+        elapsed: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self.volume = volume
+        self._cluster = cluster
+        self._client = client
+        self._verify = verify
+        self._elapsed = elapsed
+        self._clock = clock
+        self._uses: dict[str, _Use] = {}
+        self._stop = threading.Event()
+        self._thread = ThreadPoolExecutor(1, "cache-summary", initializer=prefer_others)
+        self._wake = asyncio.Event()
+        self.volume_id: str | None = None  # as it was seen last
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop_walking()
+        self._thread.shutdown()
+
+    def stop_walking(self) -> None:
+        """Who measures a cache gives it up now."""
+        self._stop.set()
+
+    async def open(self, token: str, *, huggingface: bool = False) -> OpenedCaches:
+        """The directories that a grant is for, made where they are absent.
+
+        Raises:
+            GrantInvalidError, GrantExpiredError: no grant for this cluster.
+            CacheNotSharedError: this node has another volume.
+            DiskFailedError: the volume cannot be used.
+        """
+        grant = await self._verify(token)
+        if grant.cluster != self._cluster:
+            raise GrantInvalidError(f"it is for nodes of cluster {grant.cluster}, and this one is of {self._cluster}")
+        volume = await self._identified()
+        if volume != grant.volume:
+            raise CacheNotSharedError(self._cluster, grant.volume, volume)
+        return OpenedCaches(grant, await in_thread(self.volume.open, grant, huggingface=huggingface))
+
+    def hold(self, project: str, holder: str) -> None:
+        """A job has the project's cache mounted, or is about to mount it."""
+        use = self._uses.setdefault(project, _Use())
+        if not use.holders:
+            use.due_at = self._elapsed() + CAPTURE_SECONDS
+        use.holders.add(holder)
+
+    def release(self, holder: str) -> None:
+        """It has not any more. After the last one the cache is measured once more."""
+        for use in self._uses.values():
+            if holder in use.holders:
+                use.holders.remove(holder)
+                if not use.holders:
+                    use.due_at = self._elapsed()
+                    self._wake.set()
+
+    def holders(self, project: str) -> list[str]:
+        """Who has a project's cache mounted."""
+        return sorted(self._uses[project].holders) if project in self._uses else []
+
+    async def document(self) -> SharedCachesDocument:
+        """What is mounted, and of which volume, whose id is made if nobody has used it. Raises ``DiskFailedError``."""
+        items = [
+            SharedCache(project_id=project, holders=sorted(use.holders), captured_at=use.captured_at)
+            for project, use in sorted(self._uses.items())
+        ]
+        return SharedCachesDocument(
+            cluster=self._cluster, root=str(self.volume.root), volume_id=await self._identified(), items=items
+        )
+
+    async def capture(self, project: str) -> CacheSummaryDocument:
+        """Measure a cache now, and tell the mirror.
+
+        Raises ``NotFoundError``: the project, an id, has none here; ``DiskFailedError``; and what the mirror answers.
+        """
+        path = await in_thread(self.volume.project, project)
+        loop = asyncio.get_running_loop()
+        captured_at = datetime.fromtimestamp(self._clock(), UTC)
+
+        async def walk() -> CacheSummary:
+            return await loop.run_in_executor(self._thread, summarized, path, self._stop)
+
+        summary = await to_the_end(walk())
+        files = await self._tell(project, captured_at, summary)
+        if project in self._uses:
+            self._uses[project].captured_at = captured_at
+        return CacheSummaryDocument(timestamp=captured_at, project_id=project, file_summaries=files)
+
+    async def _tell(self, project: str, captured_at: datetime, summary: CacheSummary) -> list[FileSummary]:
+        """Tell the mirror; what it was told, which is less of a mirror that takes less at once."""
+        while True:
+            files, packed = await in_thread(_packed, summary)
+            body = CacheSummaryBody(
+                volume_id=await self._identified(),
+                timestamp=captured_at,
+                size_bytes=min(summary.size, LARGEST),
+                files=summary.files,
+                packed=packed,
+            )
+            try:
+                await self._client.record_cache_summary(project, self._cluster, body)
+            except BdnError as error:
+                if error.code != LimitExceededError.code or not summary.fold():
+                    raise
+            else:
+                return files
+
+    async def remove(self, request: RemovalRequest) -> Removal:
+        """A path below a cache, deleted in the background.
+
+        Raises:
+            InUseError: a job has the cache mounted, and it is not to be removed all the same.
+            NotFoundError: there is no such path.
+            InvalidRequestError, DiskFailedError: it is no path, or cannot be removed.
+        """
+        holders = self.holders(request.project)
+        if holders and not request.force:
+            raise InUseError(f"the training cache of project {request.project}", tuple(holders))
+        await in_thread(self.volume.remove, request.project, request.path)
+        logger.info("removed from a training cache", extra={"project": request.project, "path": request.path})
+        return Removal(project_id=request.project, path=request.path)
+
+    async def run(self, command: RemoveCacheCommand, tell: Callable[[Report], None]) -> None:
+        """Everything of a project that was deleted, for the mirror. What fails is tried again until it succeeds."""
+        complaint = ""
+        while (problem := await self._forgotten(command, tell)) is not None:
+            if str(problem) != complaint:
+                complaint = str(problem)
+                logger.warning("a training cache is not removed yet: %s", problem)
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _forgotten(self, command: RemoveCacheCommand, tell: Callable[[Report], None]) -> BdnError | None:
+        """None: it is removed, and told."""
+        if holders := self.holders(command.project):
+            return InUseError(f"the training cache of project {command.project}", tuple(holders))
+        found = await in_thread(self.volume.known_id)
+        if found != command.volume_id:
+            return CacheNotSharedError(self._cluster, command.volume_id, found or "none")
+        try:
+            removed = await in_thread(self.volume.remove_project, command.organisation, command.project)
+        except BdnError as error:
+            return error
+        tell(Report(id=command.id, remove_cache=RemoveCacheReport(removed=removed)))
+        return None
+
+    async def look(self) -> None:
+        """Find out the volume's id, where it has one."""
+        self.volume_id = await in_thread(self.volume.known_id)
+
+    async def keep(self) -> None:
+        """Measure what is in use, again and again, and what was, once more."""
+        while True:
+            await self.look()
+            for project, use in list(self._uses.items()):
+                if use.due_at <= self._elapsed():
+                    await self._capture_due(project, use)
+            self._wake.clear()
+            due_at = min((use.due_at for use in self._uses.values()), default=float("inf"))
+            try:
+                async with asyncio.timeout(min(_AGAIN_SECONDS, max(0.0, due_at - self._elapsed()))):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _capture_due(self, project: str, use: _Use) -> None:
+        was_held = bool(use.holders)
+        use.due_at = self._elapsed() + (CAPTURE_SECONDS if was_held else _AGAIN_SECONDS)
+        try:
+            await self.capture(project)
+        except NotFoundError:
+            pass
+        except CanceledError:
+            return
+        except BdnError as error:
+            is_gone = error.code == NotFoundError.code
+            if not is_gone:
+                use.due_at = self._elapsed() + _AGAIN_SECONDS
+                logger.warning("a training cache is not measured, and is tried again: %s", error)
+                return
+        except Exception:
+            logger.exception("a training cache is not measured")  # a bug, and no reason to end an agent
+            return
+        if not was_held and not use.holders:
+            self._uses.pop(project, None)
+
+    async def _identified(self) -> str:
+        self.volume_id = await in_thread(self.volume.id)
+        return self.volume_id
+
+
+def _packed(summary: CacheSummary) -> tuple[list[FileSummary], str]:
+    """Entries, fewer where they would be too many bytes. Blocking."""
+    while True:
+        files = list(map(FileSummary.of, summary.entries()))
+        packed = pack(files)
+        if len(packed) <= _PACKED_LIMIT or not summary.fold():
+            return files, packed

@@ -1,0 +1,102 @@
+"""Training caches by the commands: on nodes that share a volume, measured, emptied, limited, and gone with their project."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from bdn.wire.grants import CacheGrant
+from node_agent.disk.trash import Trash
+from node_agent.job.cache_volume import CachePaths, CacheVolume
+from tests.support.services.cluster import Cluster
+from tests.support.services.commands import Shell, wait_until
+
+OLD: Final = "user_artifacts/old"
+
+
+def told(shell: Shell, *words: str, code: int = 0) -> Any:
+    return told_by(shell, "cache", *words, code=code)
+
+
+def told_by(shell: Shell, *words: str, code: int = 0) -> Any:
+    done = shell.run("bdn-admin", *words, "--json")
+    assert done.code == code, done.out + done.err
+    return done.document
+
+
+def volume_of(shell: Shell) -> str:
+    """As a command of a node asks its agent."""
+    command = ["curl", "-sS", "--unix-socket", shell.extra["BDN_AGENT_SOCKET"], "http://agent/shared-caches"]
+    return str(json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["volume_id"])
+
+
+def granted(cluster: Cluster, volume_id: str, code: int = 201, project: str = "llama") -> Any:
+    body = {"project": project, "cluster": "default", "volume_id": volume_id}
+    with cluster.http() as mirror:
+        answer = mirror.post("/caches", json=body)
+    assert answer.status_code == code, answer.text
+    return answer.json()
+
+
+def opened(root: Path, grant: Any) -> CachePaths:
+    """As the agent opens it for a job."""
+    allowed = CacheGrant("default", grant["project_id"], grant["team_id"], "default", "v", 0.0)
+    return CacheVolume(root, Trash(root / ".trash")).open(allowed, huggingface=False)
+
+
+@pytest.mark.production
+def test_a_cache_is_measured_emptied_and_limited(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"BDN_AGENT_VOLUME_ROOT": str(tmp_path / "shared"), "BDN_CACHE_BYTES": "1KB"})
+    with cluster.mirror(), cluster.agent("node-1") as one, cluster.agent("node-2") as two:
+        assert told(one, "ls") == {"items": [], "removals": []}
+        volume_id = volume_of(one)
+        assert volume_of(two) == volume_id
+        grant = granted(cluster, volume_id)
+        project = opened(tmp_path / "shared", grant).project
+        (project / "old").mkdir()
+        (project / 'old/a,"b"').write_bytes(b"x" * 2000)
+        (project / "link").symlink_to("old")
+
+        summary = told(two, "summarize", "llama")
+        assert [(one["path"], one["size_bytes"]) for one in summary["file_summaries"]] == [
+            ("user_artifacts", 0), ("user_artifacts/link", 3), (OLD, 0), (f'{OLD}/a,"b"', 2000),
+        ]  # fmt: skip
+        done = two.run("bdn-admin", "cache", "summarize", "llama", "--csv")
+        assert done.out.splitlines()[0] == "path,size_bytes,modified,file_type,permissions"
+        assert done.out.splitlines()[-1].startswith('"user_artifacts/old/a,""b""",2000,')
+        done = two.run("bdn-admin", "cache", "summarize", grant["project_id"])
+        assert done.out.splitlines()[-1] == "4 entries, 2 KB"
+        assert granted(cluster, volume_id, code=507)["error"]["code"] == "CACHE_OVER_QUOTA"
+        assert "2 KB of 1 KB, 2 files" in one.run("bdn-admin", "cache", "ls").out
+
+        assert told(one, "set", "llama", "--bytes", "3KB")["limit_bytes"] == 3000
+        granted(cluster, volume_id)
+        assert told(one, "rm", "llama", OLD) == {"project_id": grant["project_id"], "path": OLD}
+        assert sorted(path.name for path in project.iterdir()) == ["link"]
+        assert told(one, "rm", "llama", OLD, code=4)["error"]["code"] == "NOT_FOUND"
+        assert told(one, "rm", "mistral", OLD, code=4)["error"]["code"] == "NOT_FOUND"
+        assert told(one, "rm", "llama", "../..", code=2)["error"]["code"] == "INVALID_REQUEST"
+
+
+def test_the_cache_of_a_deleted_project_goes_when_its_cluster_is_back(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {})
+    root = tmp_path / "node-1/data/volumes"
+    with cluster.mirror():
+        with cluster.agent() as node:
+            volume_id = volume_of(node)
+            kept, gone = (granted(cluster, volume_id, project=name) for name in ("kept", "gone"))
+            paths, others = opened(root, gone), opened(root, kept)
+            (paths.project / "x").write_bytes(b"")
+        assert told_by(cluster.shell(), "projects", "rm", "gone")["id"] == gone["project_id"]
+        found = told(cluster.shell(), "ls")
+        assert [one["project_name"] for one in found["items"]] == ["kept"]
+        assert [(one["project_id"], one["state"]) for one in found["removals"]] == [(gone["project_id"], "PENDING")]
+        assert paths.project.exists()
+
+        with cluster.agent() as node:
+            wait_until(lambda: not told(node, "ls")["removals"], what="the removal")
+            assert not paths.project.parent.exists()
+            assert others.project.exists()
+            wait_until(lambda: not list((root / ".trash").iterdir()), what="the empty trash")

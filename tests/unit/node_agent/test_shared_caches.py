@@ -1,0 +1,233 @@
+"""Training caches on a node: who may open them, when they are measured, and when they are removed. Hours cost nothing here."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from bdn.core.errors import (
+    BdnError,
+    CacheNotSharedError,
+    GrantInvalidError,
+    InUseError,
+    LimitExceededError,
+    NotFoundError,
+    StoreUnavailableError,
+)
+from bdn.core.training.cache_summary import CacheSummary, SummaryEntry
+from bdn.wire.cache_schema import CacheSummaryBody, RemovalRequest, RemoveCacheCommand, unpack
+from bdn.wire.grants import CacheGrant
+from bdn.wire.heartbeat_schema import Report
+from node_agent.disk.trash import Trash
+from node_agent.job.cache_volume import CacheVolume
+from node_agent.job.shared_caches import SharedCaches
+from tests.support.network.loops import run_hurried
+
+PROJECT = "p" * 10
+GRANT = CacheGrant("org", PROJECT, "t" * 10, "east", "", 0.0)
+HOUR = 3600.0
+
+
+@dataclass
+class Told:
+    """The mirror, as far as an agent tells it of caches: what, and when. It takes ``most`` characters at once."""
+
+    at: list[float] = field(default_factory=list)
+    bodies: list[CacheSummaryBody] = field(default_factory=list)
+    failures: list[BdnError] = field(default_factory=list)
+    most: int = 10**9
+
+    async def record_cache_summary(self, project: str, cluster: str, body: CacheSummaryBody) -> None:
+        assert (project, cluster) == (PROJECT, "east")
+        self.at.append(asyncio.get_running_loop().time())
+        if self.failures:
+            raise self.failures.pop(0)
+        if len(body.packed) > self.most:
+            raise LimitExceededError("bytes of a request", len(body.packed), self.most)
+        self.bodies.append(body)
+
+
+@dataclass
+class Node:
+    caches: SharedCaches
+    told: Told
+
+    async def opened(self, cluster: str = "east") -> Path:
+        known = await self.caches.document()
+        self.grant = replace(GRANT, volume=known.volume_id, cluster=cluster)
+        return (await self.caches.open("token")).paths.project
+
+    grant: CacheGrant = GRANT
+
+
+@asynccontextmanager
+async def a_node(root: Path) -> AsyncIterator[Node]:
+    """One that works."""
+    told = Told()
+
+    async def verify(_: str) -> CacheGrant:
+        return node.grant
+
+    volume = CacheVolume(root / "volumes", Trash(root / "volumes/.trash"))
+    client: Any = told
+    clock = asyncio.get_running_loop().time
+    with SharedCaches(volume, "east", client, verify, elapsed=clock, clock=clock) as caches:
+        node = Node(caches, told)
+        keeping = asyncio.create_task(caches.keep())
+        try:
+            yield node
+        finally:
+            keeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await keeping
+
+
+def on_a_node(root: Path, life: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        async with a_node(root) as node:
+            await life(node)
+
+    run_hurried(run())
+
+
+def test_a_cache_is_measured_every_ten_minutes_of_its_use_and_once_after_it(tmp_path: Path) -> None:
+    async def life(node: Node) -> None:
+        project = await node.opened()
+        node.caches.hold(PROJECT, "job 1")
+        (project / "x").write_bytes(b"12345")
+        await asyncio.sleep(1500)
+        node.caches.hold(PROJECT, "job 2")
+        node.caches.release("job 1")
+        await asyncio.sleep(100)
+        (project / "y").write_bytes(b"1")
+        node.caches.release("job 2")
+        await asyncio.sleep(HOUR)
+        assert [round(at) for at in node.told.at] == [600, 1200, 1600]
+        assert [body.size_bytes for body in node.told.bodies] == [5, 5, 6]
+        assert [one.path for one in unpack(node.told.bodies[-1].packed)] == [
+            "user_artifacts",
+            "user_artifacts/x",
+            "user_artifacts/y",
+        ]
+        assert (await node.caches.document()).items == []
+
+    on_a_node(tmp_path, life)
+
+
+def test_a_summary_that_the_mirror_does_not_take_is_told_again_until_the_project_is_gone(tmp_path: Path) -> None:
+    async def life(node: Node) -> None:
+        await node.opened()
+        node.told.failures = [StoreUnavailableError("away"), StoreUnavailableError("away"), NotFoundError("it")]
+        node.caches.hold(PROJECT, "job")
+        node.caches.release("job")
+        await asyncio.sleep(HOUR)
+        assert [round(at) for at in node.told.at] == [0, 60, 120]
+        assert node.told.bodies == []
+
+    on_a_node(tmp_path, life)
+
+
+def test_a_mirror_that_takes_less_at_once_is_told_fewer_entries(tmp_path: Path) -> None:
+    async def life(node: Node) -> None:
+        project = await node.opened()
+        for number in range(300):
+            (project / f"{number}").write_bytes(os.urandom(1))
+        node.told.most = 1000
+        summary = await node.caches.capture(PROJECT)
+        (body,) = node.told.bodies
+        assert [one.path for one in unpack(body.packed)] == ["user_artifacts"]
+        assert [(one.path, one.size_bytes) for one in summary.file_summaries] == [("user_artifacts", 300)]
+        assert (body.size_bytes, body.files) == (300, 300)
+
+    on_a_node(tmp_path, life)
+
+
+def test_what_is_larger_than_any_number_is_told_as_the_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def summarized(*_: object) -> CacheSummary:
+        summary = CacheSummary()
+        for name in "ab":  # files with holes, as large as a file system allows
+            summary.add(SummaryEntry(name, 2**63 - 1, 1e300, 0o100644))
+        return summary
+
+    async def life(node: Node) -> None:
+        await node.opened()
+        await node.caches.capture(PROJECT)
+        assert node.told.bodies[0].size_bytes == 2**63 - 1
+
+    monkeypatch.setattr("node_agent.job.shared_caches.summarized", summarized)
+    on_a_node(tmp_path, life)
+
+
+def test_a_grant_of_another_cluster_or_volume_opens_nothing(tmp_path: Path) -> None:
+    async def life(node: Node) -> None:
+        with pytest.raises(GrantInvalidError, match="cluster west"):
+            await node.opened(cluster="west")
+        node.grant = replace(GRANT, volume="0" * 32)
+        with pytest.raises(CacheNotSharedError):
+            await node.caches.open("token")
+        assert [path.name for path in node.caches.volume.root.iterdir()] == ["volume_id"]
+
+    on_a_node(tmp_path, life)
+
+
+def test_what_is_mounted_is_removed_by_force_alone(tmp_path: Path) -> None:
+    async def life(node: Node) -> None:
+        project = await node.opened()
+        for name in "xyz":
+            (project / name).write_bytes(b"")
+        node.caches.hold(PROJECT, "volume vol_1")
+        asked = RemovalRequest(project=PROJECT, path="user_artifacts/x")
+        with pytest.raises(InUseError, match="volume vol_1"):
+            await node.caches.remove(asked)
+        assert (project / "x").exists()
+        await node.caches.remove(asked.model_copy(update={"force": True}))
+        node.caches.release("volume vol_1")
+        await node.caches.remove(asked.model_copy(update={"path": "user_artifacts/y"}))
+        assert [path.name for path in project.iterdir()] == ["z"]
+
+    on_a_node(tmp_path, life)
+
+
+def test_a_deleted_projects_cache_goes_once_nobody_has_it_mounted_and_its_volume_is_there(tmp_path: Path) -> None:
+    async def life(node: Node) -> None:
+        project = await node.opened()
+        (project / "x").write_bytes(b"")
+        node.caches.hold(PROJECT, "job")
+        id_file = node.caches.volume.root / "volume_id"
+        command = RemoveCacheCommand(id="cac_1", organisation="org", project=PROJECT, volume_id=node.grant.volume)
+        reports: list[Report] = []
+        running = asyncio.create_task(node.caches.run(command, reports.append))
+        await asyncio.sleep(HOUR)
+        assert project.exists()
+        content = id_file.read_bytes()
+        id_file.unlink()  # as if it were not mounted
+        node.caches.release("job")
+        await asyncio.sleep(HOUR)
+        assert project.exists()
+        assert reports == []
+        id_file.write_bytes(content)
+        await running
+        assert not project.parent.exists()
+        (report,) = reports
+        assert cast("Any", report.remove_cache).removed
+        await node.caches.run(command, reports.append)  # another node was asked, too
+        assert not cast("Any", reports[-1].remove_cache).removed
+
+    on_a_node(tmp_path, life)
+
+
+def test_the_volumes_id_is_known_soon_after_another_node_wrote_it(tmp_path: Path) -> None:
+    async def life(node: Node) -> None:
+        await asyncio.sleep(100)
+        assert node.caches.volume_id is None
+        assert not node.caches.volume.root.exists()
+        name = CacheVolume(node.caches.volume.root, node.caches.volume.trash).id()
+        await asyncio.sleep(100)
+        assert node.caches.volume_id == name
+
+    on_a_node(tmp_path, life)
