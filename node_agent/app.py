@@ -321,6 +321,7 @@ async def open_agent(
             verify=heartbeats.verify_push,
             until_idle=registry.until_idle,
             keep=keep,
+            caches=caches,
             clock=clock,
         )
         stages = StageService(registry, lifecycle, heartbeats.verify, is_node="node" in settings.roles)

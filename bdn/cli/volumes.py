@@ -17,6 +17,7 @@ from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, Source
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.units import format_size, parse_size
 from bdn.net.api_clients import AgentClient, MirrorClient
+from bdn.wire.cache_schema import CacheRequest
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
 from bdn.wire.job_schema import JobVolume, JobVolumeRequest
 from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
@@ -40,6 +41,10 @@ def volumes() -> None:
 @click.option("--scratch", metavar="SIZE", callback=parsed(parse_size), help="The bound of scratch (10GB).")
 @click.option("--checkpoints", metavar="SIZE", callback=parsed(parse_size), help="Also a directory of checkpoints.")
 @click.option("--project", metavar="NAME", help="Of checkpoints: they are pushed as bt://NAME@ID.")
+@click.option("--cache", metavar="PROJECT", help="Also the training caches of a project and of its team.")
+@click.option("--gpu", metavar="TYPE", help="The GPU type that the job needs, for --cache.")
+@click.option("--any-cluster", is_flag=True, help="With --cache: an empty one here if the project's is elsewhere.")
+@click.option("--huggingface", is_flag=True, help="With --cache: also the project's folder for the Hugging Face hub.")
 @click.option("--load", metavar="SOURCE", help="Also stage a checkpoint: bt://project, bt://project@job/name.")
 @command_line
 async def create(
@@ -51,6 +56,10 @@ async def create(
     scratch: int | None,
     checkpoints: int | None,
     project: str | None,
+    cache: str | None,
+    gpu: str | None,
+    any_cluster: bool,
+    huggingface: bool,
     load: str | None,
 ) -> None:
     """Make what a job may write on this node, and print its environment as lines for a shell.
@@ -60,9 +69,10 @@ async def create(
 
     \b
     Example: eval "$(bdn volumes create --job train-42 --scratch 10GB --checkpoints 100GB --project llama)"
+    Example: bdn volumes create --job train-43 --cache llama
     Example: bdn volumes create --job train-43 --checkpoints 100GB --project llama --load bt://llama --json
     """
-    grant, stage = None, None
+    grant, cache_grant, stage = None, None, None
     async with mirror_client() as mirror, agent_client() as agent:
         if checkpoints is not None:
             if project is None:
@@ -71,10 +81,26 @@ async def create(
             if parse_source(job) != CheckpointUri(project, run_id, rank=rank):
                 raise InvalidRequestError(f"{job} names no job: without @, / and # in the project and the job it does")
             grant = (await mirror.grant_pushes(PushGrantRequest(job=job))).grant
+        if cache is not None:
+            shared = await agent.shared_caches()
+            wanted = CacheRequest(
+                project=cache,
+                cluster=shared.cluster,
+                volume_id=shared.volume_id,
+                gpu_type=gpu,
+                require_cache_affinity=not any_cluster,
+            )
+            cache_grant = (await mirror.grant_cache(wanted)).grant
         if load is not None:
             stage = await _loaded(output, mirror, agent, load, run_id=run_id, rank=rank, nodes=nodes)
         request = JobVolumeRequest(
-            run_id=run_id, rank=rank, scratch_bytes=scratch, checkpoint_bytes=checkpoints, push_grant=grant
+            run_id=run_id,
+            rank=rank,
+            scratch_bytes=scratch,
+            checkpoint_bytes=checkpoints,
+            push_grant=grant,
+            cache_grant=cache_grant,
+            huggingface=huggingface,
         )
         made = await agent.make_volume(request)
     environment = _environment(made, stage)
@@ -89,6 +115,11 @@ def _environment(volume: JobVolume, stage: StageDocument | None) -> dict[str, st
         found["BT_SCRATCH_DIR"] = volume.scratch.path
     if volume.checkpoints is not None:
         found["BT_CHECKPOINT_DIR"] = volume.checkpoints.path
+    if volume.caches is not None:
+        found["BT_PROJECT_CACHE_DIR"] = found["BT_RW_CACHE_DIR"] = volume.caches.project
+        found["BT_TEAM_CACHE_DIR"] = volume.caches.team
+        if volume.caches.huggingface is not None:
+            found["BDN_HUGGINGFACE_CACHE_DIR"] = volume.caches.huggingface
     if stage is not None:
         (mount, *_) = stage.mounts
         found["BT_LOAD_CHECKPOINT_DIR"] = mount.path.removesuffix(mount.mount_location)

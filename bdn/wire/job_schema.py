@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, Field, StrictStr
+from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from bdn.wire.shapes import ErrorBody, StrictModel
 
@@ -21,13 +21,15 @@ class JobVolumeRequest(
     """What one rank of a run may write on this node. Asking again is asking once.
 
     Without ``scratch_bytes`` they are those of the agent's settings. Checkpoints are pushed as what ``push_grant`` is for, and both are given
-    or neither.
+    or neither. ``cache_grant`` is for training caches, with ``huggingface`` also for the project's folder of that name.
     """
 
     run_id: Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
     rank: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     scratch_bytes: _Bytes | None = None
     checkpoint_bytes: _Bytes | None = None
+    cache_grant: Annotated[StrictStr, Field(min_length=1)] | None = Field(default=None, repr=False)
+    huggingface: StrictBool = False
     push_grant: Annotated[StrictStr, Field(min_length=1)] | None = Field(default=None, repr=False)
 
 
@@ -58,6 +60,15 @@ class CheckpointDirectory(BoundedDirectory):
     error: ErrorBody | None = None
 
 
+class CacheFolders(BaseModel):
+    """The training caches that a run has mounted, of a project by its id. ``huggingface`` is null where it was not asked for."""
+
+    project_id: str
+    project: str
+    team: str
+    huggingface: str | None
+
+
 class JobVolume(BaseModel):
     """What a rank may write. DRAINING: the run has ended, scratch is gone, and checkpoints are pushed to the end; then it is ENDED."""
 
@@ -69,4 +80,5 @@ class JobVolume(BaseModel):
     ended_at: datetime | None
     scratch: BoundedDirectory | None
     checkpoints: CheckpointDirectory | None
+    caches: CacheFolders | None = None
     error: ErrorBody | None = None

@@ -19,6 +19,7 @@ from bdn.wire.stage_schema import ExposureKind
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.job.bounds import can_make_images
+from node_agent.job.shared_caches import SharedCaches
 from node_agent.job.sync_directory import Syncers
 from node_agent.job.volume import VolumeSpace
 from node_agent.job.volume_sync import VolumeSync
@@ -40,6 +41,7 @@ async def open_volumes(
     verify: Callable[[str], Awaitable[PushGrant]],
     until_idle: Callable[[], Awaitable[None]],
     keep: Callable[[str, str], Awaitable[None]],
+    caches: SharedCaches,
     clock: Clock,
 ) -> JobVolumes:
     """The volumes that the last run left, which go on. ``until_idle`` lets stages come first.
@@ -76,6 +78,7 @@ async def open_volumes(
         verify=verify,
         open_sync=open_sync,
         keep=keep_newest,
+        caches=caches,
     )
     if volumes.is_node:
         await in_thread(volumes.make)

@@ -120,13 +120,27 @@ class SharedCaches:
             CacheNotSharedError: this node has another volume.
             DiskFailedError: the volume cannot be used.
         """
+        grant = await self._granted(token)
+        return OpenedCaches(grant, await in_thread(self.volume.open, grant, huggingface=huggingface))
+
+    async def mount(self, token: str, holder: str, *, huggingface: bool) -> OpenedCaches:
+        """As ``open``, and held from before there is anything to lose."""
+        grant = await self._granted(token)
+        self.hold(grant.project, holder)
+        try:
+            return await self.open(token, huggingface=huggingface)
+        except BaseException:
+            self.release(holder)
+            raise
+
+    async def _granted(self, token: str) -> CacheGrant:
         grant = await self._verify(token)
         if grant.cluster != self._cluster:
             raise GrantInvalidError(f"it is for nodes of cluster {grant.cluster}, and this one is of {self._cluster}")
         volume = await self._identified()
         if volume != grant.volume:
             raise CacheNotSharedError(self._cluster, grant.volume, volume)
-        return OpenedCaches(grant, await in_thread(self.volume.open, grant, huggingface=huggingface))
+        return grant
 
     def hold(self, project: str, holder: str) -> None:
         """A job has the project's cache mounted, or is about to mount it."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.disk.durable import disk_errors
-from bdn.wire.job_schema import Bound, BoundedDirectory, CheckpointDirectory, JobVolume, VolumeState
+from bdn.wire.job_schema import Bound, BoundedDirectory, CacheFolders, CheckpointDirectory, JobVolume, VolumeState
 from bdn.wire.shapes import body_of, moment
 from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import NodeCache
@@ -32,6 +32,7 @@ class VolumeRecord(BaseModel):
     push_grant: str | None
     created_at: float
     boot: str
+    caches: CacheFolders | None = None
     ended_at: float | None = None
 
 
@@ -111,6 +112,7 @@ class Volume:
             checkpoints=CheckpointDirectory(**_shown(checkpoints).model_dump(), **sync.figures())
             if sync is not None and checkpoints is not None
             else None,
+            caches=record.caches if self.state == "OPEN" else None,
             error=None if self.error is None else body_of(self.error),
         )
 

@@ -18,11 +18,12 @@ from pydantic import ValidationError
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, ScratchFullError
 from bdn.disk.durable import disk_errors, make_folder, sync_folder, write_durably
 from bdn.wire.grants import PushGrant
-from bdn.wire.job_schema import Bound, JobVolumeRequest
+from bdn.wire.job_schema import Bound, CacheFolders, JobVolumeRequest
 from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 from node_agent.cache.node_cache import Clock
 from node_agent.disk.cache_directory import boot_id
 from node_agent.disk.trash import Trash
+from node_agent.job.shared_caches import OpenedCaches, SharedCaches
 from node_agent.job.volume import Volume, VolumeRecord, VolumeSpace
 from node_agent.job.volume_sync import VolumeSync
 from node_agent.stage.view.exposure import mounts_below, unbind
@@ -54,6 +55,7 @@ class JobVolumes:
     verify: Callable[[str], Awaitable[PushGrant]]
     open_sync: Callable[[str, str, Path, Path], VolumeSync]
     keep: Callable[[str, str], Awaitable[None]]
+    caches: SharedCaches
     _volumes: dict[str, Volume] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -92,7 +94,8 @@ class JobVolumes:
 
         Raises:
             InvalidRequestError: there is one of other sizes, or these are half given; or this agent is none of a node.
-            GrantInvalidError, GrantExpiredError: of ``push_grant``.
+            GrantInvalidError, GrantExpiredError: of ``push_grant`` or ``cache_grant``.
+            CacheNotSharedError: this node has another volume of training caches than the grant is for.
             CacheTooSmallError, CacheFullError, DiskFailedError: nothing is made.
         """
         if not self.is_node:
@@ -125,13 +128,17 @@ class JobVolumes:
             boot=boot_id(),
         )
         volume = Volume(record, self.root / record.id)
-        await self.space.take(volume)
         try:
+            if request.cache_grant is not None:
+                opened = await self.caches.mount(request.cache_grant, record.id, huggingface=request.huggingface)
+                record.caches = _folders(opened)
+            await self.space.take(volume)
             await in_thread(self._make, volume)
             self._begin(volume)
         except BaseException:
             await in_thread(self._discard, volume)
             self.space.aside.end(record.id)
+            self.caches.release(record.id)
             raise
         logger.info("job volume made", extra={"volume": record.id, "run": record.run_id, "rank": record.rank})
         return volume
@@ -177,6 +184,7 @@ class JobVolumes:
             ended = volume.record.model_copy(update={"ended_at": self.clock()})
             await in_thread(_save, volume.folder, ended)
             volume.record, volume.error = ended, None
+        self.caches.release(volume.record.id)
         await in_thread(self._discard_scratch, volume)
         self.space.aside.end(volume.record.id)
         if volume.sync is None:
@@ -187,6 +195,7 @@ class JobVolumes:
         volume.notify()
 
     async def _remove(self, volume: Volume) -> None:
+        self.caches.release(volume.record.id)
         await in_thread(self._discard, volume)
         self.space.aside.end(volume.record.id)
         volume.is_gone = True
@@ -247,6 +256,8 @@ class JobVolumes:
         for record in await in_thread(self.load):
             volume = Volume(record, self.root / record.id)
             self.space.aside.begin(record.id, volume.size, volume.occupied)
+            if record.caches is not None and volume.state == "OPEN":
+                self.caches.hold(record.caches.project_id, record.id)
             try:
                 await self._resume(volume)
             except BdnError as error:
@@ -288,6 +299,14 @@ class JobVolumes:
 
 def _whose(volume: Volume) -> str:
     return f"rank {volume.record.rank} of run {volume.record.run_id}"
+
+
+def _folders(opened: OpenedCaches) -> CacheFolders:
+    paths = opened.paths
+    huggingface = None if paths.huggingface is None else str(paths.huggingface)
+    return CacheFolders(
+        project_id=opened.grant.project, project=str(paths.project), team=str(paths.team), huggingface=huggingface
+    )
 
 
 def _save(folder: Path, record: VolumeRecord) -> None:

@@ -225,3 +225,26 @@ def test_checkpoints_wait_for_a_mirror_that_is_away_and_not_for_ever(backend: st
 def _of(shell: Shell, job: str) -> Any:
     (found,) = [one for one in command(shell, "volumes", "ls")["items"] if one["run_id"] == job]
     return found
+
+
+def test_jobs_of_a_project_share_its_cache_until_they_have_ended(cluster: Cluster) -> None:
+    with node(cluster) as (shell, agent):
+        first = created(shell, "job-1", "--cache", "llama", "--huggingface")
+        assert first["RW_CACHE"] == first["PROJECT_CACHE"]
+        (first["PROJECT_CACHE"] / "tokens").write_bytes(b"made by the first")
+        assert tree(created(shell, "job-2", "--cache", "llama")["PROJECT_CACHE"]) == {"tokens": b"made by the first"}
+        other = created(shell, "job-3", "--cache", "mistral")
+        assert other["TEAM_CACHE"] == first["TEAM_CACHE"]
+        assert tree(other["PROJECT_CACHE"]) == {}
+        agent.kill()
+        agent.wait(60)
+    with node(cluster) as (shell, _):
+        remove = ("cache", "rm", "llama", "user_artifacts/tokens", "--json")
+        refused = shell.run("bdn-admin", *remove)
+        assert refused.code == 3
+        assert "IN_USE" in refused.out
+        for job in ("job-1", "job-2"):
+            command(shell, "volumes", "rm", "--job", job, "--wait")
+        assert (first["PROJECT_CACHE"] / "tokens").exists()
+        assert shell.run("bdn-admin", *remove).code == 0
+        assert tree(first["PROJECT_CACHE"]) == {}
