@@ -230,3 +230,9 @@ async def test_the_agents_metrics_are_documented(agents_mirror: AgentMirror, tmp
 
 async def test_the_mirrors_metrics_are_documented(idle: MirrorUnderTest) -> None:
     assert documented("Mirror") == told((await idle.http.get("/metrics")).text)
+
+
+def test_what_was_promised_to_jobs_is_shown_by_tests_that_there_are() -> None:
+    named = re.findall(r"`(tests/\S+?\.py)::(\w+)`", (ROOT / "docs/statements.md").read_text())
+    assert len(named) >= 20
+    assert [(path, name) for path, name in named if f"def {name}(" not in (ROOT / path).read_text()] == []

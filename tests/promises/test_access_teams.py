@@ -150,6 +150,7 @@ async def test_a_training_cache_is_its_teams(world: World, tally: Tally) -> None
         assert {own["project_id"], own["team_id"]} & {made["project_id"], made["team_id"]} == set()
         assert (await world.ask(bearer, "DELETE", f"/projects/{own['project_id']}")).status_code == 200
         left = (await world.ask(bearer, "GET", "/caches")).json()
+        assert left["items"] == []
         assert [one["project_id"] for one in left["removals"]] == [own["project_id"]]
         tally.add(scenarios=4, refused=2)
     known = (await world.ask("team research of a", "GET", "/caches")).json()
