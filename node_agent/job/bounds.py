@@ -98,7 +98,17 @@ class BoundedFolder:
         with opened(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
             os.ftruncate(descriptor, self.size)
         journal = () if self.is_kept else ("-O", "^has_journal")
-        _run("mkfs.ext4", "-q", "-F", "-m", "0", *journal, "-E", "lazy_itable_init=1,nodiscard", str(aside))
+        _run(
+            "mkfs.ext4",
+            "-q",
+            "-F",
+            "-m",
+            "0",
+            *journal,
+            "-E",
+            "lazy_itable_init=1,lazy_journal_init=1,nodiscard",
+            str(aside),
+        )
         with opened(aside, os.O_RDONLY) as descriptor:
             os.fsync(descriptor)
         aside.replace(self.image)
