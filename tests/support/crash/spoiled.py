@@ -9,7 +9,16 @@ from typing import Any, Final
 NUMBERS: Final = ("1e999", "NaN", "-1", "253402300800", "9223372036854775808", "9" * 400)
 _TEXTS: Final = ("a\0b", "\ud800", "../..", "/" + "x" * 300, "x" * 100_000)
 _IN_ADDRESSES: Final = ("a%00b", "%ED%A0%80", "%FF", "%2e%2e", "1e999", "9" * 30, "x" * 5000)
-_RIGHT: Final = ("x", "b3:" + "0" * 64, "mir_" + "0" * 24, "a/1", "/x", "kind")  # one of them has any pattern of ours
+_RIGHT: Final = (
+    "x",
+    "b3:" + "0" * 64,
+    "mir_" + "0" * 24,
+    "a/1",
+    "/x",
+    "kind",
+    "0" * 32,
+    "0" * 10,
+)  # one of them has any pattern of ours
 _SPOILT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
