@@ -128,13 +128,14 @@ class VolumeSpace:
     cache: NodeCache
     root: Path
     headroom_bytes: int | None
+    is_shared: bool = True  # with the cache; see ``look``
     _aside: SetAside = field(default_factory=SetAside)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether the cache is on this disk, too."""
-        return self.root.stat().st_dev == self.cache.files.places.root.stat().st_dev
+    def look(self) -> None:
+        """Find out whether the cache is on the same disk. Blocking, once, before anything is taken. Raises ``DiskFailedError``."""
+        with disk_errors(self.root):
+            self.is_shared = self.root.stat().st_dev == self.cache.files.places.root.stat().st_dev
 
     @property
     def aside(self) -> SetAside:

@@ -230,6 +230,7 @@ class JobVolumes:
         with disk_errors(self.root):
             make_folder(self.root.parent)
             make_folder(self.root, _PASSABLE)
+        self.space.look()
 
     def load(self) -> list[VolumeRecord]:
         """The records. What has none, or of which a mount was left, is removed. Blocking."""

@@ -165,7 +165,7 @@ async def test_a_canceled_mirror_keeps_its_claim_until_its_threads_have_ended(
         return read_into(self, *given)
 
     def claim() -> tuple[str, str | None, float]:
-        [(_, _, _, status, _, _, _, claimed_by, expires_at, _)] = mirror.rows("mirrors")["mirrors"]
+        [(_, _, _, status, _, _, _, claimed_by, expires_at, *_)] = mirror.rows("mirrors")["mirrors"]
         return status, claimed_by, expires_at or 0.0
 
     monkeypatch.setattr(worker, "RENEW_SECONDS", 0.05)

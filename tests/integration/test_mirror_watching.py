@@ -123,7 +123,9 @@ async def test_canceling_keeps_what_was_stored(mirror: MirrorUnderTest, hub: Hub
     stored = len(mirror.rows("copied_chunks")["copied_chunks"])
     hub.log.clear()
     document = await mirror.ready(MODEL)
-    assert hub.log.count(origin="cdn") == 4 - stored <= 2
+    asked = hub.log.count(origin="cdn")
+    assert asked <= 2
+    assert asked in (0, 4 - stored)  # none, if the threads that were released brought all that lacked
     assert document["bytes_transferred"] + document["bytes_reused"] == LARGE.size + 2
     assert document["bytes_transferred"] == hub.log.bytes_served(origin="cdn")
     assert (await mirror.tree(document["sources"][0]["manifest"]))["sub/model.safetensors"] == LARGE.read(0, LARGE.size)

@@ -14,6 +14,7 @@ from bdn.core.chunk import Digest, FileEntry, Manifest
 from bdn.core.errors import BdnError, DiskFailedError
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held, ScannedManifest
+from node_agent.cache.space import SetAside
 from tests.support.agent.cache import NOBODY
 from tests.support.content.names import named, stage
 
@@ -29,6 +30,7 @@ class Disk:
         self.recorded: dict[Digest, tuple[Manifest, float]] = {}
         self.whole: set[Digest] = set()
         self.budget, self.steps = budget, steps
+        self.aside = SetAside()
 
     def step(self) -> None:
         if not self.steps:

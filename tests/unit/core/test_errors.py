@@ -34,6 +34,7 @@ EXAMPLES: list[tuple[BdnError, list[str]]] = [
     (errors.CacheOverQuotaError("llama", 2 * 10**12, 10**12), ["llama", "2 TB", "1 TB", "bdn-admin cache rm llama"]),
     (errors.PushGivenUpError("bt://p@j/c"), ["bt://p@j/c", "push again"]),
     (errors.ChunksMissingError(2, ("b3:0",)), ["2 chunks", "b3:0", "commit again"]),
+    (errors.ScratchFullError("/scratch", 5000, 4000), ["/scratch", "5 KB", "4 KB", "is to be stopped"]),
     (errors.QuotaExceededError(5000, 4000), ["5 KB", "4 KB", "BDN_LIMIT_PUSH_BYTES"]),
     (errors.SourceNotFoundError("hf://o/r", "404"), ["hf://o/r", "404"]),
     (errors.RevisionNotFoundError("hf://o/r", "v9"), ["hf://o/r", "'v9'"]),
