@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from node_agent.stage.view.exposure import mounts_below
-from tests.support.agent.mounts import needs_mounts, unmounting
+from tests.support.agent.mounts import needs_images, needs_mounts, unmounting
 from tests.support.content.trees import tree
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Process, Shell, wait_until
@@ -100,7 +100,7 @@ def test_scratch_is_empty_private_and_the_same_when_it_is_asked_for_again(cluste
         assert "other sizes" in done.err
 
 
-@needs_mounts
+@needs_images
 def test_a_mounted_scratch_says_that_it_is_full_and_harms_nobody(cluster: Cluster) -> None:
     with node(cluster, BDN_AGENT_EXPOSURE="bind") as (shell, _):
         scratch, other = created(shell)["SCRATCH"], created(shell, "job-2")["SCRATCH"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from node_agent.job.bounds import can_make_images
 from node_agent.stage.view.exposure import can_bind, mounts_below, unbind
 
 
@@ -23,6 +24,18 @@ def may_mount() -> bool:
         return can_bind(Path(folder))
 
 
+@cache
+def may_mount_images() -> bool:
+    """Whether job volumes can be file systems of their own here."""
+    if not may_mount():
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        return can_make_images(Path(folder))
+
+
+needs_images = pytest.mark.skipif(
+    not may_mount_images(), reason="no image can be mounted here (needs root, loop devices and mkfs.ext4)"
+)
 needs_mounts = pytest.mark.skipif(not may_mount(), reason="mounting is not permitted here (needs root)")
 needs_xfs = pytest.mark.skipif(
     not (may_mount() and shutil.which("mkfs.xfs")), reason="needs root and mkfs.xfs (apt install xfsprogs)"
