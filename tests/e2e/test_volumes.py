@@ -37,7 +37,7 @@ def node(cluster: Cluster, name: str = "node-1", **settings: str) -> Iterator[tu
     shell = cluster.shell(name, BDN_AGENT_SETTLE_SECONDS="0", **settings)
     shell.root.mkdir(exist_ok=True)
     with shell.running("bdn-node-agent") as process:
-        wait_until(lambda: shell.run("bdn", "volumes", "ls", "--json").code == 0, what="the agent's answer")
+        wait_until(lambda: shell.run("bdn", "volumes", "ls", "--json").code == 0, 240, "the agent's answer")
         yield shell, process
 
 
@@ -112,7 +112,7 @@ def test_a_mounted_scratch_says_that_it_is_full_and_harms_nobody(cluster: Cluste
         command(shell, "volumes", "rm", "--job", "job-1", "--wait")
         assert not scratch.exists()
         command(shell, "volumes", "rm", "--job", "job-2", "--wait")
-        wait_until(lambda: rubbish(shell) == [])
+        wait_until(lambda: rubbish(shell) == [], 240)
         assert mounts_below(shell.data / "cache/jobs") == []
 
 
@@ -125,8 +125,8 @@ def test_a_watched_scratch_that_holds_too_much_has_its_process_stopped(cluster: 
             shell.running("bdn", "volumes", "guard", volume["id"], "--pid", str(job.pid)) as guard,
         ):
             assert fill(environment["SCRATCH"] / "file", 2 * SCRATCH) == 2 * SCRATCH
-            assert job.wait(60) == -signal.SIGTERM
-            assert guard.wait(60) == 1
+            assert job.wait(240) == -signal.SIGTERM
+            assert guard.wait(240) == 1
         (volume,) = command(shell, "volumes", "ls")["items"]
         assert (volume["scratch"]["bound"], volume["error"]["code"]) == ("watch", "SCRATCH_FULL")
 
@@ -138,25 +138,25 @@ def test_volumes_outlive_an_agent_that_is_killed_and_end_with_their_machine(clus
         places = created(shell, "job-1", *project)
         (places["SCRATCH"] / "file").write_bytes(b"x")
         agent.kill()
-        agent.wait(60)
+        agent.wait(240)
     (places["CHECKPOINT"] / "step-1").mkdir()
     (places["CHECKPOINT"] / "step-1/config.json").write_bytes(b"{}")
     with node(cluster, BDN_AGENT_EXPOSURE=exposure) as (shell, agent):
         assert created(shell, "job-1", *project) == places
         assert tree(places["SCRATCH"]) == {"file": b"x"}
-        wait_until(lambda: [one["checkpoint_id"] for one in _checkpoints(shell)] == ["step-1"])
+        wait_until(lambda: [one["checkpoint_id"] for one in _checkpoints(shell)] == ["step-1"], 240)
         (places["CHECKPOINT"] / ".late").mkdir()
         (places["CHECKPOINT"] / ".late/model.safetensors").write_bytes(b"late")
         agent.kill()
-        agent.wait(60)
+        agent.wait(240)
     (places["CHECKPOINT"] / ".late").rename(places["CHECKPOINT"] / "step-2")
     record = next((shell.data / "cache/jobs").glob("jv_*/volume.json"))
     record.write_text(json.dumps(json.loads(record.read_text()) | {"boot": "another"}))
     with node(cluster, BDN_AGENT_EXPOSURE=exposure) as (shell, _):
         assert not places["SCRATCH"].exists()
-        wait_until(lambda: command(shell, "volumes", "ls")["items"] == [])
+        wait_until(lambda: command(shell, "volumes", "ls")["items"] == [], 240)
         assert [one["checkpoint_id"] for one in _checkpoints(shell)] == ["step-1", "step-2"]
-        wait_until(lambda: rubbish(shell) == [])
+        wait_until(lambda: rubbish(shell) == [], 240)
 
 
 def _checkpoints(shell: Shell) -> list[Any]:
@@ -205,7 +205,7 @@ def test_checkpoints_wait_for_a_mirror_that_is_away_and_not_for_ever(backend: st
             (places[0] / "step-1").mkdir()
             (places[0] / "step-1/model.safetensors").write_bytes(b"x" * MIB)
             command(shell, "volumes", "rm", "--job", "job-1")
-            wait_until(lambda: _of(shell, "job-1")["checkpoints"]["error"] is not None, 120)
+            wait_until(lambda: _of(shell, "job-1")["checkpoints"]["error"] is not None, 300)
             waiting = _of(shell, "job-1")
             assert (waiting["state"], waiting["scratch"]) == ("DRAINING", None)
             assert waiting["checkpoints"]["unsynced_bytes"] == MIB
@@ -237,7 +237,7 @@ def test_jobs_of_a_project_share_its_cache_until_they_have_ended(cluster: Cluste
         assert other["TEAM_CACHE"] == first["TEAM_CACHE"]
         assert tree(other["PROJECT_CACHE"]) == {}
         agent.kill()
-        agent.wait(60)
+        agent.wait(240)
     with node(cluster) as (shell, _):
         remove = ("cache", "rm", "llama", "user_artifacts/tokens", "--json")
         refused = shell.run("bdn-admin", *remove)

@@ -118,7 +118,7 @@ class Shell:
             process.wait()
 
 
-def wait_until(condition: Any, seconds: float = 30, what: str = "it") -> None:
+def wait_until(condition: Any, seconds: float = 120, what: str = "it") -> None:
     """Polls another process: there is nothing here to be notified by."""
     deadline = time.monotonic() + seconds
     while not condition():
