@@ -120,12 +120,12 @@ class SharedCaches:
             CacheNotSharedError: this node has another volume.
             DiskFailedError: the volume cannot be used.
         """
-        grant = await self._granted(token)
+        grant = await self.granted(token)
         return OpenedCaches(grant, await in_thread(self.volume.open, grant, huggingface=huggingface))
 
     async def mount(self, token: str, holder: str, *, huggingface: bool) -> OpenedCaches:
         """As ``open``, and held from before there is anything to lose."""
-        grant = await self._granted(token)
+        grant = await self.granted(token)
         self.hold(grant.project, holder)
         try:
             return await self.open(token, huggingface=huggingface)
@@ -133,7 +133,8 @@ class SharedCaches:
             self.release(holder)
             raise
 
-    async def _granted(self, token: str) -> CacheGrant:
+    async def granted(self, token: str) -> CacheGrant:
+        """The grant, which is for this node. Raises as ``open``."""
         grant = await self._verify(token)
         if grant.cluster != self._cluster:
             raise GrantInvalidError(f"it is for nodes of cluster {grant.cluster}, and this one is of {self._cluster}")

@@ -93,7 +93,7 @@ class JobVolumes:
         """The volume of a rank, which is made if there is none whose run goes on.
 
         Raises:
-            InvalidRequestError: there is one of other sizes, or these are half given; or this agent is none of a node.
+            InvalidRequestError: there is one of other sizes, for another job or cache; or these are half given; or this agent is none of a node.
             GrantInvalidError, GrantExpiredError: of ``push_grant`` or ``cache_grant``.
             CacheNotSharedError: this node has another volume of training caches than the grant is for.
             CacheTooSmallError, CacheFullError, DiskFailedError: nothing is made.
@@ -103,14 +103,21 @@ class JobVolumes:
         if (request.push_grant is None) != (request.checkpoint_bytes is None):
             raise InvalidRequestError("checkpoint_bytes and push_grant are given both or not at all")
         granted = None if request.push_grant is None else await self.verify(request.push_grant)
+        cache = None if request.cache_grant is None else await self.caches.granted(request.cache_grant)
         async with self._lock:
             key = request.run_id, request.rank
             known = next((one for one in self._volumes.values() if one.key == key and one.state == "OPEN"), None)
             if known is None:
                 return await to_the_end(self._create(request, granted))
-        wanted = request.scratch_bytes or known.record.scratch_bytes, request.checkpoint_bytes
-        if wanted != (known.record.scratch_bytes, known.record.checkpoint_bytes):
-            raise InvalidRequestError(f"{_whose(known)} has a volume of other sizes; remove {known.record.id} first")
+        record = known.record
+        sizes = request.scratch_bytes or record.scratch_bytes, request.checkpoint_bytes
+        if sizes != (record.scratch_bytes, record.checkpoint_bytes):
+            raise InvalidRequestError(f"{_whose(known)} has a volume of other sizes; remove {record.id} first")
+        wanted = str(granted.job) if granted else None, cache.project if cache else None
+        if wanted != (record.job, record.caches.project_id if record.caches else None):
+            raise InvalidRequestError(
+                f"{_whose(known)} has a volume for another job or another training cache; remove {record.id} first"
+            )
         return known
 
     async def _create(self, request: JobVolumeRequest, granted: PushGrant | None) -> Volume:

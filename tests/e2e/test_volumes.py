@@ -231,6 +231,10 @@ def test_jobs_of_a_project_share_its_cache_until_they_have_ended(cluster: Cluste
     with node(cluster) as (shell, agent):
         first = created(shell, "job-1", "--cache", "llama", "--huggingface")
         assert first["RW_CACHE"] == first["PROJECT_CACHE"]
+        assert created(shell, "job-1", "--cache", "llama") == first
+        for words in ((), ("--cache", "other")):
+            done = shell.run("bdn", "volumes", "create", "--job", "job-1", "--scratch", f"{SCRATCH}", *words)
+            assert "another training cache" in done.err
         (first["PROJECT_CACHE"] / "tokens").write_bytes(b"made by the first")
         assert tree(created(shell, "job-2", "--cache", "llama")["PROJECT_CACHE"]) == {"tokens": b"made by the first"}
         other = created(shell, "job-3", "--cache", "mistral")
