@@ -227,18 +227,19 @@ async def test_a_use_is_noted_in_the_file_at_most_once_a_minute_and_not_while_an
     hub.repo("org/model").commit({"config.json": b"{}"})
     async with mirror_under_test(tmp_path) as mirror:
         manifest = (await mirror.manifest(MODEL)).removeprefix("b3:")
-        file, later = tmp_path / "mirror.sqlite", time.time() + 1000
+    # The mirror has ended: nothing is noted while it writes, and when it does so is its own affair.
+    file, later = tmp_path / "mirror.sqlite", time.time() + 1000
 
-        def used(seconds: float, name: str = manifest) -> Any:
-            note_use_in(file, name, later + seconds)
-            return mirror.rows("manifest_uses")["manifest_uses"]
+    def used(seconds: float, name: str = manifest) -> Any:
+        note_use_in(file, name, later + seconds)
+        return mirror.rows("manifest_uses")["manifest_uses"]
 
-        assert used(0) == [(manifest, later)]
-        assert used(59) == [(manifest, later)]
-        assert used(61) == [(manifest, later + 61)]
-        assert used(61, "0" * 64) == [(manifest, later + 61)]
-        with closing(sqlite3.connect(file, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            assert used(1000) == [(manifest, later + 61)]
-            other.execute("ROLLBACK")
-        assert used(1000) == [(manifest, later + 1000)]
+    assert used(0) == [(manifest, later)]
+    assert used(59) == [(manifest, later)]
+    assert used(61) == [(manifest, later + 61)]
+    assert used(61, "0" * 64) == [(manifest, later + 61)]
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert used(1000) == [(manifest, later + 61)]
+        other.execute("ROLLBACK")
+    assert used(1000) == [(manifest, later + 1000)]
