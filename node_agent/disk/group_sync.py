@@ -38,7 +38,7 @@ class GroupSync:
     def __enter__(self) -> Self:
         with disk_errors(self._folder):
             self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._is_trusted = _kernel() >= _TELLS_ERRORS and file_system_magic(self._descriptor) in _TRUSTED
+            self._is_trusted = is_trusted(self._descriptor)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -82,6 +82,11 @@ def _sync_each(paths: Sequence[str | os.PathLike[str]]) -> None:
     for path in paths:
         with disk_errors(Path(path)), opened(path, os.O_RDONLY) as descriptor:
             os.fsync(descriptor)
+
+
+def is_trusted(descriptor: int) -> bool:
+    """Whether ``syncfs`` of the file system of an open folder writes everything back, and tells what failed."""
+    return _kernel() >= _TELLS_ERRORS and file_system_magic(descriptor) in _TRUSTED
 
 
 def _kernel() -> tuple[int, int]:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Self
 
 from bdn.core.chunk import Digest, chunk_count, digest_of
 from bdn.core.training.settling import Stamp
-from bdn.disk.durable import disk_errors, write_durably
+from bdn.disk.durable import disk_errors, sync_folder, write_durably
 
 _CHECKSUM: Final = 16  # hexadecimal digits
 _LEAST_STALE: Final = 1000  # lines; fewer are not worth a new file
@@ -31,7 +31,8 @@ class Committed(NamedTuple):
 class VolumeJournal:
     """The journal of one volume. Blocking; shared by threads; a context manager, which opens and closes it.
 
-    What is noted survives a ``kill -9`` once the call has returned. A power cut may take the last lines. Of a call that
+    What is noted survives a ``kill -9`` once the call has returned. A power cut may take what was noted after the last
+    ``note_settled``. Of a call that
     raises ``DiskFailedError`` it is not known whether it noted anything; the next one tries again, and nothing that was noted is lost.
     """
 
@@ -41,6 +42,7 @@ class VolumeJournal:
         self._lock = threading.Lock()
         self._sent: dict[str, tuple[Stamp, dict[int, Digest]]] = {}
         self._committed: dict[str, Committed] = {}
+        self._settled: dict[str, str] = {}
         self._descriptor = -1
         self._lines = 0
         self._is_torn = False
@@ -71,6 +73,11 @@ class VolumeJournal:
         with self._lock:
             return self._committed.get(name)
 
+    def settled(self, name: str) -> str | None:
+        """The state in which a checkpoint was when it had settled last."""
+        with self._lock:
+            return self._settled.get(name)
+
     @property
     def names(self) -> list[str]:
         """The checkpoints that were committed."""
@@ -84,6 +91,14 @@ class VolumeJournal:
     def note_commit(self, name: str, committed: Committed) -> None:
         """A checkpoint is there, in this version, which replaces the one before."""
         self._note(_said_of(name, committed))
+
+    def note_settled(self, name: str, state: str) -> None:
+        """A checkpoint was seen in this state while nobody wrote it. No power cut takes that back."""
+        self._note(["settled", name, state])
+        with self._lock, disk_errors(self._file):
+            if self._descriptor >= 0:  # else it was written anew, durably
+                os.fsync(self._descriptor)
+            sync_folder(self._file.parent)
 
     def retain(self, files: Mapping[str, Stamp]) -> None:
         """Forget the chunks of all files but these, as they are: others are gone or have changed."""
@@ -109,6 +124,8 @@ class VolumeJournal:
                         known[1][index] = Digest(digest)
             case ["commit", str(name), str(version), list(marks)]:
                 self._committed[name] = Committed(version, frozenset(mark for mark in marks if isinstance(mark, str)))
+            case ["settled", str(name), str(state)]:
+                self._settled[name] = state
             case _:
                 pass
 
@@ -123,7 +140,7 @@ class VolumeJournal:
         self._lines += 1
 
     def _renew_if_stale(self) -> None:
-        live = len(self._committed) + sum(len(digests) for _, digests in self._sent.values())
+        live = len(self._committed) + len(self._settled) + sum(len(digests) for _, digests in self._sent.values())
         if self._lines - live < max(self._least_stale, live):
             return
         with disk_errors(self._file):
@@ -134,6 +151,8 @@ class VolumeJournal:
     def _live(self) -> Iterator[bytes]:
         for name, committed in self._committed.items():
             yield _line(_said_of(name, committed))
+        for name, state in self._settled.items():
+            yield _line(["settled", name, state])
         for path, (stamp, digests) in self._sent.items():
             for index, digest in digests.items():
                 yield _line(["chunk", path, list(stamp), index, digest.hex])

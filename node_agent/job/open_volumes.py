@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from bdn.core.errors import BdnError
@@ -18,10 +17,11 @@ from bdn.wire.grants import PushGrant
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.node_cache import Clock, NodeCache
+from node_agent.disk.cache_directory import boot_id
 from node_agent.job.bounds import can_make_images
 from node_agent.job.shared_caches import SharedCaches
 from node_agent.job.sync_directory import Syncers
-from node_agent.job.volume import VolumeSpace
+from node_agent.job.volume import Volume, VolumeSpace
 from node_agent.job.volume_sync import VolumeSync
 from node_agent.job.volumes import JobVolumes
 from node_agent.settings import AgentSettings
@@ -53,12 +53,17 @@ async def open_volumes(
     threads = ByteThreads(_PUSH_THREADS, "agent-push", on_start=prefer_others)
     stack.push_async_callback(in_thread, threads.close)
     rate = pacer(settings.sync_rate)
-    syncers = Syncers(settings.url, authorities, pool, threads, outages, settings.settle_seconds, rate, until_idle)
+    settle = settings.settle_seconds
+    syncers = Syncers(settings.url, authorities, pool, threads, outages, settle, rate, until_idle, is_noting=True)
 
-    def open_sync(job: str, token: str, place: Path, journal: Path) -> VolumeSync:
-        uri = parse_source(job)
-        assert isinstance(uri, CheckpointUri)  # noqa: S101 - it stands in a grant to push
-        return VolumeSync(job, partial(syncers.syncer, place, uri, token, journal))
+    def open_sync(volume: Volume) -> VolumeSync:
+        record, checkpoints = volume.record, volume.checkpoints
+        assert record.job is not None  # noqa: S101 - it has checkpoints, which are given with a grant to push
+        assert checkpoints is not None  # noqa: S101 - or nobody asks
+        job = parse_source(record.job)
+        assert isinstance(job, CheckpointUri)  # noqa: S101 - it stands in a grant to push
+        opened = partial(syncers.syncer, checkpoints.place, job, record.push_grant, volume.folder / "journal")
+        return VolumeSync(record.job, opened, is_after_restart=record.boot != boot_id())
 
     async def keep_newest(volume_id: str, grant: str) -> None:
         if settings.keep_checkpoint:

@@ -37,6 +37,7 @@ class Syncers:
     settle_seconds: float
     pace: Pace | None = None
     turn: Callable[[], Awaitable[None]] | None = None
+    is_noting: bool = False
 
     @asynccontextmanager
     async def syncer(
@@ -52,7 +53,8 @@ class Syncers:
             mirror = await stack.enter_async_context(MirrorClient(self.url, token, authorities=self.authorities))
             pusher = Pusher(mirror, self.url, self.pool, self.threads, token, self.outages, self.pace, self.turn)
             kept = stack.enter_context(await in_thread(VolumeJournal, journal))
-            yield Syncer(JobDirectory(directory, FILES_LIMIT), job, pusher, kept, on_pushed, self.settle_seconds)
+            files = JobDirectory(directory, FILES_LIMIT)
+            yield Syncer(files, job, pusher, kept, on_pushed, self.settle_seconds, self.is_noting)
 
 
 async def sync_directory(

@@ -67,8 +67,13 @@ class Found:
     @property
     def marks(self) -> frozenset[str]:
         """One of each file, and another one once it is another file, has another name or has changed."""
-        known = (json.dumps([path, *stamp]).encode() for path, stamp in self.files.items())
-        return frozenset(digest_of(one).hex[:_MARK] for one in known)
+        known = (json.dumps([path, *stamp._replace(device=0)]).encode() for path, stamp in self.files.items())
+        return frozenset(digest_of(one).hex[:_MARK] for one in known)  # the device has another number after a restart
+
+    @property
+    def state(self) -> str:
+        """All marks as one."""
+        return digest_of("".join(sorted(self.marks)).encode()).hex[: 2 * _MARK]
 
     @property
     def newest(self) -> datetime:
@@ -100,7 +105,8 @@ def _is_of(path: str, name: str) -> bool:
 class Syncer:
     """Pushes the checkpoints below a directory as ``job``'s, which names a project, a job and a rank.
 
-    ``on_pushed`` is told of each. ``clock`` never jumps.
+    ``on_pushed`` is told of each. ``clock`` never jumps. With ``is_noting`` what is complete is made durable before it is pushed, and it is
+    noted that it was: after a power cut it is told from what was being written.
     """
 
     directory: JobDirectory
@@ -109,6 +115,7 @@ class Syncer:
     journal: VolumeJournal
     on_pushed: Callable[[Found, Mirror], object]
     settle_seconds: float = SETTLE_SECONDS
+    is_noting: bool = False
     clock: Callable[[], float] = time.monotonic
     unsynced_bytes: int = field(default=0, init=False)  # by the last look, of all that is not committed
     unsynced: Sequence[str] | None = field(default=None, init=False)  # by name; None before the first look
@@ -153,8 +160,11 @@ class Syncer:
         if files:
             await self.pusher.send(self._source(found), files)
 
-    async def run_once(self) -> list[str]:
-        """Push all that is complete as it lies there. Returns the names of those that are not."""
+    async def run_once(self, *, is_after_restart: bool = False) -> list[str]:
+        """Push all that is complete as it lies there. Returns the names of those that are not.
+
+        After a restart of the machine that is what was noted before, and is still as it was: of all else a power cut may have taken a part.
+        """
         left: list[str] = []
         known = checkpoints_in(await in_thread(self.directory.look))
         self._count(known)
@@ -162,7 +172,11 @@ class Syncer:
             try:
                 if self._is_pushed(found):
                     continue
-                if await in_thread(self._is_complete, found):
+                if is_after_restart:
+                    is_complete = self.journal.settled(name) == found.state
+                else:
+                    is_complete = await in_thread(self._is_complete, found)
+                if is_complete:
                     await self._push(found)
                     continue
             except ChangedError:
@@ -211,6 +225,13 @@ class Syncer:
         writing = open_for_writing({(stamp.device, stamp.inode) for stamp in found.files.values()})
         return why_incomplete(found.files, indexes, writing) is None
 
+    def _note_settled(self, found: Found) -> None:
+        if self.journal.settled(found.name) == found.state:
+            return
+        if not self.directory.make_durable({f"{found.prefix}{path}": stamp for path, stamp in found.files.items()}):
+            raise ChangedError(found.name)
+        self.journal.note_settled(found.name, found.state)
+
     def _small(self, found: Found, path: str, stamp: Stamp) -> bytes | None:
         try:
             return self.directory.read_small(f"{found.prefix}{path}", stamp, LONGEST_READ)
@@ -219,6 +240,8 @@ class Syncer:
 
     async def _push(self, found: Found) -> None:
         """``ChangedError``: it is another one by now, and nothing of it became visible."""
+        if self.is_noting:
+            await in_thread(self._note_settled, found)
         read = {
             path: content
             for path in READ

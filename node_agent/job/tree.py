@@ -7,7 +7,8 @@ of the directory is ever read, whatever is swapped in between two calls.
 import errno
 import os
 import stat
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,8 @@ from bdn.core.errors import DiskFailedError, LimitExceededError
 from bdn.core.training.checkpoints import is_looked_at
 from bdn.core.training.settling import Folder, Stamp
 from bdn.disk.durable import disk_errors, opened
-from bdn.disk.syscalls import birth_time
+from bdn.disk.syscalls import birth_time, sync_file_system
+from node_agent.disk.group_sync import FEW, is_trusted
 
 _ROOT: Final = os.O_RDONLY | os.O_DIRECTORY  # its own path is ours, and may lead through links
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -107,23 +109,44 @@ class JobDirectory:
 
         Then nothing in the buffer is to be believed. Raises ``DiskFailedError``.
         """
-        with ExitStack() as stack:
-            try:
-                folder = stack.enter_context(opened(self.root, _ROOT))
-                *folders, name = path.split("/")
-                for one in folders:
-                    folder = stack.enter_context(opened(one, _FOLDER, folder))
-                place = stack.enter_context(opened(name, _NAME, folder))
-                if not _is_still(place, stamp):
+        with _errors_of(path), ExitStack() as stack:
+            found = self._open(stack, path, stamp)
+            return found is not None and _filled(found[-1], part, buffer[: part.size]) and _is_still(found[-1], stamp)
+
+    def make_durable(self, files: Mapping[str, Stamp]) -> bool:
+        """No power cut takes away these files as they were seen, nor their names. False: as ``read`` says it.
+
+        Raises ``DiskFailedError``.
+        """
+        with disk_errors(self.root), opened(self.root, _ROOT) as root:
+            if len(files) >= FEW and is_trusted(root):
+                sync_file_system(root)
+                return True
+        for path, stamp in files.items():
+            with _errors_of(path), ExitStack() as stack:
+                found = self._open(stack, path, stamp)
+                if found is None:
                     return False
-                file = stack.enter_context(
-                    opened(f"/proc/self/fd/{place}", os.O_RDONLY)
-                )  # that very file, whatever has its name
-                return _filled(file, part, buffer[: part.size]) and _is_still(file, stamp)
-            except OSError as error:
-                if error.errno in _SWAPPED:
-                    return False
-                raise DiskFailedError(path, error.strerror or str(error)) from error
+                for descriptor in reversed(found):
+                    os.fsync(descriptor)
+        return True
+
+    def _open(self, stack: ExitStack, path: str, stamp: Stamp) -> list[int] | None:
+        """The directory, each folder on the way, and the file. None: it is not that file any more. Raises ``OSError``."""
+        try:
+            found = [stack.enter_context(opened(self.root, _ROOT))]
+            *folders, name = path.split("/")
+            for one in folders:
+                found.append(stack.enter_context(opened(one, _FOLDER, found[-1])))
+            place = stack.enter_context(opened(name, _NAME, found[-1]))
+            if not _is_still(place, stamp):
+                return None
+            # That very file, whatever has its name.
+            return [*found, stack.enter_context(opened(f"/proc/self/fd/{place}", os.O_RDONLY))]
+        except OSError as error:
+            if error.errno in _SWAPPED:
+                return None
+            raise
 
     def read_small(self, path: str, stamp: Stamp, limit: int) -> bytes | None:
         """A whole file as it was seen; nothing of one that is empty or larger than this. None: as ``read`` says False."""
@@ -131,6 +154,14 @@ class JobDirectory:
             return b""
         content = bytearray(stamp.size)
         return bytes(content) if self.read(path, stamp, ByteRange(0, stamp.size), memoryview(content)) else None
+
+
+@contextmanager
+def _errors_of(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DiskFailedError(path, error.strerror or str(error)) from error
 
 
 def _add(tree: Tree, path: str, found: os.stat_result) -> None:

@@ -18,10 +18,20 @@ Pushed = Callable[[Found, Mirror], object]
 
 
 class VolumeSync:
-    """Runs once. ``open_syncer`` makes the syncer, which tells of each checkpoint that it pushed. One event loop."""
+    """Runs once. ``open_syncer`` makes the syncer, which tells of each checkpoint that it pushed. One event loop.
 
-    def __init__(self, job: str, open_syncer: Callable[[Pushed], AbstractAsyncContextManager[Syncer]]) -> None:
+    After a restart of the machine nobody writes any more, and what had settled before is pushed alone.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        open_syncer: Callable[[Pushed], AbstractAsyncContextManager[Syncer]],
+        *,
+        is_after_restart: bool = False,
+    ) -> None:
         self.job = job
+        self._is_after_restart = is_after_restart
         self.left: list[str] = []  # not complete when all was over
         self.kept: str | None = None  # the grant to read the newest checkpoint that this process pushed
         self._open_syncer = open_syncer
@@ -30,6 +40,8 @@ class VolumeSync:
         self._error: BdnError | None = None
         self._is_over = asyncio.Event()
         self._is_given_up = asyncio.Event()
+        if is_after_restart:
+            self.drain()
 
     def drain(self) -> None:
         """The run has ended: what is there is pushed now, and then all is done."""
@@ -87,8 +99,9 @@ class VolumeSync:
         """What is not complete may be so soon, as long as somebody may still write it: for as long as settling takes."""
         waited = 0.0
         while True:
-            self.left = await syncer.run_once()
-            if not self.left or waited >= syncer.settle_seconds or self._is_given_up.is_set():
+            self.left = await syncer.run_once(is_after_restart=self._is_after_restart)
+            is_last = self._is_after_restart or waited >= syncer.settle_seconds or self._is_given_up.is_set()
+            if not self.left or is_last:
                 return
             await _pause(self._is_given_up, LOOK_SECONDS)
             waited += LOOK_SECONDS

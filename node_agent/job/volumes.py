@@ -40,7 +40,7 @@ _TRASH: Final = ".trash"
 class JobVolumes:
     """The service behind ``/job-volumes``.
 
-    ``verify`` checks a grant to push. ``open_sync`` makes what pushes, from a job, its grant, the directory, and the file of what was sent.
+    ``verify`` checks a grant to push. ``open_sync`` makes what pushes the checkpoints of a volume that has some.
     ``keep`` is given the organisation's grant to read the newest checkpoint of a run that has ended.
     """
 
@@ -53,7 +53,7 @@ class JobVolumes:
     is_node: bool
     clock: Clock
     verify: Callable[[str], Awaitable[PushGrant]]
-    open_sync: Callable[[str, str, Path, Path], VolumeSync]
+    open_sync: Callable[[Volume], VolumeSync]
     keep: Callable[[str, str], Awaitable[None]]
     caches: SharedCaches
     _volumes: dict[str, Volume] = field(default_factory=dict)
@@ -154,10 +154,8 @@ class JobVolumes:
         """Enter it, and push what is written there from now on, once an earlier run of the same job has done so."""
         record = volume.record
         self._volumes[record.id] = volume
-        if volume.checkpoints is not None and record.job is not None and record.push_grant is not None:
-            volume.sync = self.open_sync(
-                record.job, record.push_grant, volume.checkpoints.place, volume.folder / "journal"
-            )
+        if volume.checkpoints is not None:
+            volume.sync = self.open_sync(volume)
             self.background.start(self._sync(volume, volume.sync), f"sync {record.id}")
 
     async def _sync(self, volume: Volume, sync: VolumeSync) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, ByteRange
 from bdn.core.source.uri import CheckpointUri
-from bdn.disk.durable import opened
+from bdn.disk.durable import opened, sync_folder
 from bdn.disk.syscalls import birth_time
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
@@ -19,8 +19,9 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
 from node_agent.job.journal import VolumeJournal
 from node_agent.job.pushing import Pusher
-from node_agent.job.syncing import Syncer
+from node_agent.job.syncing import ChangedError, Syncer
 from node_agent.job.tree import JobDirectory
+from tests.support.crash.forgetful_disk import Way, forgetful_disk, needs_forgetful_disks
 from tests.support.mirror.process import ServingProcess
 from tests.support.mirror.service import LONGEST_SECONDS, until
 
@@ -54,6 +55,8 @@ async def syncing(
     journal: Path,
     settle_seconds: float = LONG,
     pace: Callable[[int], float] | None = None,
+    *,
+    is_noting: bool = False,
 ) -> AsyncIterator[Syncer]:
     with (
         closing(ByteThreads(4, "push")) as threads,
@@ -62,7 +65,7 @@ async def syncing(
     ):
         async with MirrorClient(mirror.url, None) as client:
             pusher = Pusher(client, mirror.url, pool, threads, outages=OutageRetry(), pace=pace)
-            yield Syncer(directory, JOB, pusher, kept, lambda *_: None, settle_seconds)
+            yield Syncer(directory, JOB, pusher, kept, lambda *_: None, settle_seconds, is_noting)
 
 
 @asynccontextmanager
@@ -214,6 +217,42 @@ async def test_what_is_left_of_one_that_the_job_was_deleting_is_no_version(
         (folder / "a/3").write_bytes(b"a new one")
         assert await syncer.run_once() == []
     assert (await checkpoints(mirror))["a"]["files"] == 2
+
+
+@needs_forgetful_disks
+@pytest.mark.parametrize("count", [1, 20])  # files of a checkpoint
+@pytest.mark.parametrize("way", ["forgotten", "any"])
+@pytest.mark.promise("power-loss")
+async def test_after_a_power_loss_what_had_settled_is_pushed_and_nothing_else(
+    mirror: ServingProcess, tmp_path: Path, way: Way, count: int
+) -> None:
+    def refuse(path: str) -> None:
+        if path.startswith("settled"):
+            raise ChangedError(path)
+
+    with forgetful_disk(tmp_path / "machine") as disk:
+        folder, journal = disk.place / "job", disk.place / "journal"
+        folder.mkdir()
+        for name in ("pushed", "settled"):
+            for number in range(count):
+                (folder / name / "deep").mkdir(parents=True, exist_ok=True)
+                (folder / name / f"deep/{number}").write_bytes(BIG[: 9000 + number])
+        sync_folder(disk.place)
+        async with syncing(mirror, Reading(folder, refuse), journal, is_noting=True) as syncer:
+            assert await syncer.run_once() == ["settled"]
+        whole = (await checkpoints(mirror))["pushed"]["manifest"]
+        for name in ("pushed", "torn"):
+            (folder / name).mkdir(exist_ok=True)
+            (folder / name / "more").write_bytes(b"of which the name is durable, and the bytes are not")
+            sync_folder(folder / name)
+        sync_folder(folder)
+        disk.lose_power(way, seed=1)
+        async with syncing(mirror, Reading(folder), journal, is_noting=True) as syncer:
+            assert await syncer.run_once(is_after_restart=True) == ["pushed", "torn"]
+    found = await checkpoints(mirror)
+    assert found.keys() == {"pushed", "settled"}
+    assert found["pushed"]["manifest"] == whole
+    assert found["settled"]["size_bytes"] == sum(9000 + number for number in range(count))
 
 
 async def test_what_is_sent_is_paced_and_what_is_held_is_not(

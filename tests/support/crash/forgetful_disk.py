@@ -52,7 +52,11 @@ class ForgetfulDisk:
 
     def fail_at(self, step: int, victims: Sequence[int]) -> None:
         """Before that many steps from now, these processes are killed and the power fails; 0 is never."""
-        self._tell("fail at", step=step or -1, victims=list(victims))
+        self._tell("fail at", step=step or -1, victims=list(victims), dark=True)
+
+    def kill_at(self, step: int, victims: Sequence[int]) -> None:
+        """Before that many steps from now, these processes are killed, and the disk goes on."""
+        self._tell("fail at", step=step, victims=list(victims), dark=False)
 
     def lose_power(self, way: Way, seed: int = 0) -> None:
         """Lose what was not synced: all of it, any part of it, or nothing; and have power again."""

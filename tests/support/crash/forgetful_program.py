@@ -242,6 +242,7 @@ class Program:
         self._place, self._device = place, device
         self._fails_at = self._is_dark = 0
         self._victims: list[int] = []
+        self._is_dark_then = True
         self._faults: list[dict[str, Any]] = []
         self._trail: list[str] = []
         self._buffer = memoryview(bytearray(_PAGES * 4096 + 65536))
@@ -294,11 +295,12 @@ class Program:
         self.step += 1
         self._trail.append(f"{self.step} {kind} {path}")
         if self.step == self._fails_at:
-            self._is_dark = 1
+            self._is_dark = int(self._is_dark_then)
             for victim in self._victims:
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
-            raise Refused(errno.EIO)
+            if self._is_dark:
+                raise Refused(errno.EIO)
         return self._meet(kind, number, path, body)
 
     def _meet(self, kind: str, number: int, path: str, body: memoryview) -> memoryview:
@@ -338,6 +340,7 @@ class Program:
         nodes, kind = self.calls.nodes, command["do"]
         if kind == "fail at":
             self._fails_at, self._victims = self.step + command["step"], command["victims"]
+            self._is_dark_then = command["dark"]
         elif kind == "power loss":
             if command["way"] == "kept":
                 nodes.sync_all()

@@ -1,0 +1,193 @@
+"""A job that writes checkpoints on one machine and the mirror that takes them on another; each is killed, or loses its power, again and again.
+
+After each time whatever is listed is a state that the job left a checkpoint in, and what was listed once still is.
+"""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final, cast
+
+from bdn.disk.durable import write_durably
+from bdn.mirror.app import MirrorService
+from bdn.net.api_clients import MirrorClient
+from bdn.wire.job_schema import LEAST_BYTES, JobVolume, JobVolumeRequest
+from bdn.wire.push_schema import PushGrantRequest
+from tests.support.agent.process import LONGEST_SECONDS, Daemon, Program
+from tests.support.crash.forgetful_disk import ForgetfulDisk, Way
+from tests.support.crash.writing_job import State, WritingJob
+from tests.support.mirror.backends import behind
+from tests.support.mirror.process import SERVE, ServingProcess
+from tests.support.mirror.service import MirrorUnderTest
+from tests.support.network.ports import free_port
+
+JOB: Final = "bt://llama@job"
+FAULTS: Final = {"agent": 55, "mirror": 30, "power of the node": 10, "power of the mirror": 5}  # so many of a hundred
+_STEPS: Final = 200  # that a life may have
+_ACTS: Final = 8  # of the job between two faults, as fast as it can; then it goes on slowly
+_ROOM: Final = 20 * LEAST_BYTES
+
+
+@dataclass
+class KilledSyncs:
+    """What lives on the two disks. ``counts`` are of faults, by name."""
+
+    root: Path
+    node: ForgetfulDisk
+    central: ForgetfulDisk
+    random: Random
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULTS, 0))
+    listed: dict[str, str] = field(default_factory=dict)  # manifests, by checkpoint
+    versions: int = 0
+    run: int = 0
+    volume: JobVolume | None = None
+
+    def __post_init__(self) -> None:
+        self.job = WritingJob(self.random)
+        self._ports = free_port(), free_port()
+        self._mirror: ServingProcess | None = None
+        self._daemon: Daemon | None = None
+        self._lives = AsyncExitStack()
+        self._checked: dict[str, State] = {}
+        self._stored: set[str] = set()  # when a mirror ended that had not written it down
+
+    @property
+    def kills(self) -> int:
+        return sum(self.counts.values())
+
+    async def live(self, kills: int) -> None:
+        """So many faults, and then to the end: all that lies there when the job ends is listed."""
+        async with self._lives:
+            while self.kills < kills:
+                await self._begin()
+                await self.check()
+                await self._until_fault()
+            daemon = await self._begin()
+            self.job.act()
+            assert self.volume is not None
+            await daemon.client.end_volume(self.volume.id)
+            async with asyncio.timeout(LONGEST_SECONDS):
+                while (await daemon.client.volumes()).items:  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.05)
+            await self.check()
+            found = {name: self._checked[manifest] for name, manifest in self.listed.items()}
+            assert {name: found.get(name) for name in self.job.current} == self.job.current
+
+    # --- what lives ---
+
+    async def _begin(self) -> Daemon:
+        """Start what is dead."""
+        if self._mirror is None or self._mirror.process.returncode is not None:
+            ports = ("--port", str(self._ports[0]), "--data-port", str(self._ports[1]))
+            started = await ServingProcess.start(self.central.place / "mirror", command=(*SERVE, *ports))
+            self._mirror = await self._lives.enter_async_context(started)
+            self._stored |= self._unwritten()
+        if self._daemon is None or self._daemon.process.returncode is not None:
+            self._daemon = await self._lives.enter_async_context(self._program.daemon())
+        if self.volume is None:
+            async with MirrorClient(self._mirror.url, None) as client:
+                grant = (await client.grant_pushes(PushGrantRequest(job=JOB))).grant
+            request = JobVolumeRequest(
+                run_id=f"run-{self.run}", scratch_bytes=LEAST_BYTES, checkpoint_bytes=8 * LEAST_BYTES, push_grant=grant
+            )
+            self.volume = await self._daemon.client.make_volume(request)
+            assert self.volume.checkpoints is not None
+            self.job.begin(Path(self.volume.checkpoints.path))
+        checkpoints = (await self._daemon.client.volume(self.volume.id)).checkpoints
+        assert checkpoints is not None
+        self.job.kept = frozenset(checkpoints.pushed)
+        return self._daemon
+
+    @property
+    def _program(self) -> Program:
+        given = {
+            "BDN_AGENT_CACHE_DIR": str(self.node.place / "cache"),
+            "BDN_AGENT_CACHE_BYTES": str(_ROOM),
+            "BDN_AGENT_SETTLE_SECONDS": "0",
+            "BDN_AGENT_KEEP_CHECKPOINT": "false",
+            "BDN_OUTAGE_SECONDS": str(LONGEST_SECONDS),
+        }
+        return Program(self.root / "agent", f"http://127.0.0.1:{self._ports[0]}", given)
+
+    # --- what happens to them ---
+
+    async def _until_fault(self) -> None:
+        assert self._mirror is not None
+        assert self._daemon is not None
+        (kind,) = self.random.choices(list(FAULTS), list(FAULTS.values()))
+        is_node = kind in ("agent", "power of the node")
+        disk, process = (self.node, self._daemon.process) if is_node else (self.central, self._mirror.process)
+        step = self.random.randint(1, _STEPS if is_node else _STEPS // 2)
+        (disk.fail_at if kind.startswith("power") else disk.kill_at)(step, [process.pid])
+        acts = 0
+        while process.returncode is None:
+            try:
+                await asyncio.to_thread(self.job.act)
+            except OSError:
+                assert disk.is_dark, kind
+                break
+            acts += 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 0.01 if acts < _ACTS else 1)
+        await process.wait()
+        self.counts[kind] += 1
+        if kind.startswith("power"):
+            way: Way = self.random.choice(("forgotten", "any", "any", "kept"))
+            disk.lose_power(way, self.random.getrandbits(30))
+            if is_node:
+                self._restart_machine()
+
+    def _restart_machine(self) -> None:
+        """The kernel has another name for its time, and the run has ended."""
+        cache = self.node.place / "cache"
+        (cache / "owner").unlink(missing_ok=True)
+        for path in cache.glob("jobs/*/volume.json"):
+            with suppress(ValueError):  # the power failed before it was there
+                write_durably(path, json.dumps(json.loads(path.read_bytes()) | {"boot": "another"}).encode())
+        self.volume, self.run = None, self.run + 1
+
+    # --- what is seen ---
+
+    async def check(self) -> None:
+        """What is listed is what the job left, and all that was listed still is."""
+        assert self._mirror is not None
+        mirror = MirrorUnderTest(cast("MirrorService", None), self._mirror.http, self._mirror.data_dir)
+        items = (await self._mirror.http.get("/checkpoints")).json()["items"]
+        found = {item["checkpoint_id"]: item["manifest"] for item in items}
+        lost = self.listed.keys() - found.keys()
+        assert not lost, f"{self._where()}: {lost} were listed before"
+        for name, manifest in found.items():
+            if self.listed.get(name) == manifest:
+                continue
+            if manifest not in self._checked:
+                self._checked[manifest] = await mirror.tree(manifest)
+            assert self._checked[manifest] in self.job.states.get(name, ()), f"{self._where()}: {name} never was this"
+            self.versions += 1
+        self.listed = found
+
+    def sent_again(self) -> tuple[int, int]:
+        """Bytes of whole chunks that came more than once, and once; by what the mirror has written down, and what it had not."""
+        chunks = self._chunks()
+        pushed = self._query("SELECT facts FROM events WHERE kind = 'pushed'")
+        under_way = self._query("SELECT sum(bytes_transferred) FROM mirror_sources WHERE status <> 'READY'")
+        written = sum(json.loads(facts)["transferred"] for (facts,) in pushed) + (under_way[0][0] or 0)
+        once = sum(size for name, size in chunks.items() if name not in self._unwritten())
+        return written - once + sum(chunks[name] for name in self._stored), once
+
+    def _chunks(self) -> dict[str, int]:
+        assert self._mirror is not None
+        return {path.rpartition("/")[2]: size for path, size in behind(self._mirror.data_dir).chunks().items()}
+
+    def _unwritten(self) -> set[str]:
+        """Chunks that are in the store, but were not written down: whoever sent them will send them again."""
+        return self._chunks().keys() - {str(name) for (name,) in self._query("SELECT digest FROM contents")}
+
+    def _query(self, query: str) -> list[tuple[Any, ...]]:
+        assert self._mirror is not None
+        return self._mirror.query(query)
+
+    def _where(self) -> str:
+        return f"after {self.counts}"
