@@ -58,7 +58,7 @@ class ServingProcess:
         assert said, (await reading).decode()
         assert "url" in said, said
         url = said["url"]
-        http = httpx2.AsyncClient(base_url=url, trust_env=False, timeout=60)
+        http = httpx2.AsyncClient(base_url=url, trust_env=False, timeout=2 * LONGEST_SECONDS)
         return cls(process, url, http, data_dir, said["data_port"], _out=out, _reading=reading)
 
     async def __aenter__(self) -> Self:

@@ -245,7 +245,7 @@ async def mirror_under_test(
             transport = httpx2.ASGITransport(app=service.api, raise_app_exceptions=False)
             headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
             async with httpx2.AsyncClient(
-                transport=transport, base_url="http://mirror", headers=headers, timeout=60
+                transport=transport, base_url="http://mirror", headers=headers, timeout=2 * LONGEST_SECONDS
             ) as http:
                 yield MirrorUnderTest(service, http, data_dir)
 
