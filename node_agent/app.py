@@ -21,7 +21,7 @@ from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate, certificate
 from bdn.transfer.byte_threads import BufferPool, ByteThreads, pacer
-from bdn.wire.grants import CacheGrant
+from bdn.wire.grants import CacheGrant, PushGrant
 from bdn.wire.heartbeat_schema import Heartbeat
 from bdn.wire.http_fields import is_in_the_clear, is_loopback
 from bdn.wire.operation_schema import PrefetchCommand
@@ -280,10 +280,33 @@ async def open_agent(
             SharedCaches(volume, settings.cluster, client, verify_cache, elapsed=elapsed, clock=clock)
         )
 
+        # Job volumes: what jobs write, for which room is kept before stages take any.
+        async def verify_push(token: str) -> PushGrant:
+            return await heartbeats.verify_push(token)
+
+        prefetches = PrefetchCommands(provision, tiers.node, trust, news.wake)
+
+        async def keep(volume_id: str, grant: str) -> None:
+            await prefetches.run(PrefetchCommand(id=f"pre_{volume_id}", grant=grant), lambda _: None)
+
+        volumes = await open_volumes(
+            stack,
+            settings,
+            tiers.node,
+            views.kind,
+            pool=to_mirror,
+            authorities=authorities,
+            outages=OutageRetry(policy=policy),
+            verify=verify_push,
+            until_idle=registry.until_idle,
+            keep=keep,
+            caches=caches,
+            clock=clock,
+        )
+
         # Mirror link: what the mirror hears of this node, and what it asks of it.
         verifications = VerificationCommands(scrubber, staged)
         holdings = AgentHoldings(tiers.node, settings.roles, registry, disk.writes)
-        prefetches = PrefetchCommands(provision, tiers.node, trust, news.wake)
         evictions = EvictionCommands(settings.cluster, settings.node, lifecycle, prefetches.cancel)
         heartbeats = Heartbeats(
             _identity(settings, server.port),
@@ -303,26 +326,7 @@ async def open_agent(
             ),
             news=news,
             journal=journal,
-            volume=lambda: caches.volume_id,
-        )
-
-        # Job volumes: what jobs write, for which room is kept before stages take any.
-        async def keep(volume_id: str, grant: str) -> None:
-            await prefetches.run(PrefetchCommand(id=f"pre_{volume_id}", grant=grant), lambda _: None)
-
-        volumes = await open_volumes(
-            stack,
-            settings,
-            tiers.node,
-            views.kind,
-            pool=to_mirror,
-            authorities=authorities,
-            outages=OutageRetry(policy=policy),
-            verify=heartbeats.verify_push,
-            until_idle=registry.until_idle,
-            keep=keep,
-            caches=caches,
-            clock=clock,
+            state=lambda: {"volume_id": caches.volume_id, "unsynced_bytes": volumes.unsynced_bytes},
         )
         stages = StageService(registry, lifecycle, heartbeats.verify, is_node="node" in settings.roles)
 

@@ -103,4 +103,6 @@ def _agent_lines(agent: AgentDocument) -> list[str]:
             f"  {tier}: {format_size(use.committed)} held, {format_size(use.reserved)} being filled, "
             f"{format_size(use.leased)} in use, of {format_size(use.budget)}{problem}"
         )
+    if agent.unsynced_bytes:
+        lines.append(f"  checkpoints: {format_size(agent.unsynced_bytes)} not pushed yet")
     return lines

@@ -73,7 +73,7 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     ``changes`` is null when nothing changed since the last heartbeat that was answered. ``holdings`` is all that is held, from
     agents of the version before, and for mirrors that tell no ``holdings_digest``. ``epoch`` is of the members that
     the agent knows: they are not repeated to it, and it is told when there are others. ``volume_id`` is that of the volume that it
-    shares with others of its cluster, and null before that is used. ``leaving`` is its last word. ``events``
+    shares with others of its cluster, and null before that is used. ``unsynced_bytes`` are of checkpoints in its job volumes that were not pushed yet. ``leaving`` is its last word. ``events``
     are recorded once the heartbeat is answered; the agent repeats them until then.
     """
 
@@ -90,6 +90,7 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     events: Annotated[list[NodeEvent], Field(max_length=EVENTS_AT_ONCE)] = []
     epoch: int | None = None
     volume_id: VolumeId | None = None
+    unsynced_bytes: Annotated[int, Field(ge=0, lt=2**63)] = 0
     leaving: bool = False
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
 
@@ -120,7 +121,10 @@ class HeartbeatReply(BaseModel):
 
 
 class AgentDocument(BaseModel):
-    """One agent, as the mirror last heard of it. ``disputed``: another one reports under the same name."""
+    """One agent, as the mirror last heard of it. ``disputed``: another one reports under the same name.
+
+    ``unsynced_bytes`` of checkpoints would go with the node if it were lost now.
+    """
 
     node: str
     cluster: str
@@ -132,6 +136,7 @@ class AgentDocument(BaseModel):
     alive: bool
     disputed: bool = False
     manifests: int
+    unsynced_bytes: int = 0
 
 
 class Cluster(BaseModel):

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -238,8 +238,8 @@ _NEWS_PAUSE_SECONDS: Final = 0.25  # a heartbeat costs more than a small stage, 
 class Heartbeats:
     """Two loops on one state: one listens with long requests, one tells soon what has changed.
 
-    ``identity`` is a heartbeat that says who this agent is, to the mirror and to its peers, and nothing else. ``volume`` tells the id of the volume that
-    training caches lie on, where it is known.
+    ``identity`` is a heartbeat that says who this agent is, to the mirror and to its peers, and nothing else. ``state`` tells what
+    of the other fields is another one each time: of job volumes and training caches.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class Heartbeats:
         inbox: CommandInbox,
         news: ChangeSignal,
         journal: Journal,
-        volume: Callable[[], str | None],
+        state: Callable[[], Mapping[str, object]],
     ) -> None:
         self._identity = identity
         self._client = client
@@ -263,7 +263,7 @@ class Heartbeats:
         self._inbox = inbox
         self._news = news
         self._journal = journal
-        self._volume = volume
+        self._state = state
         self._told = HoldingsTold()
         self._most_bytes = _MOST_BYTES
         self._asked = 0
@@ -325,7 +325,7 @@ class Heartbeats:
             "events": fitting(events, self._most_bytes),
             "epoch": self._members.current().epoch,
             "wait_seconds": wait_seconds,
-            "volume_id": self._volume(),
+            **self._state(),
         }
         return self._identity.model_copy(update=state | (telling.fields if telling else {})), telling
 

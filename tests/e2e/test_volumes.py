@@ -201,9 +201,12 @@ def test_checkpoints_wait_for_a_mirror_that_is_away_and_not_for_ever(backend: st
         with cluster.mirror(), node(cluster) as (shell, _):
             places = [created(shell, job, *words)["CHECKPOINT"] for job in ("job-1", "job-2")]
             created(shell, "job-3")
-        with node(cluster) as (shell, _):
             (places[0] / "step-1").mkdir()
+            (places[0] / "step-1/.bdn-open").touch()
             (places[0] / "step-1/model.safetensors").write_bytes(b"x" * MIB)
+            wait_until(lambda: shell.run("bdn-admin", "agents", "--json").document["items"][0]["unsynced_bytes"] == MIB)
+        with node(cluster) as (shell, _):
+            (places[0] / "step-1/.bdn-open").unlink()
             command(shell, "volumes", "rm", "--job", "job-1")
             wait_until(lambda: _of(shell, "job-1")["checkpoints"]["error"] is not None, 300)
             waiting = _of(shell, "job-1")

@@ -181,7 +181,7 @@ class Membership:
         """The digests of those that can be written down without their clusters' rows."""
         staying = {(note.heartbeat.cluster, note.heartbeat.node): note for note in notes if not note.heartbeat.leaving}
         said = {name: _columns(note) for name, note in staying.items()}
-        columns = ("tiers", "version", "last_heartbeat")
+        columns = ("tiers", "version", "unsynced_bytes", "last_heartbeat")
         async with self.database.write() as session:
             rows = await agents.note_heartbeats(
                 session, {name: {column: said[name][column] for column in columns} for name in said}
@@ -325,7 +325,7 @@ async def _hold(session: WriteSession, heartbeat: Heartbeat, digest: str) -> str
 
 
 def _columns(note: _Note) -> dict[str, Any]:
-    said = note.heartbeat.model_dump(include={"boot_id", "roles", "advertise", "version", "tiers"})
+    said = note.heartbeat.model_dump(include={"boot_id", "roles", "advertise", "version", "tiers", "unsynced_bytes"})
     return said | {"last_heartbeat": note.heard_at}
 
 
@@ -378,6 +378,7 @@ def _agent(row: AgentRow, now: float) -> AgentDocument:
             "alive": agents.is_alive(row, now),
             "disputed": row.disputed_at is not None and now - row.disputed_at < agents.ALIVE_SECONDS,
             "manifests": row.manifests,
+            "unsynced_bytes": row.unsynced_bytes,
         }
     )
 

@@ -74,7 +74,7 @@ class Client:
         use = TierUse(budget=10, committed=10, reserved=0, leased=0, problem="Input/output error")
         one = AgentDocument(
             node="n", cluster="c", roles=["node"], version="1", advertise=None, tiers={"node": use},
-            last_heartbeat=MADE, alive=True, manifests=1,
+            last_heartbeat=MADE, alive=True, manifests=1, unsynced_bytes=3_000_000,
         )  # fmt: skip
         return Page[AgentDocument](items=[one])
 
@@ -157,6 +157,7 @@ def test_lists_say_what_an_agent_holds_for_its_cluster_and_why_it_takes_nothing_
     assert run("agents").output.splitlines() == [
         "c/n  alive since 2026-01-02 03:04:05Z  1 manifest",
         "  node: 10 B held, 0 B being filled, 0 B in use, of 10 B; takes nothing new: Input/output error",
+        "  checkpoints: 3 MB not pushed yet",
     ]
     assert run("agents", "ls").output == run("agents").output
     assert run("agents", "--json").output == run("agents", "ls", "--json").output
