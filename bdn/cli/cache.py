@@ -156,3 +156,22 @@ async def set_limit(output: Output, *, project: str, limit_bytes: int) -> None:
     output.result(
         changed, [f"{changed.project_name} may hold {format_size(changed.limit_bytes)}"], [changed.project_id]
     )
+
+
+@cache.command()
+@click.argument("project")
+@click.option("--cluster", metavar="NAME", required=True, help="Where the volume is lost.")
+@command_line
+async def forget(output: Output, *, project: str, cluster: str) -> None:
+    """Forget on which volume of a cluster a project has its cache: the next job begins one on the volume that its node has.
+
+    For volumes that are lost or were replaced. What lies on a volume that comes back stays there.
+
+    \b
+    Example: bdn-admin cache forget llama --cluster east
+    """
+    async with mirror_client() as client:
+        changed = await client.forget_cache_volume(project, cluster)
+    output.result(
+        changed, [f"{changed.project_name} begins a new cache in {cluster} with its next job"], [changed.project_id]
+    )

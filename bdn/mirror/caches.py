@@ -12,7 +12,7 @@ from bdn.core.errors import CacheAffinityError, CacheNotSharedError, CacheOverQu
 from bdn.core.training.affinity import place
 from bdn.mirror.db import caches, operations, projects
 from bdn.mirror.db.caches import CacheState
-from bdn.mirror.db.database import Database, WriteSession
+from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.operations import ANY
 from bdn.mirror.db.tables import CachePinRow, OperationPartRow, OperationRow, ProjectRow
 from bdn.mirror.operations.operations import CACHE_REMOVAL
@@ -121,11 +121,22 @@ class TrainingCaches:
     async def limit(self, organisation: str, project: str, body: CacheLimit) -> ProjectCache:
         """Set how much a project's cache may hold. Raises ``NotFoundError``: there is none."""
         async with self.database.write() as session:
-            row = await projects.find(session, organisation, project)
-            pin = None if row is None else await caches.pinned(session, row.id)
-            if pin is None:
-                raise NotFoundError(f"a training cache of project {project}")
+            pin = await _pinned(session, organisation, project)
             pin.limit_bytes = body.limit_bytes
+        return await self._one(organisation, pin)
+
+    async def forget_volume(self, organisation: str, project: str, cluster: str) -> ProjectCache:
+        """The next job in the cluster has the cache on whatever volume its node has; what lies on the one before stays there.
+
+        Raises ``NotFoundError``: there is none, or not in this cluster.
+        """
+        async with self.database.write() as session:
+            pin = await _pinned(session, organisation, project)
+            if not await caches.forget_directory(session, pin.project, cluster):
+                raise NotFoundError(f"a training cache of project {project} in cluster {cluster}")
+        return await self._one(organisation, pin)
+
+    async def _one(self, organisation: str, pin: CachePinRow) -> ProjectCache:
         return next(one for one in (await self.listed(organisation, None)).items if one.project_id == pin.project)
 
     def _limit(self, pin: CachePinRow) -> int:
@@ -178,6 +189,14 @@ async def forget_caches(session: WriteSession, project: ProjectRow, now: float) 
             operation=operation_id, cluster=row.cluster, node=ANY, state="PENDING", result={}, error=None
         )
         await operations.insert(session, operation, [part])
+
+
+async def _pinned(session: ReadSession, organisation: str, project: str) -> CachePinRow:
+    row = await projects.find(session, organisation, project)
+    pin = None if row is None else await caches.pinned(session, row.id)
+    if pin is None:
+        raise NotFoundError(f"a training cache of project {project}")
+    return pin
 
 
 def _check_place(body: CacheRequest, pinned: str) -> None:

@@ -179,6 +179,9 @@ class MirrorClient(ContentClient):
     async def limit_cache(self, project: str, body: CacheLimit) -> ProjectCache:
         return await self._call(ProjectCache, "PATCH", f"/caches/{quote(project, safe='')}", body=body)
 
+    async def forget_cache_volume(self, project: str, cluster: str) -> ProjectCache:
+        return await self._call(ProjectCache, "DELETE", f"/caches/{quote(project, safe='')}/{quote(cluster, safe='')}")
+
     async def cache_summary(self, project: str) -> CacheSummaryDocument:
         return await self._call(CacheSummaryDocument, "GET", f"/caches/{quote(project, safe='')}/summary")
 

@@ -78,6 +78,9 @@ def test_a_cache_is_measured_emptied_and_limited(tmp_path: Path) -> None:
         assert told(one, "rm", "llama", OLD, code=4)["error"]["code"] == "NOT_FOUND"
         assert told(one, "rm", "mistral", OLD, code=4)["error"]["code"] == "NOT_FOUND"
         assert told(one, "rm", "llama", "../..", code=2)["error"]["code"] == "INVALID_REQUEST"
+        where = grant["cluster"]
+        assert told(one, "forget", "llama", "--cluster", where)["directories"] == []
+        assert told(one, "forget", "llama", "--cluster", where, code=4)["error"]["code"] == "NOT_FOUND"
 
 
 def test_the_cache_of_a_deleted_project_goes_when_its_cluster_is_back(tmp_path: Path) -> None:

@@ -92,6 +92,24 @@ async def test_a_refusal_pins_nothing(mirror: MirrorUnderTest) -> None:
     assert len(cache["directories"]) == 1
 
 
+async def test_a_volume_that_is_lost_is_forgotten_and_the_next_one_taken(mirror: MirrorUnderTest) -> None:
+    project = (await granted(mirror))["project_id"]
+    await granted(mirror, WEST, gpu_type="H200", require_cache_affinity=False)
+    await measured(mirror, project, 5)
+    assert await refused(mirror, EAST, volume_id=OTHER) == "CACHE_NOT_SHARED"
+    forgotten = await mirror.http.delete("/caches/llama/east")
+    assert [(one["cluster"], one["volume_id"]) for one in forgotten.json()["directories"]] == [("west", OTHER)]
+    for path in ("/caches/llama/east", "/caches/llama/north", "/caches/mistral/east"):
+        assert refusal(await mirror.http.delete(path)) == (404, "NOT_FOUND")
+    await granted(mirror, EAST, volume_id=OTHER)
+    assert await refused(mirror, EAST) == "CACHE_NOT_SHARED"
+    (cache,) = (await caches(mirror))["items"]
+    assert [(one["cluster"], one["volume_id"], one["size_bytes"]) for one in cache["directories"]] == [
+        ("east", OTHER, None),
+        ("west", OTHER, None),
+    ]
+
+
 async def test_a_cache_that_holds_too_much_is_refused_until_it_holds_less_or_may_hold_more(
     mirror: MirrorUnderTest,
 ) -> None:
@@ -150,6 +168,7 @@ async def test_another_organisation_sees_and_gets_another_project(mirror: Mirror
     assert theirs["cluster"] == "west"
     assert {theirs["project_id"], theirs["team_id"]} & {own["project_id"], own["team_id"]} == set()
     assert refusal(await mirror.http.get(f"/caches/{own['project_id']}/summary", headers=other))[0] == 404
+    assert refusal(await mirror.http.delete(f"/caches/{own['project_id']}/east", headers=other))[0] == 404
     for name in ("llama", theirs["project_id"]):
         limited = await mirror.http.patch(f"/caches/{name}", json={"limit_bytes": 1})
         assert limited.status_code == (200 if name == "llama" else 404)

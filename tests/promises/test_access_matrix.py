@@ -274,6 +274,7 @@ OPERATORS: Final = {
     "/tokens",
     "/tokens/{token_id}",
     "patch /caches/{project}",
+    "delete /caches/{project}/{cluster}",
     "/collections",
     "/collections/{collection_id}",
 }

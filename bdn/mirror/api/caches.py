@@ -19,6 +19,7 @@ from bdn.wire.cache_schema import (
 )
 
 _Caches = Annotated[TrainingCaches, provided(TrainingCaches)]
+_ClusterName = Annotated[str, Path(min_length=1, max_length=256, pattern=TEXT)]
 
 caches_router = new_router("caches")
 
@@ -43,11 +44,16 @@ async def cache_summary(caches: _Caches, project: ProjectName, caller: TeamContr
     return await caches.summary(caller.organisation, caller.team, project)
 
 
+@caches_router.delete("/caches/{project}/{cluster}", summary="Forget on which volume of a cluster a training cache is")
+async def forget_volume(caches: _Caches, project: ProjectName, cluster: _ClusterName, caller: Operator) -> ProjectCache:
+    return await caches.forget_volume(caller.organisation, project, cluster)
+
+
 @caches_router.put("/caches/{project}/{cluster}/summary", summary="Agents only: what they found in a cache")
 async def record_summary(
     caches: _Caches,
     project: ProjectName,
-    cluster: Annotated[str, Path(min_length=1, max_length=256, pattern=TEXT)],
+    cluster: _ClusterName,
     body: CacheSummaryBody,
     caller: Agent,
 ) -> CacheDirectory:

@@ -117,6 +117,14 @@ async def removals(session: ReadSession, organisation: str) -> Sequence[tuple[Op
     return [(row, part) for row, part in (await session.execute(query)).all()]
 
 
+async def forget_directory(session: WriteSession, project: str, cluster: str) -> bool:
+    """Forget on which volume of a cluster a project has its cache, and what it held; whether it had one there."""
+    found = await session.get(CacheDirectoryRow, (project, cluster))
+    for table in (CacheSummaryRow, CacheDirectoryRow):
+        await session.execute(delete(table).where(table.project == project, table.cluster == cluster))
+    return found is not None
+
+
 async def forget(session: WriteSession, project: str) -> list[CacheDirectoryRow]:
     """Forget where a project has caches, and what they held. Returns where."""
     query = select(CacheDirectoryRow).where(CacheDirectoryRow.project == project).with_for_update()
