@@ -4,15 +4,19 @@ import os
 import shutil
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.net.http1.pool import ConnectionPool
+from bdn.wire.http_fields import push_path
 from tests.benchmarks import disk
-from tests.benchmarks.report import FEW_RUNS, Figure, Row, ratios, scaled_size
+from tests.benchmarks.report import FEW_RUNS, RUNS, Figure, Row, differences, ratios, scaled_size
 from tests.support.services import services
 from tests.support.services.commands import Process, Shell, wait_until
 from tests.support.services.processes import cpu_seconds
@@ -20,6 +24,7 @@ from tests.support.services.processes import cpu_seconds
 _SIZE: Final = 1024**3
 _JOB: Final = "bt://bench@job1"
 _LONGEST_SECONDS: Final = 600
+_THREADS: Final = 8  # as many as bdn sync has
 _SHARD: Final = 16 * CHUNK_SIZE
 
 
@@ -52,15 +57,16 @@ class _Bench:
         return place
 
     def pushes(self) -> list[Row]:
-        """Beside ``cp`` and ``sync`` of the same files, in turn."""
-        ours, theirs, pusher, server, starts = [], [], [], [], []
+        """Beside ``cp`` and ``sync`` of the same files, and chunks of the same size sent by nothing but ``PUT``, in turn."""
+        ours, theirs, pusher, server, starts, sent, bare = [], [], [], [], [], [], []
         gigabytes = self.size / 1e9
         for run in range(FEW_RUNS):
             place = self.write(f"checkpoint-{run}", seed=run)
             before, began = cpu_seconds(self.mirror.process.pid), time.perf_counter()
             with self.shell.running("bdn", "sync", str(self.folder), _JOB, "--once") as process:
                 pusher.append(_cpu_at_the_end(process) / gigabytes)
-            ours.append(gigabytes / (time.perf_counter() - began))
+            seconds = time.perf_counter() - began
+            ours.append(gigabytes / seconds)
             server.append((cpu_seconds(self.mirror.process.pid) - before) / gigabytes)
             began = time.perf_counter()
             shutil.copytree(place, self.folder.parent / "copy")
@@ -69,16 +75,41 @@ class _Bench:
             shutil.rmtree(self.folder.parent / "copy")
             shutil.rmtree(place)
             disk.settle(self.folder)
+            began = time.perf_counter()
             with self.shell.running("bdn", "sync", str(self.folder), _JOB, "--once") as process:
                 starts.append(_cpu_at_the_end(process) / gigabytes)
+            sent.append(gigabytes / (seconds - (time.perf_counter() - began)))
+            bare.append(gigabytes / self.put_all())
+            disk.settle(self.folder)
         return [
             Figure("bdn sync --once", "GB/s", ours),
             Figure("a copy beside it, synced", "GB/s", theirs),
             Figure("ratio, pair by pair", "x", ratios(ours, theirs)),
-            Figure("CPU of bdn sync, its start included", "s/GB", pusher, "<= 0.8"),
+            Figure("bdn sync without its start", "GB/s", sent),
+            Figure("the same by PUT alone", "GB/s", bare),
+            Figure("ratio, pair by pair", "x", ratios(sent, bare), ">= 0.8"),
+            Figure("CPU of bdn sync, its start included", "s/GB", pusher),
             Figure("CPU of a start that finds nothing to push", "s/GB", starts),
+            Figure("CPU of bdn sync without its start", "s/GB", differences(pusher, starts), "<= 0.8"),
             Figure("CPU of the mirror", "s/GB", server),
         ]
+
+    def put_all(self) -> float:
+        """Seconds to send as much to a push by ``PUT``, from memory, each chunk named before."""
+        push = self.mirror.http.post("/pushes", json={"source": f"{_JOB}/bare"}).json()
+        plane = f"http://127.0.0.1:{push['data_port']}"
+        contents = [os.urandom(CHUNK_SIZE) for _ in range(self.size // CHUNK_SIZE)]
+        chunks = [(digest_of(one), one) for one in contents]
+        with closing(ConnectionPool(timeout_seconds=_LONGEST_SECONDS)) as pool, ThreadPoolExecutor(_THREADS) as threads:
+
+            def put(chunk: tuple[Digest, bytes]) -> None:
+                url = plane + push_path(push["push_id"], chunk[0])
+                with pool.request("PUT", url, {}, memoryview(chunk[1])) as answer:
+                    assert answer.status == 204, answer.read(1000)
+
+            began = time.perf_counter()
+            list(threads.map(put, chunks))
+            return time.perf_counter() - began
 
     def changes(self) -> list[Row]:
         """The next checkpoint has some of its chunks anew."""
@@ -118,8 +149,10 @@ class _Bench:
     def writer(self) -> list[Row]:
         """One who writes checkpoints without end, alone and beside a syncer that pushes them, in turn."""
         alone, beside = [], []
-        for run in range(FEW_RUNS):
+        for run in range(RUNS):
+            self.clear()
             alone.append(self.written(f"alone-{run}", 300 + run))
+            self.clear()
             with self.shell.running("bdn", "sync", str(self.folder), _JOB, "--settle", "0s"):
                 beside.append(self.written(f"beside-{run}", 400 + run))
         return [
@@ -127,6 +160,12 @@ class _Bench:
             Figure("the same beside bdn sync", "GB/s", beside),
             Figure("ratio, pair by pair", "x", ratios(beside, alone), ">= 0.9"),
         ]
+
+    def clear(self) -> None:
+        """So that a syncer finds nothing but what is written beside it."""
+        for place in self.folder.iterdir():
+            shutil.rmtree(place)
+        disk.settle(self.folder)
 
     def written(self, name: str, seed: int) -> float:
         began = time.perf_counter()

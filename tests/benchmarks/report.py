@@ -77,6 +77,11 @@ def ratios(over: Sequence[float], under: Sequence[float]) -> tuple[float, ...]:
     return tuple(a / b for a, b in zip(over, under, strict=True))
 
 
+def differences(more: Sequence[float], less: Sequence[float]) -> tuple[float, ...]:
+    """Pair by pair, likewise."""
+    return tuple(a - b for a, b in zip(more, less, strict=True))
+
+
 def write(name: str, rows: Sequence[Row], seconds: float) -> str:
     """Replace the figures of the section ``name`` of the page, which took so many seconds to measure; its words stay.
 
