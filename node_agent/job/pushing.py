@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range, digest_of
-from bdn.core.errors import BdnError, single_error
+from bdn.core.errors import BdnError, QuotaExceededError, single_error
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
@@ -86,7 +86,19 @@ class Pusher:
             for file in files
         ]
         request = CommitRequest(files=pushed, details=details)
-        return await self.outages.ask(partial(self.mirror.commit, push_id, request))
+        done = await self.outages.ask(partial(self._commit, push_id, request))
+        if isinstance(done, BdnError):
+            raise done
+        return done
+
+    async def _commit(self, push_id: str, request: CommitRequest) -> Mirror | BdnError:
+        """A quota is no outage: people make room, and other checkpoints may be smaller."""
+        try:
+            return await self.mirror.commit(push_id, request)
+        except BdnError as error:
+            if error.code != QuotaExceededError.code:
+                raise
+            return error
 
     async def send(self, source: str, files: Sequence[SentFile]) -> tuple[str, dict[tuple[str, int], Digest]]:
         """Have the mirror hold all chunks of these files, for a push that goes on. Its id, and the chunks by path and index."""

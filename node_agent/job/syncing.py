@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from bdn.core.chunk import ByteRange, chunk_count, chunk_range, digest_of
-from bdn.core.errors import BdnError, DiskFailedError, InvalidSourceError
+from bdn.core.errors import BdnError, DiskFailedError, InvalidSourceError, QuotaExceededError
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.training.checkpoints import (
     INDEX,
@@ -163,9 +163,12 @@ class Syncer:
     async def run_once(self, *, is_after_restart: bool = False) -> list[str]:
         """Push all that is complete as it lies there. Returns the names of those that are not.
 
+        Raises ``BdnError``: of a quota, once all others were pushed; of all else, at once.
+
         After a restart of the machine that is what was noted before, and is still as it was: of all else a power cut may have taken a part.
         """
         left: list[str] = []
+        refusal: BdnError | None = None
         known = checkpoints_in(await in_thread(self.directory.look))
         self._count(known)
         for name, found in known.items():
@@ -183,8 +186,15 @@ class Syncer:
                 pass
             except InvalidSourceError as error:
                 logger.warning("a checkpoint was not pushed", extra={"checkpoint": name, "error": str(error)})
+            except BdnError as error:
+                if error.code != QuotaExceededError.code:
+                    raise
+                refusal = error
+                continue
             left.append(name)
         self._count(known)
+        if refusal is not None:
+            raise refusal
         return left
 
     def _is_pushed(self, found: Found) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, ByteRange
+from bdn.core.errors import BdnError
+from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import CheckpointUri
 from bdn.disk.durable import opened, sync_folder
 from bdn.disk.syscalls import birth_time
@@ -57,6 +59,7 @@ async def syncing(
     pace: Callable[[int], float] | None = None,
     *,
     is_noting: bool = False,
+    outages: OutageRetry | None = None,
 ) -> AsyncIterator[Syncer]:
     with (
         closing(ByteThreads(4, "push")) as threads,
@@ -64,7 +67,7 @@ async def syncing(
         VolumeJournal(journal) as kept,
     ):
         async with MirrorClient(mirror.url, None) as client:
-            pusher = Pusher(client, mirror.url, pool, threads, outages=OutageRetry(), pace=pace)
+            pusher = Pusher(client, mirror.url, pool, threads, outages=outages or OutageRetry(), pace=pace)
             yield Syncer(directory, JOB, pusher, kept, lambda *_: None, settle_seconds, is_noting)
 
 
@@ -217,6 +220,51 @@ async def test_what_is_left_of_one_that_the_job_was_deleting_is_no_version(
         (folder / "a/3").write_bytes(b"a new one")
         assert await syncer.run_once() == []
     assert (await checkpoints(mirror))["a"]["files"] == 2
+
+
+async def test_while_the_store_is_away_nothing_is_lost_and_nothing_seen(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "a").mkdir()
+    (folder / "a/model.safetensors").write_bytes(BIG)
+    chunks = tmp_path / "mirror/store/chunks"
+    async with syncing(
+        mirror,
+        Reading(folder),
+        tmp_path / "journal",
+        outages=OutageRetry(policy=RetryPolicy(outage_seconds=0, attempts=1)),
+    ) as syncer:
+        away = chunks.rename(tmp_path / "away")
+        with pytest.raises(BdnError) as failed:
+            await syncer.run_once()
+        assert failed.value.code == "STORE_UNAVAILABLE"
+        assert await checkpoints(mirror) == {}
+        away.rename(chunks)
+        assert await syncer.run_once() == []
+    assert (await checkpoints(mirror))["a"]["size_bytes"] == len(BIG)
+
+
+async def test_what_is_beyond_the_quota_is_pushed_once_there_is_room_and_holds_up_no_other(
+    upstreams: None, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node_agent.job.syncing.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("node_agent.job.syncing.LOOK_SECONDS", 0.1)
+    async with await ServingProcess.start(tmp_path / "mirror", BDN_LIMIT_PUSH_BYTES="10") as mirror:
+        for name, content in (("a", b"12345678"), ("b", b"abcd"), ("c", b"x")):
+            (folder / name).mkdir()
+            (folder / name / "x").write_bytes(content)
+        async with syncing(mirror, Reading(folder), tmp_path / "once") as syncer:
+            with pytest.raises(BdnError) as refused:
+                await syncer.run_once()
+            assert refused.value.code == "QUOTA_EXCEEDED"
+            assert (await checkpoints(mirror)).keys() == {"a", "c"}
+        async with syncing(mirror, Reading(folder), tmp_path / "journal", 0.0) as syncer, in_background(syncer):
+            first = (await seen(mirror, "a", "c"))["a"]
+            await until(lambda: syncer.error is not None)
+            assert syncer.error is not None
+            assert syncer.error.code == "QUOTA_EXCEEDED"
+            assert (await mirror.http.delete(f"/checkpoints/{first['id']}")).status_code == 200
+            assert (await seen(mirror, "b", "c")).keys() == {"b", "c"}
 
 
 @needs_forgetful_disks
