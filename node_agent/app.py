@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,6 +15,7 @@ from bdn import __version__
 from bdn.core.chunk import Digest
 from bdn.core.events import Event
 from bdn.core.pace.retry import RetryPolicy
+from bdn.disk.direct import DirectWrites
 from bdn.net.api_clients import MirrorClient
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import OutageRetry
@@ -330,32 +331,14 @@ async def open_agent(
         )
         stages = StageService(registry, lifecycle, heartbeats.verify, is_node="node" in settings.roles)
 
-        metrics.watch(
-            "bdn_agent_direct_writes",
-            "1 when files are written past the page cache",
-            lambda: disk.writes.are_direct,
-        )
-        metrics.watch("bdn_agent_events_waiting", "Events that the mirror has not heard", lambda: journal.waiting)
-        metrics.watch("bdn_agent_byte_threads", "Threads that may move bytes at once now", lambda: pools.own.limit)
-        metrics.watch(
-            "bdn_agent_job_volume_bytes",
-            "Bytes that are set aside for job volumes",
-            lambda: volumes.space.aside.promised,
-        )
-        metrics.watch(
-            "bdn_agent_unsynced_bytes",
-            "Bytes of checkpoints in job volumes that the mirror does not have",
-            lambda: volumes.unsynced_bytes,
-        )
-        metrics.watch(
-            "bdn_agent_bucket_requests",
-            "Requests that may be in flight to the mirror's bucket now",
-            lambda: bucket.limit,
-        )
-        metrics.watch(
-            "bdn_agent_scrub_round_ended",
-            "When everything held had been read again the last time, in seconds since the epoch",
-            lambda: scrub_record.round.ended or 0,
+        _watch(
+            metrics,
+            writes=disk.writes,
+            journal=journal,
+            pools=pools,
+            bucket=bucket,
+            volumes=volumes,
+            scrubbed=scrub_record,
         )
 
         # Start: stages first, then peers, then the mirror. At the end the other way round; first of all, threads that
@@ -398,6 +381,35 @@ async def open_agent(
             data_port=server.port,
             certificate=shown,
         )
+
+
+def _watch(
+    metrics: AgentMetrics,
+    *,
+    writes: DirectWrites,
+    journal: Journal,
+    pools: Pools,
+    bucket: Bucket,
+    volumes: JobVolumes,
+    scrubbed: ScrubRecord,
+) -> None:
+    figures: dict[str, tuple[str, Callable[[], float]]] = {
+        "direct_writes": ("1 when files are written past the page cache", lambda: writes.are_direct),
+        "events_waiting": ("Events that the mirror has not heard", lambda: journal.waiting),
+        "byte_threads": ("Threads that may move bytes at once now", lambda: pools.own.limit),
+        "bucket_requests": ("Requests that may be in flight to the mirror's bucket now", lambda: bucket.limit),
+        "job_volume_bytes": ("Bytes that are set aside for job volumes", lambda: volumes.space.aside.promised),
+        "unsynced_bytes": (
+            "Bytes of checkpoints in job volumes that the mirror does not have",
+            lambda: volumes.unsynced_bytes,
+        ),
+        "scrub_round_ended": (
+            "When everything held had been read again the last time, in seconds since the epoch",
+            lambda: scrubbed.round.ended or 0,
+        ),
+    }
+    for name, (what, read) in figures.items():
+        metrics.watch(f"bdn_agent_{name}", what, read)
 
 
 def _warn_of_plain_http(settings: AgentSettings) -> None:
