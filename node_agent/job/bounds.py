@@ -160,7 +160,11 @@ def _bytes_below(root: Path) -> int | None:
     """Bytes of the disk that files and folders take, each once. No link is followed. What goes meanwhile may count or not."""
     counted: set[tuple[int, int]] = set()
     total = 0
-    with opened(root, os.O_RDONLY | os.O_DIRECTORY) as top:
+    with ExitStack() as stack:
+        try:
+            top = stack.enter_context(opened(root, os.O_RDONLY | os.O_DIRECTORY))
+        except PermissionError:  # who may write there may close it, too
+            return None
         for found in _below(top, 0):
             if found is None:
                 return None
@@ -175,11 +179,16 @@ def _bytes_below(root: Path) -> int | None:
 def _below(folder: int, depth: int) -> Iterator[os.stat_result | None]:
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):
+            try:
                 found = entry.stat(follow_symlinks=False)
-                yield found
-                if stat.S_ISDIR(found.st_mode):
-                    yield from _inside(folder, entry.name, depth + 1)
+            except FileNotFoundError:
+                continue
+            except OSError:  # a folder that may be listed and not searched
+                yield None
+                return
+            yield found
+            if stat.S_ISDIR(found.st_mode):
+                yield from _inside(folder, entry.name, depth + 1)
 
 
 def _inside(folder: int, name: str, depth: int) -> Iterator[os.stat_result | None]:

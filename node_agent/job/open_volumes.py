@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
-from functools import partial
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Final
 
 from bdn.core.errors import BdnError
@@ -21,8 +20,9 @@ from node_agent.disk.cache_directory import boot_id
 from node_agent.job.bounds import can_make_images
 from node_agent.job.shared_caches import SharedCaches
 from node_agent.job.sync_directory import Syncers
+from node_agent.job.syncing import Syncer
 from node_agent.job.volume import Volume, VolumeSpace
-from node_agent.job.volume_sync import VolumeSync
+from node_agent.job.volume_sync import Pushed, VolumeSync
 from node_agent.job.volumes import JobVolumes
 from node_agent.settings import AgentSettings
 
@@ -62,8 +62,12 @@ async def open_volumes(
         assert checkpoints is not None  # noqa: S101 - or nobody asks
         job = parse_source(record.job)
         assert isinstance(job, CheckpointUri)  # noqa: S101 - it stands in a grant to push
-        opened = partial(syncers.syncer, checkpoints.place, job, record.push_grant, volume.folder / "journal")
-        return VolumeSync(record.job, opened, is_after_restart=record.boot != boot_id())
+        place, journal = checkpoints.place, volume.folder / "journal"
+
+        def open_syncer(on_pushed: Pushed) -> AbstractAsyncContextManager[Syncer]:
+            return syncers.syncer(place, job, volume.record.push_grant, journal, on_pushed)
+
+        return VolumeSync(record.job, open_syncer, is_after_restart=record.boot != boot_id())
 
     async def keep_newest(volume_id: str, grant: str) -> None:
         if settings.keep_checkpoint:

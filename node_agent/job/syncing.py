@@ -19,7 +19,7 @@ from bdn.core.chunk import ByteRange, chunk_count, chunk_range, digest_of
 from bdn.core.errors import BdnError, DiskFailedError, InvalidSourceError, QuotaExceededError
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.training.checkpoints import (
-    INDEX,
+    LONGEST_DESCRIBED,
     LONGEST_READ,
     LOOSE,
     READ,
@@ -42,7 +42,9 @@ SETTLE_SECONDS: Final = 30.0
 FILES_LIMIT: Final = 1_000_000
 _LATEST: Final = 253_402_300_799  # the last second of the year 9999
 _LONGEST_NAMED: Final = 1000  # characters of a path that is skipped: a job may make it ten times as long
+_INDEXES: Final = 4 * LONGEST_READ  # bytes of one checkpoint's together; sparse files cost a job nothing
 _MARK: Final = 16  # hexadecimal digits: nobody but the job itself can make two that are equal
+_OF_ONE: Final = {QuotaExceededError.code, DiskFailedError.code}  # say nothing of other checkpoints
 AGAIN_SECONDS: Final = 60.0  # after a push that failed
 
 
@@ -88,17 +90,12 @@ def checkpoints_in(tree: Tree) -> dict[str, Found]:
     for path, stamp in tree.files.items():
         if (place := place_of(path)) is not None:
             files.setdefault(place[0], {})[place[1]] = stamp
-    return {name: _found(tree, name, found) for name, found in files.items()}
-
-
-def _found(tree: Tree, name: str, files: Mapping[str, Stamp]) -> Found:
-    skipped = [f"{path!a:.{_LONGEST_NAMED}}: {why}" for path, why in tree.skipped.items() if _is_of(path, name)]
-    return Found(name, files, skipped, any(_is_of(path, name) for path in tree.unreadable))
-
-
-def _is_of(path: str, name: str) -> bool:
-    place = place_of(path)
-    return place is not None and place[0] == name
+    skipped: dict[str, list[str]] = {}
+    for path, why in tree.skipped.items():
+        if (place := place_of(path)) is not None:
+            skipped.setdefault(place[0], []).append(f"{path!a:.{_LONGEST_NAMED}}: {why}")
+    unreadable = {place[0] for path in tree.unreadable if (place := place_of(path)) is not None}
+    return {name: Found(name, found, skipped.get(name, ()), name in unreadable) for name, found in files.items()}
 
 
 @dataclass
@@ -122,6 +119,9 @@ class Syncer:
     error: BdnError | None = field(default=None, init=False)  # of the last push
     _settling: Settling = field(init=False)
     _again_at: dict[str, float] = field(default_factory=dict)
+    _pushed: dict[str, tuple[str, Mapping[str, Stamp]]] = field(
+        default_factory=dict
+    )  # as which version; as it was seen last
 
     def __post_init__(self) -> None:
         self._settling = Settling(self.settle_seconds)
@@ -131,8 +131,8 @@ class Syncer:
         over = over or asyncio.Event()
         while not over.is_set():
             began = self.clock()
-            now, known = await self._look()
-            pause = max(LOOK_SECONDS, _PAUSES * (now - began))
+            now, known = await in_thread(self._look)
+            pause = max(LOOK_SECONDS, _PAUSES * (self.clock() - began))
             for name, found in known.items():
                 if over.is_set() or self._again_at.get(name, now) > now or self._is_pushed(found):
                     continue
@@ -163,14 +163,14 @@ class Syncer:
     async def run_once(self, *, is_after_restart: bool = False) -> list[str]:
         """Push all that is complete as it lies there. Returns the names of those that are not.
 
-        Raises ``BdnError``: of a quota, once all others were pushed; of all else, at once.
+        Raises ``BdnError``: of what does not answer, at once; of one that is refused or cannot be read, once all others were pushed.
 
         After a restart of the machine that is what was noted before, and is still as it was: of all else a power cut may have taken a part.
         """
         left: list[str] = []
         refusal: BdnError | None = None
-        known = checkpoints_in(await in_thread(self.directory.look))
-        self._count(known)
+        known = await in_thread(self._found)
+        await in_thread(self._count, known)
         for name, found in known.items():
             try:
                 if self._is_pushed(found):
@@ -187,12 +187,12 @@ class Syncer:
             except InvalidSourceError as error:
                 logger.warning("a checkpoint was not pushed", extra={"checkpoint": name, "error": str(error)})
             except BdnError as error:
-                if error.code != QuotaExceededError.code:
+                if error.transient and error.code not in _OF_ONE:
                     raise
                 refusal = error
                 continue
             left.append(name)
-        self._count(known)
+        await in_thread(self._count, known)
         if refusal is not None:
             raise refusal
         return left
@@ -200,16 +200,25 @@ class Syncer:
     def _is_pushed(self, found: Found) -> bool:
         """It, or all that is left of it: a job that rotates its checkpoints may end while it deletes one, which stays as it was."""
         committed = self.journal.committed(found.name)
-        return committed is not None and found.marks <= committed.marks
+        if committed is None:
+            return False
+        seen = committed.version, found.files
+        if self._pushed.get(found.name) != seen and found.marks <= committed.marks:
+            self._pushed[found.name] = seen
+        return self._pushed.get(found.name) == seen
 
-    async def _look(self) -> tuple[float, dict[str, Found]]:
-        """What is there now, and when that was seen. What is not there any more is forgotten."""
-        tree = await in_thread(self.directory.look)
+    def _look(self) -> tuple[float, dict[str, Found]]:
+        """What is there now, and when that was seen. What is not there any more is forgotten. Blocking: a job may make a million files."""
+        tree = self.directory.look()
         now, known = self.clock(), checkpoints_in(tree)
         self._settling.look(now, {name: found.files for name, found in known.items()}, tree.folders)
-        await in_thread(self.journal.retain, tree.files)
+        self.journal.retain(tree.files)
+        self._pushed = {name: seen for name, seen in self._pushed.items() if name in known}
         self._count(known)
         return now, known
+
+    def _found(self) -> dict[str, Found]:
+        return checkpoints_in(self.directory.look())
 
     def _count(self, known: Mapping[str, Found]) -> None:
         unsynced = [found for found in known.values() if not self._is_pushed(found)]
@@ -229,11 +238,17 @@ class Syncer:
         """
         if found.is_unreadable:
             return False
-        indexes = {path: self._small(found, path, stamp) for path, stamp in found.files.items() if path.endswith(INDEX)}
-        if why_incomplete(found.files, indexes) is not None:
-            return False
-        writing = open_for_writing({(stamp.device, stamp.inode) for stamp in found.files.values()})
-        return why_incomplete(found.files, indexes, writing) is None
+        left = _INDEXES
+
+        def read(path: str) -> bytes | bytearray | None:
+            nonlocal left
+            left -= found.files[path].size
+            return None if left < 0 else self._small(found, path, LONGEST_READ)
+
+        def writing() -> set[tuple[int, int]]:
+            return open_for_writing({(stamp.device, stamp.inode) for stamp in found.files.values()})
+
+        return why_incomplete(found.files, read, writing) is None
 
     def _note_settled(self, found: Found) -> None:
         if self.journal.settled(found.name) == found.state:
@@ -242,9 +257,9 @@ class Syncer:
             raise ChangedError(found.name)
         self.journal.note_settled(found.name, found.state)
 
-    def _small(self, found: Found, path: str, stamp: Stamp) -> bytes | None:
+    def _small(self, found: Found, path: str, limit: int) -> bytes | bytearray | None:
         try:
-            return self.directory.read_small(f"{found.prefix}{path}", stamp, LONGEST_READ)
+            return self.directory.read_small(f"{found.prefix}{path}", found.files[path], limit)
         except DiskFailedError:
             return None
 
@@ -256,7 +271,7 @@ class Syncer:
             path: content
             for path in READ
             if path in found.files
-            and (content := await in_thread(self._small, found, path, found.files[path])) is not None
+            and (content := await in_thread(self._small, found, path, LONGEST_DESCRIBED)) is not None
         }
         described = describe(found.files, read)
         details = CheckpointDetails(
@@ -268,7 +283,7 @@ class Syncer:
         )
 
         async def check() -> None:
-            now = checkpoints_in(await in_thread(self.directory.look)).get(found.name)
+            now = (await in_thread(self._found)).get(found.name)
             if now is None or now.files != found.files:
                 raise ChangedError(found.name)
 

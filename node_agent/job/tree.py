@@ -148,12 +148,12 @@ class JobDirectory:
                 return None
             raise
 
-    def read_small(self, path: str, stamp: Stamp, limit: int) -> bytes | None:
+    def read_small(self, path: str, stamp: Stamp, limit: int) -> bytes | bytearray | None:
         """A whole file as it was seen; nothing of one that is empty or larger than this. None: as ``read`` says False."""
         if not 0 < stamp.size <= limit:
             return b""
         content = bytearray(stamp.size)
-        return bytes(content) if self.read(path, stamp, ByteRange(0, stamp.size), memoryview(content)) else None
+        return content if self.read(path, stamp, ByteRange(0, stamp.size), memoryview(content)) else None
 
 
 @contextmanager

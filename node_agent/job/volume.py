@@ -44,6 +44,7 @@ class Volume:
     folder: Path
     sync: VolumeSync | None = None
     is_gone: bool = False
+    is_ended: bool = False  # all of its end is done, but for checkpoints that are being pushed
     error: BdnError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -61,6 +62,11 @@ class Volume:
         if self.is_gone:
             return "ENDED"
         return "OPEN" if self.record.ended_at is None else "DRAINING"
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether somebody pushes its checkpoints; nobody does where these could not be opened at a start."""
+        return self.checkpoints is None or self.sync is not None
 
     @property
     def age(self) -> tuple[float, str]:

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from datetime import datetime
 from typing import Any
 
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, InternalError
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.shapes import body_of
 from node_agent.job.syncing import AGAIN_SECONDS, LOOK_SECONDS, Found, Syncer
@@ -40,12 +40,18 @@ class VolumeSync:
         self._error: BdnError | None = None
         self._is_over = asyncio.Event()
         self._is_given_up = asyncio.Event()
+        self._turn_is_over = asyncio.Event()  # of the syncer that is open
         if is_after_restart:
             self.drain()
 
     def drain(self) -> None:
         """The run has ended: what is there is pushed now, and then all is done."""
         self._is_over.set()
+        self._turn_is_over.set()
+
+    def begin_anew(self) -> None:
+        """With another syncer, for which ``open_syncer`` may use another grant."""
+        self._turn_is_over.set()
 
     def give_up(self) -> None:
         """What is not pushed by now never will be."""
@@ -53,6 +59,7 @@ class VolumeSync:
             facts = {"job": self.job, "bytes": self.unsynced_bytes, "error": str(self._error)}
             logger.warning("checkpoints could not be pushed for too long, and are dropped", extra=facts)
         self._is_given_up.set()
+        self.drain()
 
     @property
     def unsynced_bytes(self) -> int:
@@ -74,7 +81,8 @@ class VolumeSync:
 
     async def run(self) -> None:
         """Until the run has ended, and all that is complete is pushed, or given up."""
-        while not (self._is_over.is_set() or self._is_given_up.is_set()):
+        while not self._is_over.is_set():
+            self._turn_is_over.clear()
             await self._again(self._while_it_runs)
         while not self._is_given_up.is_set() and not await self._again(self._to_the_end):
             pass
@@ -84,16 +92,20 @@ class VolumeSync:
         try:
             async with self._open_syncer(self._pushed) as self._syncer:
                 await work(self._syncer)
-        except BdnError as error:
-            self._error = error
-            logger.warning("checkpoints of %s cannot be pushed now: %s", self.job, error)
+        except Exception as error:
+            if isinstance(error, BdnError):
+                self._error = error
+                logger.warning("checkpoints of %s cannot be pushed now: %s", self.job, error)
+            else:  # a bug of ours that one job's files meet: other jobs' go on
+                self._error = InternalError(type(error).__name__)
+                logger.exception("checkpoints of %s cannot be pushed now", self.job)
             await _pause(self._is_given_up, AGAIN_SECONDS)
             return False
         self._error = None
         return True
 
     async def _while_it_runs(self, syncer: Syncer) -> None:
-        await syncer.run(self._is_over)
+        await syncer.run(self._turn_is_over)
 
     async def _to_the_end(self, syncer: Syncer) -> None:
         """What is not complete may be so soon, as long as somebody may still write it: for as long as settling takes."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, ScratchFullError
+from bdn.core.errors import BdnError, DiskFailedError, InvalidRequestError, NotFoundError, ScratchFullError
 from bdn.disk.durable import disk_errors, make_folder, sync_folder, write_durably
 from bdn.wire.grants import PushGrant
 from bdn.wire.job_schema import Bound, CacheFolders, JobVolumeRequest
@@ -107,6 +107,8 @@ class JobVolumes:
         async with self._lock:
             key = request.run_id, request.rank
             known = next((one for one in self._volumes.values() if one.key == key and one.state == "OPEN"), None)
+            if granted is not None and request.push_grant is not None:
+                await self._renew(granted, request.push_grant)
             if known is None:
                 return await to_the_end(self._create(request, granted))
         record = known.record
@@ -119,6 +121,27 @@ class JobVolumes:
                 f"{_whose(known)} has a volume for another job or another training cache; remove {record.id} first"
             )
         return known
+
+    async def _renew(self, granted: PushGrant, grant: str) -> None:
+        """All volumes of the job push with this grant if theirs ends much sooner, also those whose runs have ended.
+
+        Not with each new one: a syncer that begins anew waits until checkpoints settle again.
+        """
+        for volume in self.all():
+            if volume.record.job == str(granted.job) and await self._is_much_longer(granted, volume.record.push_grant):
+                renewed = volume.record.model_copy(update={"push_grant": grant})
+                await in_thread(_save, volume.folder, renewed)
+                volume.record = renewed
+                if volume.sync is not None:
+                    volume.sync.begin_anew()
+
+    async def _is_much_longer(self, granted: PushGrant, other: str | None) -> bool:
+        now = self.clock()
+        try:
+            known = await self.verify(other or "")
+        except BdnError:
+            return True
+        return known.expires_at - now < (granted.expires_at - now) / 2
 
     async def _create(self, request: JobVolumeRequest, granted: PushGrant | None) -> Volume:
         record = VolumeRecord(
@@ -181,14 +204,16 @@ class JobVolumes:
         Raises ``DiskFailedError``: it goes on as it was.
         """
         async with self._lock:
-            if volume.state == "OPEN":
+            if not (volume.is_gone or volume.is_ended):
                 await to_the_end(self._end(volume))
 
     async def _end(self, volume: Volume) -> None:
-        if volume.record.ended_at is None:
-            ended = volume.record.model_copy(update={"ended_at": self.clock()})
-            await in_thread(_save, volume.folder, ended)
-            volume.record, volume.error = ended, None
+        await self._note_end(volume)
+        if not volume.is_usable:
+            volume.error = DiskFailedError(
+                str(volume.folder), "its checkpoints cannot be opened, and are kept for a while"
+            )
+            raise volume.error
         self.caches.release(volume.record.id)
         await in_thread(self._discard_scratch, volume)
         self.space.aside.end(volume.record.id)
@@ -197,7 +222,14 @@ class JobVolumes:
             return
         self.space.aside.begin(volume.record.id, volume.size, volume.occupied)
         volume.sync.drain()
+        volume.is_ended = True
         volume.notify()
+
+    async def _note_end(self, volume: Volume) -> None:
+        if volume.record.ended_at is None:
+            ended = volume.record.model_copy(update={"ended_at": self.clock()})
+            await in_thread(_save, volume.folder, ended)
+            volume.record, volume.error = ended, None
 
     async def _remove(self, volume: Volume) -> None:
         self.caches.release(volume.record.id)
@@ -259,7 +291,9 @@ class JobVolumes:
 
     async def resume(self) -> None:
         """After a start, before anything else takes room. A volume that cannot be opened now stays as it is until the next start."""
-        for record in await in_thread(self.load):
+        for record in sorted(
+            await in_thread(self.load), key=lambda one: (one.created_at, one.id)
+        ):  # who pushed first goes on first
             volume = Volume(record, self.root / record.id)
             self.space.aside.begin(record.id, volume.size, volume.occupied)
             if record.caches is not None and volume.state == "OPEN":
@@ -267,14 +301,19 @@ class JobVolumes:
             try:
                 await self._resume(volume)
             except BdnError as error:
+                volume.error = error
+                self._volumes[record.id] = volume
                 logger.warning("job volume %s cannot be used: %s", record.id, error)
 
     async def _resume(self, volume: Volume) -> None:
         record = volume.record
         is_over = record.ended_at is not None or record.boot != boot_id()
-        if is_over and volume.checkpoints is None:
-            await self._remove(volume)
-            return
+        if is_over:
+            await self._note_end(volume)
+            await in_thread(self._discard_scratch, volume)  # nobody needs it, so it need not be one that can be mounted
+            if volume.checkpoints is None:
+                await self._remove(volume)
+                return
         await in_thread(volume.open)
         self._begin(volume)
         if is_over:
@@ -291,16 +330,23 @@ class JobVolumes:
                     logger.warning("job volume %s cannot be looked at: %s", volume.record.id, error)
 
     async def _look(self, volume: Volume) -> None:
-        for folder in volume.folders:
+        ended_at = volume.record.ended_at
+        if ended_at is not None and self.clock() - ended_at > self.unsynced_seconds:
+            await self._give_up(volume)
+        for folder in volume.folders if volume.is_usable else ():
             await in_thread(folder.look)
         over = next((folder for folder in volume.folders if folder.is_exceeded), None)
         if over is not None and over.bound == "watch" and volume.error is None and volume.state == "OPEN":
             volume.error = ScratchFullError(str(over.place), over.used, over.size)
             logger.warning("%s: %s", _whose(volume), volume.error)
             volume.notify()
-        ended_at = volume.record.ended_at
-        if ended_at is not None and volume.sync and self.clock() - ended_at > self.unsynced_seconds:
+
+    async def _give_up(self, volume: Volume) -> None:
+        """Also of one that cannot be opened, and so has nothing that pushes."""
+        if volume.sync is not None:
             volume.sync.give_up()
+        elif not volume.is_gone:
+            await self._remove(volume)
 
 
 def _whose(volume: Volume) -> str:

@@ -155,7 +155,7 @@ def test_volumes_outlive_an_agent_that_is_killed_and_end_with_their_machine(clus
     with node(cluster, BDN_AGENT_EXPOSURE=exposure) as (shell, _):
         assert not places["SCRATCH"].exists()
         wait_until(lambda: command(shell, "volumes", "ls")["items"] == [], 240)
-        assert [one["checkpoint_id"] for one in _checkpoints(shell)] == ["step-1", "step-2"]
+        assert [one["checkpoint_id"] for one in _checkpoints(shell)] == ["step-1"]  # nobody saw that step-2 had settled
         wait_until(lambda: rubbish(shell) == [], 240)
 
 

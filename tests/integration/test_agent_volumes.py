@@ -1,18 +1,26 @@
 """Room for job volumes is kept in the agent's space: in one sum with the cache, and before it exists."""
 
+import asyncio
+import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bdn.core.chunk import Manifest
-from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
+from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFailedError
+from bdn.core.source.uri import CheckpointUri
 from bdn.disk.durable import remove_tree
-from bdn.wire.job_schema import JobVolumeRequest
+from bdn.wire.grants import PushGrant
+from bdn.wire.job_schema import LEAST_BYTES, JobVolumeRequest
 from node_agent.app import Agent
 from node_agent.job.volume import Volume
+from node_agent.job.volume_sync import VolumeSync
 from tests.support.agent.mirror import AgentMirror, fresh_mirror
 from tests.support.agent.mounts import needs_mounts, unmounting
 from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.mirror.service import until
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror
@@ -101,3 +109,99 @@ async def test_volumes_on_another_disk_are_bounded_by_that(rig: Rig, mirror: Age
             await agent.volumes.end(volume)
     finally:
         remove_tree(other)
+
+
+def pushing(mirror: AgentMirror, run: str, expires_at: float = 4e9) -> JobVolumeRequest:
+    grant = mirror.signer.sign_push(PushGrant("org", CheckpointUri("llama", "job"), expires_at))
+    return JobVolumeRequest(run_id=run, scratch_bytes=LEAST_BYTES, checkpoint_bytes=LEAST_BYTES, push_grant=grant)
+
+
+async def test_an_end_that_failed_is_said_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig.agent() as agent:
+        volume = await a_volume(agent, LEAST_BYTES)
+        with monkeypatch.context() as broken:
+            broken.setattr(volume.scratch, "close", fails)
+            with pytest.raises(DiskFailedError):
+                await agent.volumes.end(volume)
+        assert volume.folder.exists()
+        await agent.volumes.end(volume)
+        assert (agent.volumes.all(), volume.folder.exists()) == ([], False)
+
+
+def fails() -> None:
+    raise DiskFailedError("scratch", "the disk says no")
+
+
+async def test_scratch_that_cannot_be_opened_holds_up_no_checkpoints_of_an_earlier_boot(
+    rig: Rig, mirror: AgentMirror
+) -> None:
+    async with rig.agent() as agent:
+        volume = await agent.volumes.create(pushing(mirror, "job-1"))
+    spoil(volume, "scratch")
+    async with rig.agent() as agent:
+        await until(lambda: not volume.folder.exists())  # nothing was left to push
+        assert agent.volumes.all() == []
+        await a_volume(agent, 60 * MIB, "job-2")  # its room is free
+
+
+async def test_checkpoints_that_cannot_be_opened_are_shown_and_kept_for_a_while(rig: Rig, mirror: AgentMirror) -> None:
+    async with rig.agent() as agent:
+        volume = await agent.volumes.create(pushing(mirror, "job-1"))
+    spoil(volume, "checkpoints")
+    async with rig.agent() as agent:
+        (found,) = agent.volumes.all()
+        assert (found.state, found.error is not None) == ("DRAINING", True)
+        with pytest.raises(DiskFailedError):
+            await agent.volumes.end(found)
+        assert volume.folder.exists()
+    async with replace(rig, given={**rig.given, "unsynced_seconds": 0.0}).agent() as agent:
+        await until(lambda: not agent.volumes.all())
+        assert not volume.folder.exists()
+
+
+def spoil(volume: Volume, name: str) -> None:
+    """The machine was started again, and a file stands where a folder was."""
+    (volume.folder / name).rmdir()
+    (volume.folder / name).touch()
+    record = volume.folder / "volume.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"boot": "another"}))
+
+
+async def test_a_grant_that_lasts_much_longer_is_taken_up_by_all_volumes_of_its_job(
+    rig: Rig, mirror: AgentMirror
+) -> None:
+    soon = time.time() + 1000
+    async with rig.agent() as agent:
+        for run in ("job-1", "job-2"):
+            await agent.volumes.create(pushing(mirror, run, soon))
+        kept = {one.record.push_grant for one in agent.volumes.all()}
+        await agent.volumes.create(pushing(mirror, "job-2", soon + 100))
+        assert {one.record.push_grant for one in agent.volumes.all()} == kept
+        renewed = pushing(mirror, "job-2", soon + 10_000)
+        await agent.volumes.create(renewed)
+        assert {one.record.push_grant for one in agent.volumes.all()} == {renewed.push_grant}
+    async with rig.agent() as agent:
+        assert {one.record.push_grant for one in agent.volumes.all()} == {renewed.push_grant}
+
+
+async def test_after_a_start_the_runs_of_a_job_push_in_the_order_in_which_they_began(
+    rig: Rig, mirror: AgentMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig.agent() as agent:
+        older = await agent.volumes.create(pushing(mirror, "job-1"))
+        newer = await agent.volumes.create(pushing(mirror, "job-2"))
+    for volume, name in ((older, "jv_" + "f" * 24), (newer, "jv_" + "0" * 24)):
+        place = volume.folder.rename(volume.folder.with_name(name)) / "volume.json"
+        place.write_text(json.dumps(json.loads(place.read_text()) | {"id": name}))
+    begun: list[VolumeSync] = []
+
+    async def note(sync: VolumeSync) -> None:
+        begun.append(sync)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(VolumeSync, "run", note)
+    async with rig.agent() as agent:
+        await until(lambda: bool(begun))
+        await asyncio.sleep(0)
+        assert len(begun) == 1  # the newer one waits
+        assert begun[0] is agent.volumes.find("jv_" + "f" * 24).sync

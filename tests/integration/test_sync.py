@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, ByteRange
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import CheckpointUri
+from bdn.core.training.checkpoints import LONGEST_READ
 from bdn.disk.durable import opened, sync_folder
 from bdn.disk.syscalls import birth_time
 from bdn.net.api_clients import MirrorClient
@@ -242,6 +243,32 @@ async def test_while_the_store_is_away_nothing_is_lost_and_nothing_seen(
         away.rename(chunks)
         assert await syncer.run_once() == []
     assert (await checkpoints(mirror))["a"]["size_bytes"] == len(BIG)
+
+
+async def test_what_cannot_be_read_holds_up_no_other(mirror: ServingProcess, folder: Path, tmp_path: Path) -> None:
+    def refuse(path: str) -> None:
+        if path.startswith("a"):
+            raise DiskFailedError(path, "the disk says no")
+
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "x").write_bytes(b"1")
+    async with syncing(mirror, Reading(folder, refuse), tmp_path / "journal") as syncer:
+        with pytest.raises(DiskFailedError):
+            await syncer.run_once()
+    assert (await checkpoints(mirror)).keys() == {"b"}
+
+
+async def test_indexes_that_are_more_than_anybody_writes_are_not_read(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "a").mkdir()
+    for number in range(5):
+        with (folder / f"a/{number}.index.json").open("wb") as file:
+            file.truncate(LONGEST_READ)
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        assert await syncer.run_once() == ["a"]
+    assert await checkpoints(mirror) == {}
 
 
 async def test_what_is_beyond_the_quota_is_pushed_once_there_is_room_and_holds_up_no_other(

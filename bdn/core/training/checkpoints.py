@@ -17,9 +17,11 @@ CONFIG: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
 INDEX: Final = ".index.json"  # how a file ends that names the shards of a model
 READ: Final = (CONFIG, ADAPTER_CONFIG)  # of each checkpoint, for ``describe``
+_DEEPEST: Final = 100  # of JSON that is kept: what writes it out again ends at 255
 LONGEST_READ: Final = (
     64 * 1024**2
 )  # bytes of a file that is looked into; larger ones say nothing. The index of DeepSeek-V3 has 9 MB
+LONGEST_DESCRIBED: Final = 1024**2  # of one of ``READ``: it goes into the record of a checkpoint
 LONGEST_NAME: Final = 4096  # characters of a base model
 
 
@@ -51,7 +53,7 @@ class Description:
     lora_adapter_config: Mapping[str, Any] | None = field(default=None, hash=False)
 
 
-def describe(paths: Iterable[str], read: Mapping[str, bytes]) -> Description:
+def describe(paths: Iterable[str], read: Mapping[str, bytes | bytearray]) -> Description:
     """Of a checkpoint with these files; ``read`` has the contents of those of ``READ`` that lie at its root. What is no JSON says nothing.
 
     Whatever a job wrote there, the result can be written down: as JSON, in UTF-8, in a database.
@@ -67,7 +69,7 @@ def describe(paths: Iterable[str], read: Mapping[str, bytes]) -> Description:
     return Description("full" if CONFIG in names or has_weights else "other")
 
 
-def shards_of(index: bytes) -> set[str]:
+def shards_of(index: bytes | bytearray) -> set[str]:
     """The files that an index names, relative to it; none where it is no index. What no file can be named is not waited for."""
     named = (_object(index) or {}).get("weight_map")
     texts = {name for name in named.values() if isinstance(name, str)} if isinstance(named, dict) else set()
@@ -81,14 +83,22 @@ def _path(name: str) -> str | None:
         return None
 
 
-def _object(content: bytes | None) -> dict[str, Any] | None:
-    """None for what is no JSON object, and for one with a NaN, a NUL or half a surrogate pair, which databases refuse."""
+def _object(content: bytes | bytearray | None) -> dict[str, Any] | None:
+    """None for what is no JSON object, and for one with a NaN, a NUL or half a surrogate pair, which databases refuse, or that is nested deeper than anybody writes."""
     try:
         found = json.loads(content, parse_constant=_refuse) if content is not None else None
         written = json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and rb"\u0000" not in written else None
+    is_plain = isinstance(found, dict) and rb"\u0000" not in written and _is_shallow(found, _DEEPEST)
+    return found if is_plain else None
+
+
+def _is_shallow(value: Any, depth: int) -> bool:  # noqa: ANN401 - any JSON
+    if not isinstance(value, dict | list):
+        return True
+    inside = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_shallow(one, depth - 1) for one in inside)
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -1,6 +1,6 @@
 """When a checkpoint has settled: nobody has changed it for long enough, or it came whole, by a rename."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -90,25 +90,28 @@ class Settling:
 
 
 def why_incomplete(
-    files: Files, indexes: Mapping[str, bytes | None], writing: Collection[tuple[int, int]] = frozenset()
+    files: Files,
+    read: Callable[[str], bytes | bytearray | None],
+    writing: Callable[[], Collection[tuple[int, int]]],
 ) -> str | None:
     """Why more will come, whatever the times say; None: nothing says so.
 
     Args:
         files: of one checkpoint.
-        indexes: the contents of those that end in ``INDEX``, by path; None of one that could not be read.
-        writing: the files that somebody has open for writing, by device and inode.
+        read: gives the content of one that ends in ``INDEX``, by path; None of one that cannot be read.
+        writing: gives the files that somebody has open for writing now, by device and inode. It is asked last.
     """
     if UNFINISHED in files:
         return f"it holds {UNFINISHED}"
     for path in files:
         if path.endswith(INDEX):
-            content = indexes.get(path)
+            content = read(path)
             if content is None:
                 return f"{path} cannot be read"
             folder = path[: path.rfind("/") + 1]
             absent = {f"{folder}{shard}" for shard in shards_of(content)} - files.keys()
             if absent:
                 return f"{path} names {min(absent)}, which is not there"
-    is_open = (path for path, stamp in files.items() if (stamp.device, stamp.inode) in writing)
+    opened = writing()
+    is_open = (path for path, stamp in files.items() if (stamp.device, stamp.inode) in opened)
     return next((f"{path} is open for writing" for path in is_open), None)

@@ -163,6 +163,14 @@ def stamps(*paths: str) -> dict[str, Stamp]:
     return {path: Stamp(1, 2, 3, number, 5) for number, path in enumerate(paths)}
 
 
+def test_what_is_nested_deeper_than_anybody_writes_is_no_configuration() -> None:
+    for depth, is_kept in ((50, True), (300, False)):
+        content = b'{"a":' * depth + b"1" + b"}" * depth
+        assert (
+            describe(["adapter_config.json"], {"adapter_config.json": content}).lora_adapter_config is not None
+        ) == is_kept
+
+
 INDEX = "model.safetensors.index.json"
 
 
@@ -184,4 +192,4 @@ INDEX = "model.safetensors.index.json"
 def test_a_checkpoint_is_incomplete_while_something_says_so(
     files: list[str], indexes: dict[str, bytes | None], writing: set[tuple[int, int]], why: str | None
 ) -> None:
-    assert why_incomplete(stamps(*files), indexes, writing) == why
+    assert why_incomplete(stamps(*files), indexes.get, lambda: writing) == why
