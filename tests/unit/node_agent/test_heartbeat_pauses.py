@@ -60,7 +60,7 @@ def asked_at(script: str, folder: Path) -> list[float]:
                 "inbox": CommandInbox(background, {}, news.wake),
                 "news": news,
                 "journal": nothing,
-                "volume": lambda: None,
+                "state": dict,
             }
             client: Any = mirror
             Heartbeats(ME, client, **given).start(background)
