@@ -357,12 +357,13 @@ class Keeper:
             await asyncio.sleep(_AWAY_SECONDS)
 
     async def _turn(self) -> None:
-        """A verification of a large store takes hours, for which no repair shall wait; nor it for repairs, which may be many."""
+        """A verification of a large store takes hours, for which no repair shall wait; nor it, nor a scrub, for repairs, which may be many."""
         work = self.database.watch.topic(KEEPERS_WORK)
         changes = work.changes
         has_repaired = await self.repair_next()
         has_verified = await self.verify_next()
-        if not has_repaired and not has_verified and not await self.scrub_next():
+        has_scrubbed = not has_verified and await self.scrub_next()
+        if not (has_repaired or has_verified or has_scrubbed):
             await work.changed(changes, LOOK_SECONDS)
 
     async def repair_next(self) -> bool:

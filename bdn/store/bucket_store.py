@@ -39,7 +39,7 @@ from hashlib import md5
 from itertools import islice
 from typing import BinaryIO, Final, TypeVar
 
-from bdn.core.chunk import Buffer, Digest
+from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest, digest_of
 from bdn.core.errors import NotFoundError, StoreUnavailableError, UpstreamError
 from bdn.core.source.upstream import ChecksumKind, Location
 from bdn.core.store import StoredChunk
@@ -240,12 +240,15 @@ class BucketStore:
         """Of a request for one object: raise the error again, unless that object alone fails, and another is written and read."""
         if not isinstance(error.__cause__, FailedOnItError):
             raise error
-        probe = f"{self._prefix}probe/{_nonce()}"
-        self._bucket.put(probe, b"can others be read?")
+        # As large as a chunk: where a link or a proxy breaks, small answers may well get through.
+        probe, content = f"{self._prefix}probe/{_nonce()}", os.urandom(CHUNK_SIZE)
+        self._bucket.put(probe, content)
         file = self._bucket.get(probe)
         if file is None:
             raise error
-        file.close()
+        with file:
+            if fault_of(file, digest_of(content)) is not None:
+                raise error
         self._bucket.delete(probe)
 
     def _write_new(self, digest: Digest, content: Buffer) -> bool:
@@ -313,7 +316,11 @@ class BucketStore:
                     self._bucket.delete(entry.name)
                     continue
                 if entry.name not in concerned:
-                    concerned[entry.name] = not self._marked(entry.name).isdisjoint(names)
+                    marked = self._marked(entry.name)
+                    if marked is None:  # it is gone, perhaps for another one that this listing does not show
+                        is_any = True
+                        continue
+                    concerned[entry.name] = not marked.isdisjoint(names)
                 is_any |= concerned[entry.name]
         return is_any
 
@@ -323,10 +330,10 @@ class BucketStore:
         self._bucket.put(marker, "\n".join(digest.hex for digest in digests).encode())
         return marker
 
-    def _marked(self, marker: str) -> set[str]:
+    def _marked(self, marker: str) -> set[str] | None:
         file = self._bucket.get(marker)
-        if file is None:  # its collector is at its end
-            return set()
+        if file is None:
+            return None
         with file:
             return set(file.read().decode("ascii", "replace").split())
 

@@ -65,7 +65,7 @@ async def open_volumes(
         place, journal = checkpoints.place, volume.folder / "journal"
 
         def open_syncer(on_pushed: Pushed) -> AbstractAsyncContextManager[Syncer]:
-            return syncers.syncer(place, job, volume.record.push_grant, journal, on_pushed)
+            return syncers.syncer(place, job, volume.record.push_grant, journal, on_pushed, most_bytes=checkpoints.size)
 
         return VolumeSync(record.job, open_syncer, is_after_restart=record.boot != boot_id())
 

@@ -77,15 +77,7 @@ class Pusher:
     ) -> Mirror:
         push_id, chunks = await self.send(source, files)
         await check()
-        pushed = [
-            PushedFile(
-                path=file.path,
-                size=file.size,
-                chunks=[str(chunks[file.path, index]) for index in range(chunk_count(file.size))],
-            )
-            for file in files
-        ]
-        request = CommitRequest(files=pushed, details=details)
+        request = await asyncio.to_thread(_commit_of, files, chunks, details)
         done = await self.outages.ask(partial(self._commit, push_id, request))
         if isinstance(done, BdnError):
             raise done
@@ -116,6 +108,20 @@ class Pusher:
                 for _ in range(self.threads.count):
                     group.create_task(send(left))
         return push.push_id, chunks
+
+
+def _commit_of(
+    files: Sequence[SentFile], chunks: Mapping[tuple[str, int], Digest], details: CheckpointDetails
+) -> CommitRequest:
+    pushed = [
+        PushedFile(
+            path=file.path,
+            size=file.size,
+            chunks=[str(chunks[file.path, index]) for index in range(chunk_count(file.size))],
+        )
+        for file in files
+    ]
+    return CommitRequest(files=pushed, details=details)
 
 
 class _Sending:

@@ -47,6 +47,8 @@ class Syncers:
         token: str | None,
         journal: Path,
         on_pushed: Callable[[Found, Mirror], object],
+        *,
+        most_bytes: int | None = None,
     ) -> AsyncIterator[Syncer]:
         """One for the checkpoints below an absolute directory, with the file that says what was sent. Raises ``DiskFailedError``."""
         async with AsyncExitStack() as stack:
@@ -54,7 +56,7 @@ class Syncers:
             pusher = Pusher(mirror, self.url, self.pool, self.threads, token, self.outages, self.pace, self.turn)
             kept = stack.enter_context(await in_thread(VolumeJournal, journal))
             files = JobDirectory(directory, FILES_LIMIT)
-            yield Syncer(files, job, pusher, kept, on_pushed, self.settle_seconds, self.is_noting)
+            yield Syncer(files, job, pusher, kept, on_pushed, self.settle_seconds, self.is_noting, most_bytes)
 
 
 async def sync_directory(

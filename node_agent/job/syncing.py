@@ -8,14 +8,14 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from bdn.core.chunk import ByteRange, chunk_count, chunk_range, digest_of
+from bdn.core.chunk import ByteRange, chunk_count, digest_of
 from bdn.core.errors import BdnError, DiskFailedError, InvalidSourceError, QuotaExceededError
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.training.checkpoints import (
@@ -42,6 +42,9 @@ SETTLE_SECONDS: Final = 30.0
 FILES_LIMIT: Final = 1_000_000
 _LATEST: Final = 253_402_300_799  # the last second of the year 9999
 _LONGEST_NAMED: Final = 1000  # characters of a path that is skipped: a job may make it ten times as long
+_SPARSE: Final = (
+    16  # times as large as there is room for: files that are compressed may be larger than they are on disk
+)
 _INDEXES: Final = 4 * LONGEST_READ  # bytes of one checkpoint's together; sparse files cost a job nothing
 _MARK: Final = 16  # hexadecimal digits: nobody but the job itself can make two that are equal
 _OF_ONE: Final = {QuotaExceededError.code, DiskFailedError.code}  # say nothing of other checkpoints
@@ -67,15 +70,22 @@ class Found:
         return "" if self.name == LOOSE else f"{self.name}/"
 
     @property
-    def marks(self) -> frozenset[str]:
-        """One of each file, and another one once it is another file, has another name or has changed."""
-        known = (json.dumps([path, *stamp._replace(device=0)]).encode() for path, stamp in self.files.items())
-        return frozenset(digest_of(one).hex[:_MARK] for one in known)  # the device has another number after a restart
+    def size(self) -> int:
+        """Bytes of its files, holes among them."""
+        return sum(stamp.size for stamp in self.files.values())
+
+    def marks(self, *, is_earlier: bool = False) -> frozenset[str]:
+        """One of each file, and another one once it is another file, has another name or has changed.
+
+        Without the number of its device, which is another one after a restart, but for those of agents of the version before.
+        """
+        stamps = ((path, stamp if is_earlier else stamp._replace(device=0)) for path, stamp in self.files.items())
+        return frozenset(digest_of(json.dumps([path, *stamp]).encode()).hex[:_MARK] for path, stamp in stamps)
 
     @property
     def state(self) -> str:
         """All marks as one."""
-        return digest_of("".join(sorted(self.marks)).encode()).hex[: 2 * _MARK]
+        return digest_of("".join(sorted(self.marks())).encode()).hex[: 2 * _MARK]
 
     @property
     def newest(self) -> datetime:
@@ -113,8 +123,9 @@ class Syncer:
     on_pushed: Callable[[Found, Mirror], object]
     settle_seconds: float = SETTLE_SECONDS
     is_noting: bool = False
+    most_bytes: int | None = None  # that there is room for
     clock: Callable[[], float] = time.monotonic
-    unsynced_bytes: int = field(default=0, init=False)  # by the last look, of all that is not committed
+    unsynced_bytes: int = field(default=0, init=False)  # by the last look: all of what is not committed
     unsynced: Sequence[str] | None = field(default=None, init=False)  # by name; None before the first look
     error: BdnError | None = field(default=None, init=False)  # of the last push
     _settling: Settling = field(init=False)
@@ -133,11 +144,11 @@ class Syncer:
             began = self.clock()
             now, known = await in_thread(self._look)
             pause = max(LOOK_SECONDS, _PAUSES * (self.clock() - began))
-            for name, found in known.items():
-                if over.is_set() or self._again_at.get(name, now) > now or self._is_pushed(found):
+            for name in self.unsynced or ():
+                if over.is_set() or self._again_at.get(name, now) > now:
                     continue
                 try:
-                    await self._go_on(found, now)
+                    await self._go_on(known[name], now)
                 except ChangedError:
                     continue  # somebody writes after all
                 except BdnError as error:
@@ -156,7 +167,7 @@ class Syncer:
                 await self._push(found)
             return
         rested = self._settling.rested(found.name, now)
-        files = [file for file in self._files(found, rested) if len(file.known) < chunk_count(file.size)]
+        files = await in_thread(self._unsent, found, rested)
         if files:
             await self.pusher.send(self._source(found), files)
 
@@ -171,15 +182,12 @@ class Syncer:
         refusal: BdnError | None = None
         known = await in_thread(self._found)
         await in_thread(self._count, known)
-        for name, found in known.items():
+        if not is_after_restart:
+            await in_thread(self._note, [known[name] for name in self.unsynced or ()])
+        for name in self.unsynced or ():
+            found = known[name]
             try:
-                if self._is_pushed(found):
-                    continue
-                if is_after_restart:
-                    is_complete = self.journal.settled(name) == found.state
-                else:
-                    is_complete = await in_thread(self._is_complete, found)
-                if is_complete:
+                if await in_thread(self._is_as_noted if is_after_restart else self._is_complete, found):
                     await self._push(found)
                     continue
             except ChangedError:
@@ -203,9 +211,11 @@ class Syncer:
         if committed is None:
             return False
         seen = committed.version, found.files
-        if self._pushed.get(found.name) != seen and found.marks <= committed.marks:
+        if self._pushed.get(found.name) != seen:
+            if not (found.marks() <= committed.marks or found.marks(is_earlier=True) <= committed.marks):
+                return False
             self._pushed[found.name] = seen
-        return self._pushed.get(found.name) == seen
+        return True
 
     def _look(self) -> tuple[float, dict[str, Found]]:
         """What is there now, and when that was seen. What is not there any more is forgotten. Blocking: a job may make a million files."""
@@ -215,6 +225,7 @@ class Syncer:
         self.journal.retain(tree.files)
         self._pushed = {name: seen for name, seen in self._pushed.items() if name in known}
         self._count(known)
+        self._note([known[name] for name in self.unsynced or () if self._settling.is_settled(name, now)])
         return now, known
 
     def _found(self) -> dict[str, Found]:
@@ -223,20 +234,14 @@ class Syncer:
     def _count(self, known: Mapping[str, Found]) -> None:
         unsynced = [found for found in known.values() if not self._is_pushed(found)]
         self.unsynced = [found.name for found in unsynced]
-        self.unsynced_bytes = sum(
-            sum(
-                chunk_range(file.size, index).size for index in range(chunk_count(file.size)) if index not in file.known
-            )
-            for found in unsynced
-            for file in self._files(found, found.files)
-        )
+        self.unsynced_bytes = sum(found.size for found in unsynced)
 
     def _is_complete(self, found: Found) -> bool:
         """Whether nothing says that more will come: an open file, a shard that an index names, the job itself. Blocking.
 
-        Nor is one complete of which something cannot be read.
+        Nor is one complete of which something cannot be read, or that is much larger than there is room for: its files are mostly holes.
         """
-        if found.is_unreadable:
+        if found.is_unreadable or (self.most_bytes is not None and found.size > _SPARSE * self.most_bytes):
             return False
         left = _INDEXES
 
@@ -249,6 +254,16 @@ class Syncer:
             return open_for_writing({(stamp.device, stamp.inode) for stamp in found.files.values()})
 
         return why_incomplete(found.files, read, writing) is None
+
+    def _is_as_noted(self, found: Found) -> bool:
+        return self.journal.settled(found.name) == found.state
+
+    def _note(self, settled: Iterable[Found]) -> None:
+        """Before any of them is pushed, which may take hours. What cannot be noted now, pushing will tell."""
+        for found in settled if self.is_noting else ():
+            with suppress(ChangedError, DiskFailedError):
+                if not self._is_as_noted(found) and self._is_complete(found):
+                    self._note_settled(found)
 
     def _note_settled(self, found: Found) -> None:
         if self.journal.settled(found.name) == found.state:
@@ -267,14 +282,28 @@ class Syncer:
         """``ChangedError``: it is another one by now, and nothing of it became visible."""
         if self.is_noting:
             await in_thread(self._note_settled, found)
+        details = await in_thread(self._details, found)
+        files = await in_thread(self._files, found, found.files)
+
+        async def check() -> None:
+            now = (await in_thread(self._found)).get(found.name)
+            if now is None or now.files != found.files:
+                raise ChangedError(found.name)
+
+        mirror = await self.pusher.push(self._source(found), files, details, check)
+        version = Committed(mirror.id, await in_thread(found.marks))
+        await in_thread(self.journal.note_commit, found.name, version)
+        self.error = None
+        self.on_pushed(found, mirror)
+
+    def _details(self, found: Found) -> CheckpointDetails:
         read = {
             path: content
             for path in READ
-            if path in found.files
-            and (content := await in_thread(self._small, found, path, LONGEST_DESCRIBED)) is not None
+            if path in found.files and (content := self._small(found, path, LONGEST_DESCRIBED)) is not None
         }
         described = describe(found.files, read)
-        details = CheckpointDetails(
+        return CheckpointDetails(
             checkpoint_type=described.type,
             base_model=described.base_model,
             lora_adapter_config=dict(described.lora_adapter_config) if described.lora_adapter_config else None,
@@ -282,23 +311,15 @@ class Syncer:
             skipped=list(found.skipped),
         )
 
-        async def check() -> None:
-            now = (await in_thread(self._found)).get(found.name)
-            if now is None or now.files != found.files:
-                raise ChangedError(found.name)
-
-        mirror = await self.pusher.push(self._source(found), self._files(found, found.files), details, check)
-        version = Committed(mirror.id, found.marks)
-        await in_thread(self.journal.note_commit, found.name, version)
-        self.error = None
-        self.on_pushed(found, mirror)
-
     def _source(self, found: Found) -> str:
         """``InvalidSourceError``: its name would be another checkpoint's."""
         uri = replace(self.job, checkpoint=found.name)
         if parse_source(str(uri)) != uri:
             raise InvalidSourceError(str(uri), f"a folder named {found.name!a} cannot be a checkpoint; rename it")
         return str(uri)
+
+    def _unsent(self, found: Found, paths: Collection[str]) -> list[SentFile]:
+        return [file for file in self._files(found, paths) if len(file.known) < chunk_count(file.size)]
 
     def _files(self, found: Found, paths: Collection[str]) -> list[SentFile]:
         """Those of its files, in their order."""

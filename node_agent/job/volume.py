@@ -33,6 +33,7 @@ class VolumeRecord(BaseModel):
     created_at: float
     boot: str
     caches: CacheFolders | None = None
+    team: str | None = None  # whose the project of the job is
     ended_at: float | None = None
 
 
@@ -69,9 +70,23 @@ class Volume:
         return self.checkpoints is None or self.sync is not None
 
     @property
+    def unsynced_bytes(self) -> int:
+        """Bytes of checkpoints that are here alone; all that they take, before somebody has looked at what that is."""
+        if self.checkpoints is None or self.is_gone:
+            return 0
+        found = self.sync.unsynced_bytes if self.sync is not None else None
+        return min(self.checkpoints.size, self.checkpoints.occupied()) if found is None else found
+
+    @property
     def age(self) -> tuple[float, str]:
         """Sorts the oldest first."""
         return self.record.created_at, self.record.id
+
+    @property
+    def pushes_as(self) -> tuple[str | None, str | None, str | None]:
+        """Whose job's checkpoints are here: organisation, team and job. Others may have one of the same name."""
+        record = self.record
+        return record.organisation, record.team, record.job
 
     @property
     def key(self) -> tuple[str, int]:

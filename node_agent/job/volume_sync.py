@@ -38,6 +38,7 @@ class VolumeSync:
         self._syncer: Syncer | None = None
         self._newest: datetime | None = None
         self._error: BdnError | None = None
+        self._unsynced_bytes: int | None = None
         self._is_over = asyncio.Event()
         self._is_given_up = asyncio.Event()
         self._turn_is_over = asyncio.Event()  # of the syncer that is open
@@ -62,9 +63,11 @@ class VolumeSync:
         self.drain()
 
     @property
-    def unsynced_bytes(self) -> int:
-        """Bytes of checkpoints that are not committed, as far as they were not sent."""
-        return self._syncer.unsynced_bytes if self._syncer else 0
+    def unsynced_bytes(self) -> int | None:
+        """Bytes of checkpoints that are not committed, by the last look; None: nobody has looked yet."""
+        if self._syncer is not None and self._syncer.unsynced is not None:
+            self._unsynced_bytes = self._syncer.unsynced_bytes
+        return self._unsynced_bytes
 
     def figures(self) -> dict[str, Any]:
         """How far it is, as of ``CheckpointDirectory``."""
@@ -73,7 +76,7 @@ class VolumeSync:
         return {
             "job": self.job,
             "sync_status": "COMPLETED" if syncer is not None and syncer.unsynced == [] else "SYNCING",
-            "unsynced_bytes": self.unsynced_bytes,
+            "unsynced_bytes": self.unsynced_bytes or 0,
             "pushed": syncer.journal.names if syncer else [],
             "left": self.left,
             "error": body_of(error) if error else None,

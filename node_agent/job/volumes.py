@@ -84,8 +84,8 @@ class JobVolumes:
 
     @property
     def unsynced_bytes(self) -> int:
-        """What of all checkpoints was not pushed."""
-        return sum(one.sync.unsynced_bytes for one in self._volumes.values() if one.sync)
+        """Of all checkpoints that are on this node alone."""
+        return sum(one.unsynced_bytes for one in self._volumes.values())
 
     # --- doing ---
 
@@ -106,7 +106,8 @@ class JobVolumes:
         cache = None if request.cache_grant is None else await self.caches.granted(request.cache_grant)
         async with self._lock:
             key = request.run_id, request.rank
-            known = next((one for one in self._volumes.values() if one.key == key and one.state == "OPEN"), None)
+            here = (one for one in self._volumes.values() if one.key == key and one.state == "OPEN" and one.is_usable)
+            known = next(here, None)
             if granted is not None and request.push_grant is not None:
                 await self._renew(granted, request.push_grant)
             if known is None:
@@ -115,8 +116,8 @@ class JobVolumes:
         sizes = request.scratch_bytes or record.scratch_bytes, request.checkpoint_bytes
         if sizes != (record.scratch_bytes, record.checkpoint_bytes):
             raise InvalidRequestError(f"{_whose(known)} has a volume of other sizes; remove {record.id} first")
-        wanted = str(granted.job) if granted else None, cache.project if cache else None
-        if wanted != (record.job, record.caches.project_id if record.caches else None):
+        wanted = _pushes_as(granted), cache.project if cache else None
+        if wanted != (known.pushes_as, record.caches.project_id if record.caches else None):
             raise InvalidRequestError(
                 f"{_whose(known)} has a volume for another job or another training cache; remove {record.id} first"
             )
@@ -128,7 +129,8 @@ class JobVolumes:
         Not with each new one: a syncer that begins anew waits until checkpoints settle again.
         """
         for volume in self.all():
-            if volume.record.job == str(granted.job) and await self._is_much_longer(granted, volume.record.push_grant):
+            is_its = volume.pushes_as == _pushes_as(granted)
+            if is_its and await self._is_much_longer(granted, volume.record.push_grant):
                 renewed = volume.record.model_copy(update={"push_grant": grant})
                 await in_thread(_save, volume.folder, renewed)
                 volume.record = renewed
@@ -153,6 +155,7 @@ class JobVolumes:
             scratch_bytes=request.scratch_bytes or self.scratch_bytes,
             checkpoint_bytes=request.checkpoint_bytes,
             job=str(granted.job) if granted else None,
+            team=granted.team if granted else None,
             push_grant=request.push_grant,
             created_at=self.clock(),
             boot=boot_id(),
@@ -183,7 +186,7 @@ class JobVolumes:
 
     async def _sync(self, volume: Volume, sync: VolumeSync) -> None:
         for earlier in self.all():
-            is_before = earlier.age < volume.age and earlier.record.job == volume.record.job
+            is_before = earlier.age < volume.age and earlier.pushes_as == volume.pushes_as and earlier.is_usable
             while is_before and not earlier.is_gone:
                 await earlier.changed.wait()
         await sync.run()
@@ -209,18 +212,19 @@ class JobVolumes:
 
     async def _end(self, volume: Volume) -> None:
         await self._note_end(volume)
-        if not volume.is_usable:
-            volume.error = DiskFailedError(
-                str(volume.folder), "its checkpoints cannot be opened, and are kept for a while"
-            )
-            raise volume.error
         self.caches.release(volume.record.id)
         await in_thread(self._discard_scratch, volume)
         self.space.aside.end(volume.record.id)
-        if volume.sync is None:
+        if volume.checkpoints is None:
             await self._remove(volume)
             return
         self.space.aside.begin(volume.record.id, volume.size, volume.occupied)
+        if volume.sync is None:
+            volume.error = DiskFailedError(
+                str(volume.folder), "its checkpoints cannot be opened, and are kept for a while"
+            )
+            volume.notify()
+            raise volume.error
         volume.sync.drain()
         volume.is_ended = True
         volume.notify()
@@ -347,6 +351,10 @@ class JobVolumes:
             volume.sync.give_up()
         elif not volume.is_gone:
             await self._remove(volume)
+
+
+def _pushes_as(granted: PushGrant | None) -> tuple[str | None, str | None, str | None]:
+    return (granted.organisation, granted.team, str(granted.job)) if granted else (None, None, None)
 
 
 def _whose(volume: Volume) -> str:

@@ -36,7 +36,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_after_a_power_loss_what_had_settled_is_pushed_and_nothing_else"),
     ],
     "node_agent/job/syncing.py": [
-        ("what had not settled is pushed after a power loss", "            if is_after_restart:", "            if False:",
+        ("what had not settled is pushed after a power loss", "self._is_as_noted if is_after_restart else self._is_complete", "self._is_complete",
          "test_after_a_power_loss_what_had_settled_is_pushed_and_nothing_else"),
     ],
     "node_agent/job/tree.py": [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.chunk import Manifest
-from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFailedError
+from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFailedError, InvalidRequestError
 from bdn.core.source.uri import CheckpointUri
 from bdn.disk.durable import remove_tree
 from bdn.wire.grants import PushGrant
@@ -205,3 +205,32 @@ async def test_after_a_start_the_runs_of_a_job_push_in_the_order_in_which_they_b
         await asyncio.sleep(0)
         assert len(begun) == 1  # the newer one waits
         assert begun[0] is agent.volumes.find("jv_" + "f" * 24).sync
+
+
+async def test_a_job_of_the_same_name_of_others_has_a_grant_and_a_volume_of_its_own(
+    rig: Rig, mirror: AgentMirror
+) -> None:
+    async with rig.agent() as agent:
+        first = pushing(mirror, "run", time.time() + 1000)
+        made = await agent.volumes.create(first)
+        for organisation, team in (("other", None), ("org", "research")):
+            grant = PushGrant(organisation, CheckpointUri("llama", "job"), 4e9, team)
+            theirs = first.model_copy(update={"push_grant": mirror.signer.sign_push(grant)})
+            with pytest.raises(InvalidRequestError):
+                await agent.volumes.create(theirs)
+            own = await agent.volumes.create(theirs.model_copy(update={"run_id": "another"}))
+            assert (made.record.push_grant, own.record.push_grant) == (first.push_grant, theirs.push_grant)
+            await agent.volumes.end(own)
+            await until(lambda own=own: own.is_gone)  # type: ignore[misc]
+        assert agent.volumes.all() == [made]
+
+
+async def test_a_volume_that_cannot_be_opened_holds_up_no_later_run(rig: Rig, mirror: AgentMirror) -> None:
+    async with rig.agent() as agent:
+        volume = await agent.volumes.create(pushing(mirror, "job-1"))
+    spoil(volume, "checkpoints")
+    async with rig.agent() as agent:
+        assert agent.volumes.unsynced_bytes > 0  # as far as anybody can tell
+        later = await agent.volumes.create(pushing(mirror, "job-2"))
+        await agent.volumes.end(later)
+        await until(lambda: later.is_gone)

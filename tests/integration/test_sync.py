@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -20,9 +21,9 @@ from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
-from node_agent.job.journal import VolumeJournal
+from node_agent.job.journal import Committed, VolumeJournal
 from node_agent.job.pushing import Pusher
-from node_agent.job.syncing import ChangedError, Syncer
+from node_agent.job.syncing import ChangedError, Syncer, checkpoints_in
 from node_agent.job.tree import JobDirectory
 from tests.support.crash.forgetful_disk import Way, forgetful_disk, needs_forgetful_disks
 from tests.support.mirror.process import ServingProcess
@@ -268,6 +269,44 @@ async def test_indexes_that_are_more_than_anybody_writes_are_not_read(
             file.truncate(LONGEST_READ)
     async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
         assert await syncer.run_once() == ["a"]
+    assert await checkpoints(mirror) == {}
+
+
+async def test_what_is_mostly_holes_is_left_at_once(mirror: ServingProcess, folder: Path, tmp_path: Path) -> None:
+    (folder / "a").mkdir()
+    with (folder / "a/x").open("wb") as file:
+        file.truncate(1 << 43)
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        syncer.most_bytes = 1 << 30
+        assert await syncer.run_once() == ["a"]
+
+
+async def test_all_that_is_complete_is_noted_before_any_of_it_is_pushed(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "x").write_bytes(b"1")
+    outages = OutageRetry(policy=RetryPolicy(outage_seconds=0, attempts=1))
+    async with syncing(mirror, Reading(folder), tmp_path / "journal", is_noting=True, outages=outages) as syncer:
+        assert await mirror.end(signal.SIGKILL)
+        with pytest.raises(BdnError):
+            await syncer.run_once()
+        assert syncer.journal.settled("a")
+        assert syncer.journal.settled("b")
+
+
+async def test_what_an_agent_of_the_version_before_has_committed_is_known(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "a").mkdir()
+    for name in ("1", "2"):
+        (folder / "a" / name).write_bytes(b"as it was")
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        (found,) = checkpoints_in(syncer.directory.look()).values()
+        syncer.journal.note_commit("a", Committed("mir_earlier", found.marks(is_earlier=True)))
+        (folder / "a/1").unlink()
+        assert await syncer.run_once() == []
     assert await checkpoints(mirror) == {}
 
 

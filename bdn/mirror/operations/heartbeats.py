@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from bdn.core.errors import BdnError, InUseError, InvalidRequestError, NotFoundError
+from bdn.core.errors import BdnError, InUseError, InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.mirror.db import agents
 from bdn.mirror.db.agents import Name
 from bdn.mirror.db.database import Database, WriteSession
@@ -141,26 +141,35 @@ class Membership:
         who, name = _who(heartbeat), (heartbeat.cluster, heartbeat.node)
         says = heartbeat.leaving or heartbeat.changes or heartbeat.holdings or heartbeat.reports or heartbeat.events
         can_wait = heartbeat.wait_seconds >= _TOGETHER_SECONDS and self._identities.get(name) == who
-        self._identities[name] = who
-        if heartbeat.leaving:
-            del self._identities[name]
         if can_wait and not says:
             note.digest.add_done_callback(lambda done: done.cancelled() or done.exception())  # who asked may have left
             self._notes.append(note)
         else:
+            self._identities.pop(name, None)
             await self._write([note])
             note.digest.result()
+            if not heartbeat.leaving:
+                self._identities[name] = who
         return note.digest
 
     async def _write_down(self) -> None:
         notes, self._notes = self._notes, []
         try:
             await self._write(notes)
-        except Exception as error:  # noqa: BLE001 - it is raised again, by everybody who waits
-            for note in notes:
-                if not note.digest.done():
-                    note.digest.set_exception(error)
-                self.database.watch.notify(agent_topic(note.heartbeat.cluster, note.heartbeat.node))
+        except StoreUnavailableError as error:
+            self._failed(notes, error)
+        except Exception:  # noqa: BLE001 - the database refuses what one of them says
+            for note in (one for one in notes if not one.digest.done()):
+                try:
+                    await self._write([note])
+                except Exception as error:  # noqa: BLE001 - it is raised again, by who waits
+                    self._failed([note], error)
+
+    def _failed(self, notes: Sequence[_Note], error: Exception) -> None:
+        for note in notes:
+            if not note.digest.done():
+                note.digest.set_exception(error)
+            self.database.watch.notify(agent_topic(note.heartbeat.cluster, note.heartbeat.node))
 
     async def _write(self, notes: Sequence[_Note]) -> None:
         """Those whose members must be looked at anew one by one, with their cluster's row locked."""

@@ -52,7 +52,9 @@ class KilledSyncs:
         self._daemon: Daemon | None = None
         self._lives = AsyncExitStack()
         self._checked: dict[str, State] = {}
-        self._stored: set[str] = set()  # when a mirror ended that had not written it down
+        self._stored: dict[
+            str, int
+        ] = {}  # when a mirror ended that had not written it down: a power cut may take it, too
 
     @property
     def kills(self) -> int:
@@ -174,16 +176,17 @@ class KilledSyncs:
         pushed = self._query("SELECT facts FROM events WHERE kind = 'pushed'")
         under_way = self._query("SELECT sum(bytes_transferred) FROM mirror_sources WHERE status <> 'READY'")
         written = sum(json.loads(facts)["transferred"] for (facts,) in pushed) + (under_way[0][0] or 0)
-        once = sum(size for name, size in chunks.items() if name not in self._unwritten())
-        return written - once + sum(chunks[name] for name in self._stored), once
+        once = sum(chunks.values()) - sum(self._unwritten().values())
+        return written - once + sum(self._stored.values()), once
 
     def _chunks(self) -> dict[str, int]:
         assert self._mirror is not None
         return {path.rpartition("/")[2]: size for path, size in behind(self._mirror.data_dir).chunks().items()}
 
-    def _unwritten(self) -> set[str]:
+    def _unwritten(self) -> dict[str, int]:
         """Chunks that are in the store, but were not written down: whoever sent them will send them again."""
-        return self._chunks().keys() - {str(name) for (name,) in self._query("SELECT digest FROM contents")}
+        known = {str(name) for (name,) in self._query("SELECT digest FROM contents")}
+        return {name: size for name, size in self._chunks().items() if name not in known}
 
     def _query(self, query: str) -> list[tuple[Any, ...]]:
         assert self._mirror is not None
