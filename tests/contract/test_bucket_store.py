@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import parse_qsl
 from urllib.request import Request, urlopen
@@ -407,6 +408,46 @@ def test_an_object_that_cannot_be_read_while_others_cannot_either_is_not_wrong(
     server.script.add(fault, method="GET", times=None)
     with pytest.raises(StoreUnavailableError):
         store.fault(CHUNK)
+
+
+def test_right_bytes_that_come_over_a_link_which_breaks_large_bodies_are_not_wrong(
+    store: BucketStore, server: ObjectServer, objects: Objects
+) -> None:
+    content = bytes(100_000)
+    store.put(digest_of(content), memoryview(content))
+    server.script.add(faults.truncate(60_000), method="GET", times=None)  # small ones arrive
+    with pytest.raises(StoreUnavailableError):
+        store.set_aside(digest_of(content))
+    server.script.clear()
+    assert content_of(store, digest_of(content)) == content
+    assert keys(objects, "quarantine") == []
+
+
+def test_who_finds_a_marker_gone_looks_for_another_one(
+    store: BucketStore, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector whose DELETE is not answered names the chunk in a new marker, and takes the one back that stands in a listing."""
+    store.put(CHUNK, memoryview(CONTENT))
+    objects.overwrite("leaving/first", CHUNK.hex.encode())
+    bucket = store._bucket
+    get, waited = bucket.get, []
+
+    def get_late(key: str) -> Any:
+        if key.endswith("leaving/first"):
+            bucket.delete(key)
+            objects.overwrite("leaving/second", CHUNK.hex.encode())
+        return get(key)
+
+    def pause(_: float) -> None:
+        waited.append(keys(objects, "leaving"))
+        if len(waited) > 1:
+            bucket.delete(f"{store._leaving}second")
+            bucket.delete(f"{store._chunks}{CHUNK.fanout}")
+
+    monkeypatch.setattr(bucket, "get", get_late)
+    monkeypatch.setattr(bucket, "pause", pause)
+    assert store.keep([CHUNK]) == set()
+    assert len(waited) == 2
 
 
 def test_right_bytes_that_come_while_a_wrong_object_is_put_aside_stay(

@@ -16,7 +16,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
-from bdn.mirror.scrub import AGAIN_SECONDS, Keeper
+from bdn.mirror.scrub import AGAIN_SECONDS, Keeper, Repair
 from bdn.store.directory import DirectoryStore
 from bdn.wire import operation_schema
 from bdn.wire.http_fields import SUSPECT_HEADER
@@ -142,6 +142,16 @@ async def store(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Stor
         assert (await mirror.verify())["items"] == []
         await until(lambda: mirror.rows("scrubs")["scrubs"], "the round that a new store begins with")
         yield found
+
+
+async def test_what_cannot_be_repaired_holds_up_no_scrub(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long an attempt takes, and whatever is lost: the next one is due at once."""
+    monkeypatch.setattr(Repair, "is_due", lambda *_: True)
+    store.hub.fail(answer(404), times=None)
+    store.rot("absent", "one")
+    assert (await store.mirror.verify())["items"]
+    assert store.mirror.count("damaged_chunks")
+    await store.a_round_later()
 
 
 @pytest.mark.production
