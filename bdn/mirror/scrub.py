@@ -52,6 +52,7 @@ _AT_ONCE: Final = 32  # objects between two records of how far it is: what a kil
 _LOOKED_AT_ONCE: Final = 1000  # where few of them are read
 _AGENTS: Final = 4  # asked for one piece
 _GRANT_SECONDS: Final = 300
+_PIECE_SECONDS: Final = 120.0  # that an agent may take to send one: who repairs does nothing else meanwhile
 _JOB: Final = "repair"  # whom identity tokens are for, in place of a mirror
 
 
@@ -85,6 +86,26 @@ class Restoring:
             return False
         self.missing.remove(piece)
         return True
+
+
+@dataclass(frozen=True)
+class WholeAnswer:
+    """An ``AnswerDeadline``: all of it is here ``until`` then, by the monotonic clock, however steadily a little comes."""
+
+    until: float
+
+    def waiting(self) -> None:
+        """``TimeoutError``: it is too late."""
+        if time.monotonic() > self.until:
+            raise TimeoutError("it sends too slowly")
+
+    def at_work(self) -> None:
+        """As ``waiting``."""
+        self.waiting()
+
+    def receiving(self, count: int) -> None:  # noqa: ARG002 - a little is not enough
+        """As ``waiting``."""
+        self.waiting()
 
 
 @dataclass(frozen=True)
@@ -126,7 +147,8 @@ class AgentSource:
         mount = GrantedMount("/repair", Digest(origin.manifest), origin.row.source)
         grant = self.signer.sign(Grant(origin.organisation, (mount,), self.clock() + _GRANT_SECONDS))
         # Without naming the manifest: an agent that owns the chunk and lacks it would ask us for it.
-        reader = HttpChunkReader(self.connections, str(row.advertise), grant)
+        deadline = WholeAnswer(time.monotonic() + _PIECE_SECONDS)
+        reader = HttpChunkReader(self.connections, str(row.advertise), grant, deadline=deadline)
         try:
             await asyncio.to_thread(reader.read_into, PartialChunk(piece.name, restoring.place(piece)))
         except BdnError as error:
