@@ -68,6 +68,7 @@ def heartbeat(manifest: str, node: str = "n") -> Json:
         ],
         "events": [{"id": f"{node}/1", "at": 1.8e9, "kind": "other", "manifest": manifest, "facts": {"size": 5}}],
         "epoch": 1,
+        "unsynced_bytes": 5,
         "wait_seconds": 0,
     }
 
