@@ -86,7 +86,8 @@ def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: She
 
     # Mirrored again it moves no bytes; evicted and collected it is gone.
     assert ran(shell, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")["bytes_transferred"] == 0
-    ran(shell, "bdn-admin", "evict", "--source", SOURCE, "--tier", "mirror", "--purge")
+    # Once the agent has told that nobody holds it.
+    wait_until(lambda: shell.run("bdn-admin", "evict", "--source", SOURCE, "--tier", "mirror", "--purge").code == 0)
     assert objects(bucket, "b3") == objects(bucket, "leaving") == objects(bucket, "probe") == []
 
 

@@ -35,7 +35,11 @@ goes unnoticed; words after it select rows.
 """
 _OF_THREAD = threading.local()
 # These notice in `make fault`, and perhaps not in `make test`.
-FULL = {"test_a_search_guided_by_coverage_finds_nothing[range]", "test_nothing_grows_under_a_mixed_load"}
+FULL = {
+    "test_a_search_guided_by_coverage_finds_nothing[range]",
+    "test_nothing_grows_under_a_mixed_load",
+    "test_whatever_fails_while_a_job_writes_checkpoints_each_that_is_listed_is_one_that_it_left",
+}
 
 
 @dataclass(frozen=True)
