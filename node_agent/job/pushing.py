@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range, digest_of
-from bdn.core.errors import BdnError, QuotaExceededError, single_error
+from bdn.core.errors import BdnError, DiskFailedError, QuotaExceededError, single_error
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
@@ -143,15 +143,22 @@ class _Sending:
         if self._pusher.turn is not None:
             await self._pusher.turn()
 
-        def work(buffer: memoryview) -> Digest:
-            file.read(part, buffer)
-            digest = digest_of(buffer)
-            if asyncio.run_coroutine_threadsafe(self._missing.of(digest), self._loop).result():
-                self._put(digest, buffer)
-            file.on_known(index, digest)
+        def work(buffer: memoryview) -> Digest | DiskFailedError:
+            """A disk that fails is no outage of the mirror: other checkpoints do not wait for it."""
+            try:
+                file.read(part, buffer)
+                digest = digest_of(buffer)
+                if asyncio.run_coroutine_threadsafe(self._missing.of(digest), self._loop).result():
+                    self._put(digest, buffer)
+                file.on_known(index, digest)
+            except DiskFailedError as error:
+                return error
             return digest
 
-        return await outages.ask(partial(self._pusher.threads.run, part.size, work))
+        done = await outages.ask(partial(self._pusher.threads.run, part.size, work))
+        if isinstance(done, DiskFailedError):
+            raise done
+        return done
 
     async def _ask_missing(self, digests: Sequence[Digest]) -> list[bool]:
         chunks = ChunkList(chunks=[str(digest) for digest in dict.fromkeys(digests)])

@@ -24,7 +24,8 @@ from node_agent.disk.group_sync import FEW, is_trusted
 _ROOT: Final = os.O_RDONLY | os.O_DIRECTORY  # its own path is ours, and may lead through links
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NAME: Final = os.O_PATH | os.O_NOFOLLOW  # opens nothing: a FIFO or a device that was swapped in notices nothing
-_SWAPPED: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # it was a folder a moment ago
+# It was a folder, or a file, a moment ago; ESTALE is how network file systems say that it is gone.
+_SWAPPED: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 _DEEPEST: Final = 128  # folders; each is open while its own are looked at
 _NAMED: Final = 1000  # of what is skipped
 

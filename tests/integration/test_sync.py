@@ -1,6 +1,7 @@
 """A syncer beside a job that writes, against a mirror that serves: what settles is pushed whole, what changes is not seen."""
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -396,3 +397,17 @@ async def test_a_folder_that_cannot_be_named_is_left_and_holds_up_no_other(
     async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
         assert await syncer.run_once() == [name]
     assert (await checkpoints(mirror)).keys() == {"b"}
+
+
+def test_a_file_that_a_network_file_system_calls_stale_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "x").write_bytes(b"1")
+    directory = JobDirectory(folder, 10)
+    stamp = directory.look().files["x"]
+
+    def stale(path: Any, flags: int, below: int | None = None) -> Any:
+        if str(path).startswith("/proc/self/fd/"):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return opened(path, flags, below)
+
+    monkeypatch.setattr("node_agent.job.tree.opened", stale)
+    assert not directory.read("x", stamp, ByteRange(0, 1), memoryview(bytearray(1)))
