@@ -156,6 +156,22 @@ class _Rows:
         count = sum(counts) if self.rehearsal is None else await self.rehearsal.unnamed()
         self.collected.add("contents", count, 0)
 
+    async def take_unread_slabs(self, grace_seconds: float) -> None:
+        """Take slabs of which nobody reads anything who may read them; they count as contents' bytes."""
+        is_rehearsal = self.rehearsal is not None
+        async with self.read() as session:
+            before = await self.before(session, grace_seconds)
+            found = await removal.unread_slabs(session, before, self.now, is_rehearsal=is_rehearsal)
+        if self.rehearsal is not None:
+            self.rehearsal.dropped.update(dict.fromkeys(found.keys() - self.rehearsal.dropped.keys(), "contents"))
+            return
+        for some in batches(list(found), removal.SLABS_AT_ONCE):
+            async with self.write() as session:
+                before = await self.before(session, grace_seconds)
+                going = await removal.unread_slabs(session, before, self.now, is_rehearsal=False, among=some)
+                await removal.forget_slabs(session, list(going))
+            self.unnamed["contents"] += b"".join(map(bytes.fromhex, going))
+
     async def take_some(self, kind: Kind, some: _Some) -> None:
         """Take rows of which none hangs on another, some at a time, until there are no more."""
         taken: Taken | None = None
@@ -302,6 +318,7 @@ class Collector:
             begin = partial(mirrors.begin_to_collect_draft, manifest=name, before=before, now=rows.now)
             await rows.take_manifest(name, begin)
         await rows.take_unnamed(grace_seconds)
+        await rows.take_unread_slabs(grace_seconds)
         if rows.rehearsal is not None:
             rows.collected.add("half_copied", await rows.rehearsal.half_copied(), 0)
             rows.collected.add("evidence", await rows.rehearsal.evidence(), 0)

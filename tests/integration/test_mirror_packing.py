@@ -16,7 +16,7 @@ from bdn.core.source.upstream import Identity
 from bdn.core.store import SEAL_SIZE, StoredChunk, seal_of
 from bdn.mirror.db import contents, damaged, mirrors, removal
 from bdn.mirror.db.database import Database
-from bdn.mirror.db.tables import SlabScopeRow, SlabSliceRow
+from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow, SlabScopeRow, SlabSliceRow
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.layout_form import Layout
 from tests.doubles.hub import Hub
@@ -59,6 +59,34 @@ class Holdings:
     async def lost(self, organisation: str, *files: bytes) -> list[Digest]:
         async with self.database.write() as session:
             return await publish(session, manifest_of(files), 1.0, organisation)
+
+    async def mirrored(self, organisation: str, *files: bytes, status: str = "READY") -> Manifest:
+        """Published by a mirror of the organisation, which is now in that state."""
+        manifest = await self.publish(organisation, *files)
+        name = f"mir_{organisation}_{manifest.digest.hex[:8]}"
+        mirror = MirrorRow(
+            id=name, organisation=organisation, request_key=name, status=status, created_at=1.0, started_at=1.0
+        )
+        mirrored = MirrorSourceRow(
+            mirror_id=name,
+            organisation=organisation,
+            position=0,
+            request={},
+            source="hf://org/model",
+            mount_location="/m",
+            status=status,
+            manifest=manifest.digest.hex,
+            warnings=[],
+        )
+        async with self.database.write() as session:
+            session.add(mirror)
+            await session.flush()
+            session.add(mirrored)
+        return manifest
+
+    async def unread(self, before: float = 2.0) -> dict[str, int]:
+        async with self.database.read() as session:
+            return await removal.unread_slabs(session, before, 2.0, is_rehearsal=False)
 
     async def damage(self, digest: Digest) -> None:
         """The disk has others under this name."""
@@ -124,6 +152,31 @@ async def held(database_url: str) -> AsyncIterator[Holdings]:
     database = Database(database_url)
     yield Holdings(database)
     await database.close()
+
+
+async def test_a_slab_is_unread_when_its_organisations_read_nothing_of_it_and_have_no_mirror_at_work(
+    held: Holdings,
+) -> None:
+    await held.pack("public", C, D)
+    own, others = await held.pack("organisation:acme", A, B), await held.pack("organisation:rival", B, A, C)
+    await held.mirrored("acme", A, B)
+    assert await held.unread(before=1.0) == {}  # somebody may be about to name C
+    assert await held.unread() == {others.digest.hex: others.size}
+    working = await held.mirrored("rival", C, D, status="SYNCING")
+    assert await held.unread() == {}
+    async with held.database.write() as session:
+        await mirrors.finish(session, f"mir_rival_{working.digest.hex[:8]}", "READY", now=2.0)
+    assert await held.unread() == {}  # C lies in it, too
+    async with held.database.write() as session:
+        await mirrors.give_up(session, "rival", [working.digest.hex], "evi_1", 2.0)
+    assert await held.unread() == {}  # it can be restored
+    async with held.database.write() as session:
+        assert await mirrors.begin_to_collect(session, working.digest.hex, 3.0, 3.0)
+    assert await held.unread() == {others.digest.hex: others.size}
+    async with held.database.write() as session:
+        await removal.forget_slabs(session, [others.digest.hex])
+    assert (await held.counts(), await held.unread()) == ((2, 4), {})
+    assert set((await held.slabs(await held.publish("acme", A, B), "acme")).values()) == {own.digest.hex}
 
 
 async def test_packed_files_are_found_and_read_back_by_their_identities_and_by_their_manifest(held: Holdings) -> None:

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sqlalchemy import select
 
 from bdn.core.chunk import Digest, digest_of
+from bdn.core.errors import NotFoundError
 from bdn.mirror import retention
 from bdn.mirror.db import damaged, mirrors, removal
 from bdn.mirror.db.tables import ContentRow, ManifestRow
@@ -33,6 +34,7 @@ from tests.support.mirror.collecting_world import (
     BucketWorld,
     Killed,
     World,
+    manifest_of,
 )
 from tests.support.mirror.service import database_under_test, mirror_under_test, source
 from tests.support.promises.tally import Tally, at_scale
@@ -372,6 +374,34 @@ async def test_what_is_planned_in_a_dry_run_is_of_every_kind() -> None:
         planned = await _rehearsed(world)
         counted = Counter({kind: count for kind, count in planned.counts.items() if count})
         assert counted == {"manifests": 2, "contents": 1, "half_copied": 1, "chunks": 1, "incoming": 1}
+
+
+async def test_a_slab_goes_when_who_may_read_it_reads_nothing_of_it_though_others_have_its_files_elsewhere() -> None:
+    """And stays while a mirror of theirs is at work, which counts on it, or while what they gave up can be restored."""
+    async with a_world() as world:
+        await world.begin("acme", "Cxyz", private=True).finish()
+        common = {chunk.digest for chunk in world.store.stored()}
+        copy = world.begin("rival", "yz", private=True)
+        while not {chunk.digest for chunk in world.store.stored()} - common:
+            await copy.step()
+        await copy.step()  # which records it
+        (slab,) = {chunk.digest for chunk in world.store.stored()} - common
+        world.now += 10 * TOMBSTONE_SECONDS
+        assert not any((await _rehearsed(world)).bytes.values())
+        world.check_object(slab)
+        await copy.fail()
+        assert (await _rehearsed(world)).bytes["contents"] == len(b"yyyzzzz")
+        with pytest.raises(NotFoundError):
+            world.check_object(slab)
+        # What is known of its files does not lead to a slab that is gone.
+        await world.begin("rival", "yz", private=True).finish()
+        manifest = manifest_of("yz").digest.hex
+        assert world.promised["rival", manifest] is None
+        await world.evict("rival", manifest)
+        world.now += TOMBSTONE_SECONDS - 10
+        assert not any((await _rehearsed(world)).bytes.values())
+        await world.restore("rival", manifest)
+        await _ended(world)
 
 
 async def test_orphans_alone_are_told_and_collected_beside_what_else_would_go() -> None:

@@ -449,8 +449,16 @@ async def all_readable(
 
 async def oldest_at_work(session: ReadSession, now: float) -> float | None:
     """When the first of the mirrors began that are being worked on, canceled ones included whose worker is still at it."""
-    busy = or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now)
-    return (await session.execute(select(func.min(MirrorRow.started_at)).where(busy))).scalar()
+    return (await session.execute(select(func.min(MirrorRow.started_at)).where(_is_at_work(now)))).scalar()
+
+
+def is_working(organisation: ColumnElement[str], now: float) -> ColumnElement[bool]:
+    """One of these mirrors is the organisation's."""
+    return exists().where(MirrorRow.organisation == organisation, _is_at_work(now))
+
+
+def _is_at_work(now: float) -> ColumnElement[bool]:
+    return or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now)
 
 
 async def first_at(session: ReadSession) -> float | None:
@@ -550,6 +558,12 @@ def is_mirrored_for(organisation: str, manifest: _Name, team: str | None = None)
     if team is None:
         return found
     return found.where(MirrorRow.id == MirrorSourceRow.mirror_id, MirrorRow.team == team)
+
+
+def is_lost_to(source: type[MirrorSourceRow]) -> ColumnElement[bool]:
+    """The source's organisation gave its manifest up, and it was collected: it can neither be read nor restored."""
+    own = and_(TombstoneRow.organisation == source.organisation, TombstoneRow.manifest == source.manifest)
+    return exists().where(own, TombstoneRow.collected_at.is_not(None))
 
 
 async def others_read(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:

@@ -36,7 +36,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from bdn.core.chunk import Digest
-from bdn.core.store import KINDS, Kind, SlabNeeds, StoredChunk, content_fault, split_digests
+from bdn.core.store import KINDS, PUBLIC, Kind, SlabNeeds, StoredChunk, content_fault, scope_of, split_digests
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.contents import Record, chunks_are_sound, drop_slabs
 from bdn.mirror.db.database import Database, ReadSession, WriteSession, batches, delete_in, select_in
@@ -49,6 +49,7 @@ from bdn.mirror.db.tables import (
     IdentityRow,
     ManifestContentRow,
     ManifestRow,
+    MirrorSourceRow,
     QuarantinedFileRow,
     SlabRow,
     SlabScopeRow,
@@ -241,6 +242,63 @@ async def _add_slabs(session: ReadSession, needs: SlabNeeds, slabs: Sequence[str
         needs.add_damaged(slab)
     for slab in named & dropped:
         needs.add_damaged(slab)
+
+
+# --- slabs that their organisations no longer read ---
+
+
+async def unread_slabs(
+    session: ReadSession, before: float, now: float, *, is_rehearsal: bool, among: Sequence[str] | None = None
+) -> dict[str, int]:
+    """Slabs, with their bytes, of which no organisation that may read them reads a file, or can have one back.
+
+    Such a slab outlives its organisation's manifest where others have the same files elsewhere: they mirror the manifest while it is
+    collected, or a mirror of that organisation fails. Not those in which something lies that no manifest names and that
+    was recorded since ``before``, nor those of an organisation that has a mirror at work, which may count on them.
+
+    Args:
+        among: some slabs; None is all.
+    """
+    name, source = ManifestContentRow, MirrorSourceRow
+    owner = func.substr(SlabScopeRow.scope, len(scope_of("")) + 1)
+    read = select(name.manifest).join(SlabSliceRow, SlabSliceRow.content == name.content)
+    read = read.join(source, source.manifest == name.manifest)
+    read = read.where(SlabSliceRow.slab == SlabRow.digest, source.organisation == owner, ~mirrors.is_lost_to(source))
+    if is_rehearsal:
+        read = read.where(~exists().where(_DOOMED.c.manifest == name.manifest))
+    is_used = or_(
+        SlabScopeRow.scope == PUBLIC,
+        exists(read.correlate(SlabRow, SlabScopeRow)),
+        mirrors.is_working(owner, now),
+    )
+    fresh = select(ContentRow.digest).join(SlabSliceRow, SlabSliceRow.content == ContentRow.digest)
+    fresh = fresh.where(
+        SlabSliceRow.slab == SlabRow.digest, ContentRow.recorded_at >= before, ~_named(ContentRow.digest)
+    )
+    query = select(SlabRow.digest, SlabRow.size).where(
+        ~exists().where(SlabScopeRow.slab == SlabRow.digest, is_used), ~exists(fresh.correlate(SlabRow))
+    )
+    if among is not None:
+        return {slab: size async for slab, size in select_in(session, query, SlabRow.digest, among)}
+    found: dict[str, int] = {}
+    after = ""
+    while page := (await session.execute(_page_of_slabs(after))).scalars().all():
+        found |= {slab: size async for slab, size in select_in(session, query, SlabRow.digest, page)}
+        after = page[-1]
+    return found
+
+
+def _page_of_slabs(after: str) -> Select[str]:
+    return select(SlabRow.digest).where(SlabRow.digest > after).order_by(SlabRow.digest).limit(ROWS_AT_ONCE)
+
+
+async def forget_slabs(session: WriteSession, slabs: Sequence[str]) -> None:
+    """Forget slabs, and the identities that led to what lies in them: whoever mirrors that next brings it again."""
+    inside = select(SlabSliceRow.content).join(ContentRow, ContentRow.digest == SlabSliceRow.content)
+    inside = inside.where(ContentRow.chunks == b"")
+    contents = sorted({content async for (content,) in select_in(session, inside, SlabSliceRow.slab, slabs)})
+    await delete_in(session, IdentityRow.content, contents)
+    await drop_slabs(session, slabs)
 
 
 # --- what is old ---
