@@ -51,6 +51,7 @@ from bdn.core.errors import (
     NotFoundError,
     single_error,
 )
+from bdn.core.pace.retry import StallPolicy
 from bdn.net.tls import HANDSHAKE, Certificate, refusal_of_plain_http
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, bearer_of, check_local
 from bdn.wire.shapes import ErrorDocument, document_of, status_of
@@ -371,11 +372,14 @@ def is_owner(connection: socket.socket) -> bool:
 class TimedProtocol(H11Protocol):
     """Closes a connection that takes longer than ``request_seconds`` for one request, from its first byte or from connecting.
 
-    uvicorn's own timeouts begin after an answer. Each request's state has ``OWNER``.
+    Or whose client takes less of an answer than ``slowest`` allows: what is read for it is open all the time. uvicorn's own
+    timeouts begin after an answer. Each request's state has ``OWNER``.
     """
 
     request_seconds = 30.0  # for head and body, which is some megabytes at most
+    slowest = StallPolicy(window_seconds=30.0)  # as on the data plane
     _deadline: asyncio.TimerHandle | None = None
+    _next_look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected, and has sent nothing yet."""
@@ -391,7 +395,31 @@ class TimedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
         self._forget()
+        self._look_no_more()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client is behind: its buffers are full, and ours."""
+        super().pause_writing()
+        self._look_at_reader()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._look_no_more()
+        super().resume_writing()
+
+    def _look_at_reader(self, before: int | None = None) -> None:
+        """Nothing is written meanwhile, so the buffer is smaller by what the client took since ``before``."""
+        left = self.transport.get_write_buffer_size()
+        if before is not None and before - left < self.slowest.least_bytes:
+            self.transport.abort()
+        else:
+            self._next_look = self.loop.call_later(self.slowest.window_seconds, self._look_at_reader, left)
+
+    def _look_no_more(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
 
     def _watch(self) -> None:
         if self.conn.their_state not in _IN_PART:

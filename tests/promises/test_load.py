@@ -15,9 +15,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bdn.core.pace.retry import StallPolicy
 from bdn.mirror.api import routes
 from bdn.mirror.ingest.requests import MirrorRequests
-from bdn.net.api_server import bind_tcp, serving
+from bdn.net.api_server import TimedProtocol, bind_tcp, serving
 from node_agent.app import Agent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
@@ -111,6 +112,7 @@ async def test_listeners_that_never_read_cost_a_bounded_buffer_each_and_delay_no
     """They ask for the events and leave them lying: their generators stand still, and one who reads hears it all."""
     count = at_scale(30, 100)
     monkeypatch.setattr(routes, "_EVENT_SECONDS", 0.001)
+    monkeypatch.setattr(TimedProtocol, "slowest", StallPolicy(window_seconds=3600))  # until then all of them are there
     hub.repo("org/model").commit({"w.bin": noise(100_000)})
     hub.fail(stall(), "w.bin", times=None)
     async with mirror_under_test(tmp_path / "mirror") as mirror, AsyncExitStack() as stack:

@@ -7,12 +7,16 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import closing
+from typing import cast
 
 import httpx2
 import pytest
+import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from bdn.core.errors import InUseError, InvalidRequestError
+from bdn.core.pace.retry import StallPolicy
 from bdn.net import api_server
 from bdn.net.api_server import EVENTS, EventStream, TimedProtocol, bind_tcp, log_shortages, new_service, serving
 from bdn.net.chunk_server.messages import HEAD_LIMIT
@@ -246,6 +250,65 @@ async def test_a_listener_that_leaves_while_it_is_held_up_ends_the_stream_and_is
         await told.ended.wait()
 
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+@pytest.mark.promise("hostile-input")
+async def test_a_client_that_takes_less_of_an_answer_than_it_may_is_let_go(
+    deaf: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is open for its answer is closed: 32 of them had held all places in which a mirror reads from its bucket."""
+    monkeypatch.setattr(TimedProtocol, "slowest", StallPolicy(window_seconds=0.2))
+    told = Told(None, LARGE)
+    async with listening(app_of(told)) as url, asyncio.timeout(30):
+        await held_up(deaf, url, told)
+        await told.ended.wait()
+
+
+class Reader(asyncio.Transport):
+    """A client's side of a connection, and a loop whose calls a test makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread = 0
+        self.is_aborted = False
+        self.calls: list[asyncio.TimerHandle] = []
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def call_later(self, seconds: float, call: Callable[..., None], *given: object) -> asyncio.TimerHandle:
+        assert seconds == TimedProtocol.slowest.window_seconds
+        self.calls.append(asyncio.TimerHandle(0.0, call, given, asyncio.get_running_loop()))
+        return self.calls[-1]
+
+    def pass_window(self, read: int) -> None:
+        self.unread -= read
+        if not (due := self.calls.pop()).cancelled():
+            due._run()
+
+
+@pytest.mark.promise("hostile-input")
+async def test_a_client_that_takes_enough_of_an_answer_in_each_window_is_waited_for() -> None:
+    reader, least = Reader(), TimedProtocol.slowest.least_bytes
+    config = uvicorn.Config(new_app(), log_config=None)
+    config.load()
+    protocol = TimedProtocol(config, uvicorn.server.ServerState(), {}, _loop=cast("asyncio.AbstractEventLoop", reader))
+    protocol.transport = reader
+    protocol.flow = FlowControl(reader)
+    reader.unread = 10 * least
+    protocol.pause_writing()
+    for read in (least, 3 * least, least):
+        reader.pass_window(read)
+    assert (reader.is_aborted, len(reader.calls)) == (False, 1)
+    protocol.resume_writing()
+    reader.pass_window(0)
+    assert (reader.is_aborted, len(reader.calls)) == (False, 0)
+    protocol.pause_writing()
+    reader.pass_window(least - 1)
+    assert (reader.is_aborted, len(reader.calls)) == (True, 0)
 
 
 @pytest.mark.promise("hostile-input")
