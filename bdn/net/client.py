@@ -6,7 +6,7 @@ import random
 import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, Self, TypeVar
@@ -292,8 +292,8 @@ class OutageRetry:
     told: Callable[[BdnError | None], None] = lambda _: None
     policy: RetryPolicy = _OUTAGE_POLICY
 
-    async def ask(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """The answer to ``question``, which changes nothing. Transient errors are raised when the time is over."""
+    async def ask(self, question: Callable[[], Awaitable[_Answer]], but: Container[str] = ()) -> _Answer:
+        """The answer to ``question``, which changes nothing. Transient errors are raised when the time is over, those ``but`` at once."""
         outage = Outage(self.policy)
         while True:
             sent = time.monotonic()
@@ -301,7 +301,7 @@ class OutageRetry:
                 answer = await question()
             except BdnError as error:
                 delay = outage.delay(error, time.monotonic() - sent, random.random())  # noqa: S311 - not a secret
-                if delay is None:
+                if delay is None or error.code in but:
                     raise
                 if outage.failures == 1:
                     self.told(error)

@@ -24,6 +24,8 @@ Pace = Callable[[int], float]
 _ATTEMPTS: Final = 3
 # The push has ended meanwhile, or the mirror lost some of it.
 _AGAIN: Final = frozenset({"NOT_FOUND", "CHUNKS_MISSING"})
+# People make room, a disk is replaced; other checkpoints may be smaller, or lie elsewhere, and do not wait.
+_NO_OUTAGE: Final = frozenset({QuotaExceededError.code, DiskFailedError.code})
 _ANSWER_BYTES: Final = 64 * 1024
 
 
@@ -78,19 +80,7 @@ class Pusher:
         push_id, chunks = await self.send(source, files)
         await check()
         request = await asyncio.to_thread(_commit_of, files, chunks, details)
-        done = await self.outages.ask(partial(self._commit, push_id, request))
-        if isinstance(done, BdnError):
-            raise done
-        return done
-
-    async def _commit(self, push_id: str, request: CommitRequest) -> Mirror | BdnError:
-        """A quota is no outage: people make room, and other checkpoints may be smaller."""
-        try:
-            return await self.mirror.commit(push_id, request)
-        except BdnError as error:
-            if error.code != QuotaExceededError.code:
-                raise
-            return error
+        return await self.outages.ask(partial(self.mirror.commit, push_id, request), but=_NO_OUTAGE)
 
     async def send(self, source: str, files: Sequence[SentFile]) -> tuple[str, dict[tuple[str, int], Digest]]:
         """Have the mirror hold all chunks of these files, for a push that goes on. Its id, and the chunks by path and index."""
@@ -143,22 +133,15 @@ class _Sending:
         if self._pusher.turn is not None:
             await self._pusher.turn()
 
-        def work(buffer: memoryview) -> Digest | DiskFailedError:
-            """A disk that fails is no outage of the mirror: other checkpoints do not wait for it."""
-            try:
-                file.read(part, buffer)
-                digest = digest_of(buffer)
-                if asyncio.run_coroutine_threadsafe(self._missing.of(digest), self._loop).result():
-                    self._put(digest, buffer)
-                file.on_known(index, digest)
-            except DiskFailedError as error:
-                return error
+        def work(buffer: memoryview) -> Digest:
+            file.read(part, buffer)
+            digest = digest_of(buffer)
+            if asyncio.run_coroutine_threadsafe(self._missing.of(digest), self._loop).result():
+                self._put(digest, buffer)
+            file.on_known(index, digest)
             return digest
 
-        done = await outages.ask(partial(self._pusher.threads.run, part.size, work))
-        if isinstance(done, DiskFailedError):
-            raise done
-        return done
+        return await outages.ask(partial(self._pusher.threads.run, part.size, work), but=_NO_OUTAGE)
 
     async def _ask_missing(self, digests: Sequence[Digest]) -> list[bool]:
         chunks = ChunkList(chunks=[str(digest) for digest in dict.fromkeys(digests)])
