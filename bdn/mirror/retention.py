@@ -169,7 +169,7 @@ class _Rows:
             async with self.write() as session:
                 before = await self.before(session, grace_seconds)
                 going = await removal.unread_slabs(session, before, self.now, is_rehearsal=False, among=some)
-                await removal.forget_slabs(session, list(going))
+                await contents.drop_slabs(session, list(going))
             self.unnamed["contents"] += b"".join(map(bytes.fromhex, going))
 
     async def take_some(self, kind: Kind, some: _Some) -> None:

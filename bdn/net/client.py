@@ -6,7 +6,7 @@ import random
 import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, Self, TypeVar
@@ -292,7 +292,9 @@ class OutageRetry:
     told: Callable[[BdnError | None], None] = lambda _: None
     policy: RetryPolicy = _OUTAGE_POLICY
 
-    async def ask(self, question: Callable[[], Awaitable[_Answer]], but: Container[str] = ()) -> _Answer:
+    async def ask(
+        self, question: Callable[[], Awaitable[_Answer]], but: Callable[[BdnError], bool] = lambda _: False
+    ) -> _Answer:
         """The answer to ``question``, which changes nothing. Transient errors are raised when the time is over, those ``but`` at once."""
         outage = Outage(self.policy)
         while True:
@@ -300,16 +302,22 @@ class OutageRetry:
             try:
                 answer = await question()
             except BdnError as error:
+                if but(error):
+                    self._end(outage)
+                    raise
                 delay = outage.delay(error, time.monotonic() - sent, random.random())  # noqa: S311 - not a secret
-                if delay is None or error.code in but:
+                if delay is None:
                     raise
                 if outage.failures == 1:
                     self.told(error)
                 await asyncio.sleep(delay)
                 continue
-            if outage.failures:
-                self.told(None)
+            self._end(outage)
             return answer
+
+    def _end(self, outage: Outage) -> None:
+        if outage.failures:
+            self.told(None)
 
     async def follow(
         self, question: Callable[[], Awaitable[_Answer]], is_last: Callable[[_Answer], bool]

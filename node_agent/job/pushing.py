@@ -24,8 +24,6 @@ Pace = Callable[[int], float]
 _ATTEMPTS: Final = 3
 # The push has ended meanwhile, or the mirror lost some of it.
 _AGAIN: Final = frozenset({"NOT_FOUND", "CHUNKS_MISSING"})
-# People make room, a disk is replaced; other checkpoints may be smaller, or lie elsewhere, and do not wait.
-_NO_OUTAGE: Final = frozenset({QuotaExceededError.code, DiskFailedError.code})
 _ANSWER_BYTES: Final = 64 * 1024
 
 
@@ -80,7 +78,7 @@ class Pusher:
         push_id, chunks = await self.send(source, files)
         await check()
         request = await asyncio.to_thread(_commit_of, files, chunks, details)
-        return await self.outages.ask(partial(self.mirror.commit, push_id, request), but=_NO_OUTAGE)
+        return await self.outages.ask(partial(self.mirror.commit, push_id, request), but=_is_quota)
 
     async def send(self, source: str, files: Sequence[SentFile]) -> tuple[str, dict[tuple[str, int], Digest]]:
         """Have the mirror hold all chunks of these files, for a push that goes on. Its id, and the chunks by path and index."""
@@ -98,6 +96,16 @@ class Pusher:
                 for _ in range(self.threads.count):
                     group.create_task(send(left))
         return push.push_id, chunks
+
+
+def _is_quota(error: BdnError) -> bool:
+    """Which is no outage: people make room, and other checkpoints may be smaller."""
+    return error.code == QuotaExceededError.code
+
+
+def _is_of_disk(error: BdnError) -> bool:
+    """Of the job's own, which is no outage of the mirror: other checkpoints do not wait for it."""
+    return isinstance(error, DiskFailedError)
 
 
 def _commit_of(
@@ -141,7 +149,7 @@ class _Sending:
             file.on_known(index, digest)
             return digest
 
-        return await outages.ask(partial(self._pusher.threads.run, part.size, work), but=_NO_OUTAGE)
+        return await outages.ask(partial(self._pusher.threads.run, part.size, work), but=_is_of_disk)
 
     async def _ask_missing(self, digests: Sequence[Digest]) -> list[bool]:
         chunks = ChunkList(chunks=[str(digest) for digest in dict.fromkeys(digests)])

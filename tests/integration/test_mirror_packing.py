@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx2
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, Slab, digest_of
 from bdn.core.source.upstream import Identity
 from bdn.core.store import SEAL_SIZE, StoredChunk, seal_of
 from bdn.mirror.db import contents, damaged, mirrors, removal
 from bdn.mirror.db.database import Database
-from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow, SlabScopeRow, SlabSliceRow
+from bdn.mirror.db.tables import DamagedChunkRow, MirrorRow, MirrorSourceRow, SlabScopeRow, SlabSliceRow
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.layout_form import Layout
 from tests.doubles.hub import Hub
@@ -173,8 +173,11 @@ async def test_a_slab_is_unread_when_its_organisations_read_nothing_of_it_and_ha
     async with held.database.write() as session:
         assert await mirrors.begin_to_collect(session, working.digest.hex, 3.0, 3.0)
     assert await held.unread() == {others.digest.hex: others.size}
+    await held.damage(own.digest)
+    assert await held.unread() == {}  # it is all that is left of A and B
     async with held.database.write() as session:
-        await removal.forget_slabs(session, [others.digest.hex])
+        await session.execute(delete(DamagedChunkRow))
+        await contents.drop_slabs(session, [others.digest.hex])
     assert (await held.counts(), await held.unread()) == ((2, 4), {})
     assert set((await held.slabs(await held.publish("acme", A, B), "acme")).values()) == {own.digest.hex}
 
@@ -486,6 +489,26 @@ async def test_a_slab_is_never_read_through_another_organisation_s_grant(
     assert await read(reader, own, rival) == (200, sealed("rival", SHARED))
     for headers in (acme, rival):
         assert await read(reader, shared, headers) == (200, SHARED)
+
+
+async def test_who_may_not_read_a_slab_that_is_left_of_its_files_has_them_again(
+    guarded: MirrorUnderTest, reader: httpx2.AsyncClient, hub: Hub
+) -> None:
+    """Its own slab was collected, and what is known of the files led there; acme has them, too, and keeps what it knows."""
+    for organisation in ("acme", "rival"):
+        hub.repo(f"{organisation}/model", private=True).commit({"a.txt": SHARED, "b.txt": OTHER})
+    manifest = await mirrored(guarded, "acme", "acme/model")
+    assert await mirrored(guarded, "rival", "rival/model") == manifest
+    rival = bearer(guarded, "rival", manifest)
+    slabs = {slab_of(layout).hex for layout in (await layouts_of(guarded, manifest, rival)).values()}
+    async with guarded.service.requests.database.write() as session:
+        await contents.drop_slabs(session, sorted(slabs))
+    one = await mirrored(guarded, "rival", "rival/model", allow_patterns=["a.txt"])
+    ((shared, layout),) = (await layouts_of(guarded, one, bearer(guarded, "rival", one))).items()
+    assert await read(reader, slab_of(layout), bearer(guarded, "rival", one)) == (200, sealed("rival", SHARED))
+    wanted = source("hf://acme/model", **with_secret("hub-token"), allow_patterns=["a.txt"])
+    assert (await guarded.ready_for("acme", wanted)).bytes_transferred == 0
+    assert shared == digest_of(SHARED)
 
 
 async def test_a_slab_that_came_after_a_grant_was_used_is_read_with_it(

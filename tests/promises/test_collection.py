@@ -390,6 +390,8 @@ async def test_a_slab_goes_when_who_may_read_it_reads_nothing_of_it_though_other
         assert not any((await _rehearsed(world)).bytes.values())
         world.check_object(slab)
         await copy.fail()
+        assert not any((await _rehearsed(world)).bytes.values())  # who asks again has it
+        world.now += GRACE_SECONDS + 1
         assert (await _rehearsed(world)).bytes["contents"] == len(b"yyyzzzz")
         with pytest.raises(NotFoundError):
             world.check_object(slab)

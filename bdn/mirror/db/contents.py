@@ -211,7 +211,8 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
     """Complete files by identity key: the store holds every chunk, or the slab, durably.
 
     A content that is known already gets what is new about it: its chunks, or a further slice; an identity that led elsewhere
-    leads to what came last. So whatever scope an identity is of, its content is whole by itself or has a slice in a slab of that scope.
+    leads to what came last. So whatever scope an identity is of, its content is whole by itself or has a slice in a slab of that scope,
+    until that slab is collected because its organisation reads nothing of it.
     """
     whole = [layout for layout in contents.values() if not layout.slice]
     packed = [layout for layout in contents.values() if layout.slice]
@@ -556,10 +557,13 @@ async def is_any_damaged(session: ReadSession) -> bool:
     return (await session.execute(select(DamagedChunkRow.digest).limit(1))).first() is not None
 
 
-async def held(session: ReadSession, files: Sequence[UpstreamFile]) -> dict[str, Digest]:
-    """Content by identity key, for those of these files that the store holds whole where the identity's scope may read."""
+async def held(session: ReadSession, files: Sequence[UpstreamFile], *, is_again: bool = False) -> dict[str, Digest]:
+    """Content by identity key, for those of these files that the store holds whole where the identity's scope may read.
+
+    Nearly always all that are known are. ``is_again``: publishing has found that they are not, so each is looked at.
+    """
     held = await known(session, [file.identity.key for file in files])
-    if not held or not await is_any_damaged(session):
+    if not held or not (is_again or await is_any_damaged(session)):
         return held
     by_scope: defaultdict[str, set[str]] = defaultdict(set)
     for file in files:

@@ -449,16 +449,15 @@ async def all_readable(
 
 async def oldest_at_work(session: ReadSession, now: float) -> float | None:
     """When the first of the mirrors began that are being worked on, canceled ones included whose worker is still at it."""
-    return (await session.execute(select(func.min(MirrorRow.started_at)).where(_is_at_work(now)))).scalar()
+    busy = or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now)
+    return (await session.execute(select(func.min(MirrorRow.started_at)).where(busy))).scalar()
 
 
-def is_working(organisation: ColumnElement[str], now: float) -> ColumnElement[bool]:
-    """One of these mirrors is the organisation's."""
-    return exists().where(MirrorRow.organisation == organisation, _is_at_work(now))
-
-
-def _is_at_work(now: float) -> ColumnElement[bool]:
-    return or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now)
+def may_count_on_copies(organisation: ColumnElement[str], before: float, now: float) -> ColumnElement[bool]:
+    """A mirror of the organisation waits, is at work, or came to no good end since ``before`` and is asked for again."""
+    failed = and_(MirrorRow.status != "READY", MirrorRow.completed_at >= before)
+    busy = or_(MirrorRow.status.in_(RUNNING), MirrorRow.claim_expires_at >= now, failed)
+    return exists().where(MirrorRow.organisation == organisation, busy)
 
 
 async def first_at(session: ReadSession) -> float | None:

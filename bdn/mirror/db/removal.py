@@ -46,6 +46,7 @@ from bdn.mirror.db.tables import (
     ContentRow,
     CopiedChunkRow,
     DamagedChunkRow,
+    DamagedContentRow,
     IdentityRow,
     ManifestContentRow,
     ManifestRow,
@@ -253,30 +254,16 @@ async def unread_slabs(
     """Slabs, with their bytes, of which no organisation that may read them reads a file, or can have one back.
 
     Such a slab outlives its organisation's manifest where others have the same files elsewhere: they mirror the manifest while it is
-    collected, or a mirror of that organisation fails. Not those in which something lies that no manifest names and that
-    was recorded since ``before``, nor those of an organisation that has a mirror at work, which may count on them.
+    collected, or a mirror of that organisation fails. These stay: what a mirror may count on, which is at work or came to no good
+    end since ``before``; slabs of files that no manifest names, but somebody recorded since then; slabs of files that are
+    damaged elsewhere.
 
     Args:
         among: some slabs; None is all.
     """
-    name, source = ManifestContentRow, MirrorSourceRow
-    owner = func.substr(SlabScopeRow.scope, len(scope_of("")) + 1)
-    read = select(name.manifest).join(SlabSliceRow, SlabSliceRow.content == name.content)
-    read = read.join(source, source.manifest == name.manifest)
-    read = read.where(SlabSliceRow.slab == SlabRow.digest, source.organisation == owner, ~mirrors.is_lost_to(source))
-    if is_rehearsal:
-        read = read.where(~exists().where(_DOOMED.c.manifest == name.manifest))
-    is_used = or_(
-        SlabScopeRow.scope == PUBLIC,
-        exists(read.correlate(SlabRow, SlabScopeRow)),
-        mirrors.is_working(owner, now),
-    )
-    fresh = select(ContentRow.digest).join(SlabSliceRow, SlabSliceRow.content == ContentRow.digest)
-    fresh = fresh.where(
-        SlabSliceRow.slab == SlabRow.digest, ContentRow.recorded_at >= before, ~_named(ContentRow.digest)
-    )
     query = select(SlabRow.digest, SlabRow.size).where(
-        ~exists().where(SlabScopeRow.slab == SlabRow.digest, is_used), ~exists(fresh.correlate(SlabRow))
+        ~exists().where(SlabScopeRow.slab == SlabRow.digest, _is_used(before, now, is_rehearsal=is_rehearsal)),
+        ~exists(select(SlabSliceRow.slab).where(SlabSliceRow.slab == SlabRow.digest, _is_kept(before))),
     )
     if among is not None:
         return {slab: size async for slab, size in select_in(session, query, SlabRow.digest, among)}
@@ -288,17 +275,33 @@ async def unread_slabs(
     return found
 
 
+def _is_used(before: float, now: float, *, is_rehearsal: bool) -> ColumnElement[bool]:
+    """The ``SlabScopeRow``'s organisation reads a file of the slab, or may be about to.
+
+    Each condition lies in the one before: joined, SQLite begins with all files of the organisation.
+    """
+    name, source = ManifestContentRow, MirrorSourceRow
+    owner = func.substr(SlabScopeRow.scope, len(scope_of("")) + 1)
+    mirrored = exists().where(
+        source.organisation == owner, source.manifest == name.manifest, ~mirrors.is_lost_to(source)
+    )
+    read = exists().where(name.content == SlabSliceRow.content, mirrored.correlate(SlabScopeRow, name))
+    if is_rehearsal:
+        read = read.where(~exists().where(_DOOMED.c.manifest == name.manifest))
+    inside = exists().where(SlabSliceRow.slab == SlabScopeRow.slab, read.correlate(SlabScopeRow, SlabSliceRow))
+    return or_(SlabScopeRow.scope == PUBLIC, inside, mirrors.may_count_on_copies(owner, before, now))
+
+
+def _is_kept(before: float) -> ColumnElement[bool]:
+    """The ``SlabSliceRow``'s content needs the slab, whoever reads it."""
+    content, other = SlabSliceRow.content, aliased(SlabSliceRow)
+    fresh = exists().where(ContentRow.digest == content, ContentRow.recorded_at >= before, ~_named(ContentRow.digest))
+    damaged = exists().where(other.content == content, other.slab == DamagedChunkRow.digest)
+    return or_(fresh, damaged, exists().where(DamagedContentRow.content == content))
+
+
 def _page_of_slabs(after: str) -> Select[str]:
     return select(SlabRow.digest).where(SlabRow.digest > after).order_by(SlabRow.digest).limit(ROWS_AT_ONCE)
-
-
-async def forget_slabs(session: WriteSession, slabs: Sequence[str]) -> None:
-    """Forget slabs, and the identities that led to what lies in them: whoever mirrors that next brings it again."""
-    inside = select(SlabSliceRow.content).join(ContentRow, ContentRow.digest == SlabSliceRow.content)
-    inside = inside.where(ContentRow.chunks == b"")
-    contents = sorted({content async for (content,) in select_in(session, inside, SlabSliceRow.slab, slabs)})
-    await delete_in(session, IdentityRow.content, contents)
-    await drop_slabs(session, slabs)
 
 
 # --- what is old ---

@@ -82,8 +82,12 @@ class Surveyor:
         async with open_source(uri, await self.sign_ins.context_of(wanted.auth, organisation, job)) as source:
             yield source
 
-    async def survey(self, wanted: WeightsSource, source: Source, resolution: Resolution | None = None) -> Survey:
+    async def survey(
+        self, wanted: WeightsSource, source: Source, resolution: Resolution | None = None, *, is_again: bool = False
+    ) -> Survey:
         """Look at an open source; ``resolution`` is what it was resolved to, if that has been done.
+
+        ``is_again``: what was surveyed could not be published.
 
         Raises:
             NoFilesMatchedError, InvalidSourceError, LimitExceededError, or whatever the upstream's failure is.
@@ -95,7 +99,7 @@ class Surveyor:
         stored: dict[str, int] = {}
         async with self.database.read() as session:
             for page in files.pages():
-                known = await contents.held(session, page)
+                known = await contents.held(session, page, is_again=is_again)
                 missing = [file for file in page if file.identity.key not in known]
                 stored |= await _stored(session, missing)
                 for file in page:

@@ -284,9 +284,9 @@ class Ingest:
             resolution = await source.resolve()
             if await self._reuse_published(organisation, row, wanted, resolution, progress):
                 return
-            for _ in range(_PUBLISH_ATTEMPTS):
+            for attempt in range(_PUBLISH_ATTEMPTS):
                 with self.copies.recorded_by_others(row.mirror_id) as recorded:
-                    survey = await self.surveyor.survey(wanted, source, resolution)
+                    survey = await self.surveyor.survey(wanted, source, resolution, is_again=attempt > 0)
                     await self._announce(row, survey, progress)
                     await self.room.check(row.source, survey)
                     copying = CopyMissing(

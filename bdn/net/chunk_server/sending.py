@@ -3,14 +3,11 @@
 Over TLS the kernel encrypts it on that way, or this program, record by record (docs/adr/0049).
 """
 
-import fcntl
 import logging
 import os
 import select
 import socket
 import ssl
-import struct
-import termios
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.pace.retry import StallPolicy, StallWindow
+from bdn.net.api_server import queued_bytes
 from bdn.net.chunk_server.encrypted import kernel_encrypts
 from bdn.net.chunk_server.messages import Response
 from bdn.net.chunk_server.served_chunks import OpenChunk
@@ -138,13 +136,8 @@ class Sending:
         return Wait(select.EPOLLOUT, self._window.begun + seconds)
 
     def _untaken(self, connection: socket.socket) -> int:
-        """Bytes that the client's kernel has not acknowledged, those in our own socket included.
-
-        Counting what the socket takes would be unfair: it takes nothing before a third of its buffer is free, which is a
-        megabyte and takes an honest reader with 50 KB/s 20 s.
-        """
-        (queued,) = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))
-        return int(queued) + len(self._opening) + self._left
+        """Bytes that the client's kernel has not acknowledged, those in our own socket included."""
+        return queued_bytes(connection.fileno()) + len(self._opening) + self._left
 
 
 def _send_file(connection: socket.socket, descriptor: int, offset: int, size: int) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest, FileEntry, FileLayout, Manifest, digest_of
 from bdn.core.errors import NotFoundError
-from bdn.core.source.upstream import Identity
+from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.uri import BucketUri, parse_source
 from bdn.core.store import MirrorStore, StoredChunk, split_digests
 from bdn.mirror.damages import Damages
@@ -271,8 +271,8 @@ class Copy:
         if not self.is_known:
             await self._insert()
             yield
-        for _ in range(3):
-            async for _ in self._bring_all():
+        for attempt in range(3):
+            async for _ in self._bring_all(is_again=attempt > 0):
                 yield
             if await self._publish():
                 return
@@ -303,10 +303,11 @@ class Copy:
             session.add(source)
         self.is_known = True
 
-    async def _bring_all(self) -> AsyncIterator[None]:
+    async def _bring_all(self, *, is_again: bool) -> AsyncIterator[None]:
         keys = {self.identity(name).key: name for name in self.tree}
+        files = [UpstreamFile(name, 1, self.identity(name), name, "v1") for name in self.tree]
         async with self.world.database.read() as session:
-            known = await contents.known(session, list(keys))
+            known = await contents.held(session, files, is_again=is_again)
         yield
         missing = [name for key, name in keys.items() if key not in known]
         for name in missing:

@@ -5,8 +5,8 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import closing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import closing, suppress
 from typing import cast
 
 import httpx2
@@ -18,7 +18,16 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from bdn.core.errors import InUseError, InvalidRequestError
 from bdn.core.pace.retry import StallPolicy
 from bdn.net import api_server
-from bdn.net.api_server import EVENTS, EventStream, TimedProtocol, bind_tcp, log_shortages, new_service, serving
+from bdn.net.api_server import (
+    EVENTS,
+    EventStream,
+    TimedProtocol,
+    bind_tcp,
+    log_shortages,
+    new_service,
+    queued_bytes,
+    serving,
+)
 from bdn.net.chunk_server.messages import HEAD_LIMIT
 from bdn.wire.grants import LONGEST_GRANT
 from tests.support.mirror.service import until
@@ -265,50 +274,138 @@ async def test_a_client_that_takes_less_of_an_answer_than_it_may_is_let_go(
 
 
 class Reader(asyncio.Transport):
-    """A client's side of a connection, and a loop whose calls a test makes."""
+    """A client's side of a connection: what waits in our socket is real, what waits above it a number. A test makes the loop's calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, unread: int = 0) -> None:
         super().__init__()
-        self.unread = 0
-        self.is_aborted = False
+        with closing(bind_tcp("127.0.0.1", 0)) as listener:
+            self.client = socket.create_connection(listener.getsockname())
+            self.server, _ = listener.accept()
+        self.server.setblocking(False)
+        self.unread = unread
+        self.is_aborted = self.is_closed = False
         self.calls: list[asyncio.TimerHandle] = []
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return self.server if name == "socket" else default
 
     def get_write_buffer_size(self) -> int:
         return self.unread
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def abort(self) -> None:
         self.is_aborted = True
 
     def call_later(self, seconds: float, call: Callable[..., None], *given: object) -> asyncio.TimerHandle:
-        assert seconds == TimedProtocol.slowest.window_seconds
-        self.calls.append(asyncio.TimerHandle(0.0, call, given, asyncio.get_running_loop()))
+        self.calls.append(asyncio.TimerHandle(seconds, call, given, asyncio.get_running_loop()))
         return self.calls[-1]
 
-    def pass_window(self, read: int) -> None:
-        self.unread -= read
-        if not (due := self.calls.pop()).cancelled():
-            due._run()
+    def fill(self) -> None:
+        """As much as both kernels take."""
+        with suppress(BlockingIOError):
+            while True:
+                self.server.send(bytes(65536))
+
+    async def take(self, least: int) -> None:
+        """The client reads until so much less waits in our socket."""
+        before = queued_bytes(self.server.fileno())
+        self.client.setblocking(False)
+        while before - queued_bytes(self.server.fileno()) < least:
+            with suppress(BlockingIOError):
+                self.client.recv(least)
+            await asyncio.sleep(0.001)
+
+    def pass_time(self) -> None:
+        due, self.calls = self.calls, []
+        for one in due:
+            if not one.cancelled():
+                one._run()
+
+    def ended(self) -> None:
+        self.client.close()
+        self.server.close()
 
 
-@pytest.mark.promise("hostile-input")
-async def test_a_client_that_takes_enough_of_an_answer_in_each_window_is_waited_for() -> None:
-    reader, least = Reader(), TimedProtocol.slowest.least_bytes
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    one = Reader()
+    yield one
+    one.ended()
+
+
+def protocol_of(reader: Reader) -> TimedProtocol:
     config = uvicorn.Config(new_app(), log_config=None)
     config.load()
     protocol = TimedProtocol(config, uvicorn.server.ServerState(), {}, _loop=cast("asyncio.AbstractEventLoop", reader))
     protocol.transport = reader
     protocol.flow = FlowControl(reader)
-    reader.unread = 10 * least
+    return protocol
+
+
+@pytest.mark.promise("hostile-input")
+async def test_a_client_that_takes_enough_of_an_answer_in_each_window_is_waited_for(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what its kernel has taken of ours: our socket takes nothing more before a third of it is free."""
+    least = 10_000
+    monkeypatch.setattr(TimedProtocol, "slowest", StallPolicy(least_bytes=least))
+    protocol = protocol_of(reader)
+    reader.fill()
+    reader.unread = 2**20
     protocol.pause_writing()
-    for read in (least, 3 * least, least):
-        reader.pass_window(read)
+    for _ in range(3):
+        await reader.take(least)
+        reader.pass_time()
     assert (reader.is_aborted, len(reader.calls)) == (False, 1)
     protocol.resume_writing()
-    reader.pass_window(0)
-    assert (reader.is_aborted, len(reader.calls)) == (False, 0)
+    reader.pass_time()
+    assert (reader.is_aborted, reader.calls) == (False, [])
     protocol.pause_writing()
-    reader.pass_window(least - 1)
-    assert (reader.is_aborted, len(reader.calls)) == (True, 0)
+    reader.pass_time()
+    assert (reader.is_aborted, reader.calls) == (True, [])
+
+
+@pytest.mark.promise("hostile-input")
+async def test_over_tls_what_waits_to_be_sent_below_it_counts_too(reader: Reader) -> None:
+    protocol, least = protocol_of(reader), TimedProtocol.slowest.least_bytes
+    below = Reader(10 * least)
+    protocol.below = below
+    reader.unread = 2**20
+    protocol.pause_writing()
+    for _ in range(3):
+        below.unread -= least
+        reader.pass_time()
+    seen = [reader.is_aborted]
+    reader.pass_time()
+    assert [*seen, reader.is_aborted] == [False, True]
+    below.ended()
+
+
+@pytest.mark.promise("hostile-input")
+async def test_a_connection_is_idle_once_its_last_answer_was_taken_and_no_sooner(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes nothing more is let go."""
+    least = 10_000
+    monkeypatch.setattr(TimedProtocol, "slowest", StallPolicy(least_bytes=least))
+    protocol = protocol_of(reader)
+    reader.unread = 2 * least
+    protocol.timeout_keep_alive_handler()
+    reader.unread -= least
+    reader.pass_time()
+    assert (reader.is_closed, reader.is_aborted) == (False, False)
+    reader.unread = 0
+    reader.pass_time()
+    assert (reader.is_closed, reader.is_aborted) == (True, False)
+    reader.is_closed, reader.unread = False, 10
+    protocol.timeout_keep_alive_handler()
+    reader.pass_time()
+    assert reader.is_aborted
 
 
 @pytest.mark.promise("hostile-input")

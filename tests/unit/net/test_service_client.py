@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout, Manifest, digest_of
-from bdn.core.errors import BdnError, InternalError, NotFoundError
+from bdn.core.errors import BdnError, InternalError, NotFoundError, QuotaExceededError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.net.api_server import bind_tcp
@@ -213,6 +213,15 @@ async def test_a_silence_is_endured_and_told_once_and_so_is_its_end() -> None:
 
     assert [await asking.ask(asked), await asking.ask(asked)] == ["SYNCING", "READY"]
     assert told == [SILENCE, None, SILENCE, None]
+
+
+async def test_what_is_no_outage_is_raised_at_once_and_ends_one() -> None:
+    told: list[BdnError | None] = []
+    full = QuotaExceededError(2, 1)
+    asked = Asked(SILENCE, full, "READY")
+    with pytest.raises(QuotaExceededError):
+        await persistence(60, told).ask(asked, but=lambda error: error is full)
+    assert (told, asked.times) == ([SILENCE, None], 2)
 
 
 @pytest.mark.parametrize(("error", "seconds", "is_endured"), [
