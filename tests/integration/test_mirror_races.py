@@ -87,7 +87,7 @@ async def test_contents_that_vanish_are_copied_again(mirror: MirrorUnderTest, mo
 
 async def test_a_bug_fails_its_mirror_alone(mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Surveyor, "survey", lambda *_: 1 / 0)
+        patch.setattr(Surveyor, "survey", lambda *_, **__: 1 / 0)
         assert (await mirror.failed(MODEL))["message"].startswith("internal error: ZeroDivisionError")
     with monkeypatch.context() as patch:
         patch.setattr(Ingest, "run", lambda *_: 1 / 0)
