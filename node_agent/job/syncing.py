@@ -42,9 +42,8 @@ SETTLE_SECONDS: Final = 30.0
 FILES_LIMIT: Final = 1_000_000
 _LATEST: Final = 253_402_300_799  # the last second of the year 9999
 _LONGEST_NAMED: Final = 1000  # characters of a path that is skipped: a job may make it ten times as long
-_SPARSE: Final = (
-    16  # times as large as there is room for: files that are compressed may be larger than they are on disk
-)
+# Times as large as there is room for. Files of a file system that compresses are larger than the room that they take.
+_SPARSE: Final = 16
 _INDEXES: Final = 4 * LONGEST_READ  # bytes of one checkpoint's together; sparse files cost a job nothing
 _MARK: Final = 16  # hexadecimal digits: nobody but the job itself can make two that are equal
 _OF_ONE: Final = {QuotaExceededError.code, DiskFailedError.code}  # say nothing of other checkpoints
@@ -130,9 +129,8 @@ class Syncer:
     error: BdnError | None = field(default=None, init=False)  # of the last push
     _settling: Settling = field(init=False)
     _again_at: dict[str, float] = field(default_factory=dict)
-    _pushed: dict[str, tuple[str, Mapping[str, Stamp]]] = field(
-        default_factory=dict
-    )  # as which version; as it was seen last
+    # As which version; as it was seen last.
+    _pushed: dict[str, tuple[str, Mapping[str, Stamp]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._settling = Settling(self.settle_seconds)

@@ -338,23 +338,22 @@ def reader() -> Iterator[Reader]:
     one.ended()
 
 
-def protocol_of(reader: Reader) -> TimedProtocol:
+def protocol_of(reader: Reader, least: int) -> TimedProtocol:
+    """One that lets clients go which take less than that in a window."""
     config = uvicorn.Config(new_app(), log_config=None)
     config.load()
     protocol = TimedProtocol(config, uvicorn.server.ServerState(), {}, _loop=cast("asyncio.AbstractEventLoop", reader))
     protocol.transport = reader
     protocol.flow = FlowControl(reader)
+    protocol.slowest = StallPolicy(least_bytes=least)
     return protocol
 
 
 @pytest.mark.promise("hostile-input")
-async def test_a_client_that_takes_enough_of_an_answer_in_each_window_is_waited_for(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_takes_enough_of_an_answer_in_each_window_is_waited_for(reader: Reader) -> None:
     """By what its kernel has taken of ours: our socket takes nothing more before a third of it is free."""
     least = 10_000
-    monkeypatch.setattr(TimedProtocol, "slowest", StallPolicy(least_bytes=least))
-    protocol = protocol_of(reader)
+    protocol = protocol_of(reader, least)
     reader.fill()
     reader.unread = 2**20
     protocol.pause_writing()
@@ -372,7 +371,8 @@ async def test_a_client_that_takes_enough_of_an_answer_in_each_window_is_waited_
 
 @pytest.mark.promise("hostile-input")
 async def test_over_tls_what_waits_to_be_sent_below_it_counts_too(reader: Reader) -> None:
-    protocol, least = protocol_of(reader), TimedProtocol.slowest.least_bytes
+    least = 10_000
+    protocol = protocol_of(reader, least)
     below = Reader(10 * least)
     protocol.below = below
     reader.unread = 2**20
@@ -387,13 +387,10 @@ async def test_over_tls_what_waits_to_be_sent_below_it_counts_too(reader: Reader
 
 
 @pytest.mark.promise("hostile-input")
-async def test_a_connection_is_idle_once_its_last_answer_was_taken_and_no_sooner(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_is_idle_once_its_last_answer_was_taken_and_no_sooner(reader: Reader) -> None:
     """One that takes nothing more is let go."""
     least = 10_000
-    monkeypatch.setattr(TimedProtocol, "slowest", StallPolicy(least_bytes=least))
-    protocol = protocol_of(reader)
+    protocol = protocol_of(reader, least)
     reader.unread = 2 * least
     protocol.timeout_keep_alive_handler()
     reader.unread -= least
