@@ -159,7 +159,7 @@ async def open_agent(
         client = await stack.enter_async_context(MirrorClient(settings.url, settings.token, authorities=authorities))
         to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS, authorities=authorities)
         to_peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS, authorities=authorities)
-        peers = Peers(members, elapsed)
+        peers = Peers(members, settings.byte_threads, elapsed)
         mismatched = metrics.mismatches.inc
         to_bucket = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
         asks = asking(client, asyncio.get_running_loop())

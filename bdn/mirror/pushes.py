@@ -334,12 +334,9 @@ class Pushes:
 
     async def _go_on(self, session: WriteSession, push: _Owned) -> None:
         """Write in the name of a push that goes on from now on. ``NotFoundError``: it has ended meanwhile."""
-        now = self.database.now()
-        status = await mirrors.claimed_status(session, push.id, PUSHED, now)
-        if status != "SYNCING":
+        if not await mirrors.renew_claim(session, push.id, PUSHED, self.database.now() + GIVEN_UP_SECONDS):
             self._forget(push)
             raise _ended(push.id)
-        await mirrors.renew_claim(session, push.id, PUSHED, now + GIVEN_UP_SECONDS)
 
     def grant(self, request: PushGrantRequest, organisation: str, team: str | None = None) -> PushGrantDocument:
         """The right to push checkpoints of one rank of a job, of this team's project, and nothing else: what a job gets instead of a token."""

@@ -185,6 +185,10 @@ class PeersReader:
 
         False when the next source is to go on, with what is there by then.
         """
+        with self.peers.place(peer, self.stop):
+            return self._request(peer, chunk, is_owner=is_owner)
+
+    def _request(self, peer: str, chunk: PartialChunk, *, is_owner: bool) -> bool:
         address = self.peers.address(peer)
         if address is None or not self.peers.claim(peer):
             return False

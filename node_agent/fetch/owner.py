@@ -11,7 +11,7 @@ from functools import partial
 
 from bdn.core.errors import CanceledError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.core.ring.placement import own_in_flight
+from bdn.core.ring.placement import in_flight_each
 from bdn.net.chunk_server.served_chunks import ChunkRequest, DocumentRequest, OpenChunk
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import PartialChunk
@@ -122,7 +122,7 @@ class Owner:
                 await landed(flight)
                 continue
             members = self.chain.peers.members.current().members
-            self.origin.limit = own_in_flight(len(members), self.threads.count)
+            self.origin.limit = in_flight_each(len(members), self.threads.count)
             # A peer's stage waits for it, and the peers' stages come to the same chunks in the same order.
             async with self.bandwidth.turn(TrafficClass.STAGE, size), self.origin.place(()):
                 with self.chain.reads.lead(request.digest) as is_leader:  # only now: others need not wait for our turn

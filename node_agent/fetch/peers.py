@@ -7,8 +7,9 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Final, Self
 from bdn.core.errors import CanceledError, StoreUnavailableError
 from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.core.ring.peer_health import Deadlines, Fault, PeerHealth
+from bdn.core.ring.placement import in_flight_each
 from bdn.disk.durable import disk_errors, write_durably
 from bdn.net.http1.answer import TICK_SECONDS
 from bdn.wire.heartbeat_schema import MemberDocument
@@ -305,13 +307,17 @@ MIRROR: Final = ""  # among the names of sources; no node is called so
 class Peers:
     """Shared by all stages of the agent: what one stage learns about a peer or the mirror, the others know. Safe for any thread."""
 
-    def __init__(self, members: Members, clock: Clock = time.monotonic) -> None:
+    def __init__(self, members: Members, most: int, clock: Clock = time.monotonic) -> None:
+        """``most`` chunks may be asked of all peers at once."""
         self.clock = clock
         self.members = members
+        self._most = most
+        self._in_flight: Counter[str] = Counter()  # chunks, by the peer that is asked
         self._standing = PeerHealth()
         self._heads = Deadlines(shortest=3.0)  # in a cold cluster owners wait for the mirror
         self._bodies = Deadlines()
         self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
 
     def address(self, node: str) -> str | None:
         """Where it serves chunks; None when it has left."""
@@ -331,6 +337,27 @@ class Peers:
         """Whether it may be asked now. The end is to be reported, by ``served``, ``failed`` or ``late``."""
         with self._lock:
             return self._standing.claim(node, self.clock())
+
+    @contextmanager
+    def place(self, node: str, stop: threading.Event) -> Iterator[None]:
+        """The right to ask it for one chunk. Waits while its part of all is in flight, until ``stop``: ``CanceledError``.
+
+        The last chunks of a stage are those of the busiest owners. If every node asked them for all of those at once, each would
+        come so late that it is asked for elsewhere, where nobody has it yet.
+        """
+        with self._freed:
+            others = sum(member.node != self.members.me for member in self.members.current().members)
+            while self._in_flight[node] >= in_flight_each(others, self._most):
+                if stop.is_set():
+                    raise CanceledError("the transfer")
+                self._freed.wait(TICK_SECONDS)
+            self._in_flight[node] += 1
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._in_flight[node] -= 1
+                self._freed.notify_all()
 
     def served(self, node: str, size: int, taken: Limits) -> None:
         """It sent so many bytes in so long, and the chunk is right."""

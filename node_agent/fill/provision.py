@@ -15,7 +15,7 @@ from bdn.core.cache.index import Holder
 from bdn.core.chunk import Digest, FileLayout, Manifest, PlacedChunk, Slice
 from bdn.core.errors import BdnError, InternalError, NotFoundError, single_error
 from bdn.core.pace.rate_limit import TrafficClass
-from bdn.core.ring.placement import own_in_flight
+from bdn.core.ring.placement import in_flight_each
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import BytesByTier, fetch
 from bdn.transfer.under_way import Arriving
@@ -140,7 +140,7 @@ class _RequestFill:
         for routing in routings:
             await in_thread(routing.prepare)
         members = max(routing.count for routing in routings)
-        self.from_mirror.places.limit = own_in_flight(members, self.from_mirror.threads.count)
+        self.from_mirror.places.limit = in_flight_each(members, self.from_mirror.threads.count)
         # Two queues: units that wait for peers must not keep those from being read that peers wait for.
         own, shared = list[FillUnit](), list[FillUnit]()
         for unit in units:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from bdn.core.chunk import Digest
-from bdn.core.ring.placement import Placement, ahead, lanes, own_in_flight, route
+from bdn.core.ring.placement import Placement, ahead, in_flight_each, lanes, route
 from tests.support.content.names import named
 
 chunk_lists = st.integers(0, 60).map(lambda count: [named(f"chunk {number}") for number in range(count)])
@@ -161,7 +161,7 @@ def test_nodes_that_are_no_members_ask_for_everything_and_begin_with_different_o
 
 @pytest.mark.parametrize(("members", "each"), [(0, 8), (1, 8), (2, 4), (3, 3), (8, 1), (9, 1), (1000, 1)])
 def test_all_members_together_read_from_the_mirror_what_one_alone_would(members: int, each: int) -> None:
-    assert own_in_flight(members, 8) == each
+    assert in_flight_each(members, 8) == each
 
 
 nodes_and_me = st.sampled_from(["a", "b", "c", "d", "me"])

@@ -107,11 +107,12 @@ def lanes(placement: Placement, me: str) -> LaneOrder:
     return LaneOrder(() if rank is None else placement.owned[rank], peers)
 
 
-def own_in_flight(members: int, most: int) -> int:
-    """How many chunks of its own a node reads at once from the mirror, so that all members together read about ``most``.
+def in_flight_each(members: int, most: int) -> int:
+    """The part of each of so many members in ``most`` requests.
 
-    The mirror's link is shared by everything that is in flight. Many chunks at a time all come late, and nobody can pass on
-    what has not come: the fewer there are, the sooner the first is in the cluster.
+    So many chunks of its own a node reads at once from the mirror, and so many it asks of one peer. The link of the mirror or
+    the peer is shared by everything that is in flight. Many chunks at a time all come late, and nobody can pass on what has
+    not come: the fewer there are, the sooner the first is in the cluster.
     """
     return max(1, ceil(most / max(1, members)))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Select, and_, delete, exists, func, or_, select, update
+from sqlalchemy import Select, and_, delete, exists, func, or_, select
 
 from bdn.core.chunk import Digest, FileLayout, chunk_range
 from bdn.core.errors import NotFoundError, RevisionNotFoundError, SourceNotFoundError
@@ -174,8 +174,6 @@ async def record(session: WriteSession, whose: PushScope, layouts: Sequence[File
     for some in batches(layouts, _CHUNKS_AT_ONCE):
         by_key = {whose.identity(layout.digest).key: layout for layout in some}
         await contents.record_contents(session, by_key, now)
-        for batch in batches(sorted({layout.digest.hex for layout in some})):
-            await session.execute(update(ContentRow).where(ContentRow.digest.in_(batch)).values(recorded_at=now))
 
 
 async def put(session: WriteSession, whose: PushScope, uri: CheckpointUri, row: Mapping[str, object]) -> str | None:

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Float, Row, and_, delete, exists, func, literal, or_, select, union, update
+from sqlalchemy import ColumnElement, Float, Row, and_, case, delete, exists, func, literal, or_, select, union, update
 
 from bdn.core.chunk import Digest, FileLayout, ManifestDocument, Slab, Slice
 from bdn.core.errors import StoreUnavailableError
@@ -210,8 +210,8 @@ async def drop_slabs(session: WriteSession, slabs: Sequence[str]) -> None:
 async def record_contents(session: WriteSession, contents: Mapping[str, FileLayout], now: float) -> None:
     """Complete files by identity key: the store holds every chunk, or the slab, durably.
 
-    A content that is known already gets what is new about it: its chunks, or a further slice; an identity that led elsewhere
-    leads to what came last. So whatever scope an identity is of, its content is whole by itself or has a slice in a slab of that scope,
+    A content that is known already gets what is new about it: its chunks, or a further slice, and when it was recorded; an identity
+    that led elsewhere leads to what came last. So whatever scope an identity is of, its content is whole by itself or has a slice in a slab of that scope,
     until that slab is collected because its organisation reads nothing of it.
     """
     whole = [layout for layout in contents.values() if not layout.slice]
@@ -228,8 +228,10 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
     fresh = insert(session, ContentRow)
     with_chunks = fresh.on_conflict_do_update(
         index_elements=[ContentRow.digest],
-        set_={"chunks": fresh.excluded.chunks},
-        where=and_(ContentRow.chunks == b"", fresh.excluded.chunks != b""),
+        set_={
+            "chunks": case((fresh.excluded.chunks != b"", fresh.excluded.chunks), else_=ContentRow.chunks),
+            "recorded_at": fresh.excluded.recorded_at,
+        },
     )
     await insert_new(session, ContentRow, list(rows.values()), with_chunks)
     await insert_new(session, ContentChunkRow, [row for layout in whole for row in _chunk_rows(layout)])
@@ -242,7 +244,6 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
         where=IdentityRow.content != newer.excluded.content,
     )
     await insert_new(session, IdentityRow, identities, newer)
-    await forget_chunks(session, [key for key, layout in contents.items() if not layout.slice])
     await _note_damage(session, whole)
 
 

@@ -199,6 +199,8 @@ class Progress:
                 await contents.record_chunks(session, [chunk for chunk in chunks if chunk[0] not in complete], now)
                 await contents.record_slabs(session, slabs.values())
                 await contents.record_contents(session, complete, now)
+                whole = [key for key, layout in complete.items() if not layout.slice]
+                await contents.forget_chunks(session, whole)
                 for position, counters in changed.items():
                     counters.changed = False
                     await mirrors.update_source(

@@ -141,7 +141,7 @@ def bench(
     members = Members("me", root / "members.json")
     layout = Layout(digest, None, {digest: FileLayout.of(len(content), (digest,))}, delivery)
     routing, clock, held = Routing(layout, members), Clock(), Held()
-    peers = Peers(members, clock)
+    peers = Peers(members, 16, clock)
     with ExitStack() as stack:
         sources = [
             stack.enter_context(_source(name, content, faults))

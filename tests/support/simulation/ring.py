@@ -18,7 +18,7 @@ from typing import Final
 from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.pace.retry import Allowance
 from bdn.core.ring.peer_health import Deadlines, Fault, PeerHealth
-from bdn.core.ring.placement import HOLDERS_ASKED, OWNERS_LOOKED_AT, Placement, ahead, lanes, own_in_flight, route
+from bdn.core.ring.placement import HOLDERS_ASKED, OWNERS_LOOKED_AT, Placement, ahead, in_flight_each, lanes, route
 from node_agent.fetch.fill_context import HEDGED_SHARE
 from node_agent.fetch.peers import Alternative, LateError, Limits, SourceDeadline
 from tests.support.content.names import named
@@ -29,6 +29,7 @@ DEAD_SECONDS: Final = 2.0  # until a request to a machine that is gone has faile
 LOOK_SECONDS: Final = 1.0  # between two looks at a request: as often as an owner says that it is at work
 NEVER: Final = threading.Event()
 OWN, PEERS = 0, 1
+NOBODY: Final = MIRROR - 1  # is asked yet
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Node:
         self.obtaining: set[int] = set()  # those for peers alone
         self.to_obtain: deque[int] = deque()  # when one of those is through
         self.parked: dict[int, list[tuple[Node, Asked]]] = {}  # by chunk, the peers that wait for it here
+        self.waiting: dict[int, list[tuple[int, Asked]]] = {}  # by peer, chunks that are not asked of it yet
         self.heads = Deadlines(shortest=3.0)  # until an answer begins
         self.bodies = Deadlines()  # and from there to its end
         self.standing = PeerHealth()
@@ -154,7 +156,7 @@ class Ring:
     def _order(self, node: Node) -> None:
         order = lanes(self.placement, node.name)
         node.orders, node.positions = (order.own, order.peers), [0, 0]
-        node.slots = (own_in_flight(len(self.placement.members), self.case.in_flight), self.case.in_flight)
+        node.slots = (in_flight_each(len(self.placement.members), self.case.in_flight), self.case.in_flight)
 
     def _start(self, now: float, node: Node) -> None:
         """Or go on, in a new order: all slots that are free take up what is next."""
@@ -190,8 +192,14 @@ class Ring:
             return
         owners = route(self._owners[index], node.name, lambda peer: standing.is_avoided(peer, now))
         for name in (*self._holders(now, node, index, owners), *owners):
+            peer = self.by_name[name]
+            in_flight = sum(asked.source == peer.number for asked in node.asked.values())
+            if in_flight >= in_flight_each(len(self.placement.members) - 1, self.case.in_flight):
+                node.asked[index] = Asked(lane, NOBODY, now, size)
+                node.waiting.setdefault(peer.number, []).append((index, node.asked[index]))
+                return
             if standing.claim(name, now):
-                self._ask_peer(now, node, index, self.by_name[name], Asked(lane, self.by_name[name].number, now, size))
+                self._ask_peer(now, node, index, peer, Asked(lane, peer.number, now, size))
                 return
         node.asked[index] = Asked(lane, MIRROR, now, size)
         self._read_mirror(now, node, index, size)
@@ -308,7 +316,7 @@ class Ring:
 
     def _move(self, now: float, node: Node, index: int, asked: Asked, missing: int) -> None:
         """The rest of it comes another way."""
-        del node.asked[index]
+        self._end(now, node, index)
         if asked.began is None:
             waiting = self.nodes[asked.source].parked.get(index, [])
             waiting[:] = [one for one in waiting if one[1] is not asked]
@@ -372,9 +380,17 @@ class Ring:
         self._serve_waiting(now, node, index)
 
     def _filled(self, now: float, node: Node, index: int, lane: int) -> None:
-        node.asked.pop(index, None)
+        self._end(now, node, index)
         self._fill(now, node, index)
         self._next(now, node, lane)
+
+    def _end(self, now: float, node: Node, index: int) -> None:
+        """Of a request. Who waits for its source looks again."""
+        asked = node.asked.pop(index, None)
+        for waiting, one in node.waiting.pop(asked.source, ()) if asked is not None else ():
+            if node.asked.get(waiting) is one:
+                del node.asked[waiting]
+                self._ask(now, node, waiting, one.lane, one.size)
 
     def _fill(self, now: float, node: Node, index: int) -> None:
         if node.filled[index]:

@@ -62,7 +62,7 @@ async def test_the_peer_that_has_them_is_found_among_those_that_have_not(tmp_pat
 async def test_nobody_has_what_nobody_gives(tmp_path: Path, peer: AgentMirror) -> None:
     manifest = peer.publish(FILES)
     for known in (members(tmp_path), members(tmp_path, DEAD), members(tmp_path, peer.url)):
-        documents = PeerDocuments(Peers(known))
+        documents = PeerDocuments(Peers(known, 16))
         assert await documents.held(documents.manifest(named("another"), peer.grant(manifest))) is None
         assert await documents.held(documents.layout(manifest, "no grant")) is None
 
@@ -159,7 +159,7 @@ async def _held(
     known: Members, manifest: Manifest, grant: str, most_bytes: int = 2**30
 ) -> tuple[Manifest | None, Layout | None]:
     """What the members give who hold it."""
-    documents = PeerDocuments(Peers(known), most_bytes)
+    documents = PeerDocuments(Peers(known, 16), most_bytes)
     found = await documents.held(documents.manifest(manifest.digest, grant))
     layout = await documents.held(documents.layout(manifest, grant))
     return found and found[0], layout and layout[0]
@@ -168,5 +168,5 @@ async def _held(
 def _catalogue(folder: Path, client: MirrorClient, policy: RetryPolicy, *peers: str) -> Catalogue:
     places = Places(folder / "cache", None)
     places.make()
-    asked = PeerDocuments(Peers(members(folder, *peers)))
+    asked = PeerDocuments(Peers(members(folder, *peers), 16))
     return Catalogue(ManifestRecords(places), client, asked, policy, answer_seconds=(0.2, 0.2))
