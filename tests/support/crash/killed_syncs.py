@@ -5,10 +5,13 @@ After each time whatever is listed is a state that the job left a checkpoint in,
 
 import asyncio
 import json
-from contextlib import AsyncExitStack, suppress
+import shutil
+import sqlite3
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
 
 from bdn.disk.durable import write_durably
@@ -27,7 +30,7 @@ from tests.support.network.ports import free_port
 JOB: Final = "bt://llama@job"
 FAULTS: Final = {"agent": 55, "mirror": 30, "power of the node": 10, "power of the mirror": 5}  # so many of a hundred
 STREAMS: Final = 8  # threads of an agent's pusher, each with one chunk on its way
-_STEPS: Final = 200  # that a life may have
+_STEPS: Final = {"node": 400, "mirror": 600}  # that a life may have
 _ACTS: Final = 8  # of the job between two faults, as fast as it can; then it goes on slowly
 _ROOM: Final = 20 * LEAST_BYTES
 
@@ -57,6 +60,10 @@ class KilledSyncs:
         self._stored: dict[str, int] = {}
 
     @property
+    def _data_dir(self) -> Path:
+        return self.central.place / "mirror"
+
+    @property
     def kills(self) -> int:
         return sum(self.counts.values())
 
@@ -84,13 +91,8 @@ class KilledSyncs:
         """Start what is dead."""
         if self._mirror is None or self._mirror.process.returncode is not None:
             ports = ("--port", str(self._ports[0]), "--data-port", str(self._ports[1]))
-            started = await ServingProcess.start(self.central.place / "mirror", command=(*SERVE, *ports))
+            started = await ServingProcess.start(self._data_dir, command=(*SERVE, *ports))
             self._mirror = await self._lives.enter_async_context(started)
-            unwritten = self._unwritten()
-            assert len(unwritten.keys() - self._stored.keys()) <= STREAMS, (
-                "more than a chunk of each stream is sent again"
-            )
-            self._stored |= unwritten
         if self._daemon is None or self._daemon.process.returncode is not None:
             self._daemon = await self._lives.enter_async_context(self._program.daemon())
         if self.volume is None:
@@ -126,7 +128,7 @@ class KilledSyncs:
         (kind,) = self.random.choices(list(FAULTS), list(FAULTS.values()))
         is_node = kind in ("agent", "power of the node")
         disk, process = (self.node, self._daemon.process) if is_node else (self.central, self._mirror.process)
-        step = self.random.randint(1, _STEPS if is_node else _STEPS // 2)
+        step = self.random.randint(1, _STEPS["node" if is_node else "mirror"])
         (disk.fail_at if kind.startswith("power") else disk.kill_at)(step, [process.pid])
         acts = 0
         while process.returncode is None:
@@ -143,8 +145,16 @@ class KilledSyncs:
         if kind.startswith("power"):
             way: Way = self.random.choice(("forgotten", "any", "any", "kept"))
             disk.lose_power(way, self.random.getrandbits(30))
-            if is_node:
-                self._restart_machine()
+        if not is_node:
+            self._look_at_what_is_left()
+        elif kind.startswith("power"):
+            self._restart_machine()
+
+    def _look_at_what_is_left(self) -> None:
+        """By a mirror that has ended, before the next one begins, to which chunks are sent at once."""
+        unwritten = self._unwritten()
+        assert len(unwritten.keys() - self._stored.keys()) <= STREAMS, "more than a chunk of each stream is sent again"
+        self._stored |= unwritten
 
     def _restart_machine(self) -> None:
         """The kernel has another name for its time, and the run has ended."""
@@ -192,21 +202,29 @@ class KilledSyncs:
 
     def sent_again(self) -> tuple[int, int]:
         """Bytes of whole chunks that came more than once, and once; by what the mirror has written down, and what it had not."""
-        chunks = self._chunks()
+        chunks, known = self._chunks(), self._written()
         pushed = self._query("SELECT facts FROM events WHERE kind = 'pushed'")
         under_way = self._query("SELECT sum(bytes_transferred) FROM mirror_sources WHERE status <> 'READY'")
         written = sum(json.loads(facts)["transferred"] for (facts,) in pushed) + (under_way[0][0] or 0)
-        once = sum(chunks.values()) - sum(self._unwritten().values())
-        return written - once + sum(self._stored.values()), once
+        once = sum(size for name, size in chunks.items() if name in known)
+        return written - once + sum(size for name, size in self._stored.items() if name in known), once
 
     def _chunks(self) -> dict[str, int]:
-        assert self._mirror is not None
-        return {path.rpartition("/")[2]: size for path, size in behind(self._mirror.data_dir).chunks().items()}
+        return {path.rpartition("/")[2]: size for path, size in behind(self._data_dir).chunks().items()}
 
     def _unwritten(self) -> dict[str, int]:
         """Chunks that are in the store, but were not written down: whoever sent them will send them again."""
-        known = {str(name) for (name,) in self._query("SELECT digest FROM contents")}
+        known = self._written()
         return {name: size for name, size in self._chunks().items() if name not in known}
+
+    def _written(self) -> set[str]:
+        """Chunks that the mirror has written down. It need not run: its database is read from a copy."""
+        with TemporaryDirectory() as name:
+            for path in self._data_dir.glob("mirror.sqlite*"):
+                shutil.copyfile(path, Path(name) / path.name)
+            with closing(sqlite3.connect(Path(name) / "mirror.sqlite")) as connection:
+                has_it = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'contents'").fetchall()
+                return {str(name) for (name,) in connection.execute("SELECT digest FROM contents")} if has_it else set()
 
     def _query(self, query: str) -> list[tuple[Any, ...]]:
         assert self._mirror is not None

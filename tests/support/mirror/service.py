@@ -165,7 +165,9 @@ class MirrorUnderTest:
         headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
         canonical = (await self.http.get(f"/manifests/{manifest}", headers=headers)).content
         assert str(digest_of(canonical)) == manifest
-        layout = (await self.http.get(f"/manifests/{manifest}/layout", headers=headers)).json()
+        answer = await self.http.get(f"/manifests/{manifest}/layout", headers=headers)
+        assert answer.status_code == 200, answer.text
+        layout = answer.json()
         contents: dict[str, bytes] = {}
         for file in layout["files"]:
             FileLayout(Digest.parse(file["digest"]), file["size"], tuple(map(Digest.parse, file["chunks"])))
