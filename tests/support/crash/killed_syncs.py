@@ -139,7 +139,7 @@ class KilledSyncs:
                 break
             acts += 1
             with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 0.01 if acts < _ACTS else 1)
+                await asyncio.wait_for(process.wait(), 0.01 if acts < _ACTS else 0.2)
         await process.wait()
         self.counts[kind] += 1
         if kind.startswith("power"):
