@@ -185,8 +185,10 @@ class PeersReader:
 
         False when the next source is to go on, with what is there by then.
         """
-        with self.peers.place(peer, self.stop):
-            return self._request(peer, chunk, is_owner=is_owner)
+        if not is_owner:
+            return self._request(peer, chunk, is_owner=False)
+        with self.peers.place(peer, self.stop) as is_ours:
+            return is_ours and self._request(peer, chunk, is_owner=True)
 
     def _request(self, peer: str, chunk: PartialChunk, *, is_owner: bool) -> bool:
         address = self.peers.address(peer)
@@ -228,6 +230,8 @@ class PeersReader:
             reader.read_into(probe)
 
     def _leave(self, peer: str, late: LateError, deadline: SourceDeadline, sent: float) -> None:
+        if not deadline.has_begun:
+            self.peers.left(peer)
         if late.is_fault:
             self.peers.late(peer, has_begun=deadline.has_begun)
         if late.failure and not self.context.budget.retry(sent):

@@ -312,7 +312,8 @@ class Peers:
         self.clock = clock
         self.members = members
         self._most = most
-        self._in_flight: Counter[str] = Counter()  # chunks, by the peer that is asked
+        self._in_flight: Counter[str] = Counter()  # chunks that were asked of an owner, by its name
+        self._left: Counter[str] = Counter()  # how often an owner was left before its answer had begun
         self._standing = PeerHealth()
         self._heads = Deadlines(shortest=3.0)  # in a cold cluster owners wait for the mirror
         self._bodies = Deadlines()
@@ -339,25 +340,31 @@ class Peers:
             return self._standing.claim(node, self.clock())
 
     @contextmanager
-    def place(self, node: str, stop: threading.Event) -> Iterator[None]:
-        """The right to ask it for one chunk. Waits while its part of all is in flight, until ``stop``: ``CanceledError``.
+    def place(self, owner: str, stop: threading.Event) -> Iterator[bool]:
+        """Wait while an owner's part of all is in flight, until ``stop``: ``CanceledError``. False: somebody else left it meanwhile.
 
         The last chunks of a stage are those of the busiest owners. If every node asked them for all of those at once, each would
-        come so late that it is asked for elsewhere, where nobody has it yet.
+        come so late that it is asked for elsewhere, where nobody has it yet. Who asks whether a peer holds a chunk waits for no
+        place: an owner may have to ask so while others wait for what it reads.
         """
         with self._freed:
-            others = sum(member.node != self.members.me for member in self.members.current().members)
-            while self._in_flight[node] >= in_flight_each(others, self._most):
+            left = self._left[owner]
+            while self._in_flight[owner] >= self._each() and self._left[owner] == left:
                 if stop.is_set():
                     raise CanceledError("the transfer")
                 self._freed.wait(TICK_SECONDS)
-            self._in_flight[node] += 1
+            is_ours = self._left[owner] == left
+            self._in_flight[owner] += is_ours
         try:
-            yield
+            yield is_ours
         finally:
             with self._freed:
-                self._in_flight[node] -= 1
+                self._in_flight[owner] -= is_ours
                 self._freed.notify_all()
+
+    def _each(self) -> int:
+        avoided = sum(name != MIRROR for name in self._standing.avoided(self.clock()))
+        return in_flight_each(len(self.members.current().members) - 1 - avoided, self._most)
 
     def served(self, node: str, size: int, taken: Limits) -> None:
         """It sent so many bytes in so long, and the chunk is right."""
@@ -395,6 +402,12 @@ class Peers:
         with self._lock:
             self._standing.blame(node, Fault.SLOW, self.clock())
             (self._bodies if has_begun else self._heads).left()
+
+    def left(self, node: str) -> None:
+        """Somebody did not wait for its answer to begin any longer: nobody is to wait for a place there."""
+        with self._freed:
+            self._left[node] += 1
+            self._freed.notify_all()
 
     def limits(self, size: int) -> Limits:
         """How long ``size`` bytes from a peer may take, by what is known now."""

@@ -229,8 +229,11 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
     with_chunks = fresh.on_conflict_do_update(
         index_elements=[ContentRow.digest],
         set_={
-            "chunks": case((fresh.excluded.chunks != b"", fresh.excluded.chunks), else_=ContentRow.chunks),
-            "recorded_at": fresh.excluded.recorded_at,
+            "chunks": case((ContentRow.chunks == b"", fresh.excluded.chunks), else_=ContentRow.chunks),
+            "recorded_at": case(
+                (ContentRow.recorded_at < fresh.excluded.recorded_at, fresh.excluded.recorded_at),
+                else_=ContentRow.recorded_at,  # another process was faster
+            ),
         },
     )
     await insert_new(session, ContentRow, list(rows.values()), with_chunks)

@@ -30,7 +30,7 @@ from tests.support.network.ports import free_port
 JOB: Final = "bt://llama@job"
 FAULTS: Final = {"agent": 55, "mirror": 30, "power of the node": 10, "power of the mirror": 5}  # so many of a hundred
 STREAMS: Final = 8  # threads of an agent's pusher, each with one chunk on its way
-_STEPS: Final = {"node": 400, "mirror": 600}  # that a life may have
+_STEPS: Final = 200  # that a life may have
 _ACTS: Final = 8  # of the job between two faults, as fast as it can; then it goes on slowly
 _ROOM: Final = 20 * LEAST_BYTES
 
@@ -128,7 +128,7 @@ class KilledSyncs:
         (kind,) = self.random.choices(list(FAULTS), list(FAULTS.values()))
         is_node = kind in ("agent", "power of the node")
         disk, process = (self.node, self._daemon.process) if is_node else (self.central, self._mirror.process)
-        step = self.random.randint(1, _STEPS["node" if is_node else "mirror"])
+        step = self.random.randint(1, _STEPS if is_node else _STEPS // 2)
         (disk.fail_at if kind.startswith("power") else disk.kill_at)(step, [process.pid])
         acts = 0
         while process.returncode is None:
@@ -139,7 +139,7 @@ class KilledSyncs:
                 break
             acts += 1
             with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 0.01 if acts < _ACTS else 0.2)
+                await asyncio.wait_for(process.wait(), 0.01 if acts < _ACTS else 1)
         await process.wait()
         self.counts[kind] += 1
         if kind.startswith("power"):

@@ -340,6 +340,7 @@ class Copy:
                     yield
         async with world.database.write() as session:
             await contents.record_contents(session, {identity.key: layout}, world.now)
+            await contents.forget_chunks(session, [identity.key])
         yield
 
     async def _pack(self, names: list[str]) -> AsyncIterator[None]:

@@ -194,7 +194,8 @@ class Ring:
         for name in (*self._holders(now, node, index, owners), *owners):
             peer = self.by_name[name]
             in_flight = sum(asked.source == peer.number for asked in node.asked.values())
-            if in_flight >= in_flight_each(len(self.placement.members) - 1, self.case.in_flight):
+            usable = len(self.placement.members) - 1 - len(standing.avoided(now))
+            if name in owners and in_flight >= in_flight_each(usable, self.case.in_flight):
                 node.asked[index] = Asked(lane, NOBODY, now, size)
                 node.waiting.setdefault(peer.number, []).append((index, node.asked[index]))
                 return
