@@ -73,7 +73,7 @@ quick: setup
 # Every test of a promise, at full size: 10,000 restarts of the state machine, 300 kills of real processes, and the table of it all.
 # Those of a mirror, and all journeys, also on PostgreSQL and a bucket.
 fault: setup debian-tests
-	BDN_FAULT=full $(PYTEST) -m "promise or production" -o faulthandler_timeout=3600
+	BDN_FAULT=full $(PYTEST) -m "promise or production" -o faulthandler_timeout=900
 
 # Changes of one file that no test notices: make mutants FILE=node_agent/trust.py [OPTIONS='--count 40 --seed 1 --seconds 600'].
 mutants: setup

@@ -308,11 +308,11 @@ class Peers:
     """Shared by all stages of the agent: what one stage learns about a peer or the mirror, the others know. Safe for any thread."""
 
     def __init__(self, members: Members, most: int, clock: Clock = time.monotonic) -> None:
-        """``most`` chunks may be asked of all peers at once."""
+        """``most`` is how many chunks this node may ask of all owners at once."""
         self.clock = clock
         self.members = members
         self._most = most
-        self._in_flight: Counter[str] = Counter()  # chunks that were asked of an owner, by its name
+        self._in_flight: Counter[str] = Counter()  # requests to obtain a chunk, by owner
         self._left: Counter[str] = Counter()  # how often an owner was left before its answer had begun
         self._standing = PeerHealth()
         self._heads = Deadlines(shortest=3.0)  # in a cold cluster owners wait for the mirror
@@ -341,11 +341,13 @@ class Peers:
 
     @contextmanager
     def place(self, owner: str, stop: threading.Event) -> Iterator[bool]:
-        """Wait while an owner's part of all is in flight, until ``stop``: ``CanceledError``. False: somebody else left it meanwhile.
+        """Wait for one of the requests that an owner may get from this node at once. Raises ``CanceledError`` once ``stop`` is set.
 
-        The last chunks of a stage are those of the busiest owners. If every node asked them for all of those at once, each would
-        come so late that it is asked for elsewhere, where nobody has it yet. Who asks whether a peer holds a chunk waits for no
-        place: an owner may have to ask so while others wait for what it reads.
+        Yields False when another thread left the owner meanwhile: then the chunk is to be asked for elsewhere.
+
+        The last chunks of a stage are those of the busiest owners. If every node asked them for all of those at once, each chunk would
+        come so late that it is asked for elsewhere, where nobody has it yet. A question whether a peer holds a chunk needs no
+        place: a node may ask it while it holds its own place at the mirror, for which other nodes wait.
         """
         with self._freed:
             left = self._left[owner]
@@ -404,7 +406,7 @@ class Peers:
             (self._bodies if has_begun else self._heads).left()
 
     def left(self, node: str) -> None:
-        """Somebody did not wait for its answer to begin any longer: nobody is to wait for a place there."""
+        """A thread left it before its answer began: the threads that wait for a place there go elsewhere, too."""
         with self._freed:
             self._left[node] += 1
             self._freed.notify_all()

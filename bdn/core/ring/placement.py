@@ -108,11 +108,11 @@ def lanes(placement: Placement, me: str) -> LaneOrder:
 
 
 def in_flight_each(members: int, most: int) -> int:
-    """The part of each of so many members in ``most`` requests.
+    """How many of ``most`` requests each of so many members gets, rounded up.
 
-    So many chunks of its own a node reads at once from the mirror, and so many it asks of one peer. The link of the mirror or
-    the peer is shared by everything that is in flight. Many chunks at a time all come late, and nobody can pass on what has
-    not come: the fewer there are, the sooner the first is in the cluster.
+    A node reads at most so many chunks of its own from the mirror at once, and asks one owner for at most so many. All requests
+    in flight share the link of the mirror or the owner. Many chunks at a time all come late, and nobody can pass on what has not
+    come: the fewer there are, the sooner the first is in the cluster.
     """
     return max(1, ceil(most / max(1, members)))
 

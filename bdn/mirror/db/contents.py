@@ -232,7 +232,7 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
             "chunks": case((ContentRow.chunks == b"", fresh.excluded.chunks), else_=ContentRow.chunks),
             "recorded_at": case(
                 (ContentRow.recorded_at < fresh.excluded.recorded_at, fresh.excluded.recorded_at),
-                else_=ContentRow.recorded_at,  # another process was faster
+                else_=ContentRow.recorded_at,  # another process recorded it later
             ),
         },
     )

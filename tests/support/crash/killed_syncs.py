@@ -151,7 +151,7 @@ class KilledSyncs:
             self._restart_machine()
 
     def _look_at_what_is_left(self) -> None:
-        """By a mirror that has ended, before the next one begins, to which chunks are sent at once."""
+        """Count what the dead mirror had not written down. The next one does not run yet: chunks would be sent to it meanwhile."""
         unwritten = self._unwritten()
         assert len(unwritten.keys() - self._stored.keys()) <= STREAMS, "more than a chunk of each stream is sent again"
         self._stored |= unwritten
@@ -202,12 +202,12 @@ class KilledSyncs:
 
     def sent_again(self) -> tuple[int, int]:
         """Bytes of whole chunks that came more than once, and once; by what the mirror has written down, and what it had not."""
-        chunks, known = self._chunks(), self._written()
+        chunks = self._chunks()
         pushed = self._query("SELECT facts FROM events WHERE kind = 'pushed'")
         under_way = self._query("SELECT sum(bytes_transferred) FROM mirror_sources WHERE status <> 'READY'")
         written = sum(json.loads(facts)["transferred"] for (facts,) in pushed) + (under_way[0][0] or 0)
-        once = sum(size for name, size in chunks.items() if name in known)
-        return written - once + sum(size for name, size in self._stored.items() if name in known), once
+        once = sum(chunks.values()) - sum(self._unwritten().values())
+        return written - once + sum(self._stored.values()), once
 
     def _chunks(self) -> dict[str, int]:
         return {path.rpartition("/")[2]: size for path, size in behind(self._data_dir).chunks().items()}

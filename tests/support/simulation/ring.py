@@ -29,7 +29,7 @@ DEAD_SECONDS: Final = 2.0  # until a request to a machine that is gone has faile
 LOOK_SECONDS: Final = 1.0  # between two looks at a request: as often as an owner says that it is at work
 NEVER: Final = threading.Event()
 OWN, PEERS = 0, 1
-NOBODY: Final = MIRROR - 1  # is asked yet
+NOBODY: Final = MIRROR - 1  # the source of a chunk that waits for a place at its owner
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,7 @@ class Ring:
         self._next(now, node, lane)
 
     def _end(self, now: float, node: Node, index: int) -> None:
-        """Of a request. Who waits for its source looks again."""
+        """End a request. The chunks that wait for a place at its source are asked for again."""
         asked = node.asked.pop(index, None)
         for waiting, one in node.waiting.pop(asked.source, ()) if asked is not None else ():
             if node.asked.get(waiting) is one:

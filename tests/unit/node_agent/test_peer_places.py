@@ -1,4 +1,4 @@
-"""A peer is asked for no more chunks at once than its part, however many of them are still wanted of it."""
+"""A node asks one owner for no more than its part of all requests at once, however many chunks are still missing."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
