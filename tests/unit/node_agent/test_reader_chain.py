@@ -1,6 +1,10 @@
 """A chunk comes from the owner, from the next owner or from the mirror, and is right whatever they do."""
 
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,7 @@ from bdn.transfer.chunk_readers import fetch
 from bdn.wire.http_fields import MANIFEST_HEADER
 from node_agent.fetch.peers import Limits, Peers
 from tests.doubles.faults import Fault, altered, answer, flip_byte, hang, right_after, stall, truncate, work
-from tests.support.agent.reader_chain import bench, join, starts
+from tests.support.agent.reader_chain import Bench, bench, join, starts
 from tests.support.agent.rig import noise
 
 CONTENT = noise(20_000)
@@ -151,6 +155,38 @@ def test_where_the_owner_fails_who_asked_it_before_us_is_asked_for_what_it_holds
 
 
 @pytest.mark.promise("corruption")
+@contextmanager
+def no_place_at(ring: Bench) -> Iterator[None]:
+    """Other threads of this node ask both peers for all that they may be asked for at once."""
+    with ExitStack() as asking:
+        for peer in ring.names * 16:
+            asking.enter_context(ring.peers.place(peer, ring.stop))
+        yield
+
+
+def test_a_chunk_waits_for_a_place_at_its_owner_and_goes_elsewhere_when_another_thread_left_it(tmp_path: Path) -> None:
+    with bench(tmp_path, CONTENT) as ring, ThreadPoolExecutor() as threads, no_place_at(ring):
+        fetched = threads.submit(ring.fetch, CONTENT)
+        while not fetched.done():
+            for peer in ring.names:
+                ring.peers.left(peer)
+        assert fetched.result() == {"mirror": SIZE}
+        assert (starts(ring.owner), starts(ring.second)) == ([], [])
+
+
+def test_who_owns_a_chunk_asks_whether_others_hold_it_without_a_place(tmp_path: Path) -> None:
+    """It holds its own place at the mirror, for which others may wait who hold those places."""
+    names = ["me", "a", "b"]
+    mine = next(
+        one
+        for one in (noise(SIZE, number) for number in count())
+        if Placement([digest_of(one)], names).owner(0) == "me"
+    )
+    with bench(tmp_path, mine, mirror=[BUSY]) as ring, no_place_at(ring):
+        join(ring.members, {"me": "http://me", ring.names[0]: ring.owner.url, ring.names[1]: ring.second.url})
+        assert ring.fetch(mine) == {"cluster": SIZE}
+
+
 @pytest.mark.parametrize("owner", [BROKEN_OFF, ABSENT], ids=["in part", "not at all"])
 def test_what_is_damaged_here_does_not_get_into_what_came_from_elsewhere(tmp_path: Path, owner: Fault) -> None:
     with bench(tmp_path, CONTENT, [owner], [ABSENT]) as ring:
