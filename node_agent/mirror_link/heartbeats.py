@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -166,8 +166,8 @@ class HoldingsTold:
     """What the mirror has heard of this node's holdings, by the digest of its answers, and what is told it next.
 
     Until it has answered, nothing is told; a mirror of the version before answers without a digest, and is told all each time.
-    When the digest is none that we expect (the database was set back, another agent has our name), all is told again with the
-    next heartbeat that is due, in pieces. Of two heartbeats under way at once, the mirror takes up the one that fits.
+    When the digest is none that we expect (the database was set back, another agent has our name), all is told again in pieces,
+    once a request that was kept open is over. Of two heartbeats under way at once, the mirror takes up the one that fits.
     """
 
     def __init__(self) -> None:
@@ -235,8 +235,23 @@ _LEAVE_SECONDS: Final = 2.0
 _NEWS_PAUSE_SECONDS: Final = 0.25  # a heartbeat costs more than a small stage, and would be told of each one twice
 
 
+def _pauses() -> Iterator[float]:
+    """Seconds, after one failure and each that follows on it."""
+    pause = 1.0
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _is_too_large(error: Exception) -> bool:
+    return isinstance(error, BdnError) and error.code == LimitExceededError.code
+
+
 class Heartbeats:
-    """Two loops on one state: one listens with long requests, one tells soon what has changed.
+    """Two loops on one state: one listens with requests that the mirror keeps open, one tells soon what has changed.
+
+    What changed and what came of commands is told by one heartbeat at a time, and by none that is kept open: of two that tell
+    changes of the same holdings the mirror takes up one, and would take an eviction's result without what it took.
 
     ``identity`` is a heartbeat that says who this agent is, to the mirror and to its peers, and nothing else. ``state`` tells what
     of the other fields is another one each time: of job volumes and training caches.
@@ -265,6 +280,7 @@ class Heartbeats:
         self._journal = journal
         self._state = state
         self._told = HoldingsTold()
+        self._telling = asyncio.Lock()
         self._most_bytes = _MOST_BYTES
         self._asked = 0
         self._believed = 0  # which of them the keys are from
@@ -276,9 +292,10 @@ class Heartbeats:
         background.start(self._listen(), "heartbeat")
         background.start(self._tell(), "heartbeat: news")
 
-    async def beat(self, wait_seconds: float = 0) -> HeartbeatReply:
-        """One heartbeat; takes up what the answer brings. Raises ``BdnError`` when there is none."""
-        return (await self._beat(wait_seconds))[0]
+    async def beat(self) -> None:
+        """Tell what has changed; take up what the answer brings. Raises ``BdnError`` when there is none."""
+        async with self._telling:
+            await self._beat(0)
 
     async def leave(self) -> None:
         """The last word: peers shall not wait to find out. If it cannot be said, the mirror will miss us."""
@@ -296,11 +313,11 @@ class Heartbeats:
         try:
             reply = await self._client.heartbeat(heartbeat)
         except BdnError as error:
-            if error.code == LimitExceededError.code:  # the mirror takes less at once than it does by default
+            if _is_too_large(error):  # the mirror takes less at once than it does by default
                 self._most_bytes = max(1, self._most_bytes // 2)
-                self._news.wake()
             raise
-        if self._told.heard(telling, number, reply.holdings_digest):
+        is_overtaken = bool(wait_seconds) and self._telling.locked()  # the other answer says what the mirror has
+        if not is_overtaken and self._told.heard(telling, number, reply.holdings_digest):
             self._news.wake()
         self._inbox.delivered(heartbeat.reports)
         are_others = await self._believe(reply, asked, number)
@@ -312,9 +329,9 @@ class Heartbeats:
 
     async def _heartbeat(self, wait_seconds: float) -> tuple[Heartbeat, _Telling | None]:
         # Reports first: who hears that an eviction is over, is told of holdings without what it took.
-        reports = fitting(self._inbox.reports(), self._most_bytes)
+        reports = fitting(self._inbox.reports(are_running=bool(wait_seconds)), self._most_bytes)
         version, telling = self._news.version, None
-        if version != self._told.version:
+        if version != self._told.version and not wait_seconds:
             held = await self._holdings.all()
             telling = await in_thread(self._told.next, held, version, self._most_bytes)
         events = [] if wait_seconds else await in_thread(self._journal.unreported)
@@ -368,7 +385,7 @@ class Heartbeats:
         return verify(token)
 
     async def _listen(self) -> None:
-        pause = 1.0
+        pauses = _pauses()
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -376,26 +393,29 @@ class Heartbeats:
                 reply, are_others = await self._beat(_WAIT_SECONDS)
             except Exception as error:  # noqa: BLE001 - stages do not end because the mirror cannot be told of them
                 self._note_failure(error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(next(pauses))
                 continue
             self._note_success()
-            pause = 1.0
-            if self._journal.waiting:
+            pauses = _pauses()
+            if self._journal.waiting or self._told.version != self._news.version:
                 self._news.wake()
             if loop.time() - began < 1.0:  # it repeats a command, others come and go, or it keeps no request open
                 await asyncio.sleep(1.0 if reply.pending or are_others else reply.interval_seconds)
 
     async def _tell(self) -> None:
+        pauses = _pauses()
         while True:
             await self._news.wait()
             try:
                 await self.beat()
-            except Exception as error:  # noqa: BLE001 - likewise; the listening loop brings the news later
+            except Exception as error:  # noqa: BLE001 - likewise
                 self._note_failure(error)
-            else:
-                if self._journal.waiting:  # there were more than one heartbeat takes, or it was recorded meanwhile
-                    self._news.wake()
+                self._news.wake()
+                await asyncio.sleep(_NEWS_PAUSE_SECONDS if _is_too_large(error) else next(pauses))
+                continue
+            pauses = _pauses()
+            if self._journal.waiting:  # there were more than one heartbeat takes, or it was recorded meanwhile
+                self._news.wake()
             await asyncio.sleep(_NEWS_PAUSE_SECONDS)  # what happens meanwhile is told together
 
     def _note_failure(self, error: Exception) -> None:

@@ -153,21 +153,6 @@ async def test_what_a_mirror_refuses_as_too_large_is_told_in_smaller_pieces(
             await mirror.heard(lambda beat: beat.changes is not None)
 
 
-async def test_what_changes_after_a_change_waits(
-    mirror: ListeningMirror, rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeat, "_NEWS_PAUSE_SECONDS", 3600)
-    manifest = mirror.publish({"f": b"content"})
-    async with rig.agent() as agent:
-        stage = await staged(agent, mirror, manifest)
-        await mirror.heard(lambda beat: bool(held(beat)))
-
-        await agent.stages.release(stage.id)
-        told = await mirror.heard(lambda beat: any(not one.held_by for one in held(beat)))
-
-        assert told.wait_seconds > 0  # the heartbeat that was due anyway: a change alone is told with its own
-
-
 async def test_a_command_is_carried_out_and_reported(mirror: ListeningMirror, rig: Rig) -> None:
     one, two = mirror.publish({"f": noise(100, 1)}), mirror.publish({"f": noise(100, 2)})
     async with rig.agent() as agent:
@@ -216,9 +201,9 @@ async def test_who_hears_that_an_eviction_is_over_is_told_of_holdings_without_wh
     read: list[tuple[asyncio.Task[object] | None, str]] = []
     reports, holdings = CommandInbox.reports, AgentHoldings.all
 
-    def read_reports(inbox: CommandInbox) -> list[Report]:
+    def read_reports(inbox: CommandInbox, *, are_running: bool) -> list[Report]:
         read.append((asyncio.current_task(), "reports"))
-        return reports(inbox)
+        return reports(inbox, are_running=are_running)
 
     async def read_holdings(held: AgentHoldings) -> list[Holding]:
         read.append((asyncio.current_task(), "holdings"))

@@ -1,0 +1,161 @@
+"""What the mirror hears of a node's holdings and of what came of its commands, and when."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bdn.core.errors import InternalError
+from bdn.wire.heartbeat_schema import Command, Heartbeat, HeartbeatReply, Report
+from bdn.wire.mirror_schema import Holding
+from bdn.wire.operation_schema import EvictCommand, EvictReport
+from node_agent.background_tasks import BackgroundTasks
+from node_agent.fetch.peers import Members
+from node_agent.journal import Journal
+from node_agent.mirror_link.commands import CommandInbox
+from node_agent.mirror_link.heartbeats import ChangeSignal, Heartbeats
+from node_agent.trust import Trust
+from tests.support.network.loops import run_hurried
+
+ME = Heartbeat(node="n", cluster="c", boot_id="b", roles=["node"], advertise=None, version="1", tiers={}, holdings=None)
+EVICT = Command(id="evict", evict=EvictCommand(id="evict", all=True))
+
+
+class Mirror:
+    """Takes up changes of what it has, keeps requests open until there is a command, and notes what it has at a result."""
+
+    def __init__(self) -> None:
+        self.digest = ""
+        self.held: set[str] = set()
+        self.commands: list[Command] = []
+        self.is_commanded = asyncio.Event()
+        self.held_at_result: set[str] | None = None
+        self.has_result = asyncio.Event()
+        self.has_holdings = asyncio.Event()
+        self.told: list[int] = []  # how many changes each heartbeat told
+        self.failures = 0  # so many that tell something are refused first
+
+    def command(self, command: Command) -> None:
+        self.commands.append(command)
+        self.is_commanded.set()
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        if self.failures and not heartbeat.wait_seconds:
+            self.failures -= 1
+            raise InternalError("it is down")
+        change = heartbeat.changes
+        if change is not None:
+            self.told.append(len(change.held) + len(change.gone))
+        if change is not None and change.base in (None, self.digest):
+            kept = set() if change.base is None else self.held - set(change.gone)
+            self.held, self.digest = kept | {one.manifest for one in change.held}, change.digest
+            if self.held:
+                self.has_holdings.set()
+        digest = self.digest
+        for report in heartbeat.reports:
+            if not report.running:
+                self.commands = [command for command in self.commands if command.id != report.id]
+                self.held_at_result = set(self.held)
+                self.has_result.set()
+        told = {report.id for report in heartbeat.reports}
+        if heartbeat.wait_seconds and all(command.id in told for command in self.commands):
+            self.is_commanded.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(heartbeat.wait_seconds):
+                    await self.is_commanded.wait()
+        pending = [command for command in self.commands if command.id not in told]
+        return HeartbeatReply(
+            members=None, epoch=0, pending=pending, public_keys=[], interval_seconds=5, holdings_digest=digest
+        )
+
+
+class Cache:
+    """What a node holds."""
+
+    def __init__(self) -> None:
+        self.held: list[Holding] = []
+
+    async def tiers(self) -> dict[str, Any]:
+        return {}
+
+    async def all(self) -> list[Holding]:
+        return list(self.held)
+
+
+class Node:
+    """Heartbeats of a node that evicts in a tenth of a second."""
+
+    def __init__(self, mirror: Mirror, folder: Path, background: BackgroundTasks) -> None:
+        self.cache, self.news = Cache(), ChangeSignal()
+        journal = Journal(folder / "journal", lambda: 0.0, lambda _: None)
+        journal.open()
+        given: Any = {
+            "trust": Trust(folder / "keys", lambda: 0.0),
+            "members": Members("n", folder / "members"),
+            "holdings": self.cache,
+            "inbox": CommandInbox(background, {"evict": self._evict}, self.news.wake),
+            "news": self.news,
+            "journal": journal,
+            "state": dict,
+        }
+        client: Any = mirror
+        Heartbeats(ME, client, **given).start(background)
+
+    def hold(self, *numbers: int) -> None:
+        self.cache.held = [Holding(manifest=f"b3:{number:064x}", bytes=5) for number in numbers]
+        self.news.tell()
+
+    async def _evict(self, command: EvictCommand, tell: Any) -> None:
+        await asyncio.sleep(0.1)
+        self.hold()
+        tell(Report(id=command.id, evict=EvictReport(items=[])))
+
+
+def test_who_hears_that_an_eviction_is_over_has_heard_that_nothing_is_left(tmp_path: Path) -> None:
+    """The eviction comes while a change is not told yet, and is over before a request that was kept open is answered."""
+
+    async def run() -> set[str] | None:
+        mirror = Mirror()
+        async with BackgroundTasks() as background:
+            node = Node(mirror, tmp_path, background)
+            await asyncio.sleep(2)
+            node.hold(1)
+            await asyncio.sleep(0.1)  # the mirror has heard of it, and news rests
+            assert mirror.held
+            node.hold(1, 2)
+            mirror.command(EVICT)
+            await mirror.has_result.wait()
+        return mirror.held_at_result
+
+    assert run_hurried(run()) == set()
+
+
+def test_what_changes_after_a_change_waits_and_is_told_together(tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        mirror = Mirror()
+        async with BackgroundTasks() as background:
+            node = Node(mirror, tmp_path, background)
+            await asyncio.sleep(2)
+            mirror.told.clear()
+            for number in range(1, 5):
+                node.hold(*range(number))
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(2)
+        return mirror.told
+
+    assert run_hurried(run()) == [1, 3]
+
+
+def test_what_a_mirror_that_fails_was_told_is_told_again_while_another_request_is_kept_open(tmp_path: Path) -> None:
+    async def run() -> float:
+        mirror = Mirror()
+        loop = asyncio.get_running_loop()
+        async with BackgroundTasks() as background:
+            node = Node(mirror, tmp_path, background)
+            await asyncio.sleep(2)
+            mirror.failures = 2
+            node.hold(1)
+            await mirror.has_holdings.wait()
+            return loop.time()
+
+    assert 4 < run_hurried(run()) < 6  # after pauses of one second and of two; the open request ends at ten
