@@ -38,6 +38,7 @@ FILES: Final = [
 ]
 CACHE: Final = 14_000_000  # room for four of eight models: every stage of another one evicts
 FULL_SECONDS: Final = 60
+AT_ONCE: Final = 100  # questions: more than any process has threads for
 WARM_ROUNDS: Final = 60 * MODELS  # until then stores, caches, pools and every allocator's arena fill
 # Read now: tests see nothing of the machine's settings.
 SOAK_SECONDS: Final = float(os.environ.get("BDN_SOAK_SECONDS") or at_scale(0, FULL_SECONDS))
@@ -141,7 +142,7 @@ async def test_nothing_grows_under_a_mixed_load(hub: Hub, tmp_path: Path, tally:
             daemons.append(await stack.enter_async_context(program.daemon()))
         figures = _figures(tmp_path, mirror, daemons)
         load = _Load(mirror, daemons, tally)
-        await _fill_pool(mirror)
+        await _fill_pools(mirror, daemons)
         async with asyncio.TaskGroup() as group:
             working = [group.create_task(load.work(worker)) for worker in range(4)]
             await until(lambda: load.rounds >= WARM_ROUNDS, "every model mirrored, staged and evicted", seconds=300)
@@ -164,14 +165,22 @@ def _figures(root: Path, mirror: ServingProcess, daemons: Sequence[Daemon]) -> l
     return figures
 
 
-async def _fill_pool(mirror: ServingProcess) -> None:
-    """So many questions at once that the mirror opens all connections to its database that it will ever keep.
+async def _fill_pools(mirror: ServingProcess, daemons: Sequence[Daemon]) -> None:
+    """So many questions at once that each process opens all connections and starts all threads that it will ever keep.
 
-    Four workers would open them one by one, some only after minutes, and what is full late looks like a leak.
+    Four workers would have it do so one by one, some only after minutes, and what is full late looks like a leak.
     """
     async with httpx2.AsyncClient(base_url=mirror.url, trust_env=False, timeout=60) as http:
-        answers = await asyncio.gather(*(http.get("/manifests") for _ in range(100)))
-    assert {answer.status_code for answer in answers} == {200}
+        answers = await asyncio.gather(*(http.get("/manifests") for _ in range(AT_ONCE)))
+        assert {answer.status_code for answer in answers} == {200}
+        agents = (await http.get("/agents")).json()["items"]
+        assert len(agents) == len(daemons)
+        for agent in agents:
+            chunk = f"{agent['advertise']}/chunks/b3:{0:064x}"
+            answers = await asyncio.gather(*(http.get(chunk) for _ in range(AT_ONCE)))
+            assert {answer.status_code for answer in answers} == {404}
+    for daemon in daemons:
+        await asyncio.gather(*(daemon.client.cache() for _ in range(AT_ONCE)))
 
 
 async def _sample(figures: Sequence[Figure], seconds: float) -> None:
