@@ -78,9 +78,9 @@ class CommandInbox:
         self._reports[command.id] = Report(id=command.id, running=True)
         self._background.start(self._run(command), f"command {command.id}")
 
-    def reports(self, *, are_running: bool) -> list[Report]:
-        """How far each is; one that is over is told until ``delivered``, or with ``are_running`` left out."""
-        return [report for report in self._reports.values() if report.running or not are_running]
+    def reports(self, *, only_running: bool) -> list[Report]:
+        """How far each is. One that is over is told until ``delivered``, but not if ``only_running`` are asked for."""
+        return [report for report in self._reports.values() if report.running or not only_running]
 
     def delivered(self, reports: Sequence[Report]) -> None:
         """The mirror has these."""

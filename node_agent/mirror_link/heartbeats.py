@@ -329,7 +329,7 @@ class Heartbeats:
 
     async def _heartbeat(self, wait_seconds: float) -> tuple[Heartbeat, _Telling | None]:
         # Reports first: who hears that an eviction is over, is told of holdings without what it took.
-        reports = fitting(self._inbox.reports(are_running=bool(wait_seconds)), self._most_bytes)
+        reports = fitting(self._inbox.reports(only_running=bool(wait_seconds)), self._most_bytes)
         version, telling = self._news.version, None
         if version != self._told.version and not wait_seconds:
             held = await self._holdings.all()

@@ -201,9 +201,9 @@ async def test_who_hears_that_an_eviction_is_over_is_told_of_holdings_without_wh
     read: list[tuple[asyncio.Task[object] | None, str]] = []
     reports, holdings = CommandInbox.reports, AgentHoldings.all
 
-    def read_reports(inbox: CommandInbox, *, are_running: bool) -> list[Report]:
+    def read_reports(inbox: CommandInbox, *, only_running: bool) -> list[Report]:
         read.append((asyncio.current_task(), "reports"))
-        return reports(inbox, are_running=are_running)
+        return reports(inbox, only_running=only_running)
 
     async def read_holdings(held: AgentHoldings) -> list[Holding]:
         read.append((asyncio.current_task(), "holdings"))

@@ -38,7 +38,7 @@ FILES: Final = [
 ]
 CACHE: Final = 14_000_000  # room for four of eight models: every stage of another one evicts
 FULL_SECONDS: Final = 60
-AT_ONCE: Final = 100  # questions: more than any process has threads for
+QUESTIONS: Final = 100  # at once: more than any process has threads for
 WARM_ROUNDS: Final = 60 * MODELS  # until then stores, caches, pools and every allocator's arena fill
 # Read now: tests see nothing of the machine's settings.
 SOAK_SECONDS: Final = float(os.environ.get("BDN_SOAK_SECONDS") or at_scale(0, FULL_SECONDS))
@@ -171,16 +171,16 @@ async def _fill_pools(mirror: ServingProcess, daemons: Sequence[Daemon]) -> None
     Four workers would have it do so one by one, some only after minutes, and what is full late looks like a leak.
     """
     async with httpx2.AsyncClient(base_url=mirror.url, trust_env=False, timeout=60) as http:
-        answers = await asyncio.gather(*(http.get("/manifests") for _ in range(AT_ONCE)))
+        answers = await asyncio.gather(*(http.get("/manifests") for _ in range(QUESTIONS)))
         assert {answer.status_code for answer in answers} == {200}
         agents = (await http.get("/agents")).json()["items"]
         assert len(agents) == len(daemons)
         for agent in agents:
             chunk = f"{agent['advertise']}/chunks/b3:{0:064x}"
-            answers = await asyncio.gather(*(http.get(chunk) for _ in range(AT_ONCE)))
+            answers = await asyncio.gather(*(http.get(chunk) for _ in range(QUESTIONS)))
             assert {answer.status_code for answer in answers} == {404}
     for daemon in daemons:
-        await asyncio.gather(*(daemon.client.cache() for _ in range(AT_ONCE)))
+        await asyncio.gather(*(daemon.client.cache() for _ in range(QUESTIONS)))
 
 
 async def _sample(figures: Sequence[Figure], seconds: float) -> None:

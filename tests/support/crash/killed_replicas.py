@@ -120,8 +120,8 @@ class Replicas:
         async with asyncio.timeout(LONGEST_SECONDS):
             await self._started.wait()
 
-    async def rest(self) -> None:
-        """Until no claim is left, of killed workers on canceled mirrors either: what such a mirror may count on is not collected."""
+    async def claims_end(self) -> None:
+        """Wait until no claim is left. That of a killed worker lasts, and a collection spares what its canceled mirror may count on."""
         async with asyncio.timeout(LONGEST_SECONDS):
             while await self.fetch(f"SELECT id {_CLAIMED}"):  # noqa: ASYNC110 - other processes
                 await asyncio.sleep(0.1)
@@ -399,7 +399,7 @@ async def under_load(
         yield replicas, users
         for row in await replicas.fetch("SELECT id FROM mirrors WHERE status IN ('PENDING', 'SYNCING')"):
             await users.waited(row["id"])
-        await replicas.rest()
+        await replicas.claims_end()
         await users.finish()
         left = [key for key in bucket.held if key.startswith("bdn/b3/")]
         assert not left, (left, users.ended, await replicas.fetch(f"SELECT id, status {_CLAIMED}"))
