@@ -55,6 +55,7 @@ from bdn.wire.access_schema import DEFAULT_TEAM
 from bdn.wire.grants import PushGrant
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import (
+    CHUNKS_AT_ONCE,
     CommitRequest,
     Push,
     PushedFile,
@@ -83,11 +84,14 @@ def _ended(push_id: str) -> NotFoundError:
     return NotFoundError(f"push {push_id} that goes on")
 
 
+_Asked = tuple[str | None, Digest]  # the team that asks, or None for all, and the chunk
+
+
 @dataclass(eq=False, slots=True)
 class _Owned:
     """A push that goes on: whose project it is for, which checkpoint, and since when nothing that it brought is collected.
 
-    ``recorded`` tells the database of chunks and their sizes.
+    ``recorded`` tells the database of chunks and their sizes; ``lacking`` asks it which have to be sent.
     """
 
     id: str
@@ -95,6 +99,13 @@ class _Owned:
     uri: CheckpointUri
     started_at: float
     recorded: Batched[tuple[Digest, int], None] = field(init=False)
+    lacking: Batched[_Asked, bool] = field(init=False)
+
+    def is_of(self, pusher: PushAccess | None) -> bool:
+        """Whether it is this one's organisation's and team's, or nobody is asked for."""
+        return pusher is None or (
+            pusher.organisation == self.scope.organisation and pusher.team in (None, self.scope.team)
+        )
 
 
 @dataclass
@@ -108,8 +119,7 @@ class Pushes:
     requests: MirrorRequests
     limit_files: int
     limit_bytes: int | None
-    # By who asks: what is another organisation's or team's is looked for each time, as what does not exist is.
-    _owned: dict[tuple[str | None, str | None, str], _Owned] = field(default_factory=dict)
+    _owned: dict[str, _Owned] = field(default_factory=dict)
 
     async def begin(self, source: str, pusher: PushAccess, data_port: int | None) -> Push:
         """A new push, or the one of the same checkpoint that goes on.
@@ -147,11 +157,26 @@ class Pushes:
 
     async def missing(self, push_id: str, pusher: PushAccess, chunks: Sequence[Digest]) -> list[Digest]:
         """Those that have to be sent. The others were pushed by this team, or the pusher may read them; they are kept for this push."""
-        push = await self._get(push_id, pusher)
+        return await self._missing(await self._get(push_id, pusher), pusher.team, chunks)
+
+    async def lacks(self, bearer: str | None, push_id: str, chunk: Digest) -> bool:
+        """Whether this one has to be sent, as ``missing`` says it. Raises what ``check`` does."""
+        pusher = await self.access.pusher(bearer)
+        push = await self._get(push_id, None if pusher.is_operator else pusher)
+        return await push.lacking.of((pusher.team, chunk))
+
+    async def _lacking(self, push: _Owned, asked: Sequence[_Asked]) -> list[bool]:
+        missing: set[_Asked] = set()
+        for team in {team for team, _ in asked}:
+            of_team = [chunk for one, chunk in asked if one == team]
+            missing |= {(team, chunk) for chunk in await self._missing(push, team, of_team)}
+        return [one in missing for one in asked]
+
+    async def _missing(self, push: _Owned, team: str | None, chunks: Sequence[Digest]) -> list[Digest]:
         async with self.database.read() as session:
             held = await checkpoints.pushed_chunks(session, push.scope, chunks)
             others = [one for one in chunks if one not in held]
-            held |= await checkpoints.readable_chunks(session, pusher.organisation, others, pusher.team)
+            held |= await checkpoints.readable_chunks(session, push.scope.organisation, others, team)
         kept = await asyncio.to_thread(self.store.keep, list(held))
         layouts = [FileLayout.of(held[chunk], (chunk,)) for chunk in held if chunk in kept]
         if layouts:
@@ -299,13 +324,14 @@ class Pushes:
 
     async def _get(self, push_id: str, pusher: PushAccess | None) -> _Owned:
         """A push that this one (None: anybody) may go on with, as it was when this process looked; or ``NotFoundError``."""
-        asker = (None, None) if pusher is None else (pusher.organisation, pusher.team)
-        known = self._owned.get((*asker, push_id))
-        if known is None:
-            known = await self._find(push_id, *asker)
+        known = self._owned.get(push_id)
+        if known is None or not known.is_of(
+            pusher
+        ):  # what is another's is looked for each time, as what does not exist is
+            known = await self._find(push_id, *((None, None) if pusher is None else (pusher.organisation, pusher.team)))
             while len(self._owned) >= _KNOWN:
                 del self._owned[next(iter(self._owned))]
-            self._owned[*asker, push_id] = known
+            known = self._owned.setdefault(push_id, known)
         if pusher is not None and not pusher.may_push(known.uri):
             raise _ended(push_id)
         return known
@@ -325,12 +351,11 @@ class Pushes:
             await mirrors.began_earlier(session, push_id, began)
         found = _Owned(push_id, PushScope(row.organisation, row.team), _named(state.sources[0].source), began)
         found.recorded = Batched(partial(self._record, found), contents.NAMES_AT_ONCE)
+        found.lacking = Batched(partial(self._lacking, found), CHUNKS_AT_ONCE)
         return found
 
     def _forget(self, push: _Owned) -> None:
-        organisation, team = push.scope.organisation, push.scope.team
-        for asker in ((None, None), (organisation, None), (organisation, team)):
-            self._owned.pop((*asker, push.id), None)
+        self._owned.pop(push.id, None)
 
     async def _go_on(self, session: WriteSession, push: _Owned) -> None:
         """Write in the name of a push that goes on from now on. ``NotFoundError``: it has ended meanwhile."""
@@ -386,6 +411,10 @@ class PushedChunks:
     def authorize(self, request: PushedChunk) -> None:
         """Refuse whoever may not send chunks of this push."""
         answer_of(self.loop, self.pushes.check(request.bearer, request.push))
+
+    def holds(self, request: PushedChunk) -> bool:
+        """Whether the push counts on it by now; refuse as ``authorize`` does."""
+        return not answer_of(self.loop, self.pushes.lacks(request.bearer, request.push, request.digest))
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         """Durable when it returns, and the push counts on it."""

@@ -48,7 +48,7 @@ def chunk_path(digest: Digest) -> str:
 
 
 def push_path(push: str, digest: Digest) -> str:
-    """Where the data plane takes a chunk of a push."""
+    """Where the data plane takes a chunk of a push, and says whether it has to be sent."""
     return f"/pushes/{push}/chunks/{digest}"
 
 

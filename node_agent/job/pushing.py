@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -11,6 +12,7 @@ from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range, digest_o
 from bdn.core.errors import BdnError, DiskFailedError, QuotaExceededError, single_error
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
+from bdn.net.http1.answer import Answer
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.transfer.batching import Batched
 from bdn.transfer.byte_threads import ByteThreads
@@ -25,6 +27,7 @@ _ATTEMPTS: Final = 3
 # The push has ended meanwhile, or the mirror lost some of it.
 _AGAIN: Final = frozenset({"NOT_FOUND", "CHUNKS_MISSING"})
 _ANSWER_BYTES: Final = 64 * 1024
+_HELD: Final = 204
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,6 @@ class _Sending:
         self._push_id = push_id
         self._plane = plane
         self._missing = Batched(self._ask_missing, CHUNKS_AT_ONCE)
-        self._loop = asyncio.get_running_loop()
 
     async def chunk(self, file: SentFile, index: int) -> Digest:
         """Read a chunk once, if it is not known, and send it where the mirror lacks it."""
@@ -144,7 +146,7 @@ class _Sending:
         def work(buffer: memoryview) -> Digest:
             file.read(part, buffer)
             digest = digest_of(buffer)
-            if asyncio.run_coroutine_threadsafe(self._missing.of(digest), self._loop).result():
+            if not self._is_held(digest):
                 self._put(digest, buffer)
             file.on_known(index, digest)
             return digest
@@ -156,15 +158,25 @@ class _Sending:
         missing = set((await self._pusher.mirror.missing(self._push_id, chunks)).chunks)
         return [str(digest) in missing for digest in digests]
 
+    def _is_held(self, digest: Digest) -> bool:
+        """Whether the mirror has it. Who does not say so, be it for another reason, says why when it is sent."""
+        with self._asked("HEAD", digest) as answer:
+            return answer.status == _HELD
+
     def _put(self, digest: Digest, content: memoryview) -> None:
-        url = self._plane + push_path(self._push_id, digest)
-        headers = {"Authorization": f"Bearer {self._pusher.bearer}"} if self._pusher.bearer else {}
         if self._pusher.pace is not None:
             time.sleep(self._pusher.pace(len(content)))
-        try:
-            with self._pusher.pool.request("PUT", url, headers, content) as answer:
-                refusal = None if answer.status == 204 else error_from(answer.status, answer.read(_ANSWER_BYTES))
-        except NETWORK_ERRORS as error:
-            raise ServiceUnreachableError(self._plane, reason_of(error)) from error
+        with self._asked("PUT", digest, content) as answer:
+            refusal = None if answer.status == _HELD else error_from(answer.status, answer.read(_ANSWER_BYTES))
         if refusal is not None:
             raise refusal
+
+    @contextmanager
+    def _asked(self, method: str, digest: Digest, content: memoryview | None = None) -> Iterator[Answer]:
+        url = self._plane + push_path(self._push_id, digest)
+        headers = {"Authorization": f"Bearer {self._pusher.bearer}"} if self._pusher.bearer else {}
+        try:
+            with self._pusher.pool.request(method, url, headers, content) as answer:
+                yield answer
+        except NETWORK_ERRORS as error:
+            raise ServiceUnreachableError(self._plane, reason_of(error)) from error

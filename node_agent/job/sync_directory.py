@@ -21,7 +21,7 @@ from node_agent.job.pushing import Pace, Pusher
 from node_agent.job.syncing import FILES_LIMIT, Found, Syncer
 from node_agent.job.tree import JobDirectory
 
-_THREADS: Final = 8
+_THREADS: Final = 16  # mostly waiting for the mirror to write; with 8 a push was a fifth slower, with 24 no faster
 _TIMEOUT_SECONDS: Final = 60.0
 
 

@@ -24,7 +24,7 @@ from tests.support.services.processes import cpu_seconds
 _SIZE: Final = 1024**3
 _JOB: Final = "bt://bench@job1"
 _LONGEST_SECONDS: Final = 600
-_THREADS: Final = 8  # as many as bdn sync has
+_THREADS: Final = 16  # as many as bdn sync has
 _SHARD: Final = 16 * CHUNK_SIZE
 
 

@@ -109,6 +109,10 @@ class _Received:
     def authorize(self, request: PushedChunk) -> None:
         """Nobody is refused."""
 
+    def holds(self, request: PushedChunk) -> bool:
+        """Each is sent."""
+        return False
+
     def take(self, request: PushedChunk, content: memoryview) -> None:
         self.store.put(request.digest, content)
 

@@ -89,6 +89,7 @@ async def test_what_another_team_has_is_answered_like_nothing(world: World, tall
             tally.add(scenarios=2, refused=1)
         chunk = f"/pushes/{begun}/chunks/{digest_of(b'x')}"
         assert (await world.plane.put(chunk, content=b"x", headers=world.bearers[bearer])).status_code == 404
+        assert (await world.plane.head(chunk, headers=world.bearers[bearer])).status_code == 404
         for name in (job, f"bt://{project['id']}@job1", f"{job}/checkpoint-1", "bt://nothing"):
             body = {"weights": [source(name)]}
             asked = (await world.ask(bearer, "POST", "/mirror", json=body)).json()["id"]
@@ -128,6 +129,8 @@ async def test_what_another_team_pushed_has_to_be_sent_and_makes_no_checkpoint(w
         push = (await world.ask(bearer, "POST", "/pushes", json={"source": "bt://own@job1/x"})).json()["push_id"]
         missing = await world.ask(bearer, "POST", f"/pushes/{push}/missing", json={"chunks": [name]})
         assert missing.json()["chunks"] == [name], bearer
+        one = await world.plane.head(f"/pushes/{push}/chunks/{name}", headers=world.bearers[bearer])
+        assert one.status_code == 404, bearer
         refused = await world.ask(bearer, "POST", f"/pushes/{push}/commit", json=files)
         assert refused.json()["error"]["code"] == "CHUNKS_MISSING", bearer
         tally.add(scenarios=2, refused=2)
@@ -136,6 +139,10 @@ async def test_what_another_team_pushed_has_to_be_sent_and_makes_no_checkpoint(w
         "team research of a", "POST", f"/pushes/{known['push_id']}/missing", json={"chunks": [name]}
     )
     assert missing.json()["chunks"] == []
+    one = await world.plane.head(
+        f"/pushes/{known['push_id']}/chunks/{name}", headers=world.bearers["team research of a"]
+    )
+    assert one.status_code == 204
 
 
 async def test_a_training_cache_is_its_teams(world: World, tally: Tally) -> None:

@@ -7,7 +7,16 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, and_, bindparam, delete, exists, func, select, tuple_, update
 from sqlalchemy.orm import defer
 
-from bdn.mirror.db.database import ReadSession, Values, WriteSession, batches, insert, insert_new, select_in
+from bdn.mirror.db.database import (
+    ReadSession,
+    Values,
+    WriteSession,
+    batches,
+    dialect_of,
+    insert,
+    insert_new,
+    select_in,
+)
 from bdn.mirror.db.tables import AgentRow, ClusterRow, HoldingRow
 from bdn.wire.heartbeat_schema import HoldingsChange
 from bdn.wire.mirror_schema import Holding
@@ -32,13 +41,15 @@ def is_forgotten(row: AgentRow, now: float) -> bool:
 
 async def change_cluster(session: WriteSession, cluster: str) -> ClusterRow:
     """The cluster's row, made if new, which nobody else changes in this transaction. Taken before an agent's."""
-    await session.execute(insert(session, ClusterRow).values(cluster=cluster, epoch=0).on_conflict_do_nothing())
+    await session.execute(
+        insert(dialect_of(session), ClusterRow).values(cluster=cluster, epoch=0).on_conflict_do_nothing()
+    )
     return await session.get_one(ClusterRow, cluster, with_for_update=True)
 
 
 async def upsert(session: WriteSession, cluster: str, node: str, **values: Any) -> None:  # noqa: ANN401
     """Set these columns of the agent's row. A new row needs all that have no default."""
-    new = insert(session, AgentRow).values(**{"cluster": cluster, "node": node, **values})
+    new = insert(dialect_of(session), AgentRow).values(**{"cluster": cluster, "node": node, **values})
     await session.execute(new.on_conflict_do_update(index_elements=["cluster", "node"], set_=values))
 
 
@@ -72,7 +83,7 @@ async def hold(session: WriteSession, cluster: str, node: str, change: HoldingsC
         }
         for holding in change.held
     }
-    new = insert(session, HoldingRow)
+    new = insert(dialect_of(session), HoldingRow)
     columns = {"in_use": new.excluded.in_use, "document": new.excluded.document}
     key = ["cluster", "node", "manifest"]
     await insert_new(session, HoldingRow, [*rows.values()], new.on_conflict_do_update(index_elements=key, set_=columns))

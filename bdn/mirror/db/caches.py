@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import delete, select
 
 from bdn.mirror.db import projects
-from bdn.mirror.db.database import ReadSession, WriteSession, insert, insert_new
+from bdn.mirror.db.database import ReadSession, WriteSession, dialect_of, insert, insert_new
 from bdn.mirror.db.tables import (
     CacheDirectoryRow,
     CachePinRow,
@@ -67,7 +67,7 @@ async def summary(session: ReadSession, project: str, cluster: str) -> CacheSumm
 
 async def record(session: WriteSession, row: Mapping[str, object]) -> None:
     """Keep a summary, unless there is a newer one."""
-    statement = insert(session, CacheSummaryRow)
+    statement = insert(dialect_of(session), CacheSummaryRow)
     newer = {name: statement.excluded[name] for name in ("captured_at", "size_bytes", "files", "packed")}
     statement = statement.on_conflict_do_update(
         index_elements=["project", "cluster"],

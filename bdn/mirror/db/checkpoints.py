@@ -8,9 +8,10 @@ team pushed.
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
-from sqlalchemy import Select, and_, delete, exists, func, or_, select
+from sqlalchemy import BindParameter, Select, and_, bindparam, delete, exists, func, or_, select
 
 from bdn.core.chunk import Digest, FileLayout, chunk_range
 from bdn.core.errors import NotFoundError, RevisionNotFoundError, SourceNotFoundError
@@ -132,11 +133,19 @@ class PushScope:
         return Identity.of(scope_of(self.organisation), "push", digest.hex, *team)
 
 
-async def readable_chunks(
-    session: ReadSession, organisation: str, chunks: Sequence[Digest], team: str | None = None
-) -> dict[Digest, int]:
-    """Those of these chunks that are held as such and belong to what the organisation, or the team, may read; and their sizes in bytes."""
-    wanted = {chunk.hex for chunk in chunks}
+_OF_SEVERAL_CHUNKS: Final = select(ContentChunkRow.content).distinct()
+_PUSHED: Final = (
+    select(IdentityRow.key, ContentRow.size)
+    .join(ContentRow, ContentRow.digest == IdentityRow.content)
+    .where(ContentRow.recorded_at >= bindparam("since"), or_(ContentRow.chunks != b"", ContentRow.size == 0))
+    .where(contents.chunks_are_sound())
+)
+
+
+@cache
+def _readable(*, is_of_team: bool) -> Select[str, int, bytes]:
+    organisation: BindParameter[str] = bindparam("organisation")
+    team: BindParameter[str] | None = bindparam("team") if is_of_team else None
     may_read = (
         mirrors.is_mirrored_for(organisation, ManifestContentRow.manifest, team),
         ~mirrors.is_given_up(organisation, ManifestContentRow.manifest),
@@ -144,11 +153,21 @@ async def readable_chunks(
     )
     is_named = select(ManifestContentRow.content).where(*may_read).exists()
     is_whole = and_(ContentRow.chunks != b"", contents.chunks_are_sound(), is_named)
-    query = select(ContentRow.digest, ContentRow.size, ContentRow.chunks).where(is_whole)
-    of_several = select(ContentChunkRow.content).distinct()
+    return select(ContentRow.digest, ContentRow.size, ContentRow.chunks).where(is_whole)
+
+
+async def readable_chunks(
+    session: ReadSession, organisation: str, chunks: Sequence[Digest], team: str | None = None
+) -> dict[Digest, int]:
+    """Those of these chunks that are held as such and belong to what the organisation, or the team, may read; and their sizes in bytes."""
+    wanted = {chunk.hex for chunk in chunks}
+    whose = {"organisation": organisation} | ({} if team is None else {"team": team})
     sizes: dict[Digest, int] = {}
-    named = {content async for (content,) in select_in(session, of_several, ContentChunkRow.chunk, sorted(wanted))}
-    async for _, size, raw in select_in(session, query, ContentRow.digest, sorted(wanted | named)):
+    named = {
+        content async for (content,) in select_in(session, _OF_SEVERAL_CHUNKS, ContentChunkRow.chunk, sorted(wanted))
+    }
+    readable = _readable(is_of_team=team is not None)
+    async for _, size, raw in select_in(session, readable, ContentRow.digest, sorted(wanted | named), **whose):
         for index, name in enumerate(split_digests(raw)):
             if name.hex() in wanted:
                 sizes[Digest.from_bytes(name)] = chunk_range(size, index).size
@@ -160,13 +179,9 @@ async def pushed_chunks(
 ) -> dict[Digest, int]:
     """Those of these contents that were pushed in this name, or need not be, since then; and their sizes in bytes."""
     keys = {whose.identity(chunk).key: chunk for chunk in chunks}
-    query = (
-        select(IdentityRow.key, ContentRow.size)
-        .join(ContentRow, ContentRow.digest == IdentityRow.content)
-        .where(ContentRow.recorded_at >= since, or_(ContentRow.chunks != b"", ContentRow.size == 0))
-        .where(contents.chunks_are_sound())
-    )
-    return {keys[key]: size async for key, size in select_in(session, query, IdentityRow.key, sorted(keys))}
+    return {
+        keys[key]: size async for key, size in select_in(session, _PUSHED, IdentityRow.key, sorted(keys), since=since)
+    }
 
 
 async def record(session: WriteSession, whose: PushScope, layouts: Sequence[FileLayout], now: float) -> None:

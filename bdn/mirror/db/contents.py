@@ -18,9 +18,25 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Float, Row, and_, case, delete, exists, func, literal, or_, select, union, update
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Float,
+    Row,
+    and_,
+    case,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    union,
+    update,
+)
 
 from bdn.core.chunk import Digest, FileLayout, ManifestDocument, Slab, Slice
 from bdn.core.errors import StoreUnavailableError
@@ -29,11 +45,13 @@ from bdn.core.store import PUBLIC, content_fault, scope_of, split_digests
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import (
     Database,
+    Dialect,
     ReadSession,
     Values,
     WriteSession,
     batches,
     delete_in,
+    dialect_of,
     insert,
     insert_new,
     select_in,
@@ -207,6 +225,31 @@ async def drop_slabs(session: WriteSession, slabs: Sequence[str]) -> None:
         await delete_in(session, column, slabs)
 
 
+@cache
+def _insert_contents(dialect: Dialect) -> Executable:
+    fresh = insert(dialect, ContentRow)
+    return fresh.on_conflict_do_update(
+        index_elements=[ContentRow.digest],
+        set_={
+            "chunks": case((ContentRow.chunks == b"", fresh.excluded.chunks), else_=ContentRow.chunks),
+            "recorded_at": case(
+                (ContentRow.recorded_at < fresh.excluded.recorded_at, fresh.excluded.recorded_at),
+                else_=ContentRow.recorded_at,  # another process recorded it later
+            ),
+        },
+    )
+
+
+@cache
+def _insert_identities(dialect: Dialect) -> Executable:
+    newer = insert(dialect, IdentityRow)
+    return newer.on_conflict_do_update(
+        index_elements=[IdentityRow.key],
+        set_={"content": newer.excluded.content},
+        where=IdentityRow.content != newer.excluded.content,
+    )
+
+
 async def record_contents(session: WriteSession, contents: Mapping[str, FileLayout], now: float) -> None:
     """Complete files by identity key: the store holds every chunk, or the slab, durably.
 
@@ -225,28 +268,12 @@ async def record_contents(session: WriteSession, contents: Mapping[str, FileLayo
         }
         for layout in (*packed, *whole)
     }
-    fresh = insert(session, ContentRow)
-    with_chunks = fresh.on_conflict_do_update(
-        index_elements=[ContentRow.digest],
-        set_={
-            "chunks": case((ContentRow.chunks == b"", fresh.excluded.chunks), else_=ContentRow.chunks),
-            "recorded_at": case(
-                (ContentRow.recorded_at < fresh.excluded.recorded_at, fresh.excluded.recorded_at),
-                else_=ContentRow.recorded_at,  # another process recorded it later
-            ),
-        },
-    )
-    await insert_new(session, ContentRow, list(rows.values()), with_chunks)
+    dialect = dialect_of(session)
+    await insert_new(session, ContentRow, list(rows.values()), _insert_contents(dialect))
     await insert_new(session, ContentChunkRow, [row for layout in whole for row in _chunk_rows(layout)])
     await record_slices(session, packed)
     identities = [{"key": key, "content": layout.digest.hex} for key, layout in contents.items()]
-    newer = insert(session, IdentityRow)
-    newer = newer.on_conflict_do_update(
-        index_elements=[IdentityRow.key],
-        set_={"content": newer.excluded.content},
-        where=IdentityRow.content != newer.excluded.content,
-    )
-    await insert_new(session, IdentityRow, identities, newer)
+    await insert_new(session, IdentityRow, identities, _insert_identities(dialect))
     await _note_damage(session, whole)
 
 
@@ -377,7 +404,9 @@ async def files_total(session: ReadSession, digest: str) -> int | None:
 async def touch(session: WriteSession, digests: Sequence[str], now: float) -> None:
     """Those of these manifests that are here are used now."""
     here = select(ManifestRow.digest, literal(now, Float)).where(ManifestRow.digest.in_(digests))
-    noted = insert(session, ManifestUseRow).from_select(["manifest", "last_used"], here.order_by(ManifestRow.digest))
+    noted = insert(dialect_of(session), ManifestUseRow).from_select(
+        ["manifest", "last_used"], here.order_by(ManifestRow.digest)
+    )
     await session.execute(
         noted.on_conflict_do_update(
             index_elements=["manifest"],
@@ -600,9 +629,12 @@ async def _sound_chunks(session: ReadSession, identity_keys: Sequence[str]) -> d
     return found
 
 
+_DAMAGED: Final = select(DamagedChunkRow.digest)
+
+
 async def _note_damage(session: WriteSession, layouts: Iterable[FileLayout]) -> None:
     """Contents that were recorded just now and count on a chunk that is damaged: it was found after they had it."""
-    known = set((await session.execute(select(DamagedChunkRow.digest))).scalars())
+    known = set((await session.execute(_DAMAGED)).scalars())
     if known:
         rows = [
             {"content": layout.digest.hex, "chunk": chunk.hex}

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from functools import cache, lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NewType, TypeVar, TypeVarTuple, cast
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
+    bindparam,
     delete,
     event,
     inspect,
@@ -307,10 +309,23 @@ _Columns = TypeVarTuple("_Columns")
 Values = dict[str, Any]  # of a row, by column
 
 
-def insert(session: WriteSession, table: type[Base]) -> postgresql.Insert | sqlite.Insert:
+Dialect = NewType("Dialect", str)
+
+
+def dialect_of(session: WriteSession) -> Dialect:
+    """Whose SQL it is."""
+    return Dialect(session.get_bind().dialect.name)
+
+
+def insert(dialect: Dialect, table: type[Base]) -> postgresql.Insert | sqlite.Insert:
     """An insert that has ``on_conflict_do_nothing`` and ``on_conflict_do_update``, which each dialect spells in its own way."""
     rows = cast("Table", table.__table__)
-    return postgresql.insert(rows) if session.get_bind().dialect.name == "postgresql" else sqlite.insert(rows)
+    return postgresql.insert(rows) if dialect == "postgresql" else sqlite.insert(rows)
+
+
+@cache
+def _insert_missing(dialect: Dialect, table: type[Base]) -> Executable:
+    return insert(dialect, table).on_conflict_do_nothing()
 
 
 async def insert_new(
@@ -320,8 +335,10 @@ async def insert_new(
 
     ``statement``, one of ``insert``, says what becomes of those that are there; without it they stay as they are.
     """
+    if not rows:
+        return
     if statement is None:
-        statement = insert(session, table).on_conflict_do_nothing()
+        statement = _insert_missing(dialect_of(session), table)
     connection = await session.connection()
     # Everybody writes in the order of the keys, so that two writers do not lock crosswise.
     key = itemgetter(*(column.name for column in table.__mapper__.primary_key))
@@ -358,13 +375,31 @@ async def changed(session: WriteSession, statement: Executable) -> int:
     return cast("CursorResult[Any]", await session.execute(statement)).rowcount
 
 
+async def changed_past_orm(session: WriteSession, statement: Executable, **values: object) -> int:
+    """As ``changed``, of a statement that is made once, with these parameters, and of rows that the session has not loaded."""
+    return (await (await session.connection()).execute(statement, values)).rowcount
+
+
 async def select_in(
-    session: ReadSession, query: Select[*_Columns], column: InstrumentedAttribute[Any], names: Sequence[str]
+    session: ReadSession,
+    query: Select[*_Columns],
+    column: InstrumentedAttribute[Any],
+    names: Sequence[str],
+    **values: object,
 ) -> AsyncIterator[Row[*_Columns]]:
-    """The rows of the query in which the column is one of these names; there may be a million of them."""
+    """The rows of the query in which the column is one of these names; there may be a million of them.
+
+    ``values`` are those of the query's parameters. One that is asked often is made once: to make it takes longer than to ask it.
+    """
+    narrowed = _narrowed(query, column)
     for batch in batches(names):
-        for row in await session.execute(query.where(column.in_(batch))):
+        for row in await session.execute(narrowed, {"names": batch, **values}):
             yield row
+
+
+@lru_cache(maxsize=16)
+def _narrowed(query: Select[*_Columns], column: InstrumentedAttribute[Any]) -> Select[*_Columns]:
+    return query.where(column.in_(bindparam("names", expanding=True)))
 
 
 async def delete_in(session: WriteSession, column: InstrumentedAttribute[str], names: Sequence[str]) -> None:

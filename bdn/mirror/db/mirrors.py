@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     CompoundSelect,
     Select,
     and_,
+    bindparam,
     case,
     delete,
     exists,
@@ -33,6 +35,7 @@ from bdn.mirror.db.database import (
     WriteSession,
     batches,
     changed,
+    changed_past_orm,
     delete_in,
     insert_new,
     newest,
@@ -55,7 +58,8 @@ RUNNING = ("PENDING", "SYNCING")
 OF_ALL: Final = ""  # the ``team`` of a mirror that whoever has no team asked for
 PUSHED: Final = "push"  # claims a mirror whose bytes its caller sends: see ``bdn.mirror.pushes``
 COLLECTED: Final = 0.0  # the ``renewed_at`` of a draft that a collection takes apart
-_Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None]  # a column
+# A column, or a parameter of the statement.
+_Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None] | BindParameter[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +184,20 @@ async def claim(
     return mirror_id
 
 
+_RENEW: Final = (
+    update(MirrorRow)
+    .where(
+        MirrorRow.id == bindparam("mirror"),
+        MirrorRow.claimed_by == bindparam("claimant"),
+        MirrorRow.status == "SYNCING",
+    )
+    .values(claim_expires_at=bindparam("until"))
+)
+
+
 async def renew_claim(session: WriteSession, mirror_id: str, claimant: str, until: float) -> bool:
     """Keep the claim; False when it was lost or the mirror is no longer running (somebody canceled it)."""
-    statement = (
-        update(MirrorRow)
-        .where(MirrorRow.id == mirror_id, MirrorRow.claimed_by == claimant, MirrorRow.status == "SYNCING")
-        .values(claim_expires_at=until)
-    )
-    return await changed(session, statement) == 1
+    return await changed_past_orm(session, _RENEW, mirror=mirror_id, claimant=claimant, until=until) == 1
 
 
 async def hold_canceled_claim(session: WriteSession, mirror_id: str, claimant: str, now: float, until: float) -> None:
@@ -551,7 +561,7 @@ def is_given_up(organisation: str | _Name, manifest: _Name) -> ColumnElement[boo
     return exists().where(TombstoneRow.organisation == organisation, TombstoneRow.manifest == manifest)
 
 
-def is_mirrored_for(organisation: str, manifest: _Name, team: str | None = None) -> ColumnElement[bool]:
+def is_mirrored_for(organisation: str | _Name, manifest: _Name, team: str | _Name | None = None) -> ColumnElement[bool]:
     """The manifest was ever published for the organisation, or for this team of it."""
     found = exists().where(MirrorSourceRow.manifest == manifest, MirrorSourceRow.organisation == organisation)
     if team is None:
@@ -704,9 +714,17 @@ async def began_earlier(session: WriteSession, mirror_id: str, at: float) -> Non
     await session.execute(update(MirrorRow).where(MirrorRow.id == mirror_id, later).values(started_at=at))
 
 
+_ADD_TRANSFERRED: Final = (
+    update(MirrorSourceRow)
+    .where(MirrorSourceRow.mirror_id == bindparam("mirror"), MirrorSourceRow.position == 0)
+    .values(bytes_transferred=MirrorSourceRow.bytes_transferred + bindparam("more"))
+)
+
+
 async def add_transferred(session: WriteSession, mirror_id: str, size: int) -> None:
     """So many bytes more came, and are durable."""
-    await update_source(session, mirror_id, 0, bytes_transferred=MirrorSourceRow.bytes_transferred + size)
+    await changed_past_orm(session, _ADD_TRANSFERRED, mirror=mirror_id, more=size)
+    tell(session, mirror_id)
 
 
 async def end_push(session: WriteSession, mirror_id: str, *, now: float, bytes_total: int, **values: Any) -> int:  # noqa: ANN401

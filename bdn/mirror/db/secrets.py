@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import delete, select, update
 
 from bdn.core.errors import InvalidRequestError, NotFoundError, SecretMalformedError
-from bdn.mirror.db.database import Database, ReadSession, WriteSession, insert
+from bdn.mirror.db.database import Database, ReadSession, WriteSession, dialect_of, insert
 from bdn.mirror.db.tables import SecretRow
 
 
@@ -43,7 +43,9 @@ class SecretTable:
         now = time.time()
         changed = {"ciphertext": self.keyring.seal(organisation, name, value), "updated_at": now}
         async with self.database.write() as session:
-            new = insert(session, SecretRow).values(organisation=organisation, name=name, created_at=now, **changed)
+            new = insert(dialect_of(session), SecretRow).values(
+                organisation=organisation, name=name, created_at=now, **changed
+            )
             await session.execute(new.on_conflict_do_update(index_elements=["organisation", "name"], set_=changed))
 
     async def remove(self, organisation: str, name: str) -> None:

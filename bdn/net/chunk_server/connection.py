@@ -374,7 +374,12 @@ class ChunkConnection:
     # --- receiving ---
 
     def _receive_with(self, received: ReceivedChunks, request: PushedChunk) -> None:
-        """Nothing of the body is read, and no memory taken, for those who may not send it."""
+        """Nothing of the body is read, and no memory taken, for those who may not send it, or only ask whether to."""
+        if self._head.method == "HEAD":
+            if not received.holds(request):
+                raise NotFoundError(f"chunk {request.digest}")
+            self._send(answer_taken(self._head))
+            return
         received.authorize(request)
         buffer = self._service.buffers.take()
         if isinstance(buffer, Future):
@@ -486,11 +491,11 @@ class ChunkConnection:
 
 
 def _parse_request(head: RequestHead, *, takes_chunks: bool) -> ChunkRequest | DocumentRequest | PushedChunk:
-    pushed = parse_push_path(head.target) if head.method == "PUT" else None
+    pushed = parse_push_path(head.target) if head.method in ("HEAD", "PUT") else None
     if pushed is not None:
         if not takes_chunks:
             raise NotFoundError(f"path {head.target[:100]!a}")
-        return PushedChunk(*pushed, body_size(head, CHUNK_SIZE), head.bearer)
+        return PushedChunk(*pushed, 0 if head.method == "HEAD" else body_size(head, CHUNK_SIZE), head.bearer)
     if head.method not in ("GET", "HEAD"):
         raise HeadRefusedError(501, f"the method {head.method[:20]} is not supported")
     document, digest = parse_document_path(head.target), parse_chunk_path(head.target)

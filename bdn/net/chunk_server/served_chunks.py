@@ -65,7 +65,7 @@ class ServedChunks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PushedChunk:
-    """Who sends which chunk of a push: ``size`` bytes, as the head of the request says."""
+    """Who sends which chunk of a push: ``size`` bytes, as the head of the request says. Or who asks whether it has to be sent: 0."""
 
     push: str
     digest: Digest
@@ -74,7 +74,10 @@ class PushedChunk:
 
 
 class ReceivedChunks(Protocol):
-    """Where a server puts chunks that are pushed. Both methods may block: they run in the server's workers."""
+    """Where a server puts chunks that are pushed. All methods may block: they run in the server's workers."""
+
+    def holds(self, request: PushedChunk) -> bool:
+        """Whether it need not be sent: the push counts on it from now on. Raises what ``authorize`` does."""
 
     def authorize(self, request: PushedChunk) -> None:
         """Before the body is read.

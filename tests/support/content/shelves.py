@@ -50,7 +50,7 @@ class Shelf:
 
 @dataclass
 class Inbox:
-    """A ``ReceivedChunks`` over ``store``. ``refusal`` is raised by ``authorize``, ``failure`` by ``take``, which gather what they are given."""
+    """A ``ReceivedChunks`` over ``store``. ``refusal`` is raised by ``authorize`` and ``holds``, ``failure`` by ``take``; they gather what they are given."""
 
     store: ChunkStore = field(default_factory=MemoryStore)
     refusal: Exception | None = None
@@ -62,6 +62,10 @@ class Inbox:
         self.requests.append(request)
         if self.refusal is not None:
             raise self.refusal
+
+    def holds(self, request: PushedChunk) -> bool:
+        self.authorize(request)
+        return bool(self.store.keep([request.digest]))
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         if self.failure is not None:
@@ -146,8 +150,8 @@ def read_to_end(connection: socket.socket) -> bytes:
     return content
 
 
-def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers in lower case, and body of the next answer."""
+def read_answer(connection: socket.socket, *, is_of_head: bool = False) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers in lower case, and body of the next answer; that to a HEAD has none."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         byte = connection.recv(1)
@@ -157,7 +161,7 @@ def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     first, *lines = head.decode().split("\r\n")[:-2]
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
     status, body = int(first.split(" ")[1]), b""
-    length = 0 if status in (100, 102, 204, 304) else int(headers["content-length"])
+    length = 0 if is_of_head or status in (100, 102, 204, 304) else int(headers["content-length"])
     while len(body) < length:
         body += connection.recv(length - len(body))
     return status, headers, body

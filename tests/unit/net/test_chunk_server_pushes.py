@@ -138,6 +138,24 @@ def test_a_store_that_fails_is_said_so_and_the_connection_goes_on(client: socket
     assert status_of_next(client) == 204
 
 
+def test_whether_a_chunk_has_to_be_sent_is_said_without_it_and_the_connection_goes_on(
+    client: socket.socket, inbox: Inbox
+) -> None:
+    ask = head(push_path(PUSH, digest_of(CONTENT)), "Authorization: Bearer abc", first="HEAD {} HTTP/1.1")
+    client.sendall(ask)
+    assert read_answer(client, is_of_head=True)[::2] == (404, b"")
+    assert inbox.requests == [PushedChunk(PUSH, digest_of(CONTENT), 0, "abc")]
+    client.sendall(put(CONTENT))
+    assert status_of_next(client) == 204
+    client.sendall(ask + put(SMALL))
+    assert [status_of_next(client), status_of_next(client)] == [204, 204]
+    inbox.refusal = UnauthenticatedError()
+    client.sendall(ask + get(SMALL))
+    assert read_answer(client, is_of_head=True)[0] == 401
+    assert read_answer(client)[2] == SMALL
+    assert inbox.taken == [CONTENT, SMALL]
+
+
 # --- what is refused before the body ---
 
 
