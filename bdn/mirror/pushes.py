@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,7 +92,7 @@ _Asked = tuple[str | None, Digest]  # the team that asks, or None for all, and t
 class _Owned:
     """A push that goes on: whose project it is for, which checkpoint, and since when nothing that it brought is collected.
 
-    ``recorded`` tells the database of chunks and their sizes; ``lacking`` asks it which have to be sent.
+    ``recorded`` tells the database of chunks and their sizes; ``held`` asks it which need not be sent.
     """
 
     id: str
@@ -99,7 +100,7 @@ class _Owned:
     uri: CheckpointUri
     started_at: float
     recorded: Batched[tuple[Digest, int], None] = field(init=False)
-    lacking: Batched[_Asked, bool] = field(init=False)
+    held: Batched[_Asked, bool] = field(init=False)
 
     def is_of(self, pusher: PushAccess | None) -> bool:
         """Whether it is this one's organisation's and team's, or nobody is asked for."""
@@ -159,18 +160,18 @@ class Pushes:
         """Those that have to be sent. The others were pushed by this team, or the pusher may read them; they are kept for this push."""
         return await self._missing(await self._get(push_id, pusher), pusher.team, chunks)
 
-    async def lacks(self, bearer: str | None, push_id: str, chunk: Digest) -> bool:
-        """Whether this one has to be sent, as ``missing`` says it. Raises what ``check`` does."""
+    async def holds(self, bearer: str | None, push_id: str, chunk: Digest) -> bool:
+        """Whether this one need not be sent, as ``missing`` says it. Raises what ``check`` does."""
         pusher = await self.access.pusher(bearer)
         push = await self._get(push_id, None if pusher.is_operator else pusher)
-        return await push.lacking.of((pusher.team, chunk))
+        return await push.held.of((pusher.team, chunk))
 
-    async def _lacking(self, push: _Owned, asked: Sequence[_Asked]) -> list[bool]:
+    async def _held(self, push: _Owned, asked: Sequence[_Asked]) -> list[bool]:
         missing: set[_Asked] = set()
         for team in {team for team, _ in asked}:
             of_team = [chunk for one, chunk in asked if one == team]
             missing |= {(team, chunk) for chunk in await self._missing(push, team, of_team)}
-        return [one in missing for one in asked]
+        return [one not in missing for one in asked]
 
     async def _missing(self, push: _Owned, team: str | None, chunks: Sequence[Digest]) -> list[Digest]:
         async with self.database.read() as session:
@@ -351,7 +352,7 @@ class Pushes:
             await mirrors.began_earlier(session, push_id, began)
         found = _Owned(push_id, PushScope(row.organisation, row.team), _named(state.sources[0].source), began)
         found.recorded = Batched(partial(self._record, found), contents.NAMES_AT_ONCE)
-        found.lacking = Batched(partial(self._lacking, found), CHUNKS_AT_ONCE)
+        found.held = Batched(partial(self._held, found), CHUNKS_AT_ONCE)
         return found
 
     def _forget(self, push: _Owned) -> None:
@@ -412,9 +413,10 @@ class PushedChunks:
         """Refuse whoever may not send chunks of this push."""
         answer_of(self.loop, self.pushes.check(request.bearer, request.push))
 
-    def holds(self, request: PushedChunk) -> bool:
-        """Whether the push counts on it by now; refuse as ``authorize`` does."""
-        return not answer_of(self.loop, self.pushes.lacks(request.bearer, request.push, request.digest))
+    def holds(self, request: PushedChunk) -> Future[bool]:
+        """Whether the push counts on it by now."""
+        asked = self.pushes.holds(request.bearer, request.push, request.digest)
+        return asyncio.run_coroutine_threadsafe(asked, self.loop)
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         """Durable when it returns, and the push counts on it."""

@@ -159,9 +159,12 @@ class _Sending:
         return [str(digest) in missing for digest in digests]
 
     def _is_held(self, digest: Digest) -> bool:
-        """Whether the mirror has it. Who does not say so, be it for another reason, says why when it is sent."""
+        """Whether the mirror has it. One that refuses says why when it is sent; one that cannot answer now is not sent anything."""
         with self._asked("HEAD", digest) as answer:
-            return answer.status == _HELD
+            status = answer.status
+        if status >= 500:
+            raise error_from(status, b"")
+        return status == _HELD
 
     def _put(self, digest: Digest, content: memoryview) -> None:
         if self._pusher.pace is not None:

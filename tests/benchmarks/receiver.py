@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,9 +109,9 @@ class _Received:
     def authorize(self, request: PushedChunk) -> None:
         """Nobody is refused."""
 
-    def holds(self, request: PushedChunk) -> bool:
-        """Each is sent."""
-        return False
+    def holds(self, request: PushedChunk) -> Future[bool]:
+        """Nobody asks."""
+        raise NotImplementedError(request)
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         self.store.put(request.digest, content)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import (
@@ -319,7 +319,7 @@ class ChunkConnection:
         if isinstance(found, OpenChunk):
             self._send_file(found, lambda: self._answer(request, found))
         else:
-            self._step, self._next_processing = partial(self._await, request, found), 0.0
+            self._step, self._next_processing = partial(self._await, partial(self._open, request), found), 0.0
 
     def _answer(self, request: ChunkRequest | DocumentRequest, found: OpenChunk) -> Response:
         if isinstance(request, ChunkRequest):
@@ -328,10 +328,10 @@ class ChunkConnection:
             raise NotFoundError(f"an unpacked {request.kind}")
         return answer_document(self._head, found.size, is_packed=found.is_packed)
 
-    def _await(self, request: ChunkRequest | DocumentRequest, future: Future[object]) -> Wait | None:
-        """It is on its way. A client that closes its side now has gone: that is nginx's rule, too."""
+    def _await(self, then: Callable[[], None], future: Future[Any]) -> Wait | None:
+        """It is on its way, and ``then`` it is answered. A client that closes its side now has gone: that is nginx's rule, too."""
         if future.done() or time.monotonic() >= self._until:
-            self._attempt(partial(self._resume, request, future))
+            self._attempt(partial(self._resume, then, future))
             return None
         if has_happened(self._socket, select.POLLRDHUP):
             raise EndedError("the client did not wait for the chunk")
@@ -362,23 +362,22 @@ class ChunkConnection:
         if not is_sent:  # and what follows must not go out in its place
             raise EndedError("the client does not read")
 
-    def _resume(self, request: ChunkRequest | DocumentRequest, future: Future[object]) -> None:
+    def _resume(self, then: Callable[[], None], future: Future[Any]) -> None:
         if not future.done():
             seconds = self._service.timeouts.obtaining_seconds
             raise StoreUnavailableError(f"{self._head.target} did not come within {seconds:g} s")
         if future.cancelled():
             raise StoreUnavailableError(f"{self._head.target} was given up")
         future.result()
-        self._open(request)
+        then()
 
     # --- receiving ---
 
     def _receive_with(self, received: ReceivedChunks, request: PushedChunk) -> None:
-        """Nothing of the body is read, and no memory taken, for those who may not send it, or only ask whether to."""
+        """Nothing of the body is read, and no memory taken, for those who may not send it, or only ask whether to: these hold no thread."""
         if self._head.method == "HEAD":
-            if not received.holds(request):
-                raise NotFoundError(f"chunk {request.digest}")
-            self._send(answer_taken(self._head))
+            held = received.holds(request)
+            self._step = partial(self._await, partial(self._tell_whether, request, held), held)
             return
         received.authorize(request)
         buffer = self._service.buffers.take()
@@ -387,6 +386,11 @@ class ChunkConnection:
             self._step = partial(self._await_buffer, received, request, buffer)
         else:
             self._step = partial(self._begin_receiving, received, request, buffer)
+
+    def _tell_whether(self, request: PushedChunk, held: Future[bool]) -> None:
+        if not held.result():
+            raise NotFoundError(f"chunk {request.digest}")
+        self._send(answer_taken(self._head))
 
     def _await_buffer(self, received: ReceivedChunks, request: PushedChunk, turn: Future[object]) -> Wait | None:
         if turn.done():

@@ -74,10 +74,10 @@ class PushedChunk:
 
 
 class ReceivedChunks(Protocol):
-    """Where a server puts chunks that are pushed. All methods may block: they run in the server's workers."""
+    """Where a server puts chunks that are pushed. ``authorize`` and ``take`` may block: they run in the server's workers."""
 
-    def holds(self, request: PushedChunk) -> bool:
-        """Whether it need not be sent: the push counts on it from now on. Raises what ``authorize`` does."""
+    def holds(self, request: PushedChunk) -> Future[bool]:
+        """Whether it need not be sent: the push counts on it from now on. Its exception is as of ``authorize``."""
 
     def authorize(self, request: PushedChunk) -> None:
         """Before the body is read.

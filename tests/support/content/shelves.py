@@ -4,6 +4,7 @@ import io
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
@@ -55,7 +56,9 @@ class Inbox:
     store: ChunkStore = field(default_factory=MemoryStore)
     refusal: Exception | None = None
     failure: Exception | None = None
+    is_silent: bool = False  # does not say what it holds before ``asked`` are answered
     requests: list[PushedChunk] = field(default_factory=list)
+    asked: list[Future[bool]] = field(default_factory=list)
     taken: list[bytes] = field(default_factory=list)
 
     def authorize(self, request: PushedChunk) -> None:
@@ -63,9 +66,17 @@ class Inbox:
         if self.refusal is not None:
             raise self.refusal
 
-    def holds(self, request: PushedChunk) -> bool:
-        self.authorize(request)
-        return bool(self.store.keep([request.digest]))
+    def holds(self, request: PushedChunk) -> Future[bool]:
+        held: Future[bool] = Future()
+        self.asked.append(held)
+        try:
+            self.authorize(request)
+        except Exception as error:
+            held.set_exception(error)
+        else:
+            if not self.is_silent:
+                held.set_result(bool(self.store.keep([request.digest])))
+        return held
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         if self.failure is not None:
