@@ -326,9 +326,8 @@ class Pushes:
     async def _get(self, push_id: str, pusher: PushAccess | None) -> _Owned:
         """A push that this one (None: anybody) may go on with, as it was when this process looked; or ``NotFoundError``."""
         known = self._owned.get(push_id)
-        if known is None or not known.is_of(
-            pusher
-        ):  # what is another's is looked for each time, as what does not exist is
+        # What is another's is looked for each time, as what does not exist is.
+        if known is None or not known.is_of(pusher):
             known = await self._find(push_id, *((None, None) if pusher is None else (pusher.organisation, pusher.team)))
             while len(self._owned) >= _KNOWN:
                 del self._owned[next(iter(self._owned))]

@@ -374,7 +374,7 @@ class ChunkConnection:
     # --- receiving ---
 
     def _receive_with(self, received: ReceivedChunks, request: PushedChunk) -> None:
-        """Nothing of the body is read, and no memory taken, for those who may not send it, or only ask whether to: these hold no thread."""
+        """Who may not send it costs no memory, and nothing of its body is read. Who only asks whether to send it holds no thread."""
         if self._head.method == "HEAD":
             held = received.holds(request)
             self._step = partial(self._await, partial(self._tell_whether, request, held), held)
