@@ -99,9 +99,9 @@ def node(cluster: Cluster, name: str, job: str) -> Iterator[Node]:
     shell = cluster.shell(name)
     shell.root.mkdir()
     outs = [shell.root / f"rank-{rank}" for rank in RANKS]
-    with ExitStack() as stack, cluster.http() as http:
+    with ExitStack() as stack:
         agent = stack.enter_context(shell.running("bdn-node-agent"))
-        wait_until(lambda: f'"{name}"' in http.get("/agents").text, what=f"the heartbeat of {name}")
+        cluster.await_agent(shell)
         syncers = []
         for rank, out in zip(RANKS, outs, strict=True):
             out.mkdir()

@@ -10,7 +10,7 @@ import httpx2
 
 from tests.support.network.ports import free_port
 from tests.support.services.commands import Process, Shell, wait_until
-from tests.support.services.services import answers
+from tests.support.services.services import agent_client, answers, is_known
 
 
 @dataclass
@@ -66,9 +66,16 @@ class Cluster:
 
     @contextlib.contextmanager
     def agent(self, node: str = "node-1", **environment: str) -> Iterator[Shell]:
-        """``bdn-node-agent`` on a node, known to the mirror; yields that node's shell."""
+        """``bdn-node-agent`` on a node, which answers and is known to the mirror; yields that node's shell."""
         shell = self.shell(node, **environment)
         shell.root.mkdir(exist_ok=True)
-        with shell.running("bdn-node-agent"), self.http() as http:
-            wait_until(lambda: f'"{node}"' in http.get("/agents").text, what=f"the heartbeat of {node}")
+        with shell.running("bdn-node-agent"):
+            self.await_agent(shell)
             yield shell
+
+    def await_agent(self, shell: Shell) -> None:
+        """Until the agent of this shell answers and is known to the mirror."""
+        node, path = shell.extra["BDN_AGENT_NODE"], Path(shell.extra["BDN_AGENT_SOCKET"])
+        with agent_client(path) as agent, self.http() as mirror:
+            wait_until(lambda: answers(agent), what=f"the answer of {node}")
+            wait_until(lambda: is_known(mirror, node), what=f"the heartbeat of {node}")

@@ -144,7 +144,7 @@ def agent(
     with starting_agent(root, mirror_url, host, command, **environment) as started:
         wait_until(lambda: answers(started.http), seconds=_LONGEST_START_SECONDS, what="the agent")
         with _client(mirror_url) as asking:
-            wait_until(lambda: root.name in asking.get("/agents").text, what="the agent's heartbeat")
+            wait_until(lambda: is_known(asking, root.name), what="the agent's heartbeat")
         yield started
 
 
@@ -162,11 +162,7 @@ def starting_agent(
     place = _place(host, "BDN_AGENT_HOST") if host else {"BDN_AGENT_DATA_PORT": "0"}
     shell = Shell(root, {**own, **place, **environment}, host.prefix if host else ())
     root.mkdir(exist_ok=True)
-    transport = httpx2.HTTPTransport(uds=str(shell.data / "agent.sock"))
-    with (
-        shell.running(*command) as process,
-        httpx2.Client(base_url="http://agent", transport=transport, timeout=_LONGEST_SECONDS) as http,
-    ):
+    with shell.running(*command) as process, agent_client(shell.data / "agent.sock") as http:
         yield Agent(http, process, shell)
 
 
@@ -177,6 +173,18 @@ def _place(host: Host | None, variable: str) -> dict[str, str]:
 def _client(url: str) -> httpx2.Client:
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     return httpx2.Client(base_url=url, headers=bearer, timeout=_LONGEST_SECONDS, trust_env=False)
+
+
+def agent_client(path: Path) -> httpx2.Client:
+    """Of the agent whose socket is at ``path``."""
+    return httpx2.Client(
+        base_url="http://agent", transport=httpx2.HTTPTransport(uds=str(path)), timeout=_LONGEST_SECONDS
+    )
+
+
+def is_known(mirror: httpx2.Client, node: str) -> bool:
+    """The mirror has heard from the agent of this name: it is known before its socket answers, and after it ended."""
+    return node in {one["node"] for one in mirror.get("/agents").raise_for_status().json()["items"]}
 
 
 def answers(http: httpx2.Client) -> bool:
