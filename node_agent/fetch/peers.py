@@ -78,8 +78,8 @@ class Members:
         """To be called before the mirror is asked; ``take`` wants the result with the answer."""
         return self._taken
 
-    def take(self, epoch: int, members: Iterable[MemberDocument], asked: int) -> bool:
-        """Believe an answer, unless a newer one came while it was on its way; returns whether the view is another now.
+    def take(self, epoch: int, members: Iterable[MemberDocument], asked: int) -> None:
+        """Believe an answer, unless a newer one came while it was on its way.
 
         Blocking when it is. Raises ``DiskFailedError``: the view is believed, but could not be kept for the next start.
         """
@@ -90,11 +90,10 @@ class Members:
         view = View(epoch, self._admitted(owners))
         with self._lock:
             if view == self._view or (epoch < self._view.epoch and asked != self._taken):
-                return False
+                return
             self._view, self._taken = view, self._taken + 1
             with disk_errors(self._path):
                 write_durably(self._path, json.dumps(asdict(view)).encode())
-        return True
 
     def _admitted(self, owners: Sequence[RingMember]) -> tuple[RingMember, ...]:
         if not self._requires_tls:

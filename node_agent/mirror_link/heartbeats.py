@@ -305,7 +305,7 @@ class Heartbeats:
                 await self._client.heartbeat(last.model_copy(update={"leaving": True}))
 
     async def _beat(self, wait_seconds: float) -> tuple[HeartbeatReply, bool]:
-        """The answer, and whether it brought other members."""
+        """The answer, and whether it names other members than the heartbeat did, though another answer may have brought them."""
         asked = self._members.ask()
         self._asked += 1
         number = self._asked
@@ -320,12 +320,12 @@ class Heartbeats:
         if not is_overtaken and self._told.heard(telling, number, reply.holdings_digest):
             self._news.wake()
         self._inbox.delivered(heartbeat.reports)
-        are_others = await self._believe(reply, asked, number)
+        await self._believe(reply, asked, number)
         if heartbeat.events:
             await in_thread(self._journal.mark_reported, heartbeat.events)
         for command in reply.pending:
             self._inbox.accept(command)
-        return reply, are_others
+        return reply, reply.epoch != heartbeat.epoch
 
     async def _heartbeat(self, wait_seconds: float) -> tuple[Heartbeat, _Telling | None]:
         # Reports first: who hears that an eviction is over, is told of holdings without what it took.
@@ -346,18 +346,16 @@ class Heartbeats:
         }
         return self._identity.model_copy(update=state | (telling.fields if telling else {})), telling
 
-    async def _believe(self, reply: HeartbeatReply, asked: int, number: int) -> bool:
-        """Take up keys and members; returns whether the members are others."""
+    async def _believe(self, reply: HeartbeatReply, asked: int, number: int) -> None:
+        """Take up keys and members."""
         try:
             if number >= self._believed:  # of two answers, the one to the later question tells the keys
                 self._believed = number
                 await in_thread(self._trust.update, reply.public_keys)
             if reply.members is not None:
-                return await in_thread(self._members.take, reply.epoch, reply.members, asked)
+                await in_thread(self._members.take, reply.epoch, reply.members, asked)
         except DiskFailedError as error:
             logger.warning("the mirror's keys and members are not kept for the next start: %s", error)
-            return True
-        return False
 
     async def verify(self, token: str) -> Grant:
         """A grant. The mirror is asked once for a key that we do not know; if it is down, we go on not knowing it.

@@ -22,7 +22,10 @@ EVICT = Command(id="evict", evict=EvictCommand(id="evict", all=True))
 
 
 class Mirror:
-    """Takes up changes of what it has, keeps requests open until there is a command, and notes what it has at a result."""
+    """Takes up changes of what it has, keeps requests open until there is a command, and notes what it has at a result.
+
+    Who names other members than there are is answered soon, and at once where it waits for nothing.
+    """
 
     def __init__(self) -> None:
         self.digest = ""
@@ -34,6 +37,7 @@ class Mirror:
         self.has_holdings = asyncio.Event()
         self.told: list[int] = []  # how many changes each heartbeat told
         self.failures = 0  # so many that tell something are refused first
+        self.epoch = 0  # of the members
 
     def command(self, command: Command) -> None:
         self.commands.append(command)
@@ -58,14 +62,21 @@ class Mirror:
                 self.held_at_result = set(self.held)
                 self.has_result.set()
         told = {report.id for report in heartbeat.reports}
-        if heartbeat.wait_seconds and all(command.id in told for command in self.commands):
+        if heartbeat.wait_seconds and heartbeat.epoch != self.epoch:
+            await asyncio.sleep(0.1)
+        elif heartbeat.wait_seconds and all(command.id in told for command in self.commands):
             self.is_commanded.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(heartbeat.wait_seconds):
                     await self.is_commanded.wait()
         pending = [command for command in self.commands if command.id not in told]
         return HeartbeatReply(
-            members=None, epoch=0, pending=pending, public_keys=[], interval_seconds=5, holdings_digest=digest
+            members=None if heartbeat.epoch == self.epoch else [],
+            epoch=self.epoch,
+            pending=pending,
+            public_keys=[],
+            interval_seconds=5,
+            holdings_digest=digest,
         )
 
 
@@ -128,6 +139,21 @@ def test_who_hears_that_an_eviction_is_over_has_heard_that_nothing_is_left(tmp_p
         return mirror.held_at_result
 
     assert run_hurried(run()) == set()
+
+
+def test_a_command_is_heard_soon_though_another_answer_has_brought_other_members_first(tmp_path: Path) -> None:
+    async def run() -> float:
+        mirror = Mirror()
+        mirror.epoch = 1
+        async with BackgroundTasks() as background:
+            Node(mirror, tmp_path, background)
+            await asyncio.sleep(2)
+            mirror.command(EVICT)
+            began = asyncio.get_running_loop().time()
+            await mirror.has_result.wait()
+        return asyncio.get_running_loop().time() - began
+
+    assert run_hurried(run()) < 1
 
 
 def test_what_changes_after_a_change_waits_and_is_told_together(tmp_path: Path) -> None:
