@@ -129,6 +129,23 @@ class Nodes:
             names.append(node.name)
         return b"/".join(reversed(names)).decode(errors="surrogateescape")
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Of all files below a folder, by path. None of a folder that is not there."""
+        node = self._all[ROOT]
+        for name in folder.encode().split(b"/"):
+            if name not in node.names:
+                return {}
+            node = self._all[node.names[name]]
+        return dict(self._sizes(node, folder))
+
+    def _sizes(self, folder: Node, path: str) -> Iterator[tuple[str, int]]:
+        for name, number in folder.names.items():
+            node, inside = self._all[number], f"{path}/{name.decode(errors='surrogateescape')}"
+            if stat.S_ISDIR(node.mode):
+                yield from self._sizes(node, inside)
+            elif stat.S_ISREG(node.mode):
+                yield inside, len(node.content)
+
     @property
     def used(self) -> int:
         return sum(len(node.content) for node in self._all.values() if node.is_open_or_named)

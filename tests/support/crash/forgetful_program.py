@@ -354,6 +354,8 @@ class Program:
             self._faults.append(command["fault"])
         elif kind == "mend":
             self._faults = []
+        elif kind == "sizes":
+            return {"sizes": nodes.sizes(command["folder"])}
         trail = self._trail[-command.get("trail", 0) :] if command.get("trail") else []
         return {
             "step": self.step,

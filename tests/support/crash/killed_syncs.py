@@ -14,6 +14,8 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
 
+from bdn.core.chunk import digest_of
+from bdn.core.errors import BdnError
 from bdn.disk.durable import write_durably
 from bdn.mirror.app import MirrorService
 from bdn.net.api_clients import MirrorClient
@@ -21,8 +23,7 @@ from bdn.wire.job_schema import LEAST_BYTES, JobVolume, JobVolumeRequest
 from bdn.wire.push_schema import PushGrantRequest
 from tests.support.agent.process import LONGEST_SECONDS, Daemon, Program
 from tests.support.crash.forgetful_disk import ForgetfulDisk, Way
-from tests.support.crash.writing_job import State, WritingJob
-from tests.support.mirror.backends import behind
+from tests.support.crash.writing_job import MOST, State, WritingJob
 from tests.support.mirror.process import SERVE, ServingProcess
 from tests.support.mirror.service import MirrorUnderTest
 from tests.support.network.ports import free_port
@@ -30,8 +31,9 @@ from tests.support.network.ports import free_port
 JOB: Final = "bt://llama@job"
 FAULTS: Final = {"agent": 55, "mirror": 30, "power of the node": 10, "power of the mirror": 5}  # so many of a hundred
 STREAMS: Final = 8  # threads of an agent's pusher, each with one chunk on its way
-_STEPS: Final = 200  # that a life may have
-_ACTS: Final = 8  # of the job between two faults, as fast as it can; then it goes on slowly
+# So many steps a life has at most, on the node's disk and on the mirror's: a chunk takes about fifteen of these. One life in four is short.
+_STEPS: Final = (1_000, 10_000)
+_SHORT_STEPS: Final = (200, 100)
 _ROOM: Final = 20 * LEAST_BYTES
 
 
@@ -70,6 +72,10 @@ class KilledSyncs:
     async def live(self, kills: int) -> None:
         """So many faults, and then to the end: all that lies there when the job ends is listed."""
         async with self._lives:
+            # The one chunk of 8 MiB weighs more than all others that kills cost. It is there before the first.
+            await self._begin()
+            self.job.write_large()
+            await self._until_pushed()
             while self.kills < kills:
                 await self._begin()
                 await self.check()
@@ -128,19 +134,19 @@ class KilledSyncs:
         (kind,) = self.random.choices(list(FAULTS), list(FAULTS.values()))
         is_node = kind in ("agent", "power of the node")
         disk, process = (self.node, self._daemon.process) if is_node else (self.central, self._mirror.process)
-        step = self.random.randint(1, _STEPS if is_node else _STEPS // 2)
+        longest = _SHORT_STEPS if self.random.random() < 0.25 else _STEPS
+        step = self.random.randint(1, longest[0 if is_node else 1])
         (disk.fail_at if kind.startswith("power") else disk.kill_at)(step, [process.pid])
-        acts = 0
-        while process.returncode is None:
+        ended = asyncio.ensure_future(process.wait())
+        while not ended.done():
             try:
                 await asyncio.to_thread(self.job.act)
             except OSError:
                 assert disk.is_dark, kind
                 break
-            acts += 1
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 0.01 if acts < _ACTS else 1)
-        await process.wait()
+            if self.random.random() < 1 / MOST:
+                await self._until_pushed(ended)
+        await ended
         self.counts[kind] += 1
         if kind.startswith("power"):
             way: Way = self.random.choice(("forgotten", "any", "any", "kept"))
@@ -149,6 +155,26 @@ class KilledSyncs:
             self._look_at_what_is_left()
         elif kind.startswith("power"):
             self._restart_machine()
+
+    async def _until_pushed(self, ended: asyncio.Future[int] | None = None) -> None:
+        """Until the agent has pushed all that the job has left, or the process that dies has done so."""
+        assert self._daemon is not None
+        assert self.volume is not None
+        waited = 0.0
+        while ended is None or not ended.done():
+            try:
+                checkpoints = (await self._daemon.client.volume(self.volume.id)).checkpoints
+            except BdnError:
+                assert ended is not None
+                async with asyncio.timeout(LONGEST_SECONDS):  # it was the agent that died
+                    await ended
+                return
+            assert checkpoints is not None
+            if self.job.current.keys() <= set(checkpoints.pushed):
+                return
+            assert waited < LONGEST_SECONDS, checkpoints
+            await asyncio.sleep(0.05)
+            waited += 0.05
 
     def _look_at_what_is_left(self) -> None:
         """Count what the dead mirror had not written down. The next one does not run yet: chunks would be sent to it meanwhile."""
@@ -180,7 +206,8 @@ class KilledSyncs:
                 continue
             if manifest not in self._checked:
                 try:
-                    self._checked[manifest] = await mirror.tree(manifest)
+                    contents = await mirror.tree(manifest)
+                    self._checked[manifest] = {path: str(digest_of(content)) for path, content in contents.items()}
                 except AssertionError:
                     if await self._is_replaced(name, manifest):
                         continue  # what came instead is looked at the next time
@@ -210,7 +237,8 @@ class KilledSyncs:
         return written - once + sum(self._stored.values()), once
 
     def _chunks(self) -> dict[str, int]:
-        return {path.rpartition("/")[2]: size for path, size in behind(self._data_dir).chunks().items()}
+        found = self.central.sizes("mirror/store/chunks")
+        return {path.rpartition("/")[2]: size for path, size in found.items()}
 
     def _unwritten(self) -> dict[str, int]:
         """Chunks that are in the store, but were not written down: whoever sent them will send them again."""

@@ -12,18 +12,24 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.disk.durable import opened, write_all
 
-State = dict[str, bytes]
-_MOST: Final = 4  # checkpoints; then the oldest goes
+Contents = dict[str, bytes]
+State = dict[str, str]  # what each file's content is called
+MOST: Final = 8  # checkpoints; then the oldest goes
+_FILES: Final = 30  # of a checkpoint
+_MOST_BYTES: Final = 40_000  # of a file, but for large ones
 _OPEN: Final = ".bdn-open"
 _INDEX: Final = "model.safetensors.index.json"
 
 
 @dataclass
 class WritingJob:
-    """``folder`` is where it writes. ``states`` are those of each name; ``current`` is what lies there."""
+    """``folder`` is where it writes. ``states`` are those of each name; ``current`` is what lies there.
+
+    All large files begin with the same chunk, as those of models of which only a part is trained.
+    """
 
     random: Random
     folder: Path = Path()
@@ -32,14 +38,23 @@ class WritingJob:
     number: int = 0
     kept: frozenset[str] = frozenset()  # pushed in the one version that there was of them
 
+    def __post_init__(self) -> None:
+        self._base = self.random.randbytes(CHUNK_SIZE)
+
     def begin(self, folder: Path) -> None:
         """In an empty folder; names that an earlier run has used come again."""
         self.folder, self.current = folder, {}
         self.number = max(0, self.number - self.random.randrange(3))
 
+    def write_large(self) -> None:
+        """A checkpoint whose first file is a large one. Raises ``OSError``."""
+        name, contents = self._new()
+        contents = {path: self._large() if path == next(iter(contents)) else contents[path] for path in contents}
+        self._write_aside(name, contents)
+
     def act(self) -> None:
         """Do the next thing. Raises ``OSError``."""
-        if len(self.current) >= _MOST:
+        if len(self.current) >= MOST:
             self._rotate()
         fresh: list[Callable[[], None]] = [self._aside, self._open, self._marked, self._indexed]
         again: list[Callable[[], None]] = [self._overwrite, self._replace, self._rename] if self.current else []
@@ -48,52 +63,52 @@ class WritingJob:
     # --- new ones ---
 
     def _aside(self) -> None:
-        name, state = self._new()
+        self._write_aside(*self._new())
+
+    def _write_aside(self, name: str, contents: Contents) -> None:
         aside = self.folder / f"tmp-{name}"
-        self._write_all(aside, state)
-        self._settle(name, state)
+        self._write_all(aside, contents)
+        self._settle(name, _named(contents))
         aside.rename(self.folder / name)
 
     def _open(self) -> None:
         """One of its files is open until all are there."""
-        name, state = self._new()
-        first, *others = state
+        name, contents = self._new()
+        first, *others = contents
         with opened(self._place(name, first), os.O_WRONLY | os.O_CREAT) as descriptor:
-            self._write_all(self.folder / name, {path: state[path] for path in others})
-            write_all(descriptor, memoryview(state[first]), 0)
-            self._settle(name, state)
+            self._write_all(self.folder / name, {path: contents[path] for path in others})
+            write_all(descriptor, memoryview(contents[first]), 0)
+            self._settle(name, _named(contents))
 
     def _marked(self) -> None:
-        name, state = self._new()
+        name, contents = self._new()
         mark = self._place(name, _OPEN)
         mark.touch()
-        self._write_all(self.folder / name, state)
-        self._settle(name, state)
+        self._write_all(self.folder / name, contents)
+        self._settle(name, _named(contents))
         mark.unlink()
 
     def _indexed(self) -> None:
         """The index comes first, and names what is still to come."""
         name, _ = self._new()
-        shards = [f"model-{number}-of-3.safetensors" for number in (1, 2, 3)]
+        shards = [f"model-{number}-of-{_FILES}.safetensors" for number in range(1, _FILES + 1)]
         index = json.dumps({"weight_map": {f"layer.{shard}": shard for shard in shards}}).encode()
-        state = {_INDEX: index} | {shard: self._content() for shard in shards}
-        for path, content in state.items():
+        contents = {_INDEX: index} | {shard: self._content() for shard in shards}
+        for path, content in contents.items():
             with opened(self._place(name, path), os.O_WRONLY | os.O_CREAT) as descriptor:
                 write_all(descriptor, memoryview(content), 0)
                 if path == shards[-1]:
-                    self._settle(name, state)
+                    self._settle(name, _named(contents))
 
     # --- those that there are ---
 
     def _overwrite(self) -> None:
         name = self.random.choice(list(self.current))
-        state = self.current[name] | {"trainer_state.json": self._content(), self.random.choice("abc"): self._content()}
+        contents = {"trainer_state.json": self._content(), self.random.choice("abc"): self._content()}
         mark = self._place(name, _OPEN)
         mark.touch()
-        for path, content in state.items():
-            if content != self.current[name].get(path):
-                self._place(name, path).write_bytes(content)
-        self._settle(name, state)
+        self._write_all(self.folder / name, contents)
+        self._settle(name, self.current[name] | _named(contents))
         mark.unlink()
 
     def _replace(self) -> None:
@@ -103,7 +118,7 @@ class WritingJob:
         if path != _INDEX:
             aside = self._place("tmp-file", "content")
             aside.write_bytes(content)
-            self._settle(name, self.current[name] | {path: content})
+            self._settle(name, self.current[name] | _named({path: content}))
             aside.rename(self.folder / name / path)
 
     def _rename(self) -> None:
@@ -126,16 +141,20 @@ class WritingJob:
 
     # --- parts of these ---
 
-    def _new(self) -> tuple[str, State]:
+    def _new(self) -> tuple[str, Contents]:
         """A name that nothing has now, and what is to be in it."""
         while (name := f"checkpoint-{self.number}") in self.current or f"{name}-best" in self.current:
             self.number += 1
         self.number += 1
-        return name, {"model.safetensors": self._content(), "config.json": name.encode(), "deep/er/x": self._content()}
+        ranks = {f"deep/er/rank-{number}": self._content() for number in range(_FILES - 2)}
+        return name, {"model.safetensors": self._content(), "config.json": name.encode(), **ranks}
 
     def _content(self) -> bytes:
-        is_large = self.random.random() < 0.03
-        return self.random.randbytes(CHUNK_SIZE + 5 if is_large else self.random.randint(1, 100_000))
+        is_large = self.random.random() < 0.1 / _FILES
+        return self._large() if is_large else self.random.randbytes(self.random.randint(1, _MOST_BYTES))
+
+    def _large(self) -> bytes:
+        return self._base + self.random.randbytes(self.random.randint(1, _MOST_BYTES))
 
     def _settle(self, name: str, state: State) -> None:
         """What it will be with the next step."""
@@ -147,7 +166,11 @@ class WritingJob:
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
 
-    def _write_all(self, root: Path, state: State) -> None:
-        for path, content in state.items():
+    def _write_all(self, root: Path, contents: Contents) -> None:
+        for path, content in contents.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(content)
+
+
+def _named(contents: Contents) -> State:
+    return {path: str(digest_of(content)) for path, content in contents.items()}
