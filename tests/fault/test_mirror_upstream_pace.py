@@ -101,15 +101,15 @@ async def test_a_range_that_is_told_to_wait_two_seconds_holds_back_everything_th
 
 @ONE_UPSTREAM
 async def test_an_upstream_that_is_closed_for_an_hour_fails_whoever_asks_and_hears_nothing_more(
-    hasty: MirrorUnderTest, upstream: ScriptedUpstream, pauses: Pauses
+    patient: MirrorUnderTest, upstream: ScriptedUpstream, pauses: Pauses
 ) -> None:
     upstream.fail_listing(rate_limited(3600))
-    document = await hasty.mirror(upstream.wanted)
+    document = await patient.mirror(upstream.wanted)
     assert document["error"]["code"] == UpstreamRateLimitedError.code
     count = sum(request.origin != "oauth" for request in upstream.log.find())
 
     for wanted in (upstream.wanted, upstream.neighbour):
-        error = (await hasty.mirror(wanted))["error"]
+        error = (await patient.mirror(wanted))["error"]
         assert (error["code"], error["retryable"]) == (UpstreamRateLimitedError.code, True)
         assert "asks to wait 35" in error["message"]
 
@@ -119,22 +119,22 @@ async def test_an_upstream_that_is_closed_for_an_hour_fails_whoever_asks_and_hea
 
 @ONE_UPSTREAM
 async def test_who_asks_for_a_plan_is_told_at_once_that_the_upstream_is_busy(
-    hasty: MirrorUnderTest, upstream: ScriptedUpstream, pauses: Pauses
+    patient: MirrorUnderTest, upstream: ScriptedUpstream, pauses: Pauses
 ) -> None:
     upstream.fail_listing(rate_limited(2), times=None)
     for _ in range(2):
-        error = (await hasty.post(upstream.wanted, dry_run=True)).json()["error"]
+        error = (await patient.post(upstream.wanted, dry_run=True)).json()["error"]
         assert (error["code"], error["retryable"]) == (UpstreamRateLimitedError.code, True)
     assert upstream.log.count(upstream.listing) == 1
     assert pauses.seconds == []
 
 
-async def test_a_page_that_fails_is_asked_for_alone(upstreams: None, hasty_hub: MirrorUnderTest, hub: Hub) -> None:
+async def test_a_page_that_fails_is_asked_for_alone(upstreams: None, patient_hub: MirrorUnderTest, hub: Hub) -> None:
     files = {f"{number:04}.txt": b"%d" % (number % 7) for number in range(3500)}
     hub.repo("org/many").commit(files)
     hub.fail(answer(500), "/tree/.*cursor=", skip=1, times=3)
 
-    plan = await hasty_hub.ready(source("hf://org/many"))
+    plan = await patient_hub.ready(source("hf://org/many"))
 
     assert plan["files_total"] == 3500
     assert hub.log.count("/tree/") == 4 + 3
@@ -142,13 +142,13 @@ async def test_a_page_that_fails_is_asked_for_alone(upstreams: None, hasty_hub: 
 
 
 @ONE_UPSTREAM
-async def test_what_is_done_to_upstreams_is_measured(hasty: MirrorUnderTest, upstream: ScriptedUpstream) -> None:
+async def test_what_is_done_to_upstreams_is_measured(patient: MirrorUnderTest, upstream: ScriptedUpstream) -> None:
     upstream.fail(answer(500), times=2)
     upstream.fail(rate_limited(2), skip=2)
     upstream.fail(answer(403), file=SMALL)
-    await check(hasty, await hasty.mirror(upstream.wanted, upstream.neighbour), FILES)
+    await check(patient, await patient.mirror(upstream.wanted, upstream.neighbour), FILES)
 
-    text = (await hasty.http.get("/metrics")).text
+    text = (await patient.http.get("/metrics")).text
     found = {
         sample.name + sample.labels.get("outcome", ""): sample.value
         for family in text_string_to_metric_families(text)

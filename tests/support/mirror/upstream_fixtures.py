@@ -94,6 +94,21 @@ async def hasty_hub(upstreams: None, no_turns: None, pauses: Pauses, tmp_path: P
 
 
 @pytest.fixture
+async def patient_hub(
+    upstreams: None, no_turns: None, pauses: Pauses, tmp_path: Path
+) -> AsyncIterator[MirrorUnderTest]:
+    """A mirror that waits for nothing but answers, however long they take: each request that fails is one that a test has failed."""
+    async with mirror_under_test(tmp_path / "mirror", pause=pauses, transfers=TRANSFERS) as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def patient(upstream: ScriptedUpstream, patient_hub: MirrorUnderTest) -> MirrorUnderTest:
+    """The same, opened once ``upstream`` is there."""
+    return patient_hub
+
+
+@pytest.fixture
 def hasty(upstream: ScriptedUpstream, hasty_hub: MirrorUnderTest) -> MirrorUnderTest:
     """The same, opened once ``upstream`` is there."""
     return hasty_hub
