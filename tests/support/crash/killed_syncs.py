@@ -31,8 +31,8 @@ from tests.support.network.ports import free_port
 JOB: Final = "bt://llama@job"
 FAULTS: Final = {"agent": 55, "mirror": 30, "power of the node": 10, "power of the mirror": 5}  # so many of a hundred
 STREAMS: Final = 8  # threads of an agent's pusher, each with one chunk on its way
-# So many steps a life has at most, on the node's disk and on the mirror's: a chunk takes about fifteen of these. One life in four is short.
-_STEPS: Final = (1_000, 10_000)
+# So many steps a life has at most, on the node's disk and on the mirror's: a chunk takes about thirty of these. One life in four is short.
+_STEPS: Final = (1_000, 16_000)
 _SHORT_STEPS: Final = (200, 100)
 _ROOM: Final = 20 * LEAST_BYTES
 
