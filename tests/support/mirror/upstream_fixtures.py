@@ -87,13 +87,6 @@ def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def hasty_hub(upstreams: None, no_turns: None, pauses: Pauses, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
-    """A mirror that waits for nothing and gives up on silence soon."""
-    async with mirror_under_test(tmp_path / "mirror", pause=pauses, stall=STALL, transfers=TRANSFERS) as mirror:
-        yield mirror
-
-
-@pytest.fixture
 async def patient_hub(
     upstreams: None, no_turns: None, pauses: Pauses, tmp_path: Path
 ) -> AsyncIterator[MirrorUnderTest]:
@@ -109,6 +102,9 @@ def patient(upstream: ScriptedUpstream, patient_hub: MirrorUnderTest) -> MirrorU
 
 
 @pytest.fixture
-def hasty(upstream: ScriptedUpstream, hasty_hub: MirrorUnderTest) -> MirrorUnderTest:
-    """The same, opened once ``upstream`` is there."""
-    return hasty_hub
+async def hasty(
+    upstream: ScriptedUpstream, no_turns: None, pauses: Pauses, tmp_path: Path
+) -> AsyncIterator[MirrorUnderTest]:
+    """A mirror that waits for nothing and gives up on silence soon, opened once ``upstream`` is there."""
+    async with mirror_under_test(tmp_path / "mirror", pause=pauses, stall=STALL, transfers=TRANSFERS) as mirror:
+        yield mirror
