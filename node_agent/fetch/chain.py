@@ -14,7 +14,7 @@ single flight, because the peers that wait for its one read have other sources t
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -198,7 +198,8 @@ class PeersReader:
         deadline = self._deadline(peer, missing)
         chunk.begin_source("cluster", peer)
         try:
-            HttpChunkReader(self.connections, address, self.context.bearer, manifest, deadline).read_into(chunk)
+            with self.peers.waited_for(peer, deadline) if is_owner else nullcontext():
+                HttpChunkReader(self.connections, address, self.context.bearer, manifest, deadline).read_into(chunk)
             chunk.check()
         except LateError as late:
             self._leave(peer, late, deadline, sent)
@@ -245,7 +246,7 @@ class PeersReader:
             self.peers.late(peer, has_begun=deadline.has_begun)  # new requests go elsewhere, at least
             return False
 
-        limits, is_at_fault = partial(self.peers.limits, size), partial(self.peers.is_at_fault, peer)
+        limits, is_at_fault = partial(self.peers.limits, peer, size), partial(self.peers.is_at_fault, peer)
         alternative = Alternative(limits, may_leave, is_at_fault, self.context.is_ending)
         deadline = SourceDeadline.of_peer(size, self.stop, alternative, self.peers.clock, self.waits)
         return deadline

@@ -182,7 +182,7 @@ class Alternative:
 _USUAL: Final = Waits()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SourceDeadline:
     """How long one request for ``size`` bytes is waited for (an ``AnswerDeadline``).
 
@@ -312,6 +312,7 @@ class Peers:
         self.members = members
         self._most = most
         self._in_flight: Counter[str] = Counter()  # requests to obtain a chunk, by owner
+        self._waits: dict[SourceDeadline, str] = {}  # what an owner is asked to obtain
         self._left: Counter[str] = Counter()  # how often an owner was left before its answer had begun
         self._standing = PeerHealth()
         self._heads = Deadlines(shortest=3.0)  # in a cold cluster owners wait for the mirror
@@ -410,14 +411,37 @@ class Peers:
             self._left[node] += 1
             self._freed.notify_all()
 
-    def limits(self, size: int) -> Limits:
-        """How long ``size`` bytes from a peer may take, by what is known now."""
+    @contextmanager
+    def waited_for(self, owner: str, deadline: SourceDeadline) -> Iterator[None]:
+        """An owner is asked to obtain a chunk. How long it keeps us waiting counts when others are judged."""
         with self._lock:
+            self._waits[deadline] = owner
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._waits[deadline]
+
+    def limits(self, node: str, size: int) -> Limits:
+        """How long ``size`` bytes from this peer may take, by what is known now."""
+        with self._lock:
+            others = dict[str, float]()
+            for deadline, owner in self._waits.items():
+                if owner != node and not deadline.has_begun:
+                    others[owner] = max(others.get(owner, 0.0), deadline.taken.head_seconds)
+            count = sum(member.node not in (node, self.members.me) for member in self.members.current().members)
+            head, ending = (
+                self._heads.unless_shared(limit, others.values(), count)
+                for limit in (
+                    self._heads.deadline(0),
+                    max(_LEAST_ENDING_SECONDS, _ENDING * self._heads.lately(0)),
+                )
+            )
             return Limits(
-                self._heads.deadline(0),
+                head,
                 self._bodies.deadline(size),
                 usual_seconds=self._bodies.usual(size),
-                ending_head_seconds=max(_LEAST_ENDING_SECONDS, _ENDING * self._heads.lately(0)),
+                ending_head_seconds=ending,
             )
 
     def avoided(self) -> tuple[str, ...]:

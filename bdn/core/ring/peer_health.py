@@ -101,6 +101,7 @@ _USUAL: Final = 0.9
 _MANY: Final = 100  # from here on the 99th percentile is more than the slowest of a few
 _SLACK: Final = 2.0
 _SLACK_OF_FEW: Final = 4.0
+_SHARED: Final = 1 / 3  # of the other peers
 _OVERHEAD_SIZE: Final = 1024 * 1024  # asking and being answered takes as long as so many bytes more
 
 
@@ -140,6 +141,16 @@ class Deadlines:
         return min(
             self._longest, max(self._shortest, slack * _percentile(self._paces, _TAIL) * (size + _OVERHEAD_SIZE))
         )
+
+    def unless_shared(self, limit: float, others: Collection[float], count: int) -> float:
+        """The limit for a peer, or the longest one while over a third of the other peers have kept us waiting for half of the limit.
+
+        ``others`` are the seconds for which we have waited for those of the ``count`` other peers that we wait for. When so many are late at
+        once they wait for the same slow upstream, or this node itself stood still. To ask elsewhere what they are about to have would
+        make the upstream send it twice, and slower still.
+        """
+        late = sum(seconds >= limit / 2 for seconds in others)
+        return max(limit, self._longest) if late > _SHARED * count else limit
 
     def usual(self, size: int) -> float:
         """Seconds that nine of ten chunks with ``size`` bytes take at most; twice as many while few are known."""

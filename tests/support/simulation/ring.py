@@ -293,7 +293,7 @@ class Ring:
         name = self.nodes[asked.source].name
         self._now = asked.asked
         alternative = Alternative(
-            lambda: Limits(node.heads.deadline(0), node.bodies.deadline(asked.size), node.bodies.usual(asked.size)),
+            lambda: self._limits(node, asked),
             node.hedges.spend,
             lambda: node.standing.is_at_fault(name, self._now),
         )
@@ -302,6 +302,14 @@ class Ring:
             self._now = asked.began
             patience.receiving(0)
         return patience
+
+    def _limits(self, node: Node, asked: Asked) -> Limits:
+        others = dict[int, float]()
+        for one in node.asked.values():
+            if one.source >= 0 and one.source != asked.source and one.began is None:
+                others[one.source] = max(others.get(one.source, 0.0), self._now - one.asked)
+        head = node.heads.unless_shared(node.heads.deadline(0), others.values(), len(self.placement.members) - 2)
+        return Limits(head, node.bodies.deadline(asked.size), node.bodies.usual(asked.size))
 
     def _failed(self, now: float, node: Node, index: int, asked: Asked) -> None:
         if node.asked.get(index) is not asked or not node.is_alive:
