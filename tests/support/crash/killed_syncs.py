@@ -157,10 +157,11 @@ class KilledSyncs:
             self._restart_machine()
 
     async def _until_pushed(self, ended: asyncio.Future[int] | None = None) -> None:
-        """Until the agent has pushed all that the job has left, or the process that dies has done so."""
+        """Until the agent has pushed all that the job has left, or the process that dies has done so. Only standing still takes too long."""
         assert self._daemon is not None
         assert self.volume is not None
-        async with asyncio.timeout(LONGEST_SECONDS):
+        pushed, loop = set[str](), asyncio.get_running_loop()
+        async with asyncio.timeout(LONGEST_SECONDS) as deadline:
             while ended is None or not ended.done():
                 try:
                     checkpoints = (await self._daemon.client.volume(self.volume.id)).checkpoints
@@ -171,6 +172,9 @@ class KilledSyncs:
                 assert checkpoints is not None
                 if self.job.current.keys() <= set(checkpoints.pushed):
                     return
+                if pushed != set(checkpoints.pushed):
+                    pushed = set(checkpoints.pushed)
+                    deadline.reschedule(loop.time() + LONGEST_SECONDS)
                 await asyncio.sleep(0.05)
 
     def _look_at_what_is_left(self) -> None:
