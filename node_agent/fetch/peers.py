@@ -312,7 +312,7 @@ class Peers:
         self.members = members
         self._most = most
         self._in_flight: Counter[str] = Counter()  # requests to obtain a chunk, by owner
-        self._waits: dict[SourceDeadline, str] = {}  # what an owner is asked to obtain
+        self._waits: dict[SourceDeadline, str] = {}  # requests to obtain a chunk, with the owner
         self._left: Counter[str] = Counter()  # how often an owner was left before its answer had begun
         self._standing = PeerHealth()
         self._heads = Deadlines(shortest=3.0)  # in a cold cluster owners wait for the mirror
@@ -425,23 +425,18 @@ class Peers:
     def limits(self, node: str, size: int) -> Limits:
         """How long ``size`` bytes from this peer may take, by what is known now."""
         with self._lock:
-            others = dict[str, float]()
-            for deadline, owner in self._waits.items():
-                if owner != node and not deadline.has_begun:
-                    others[owner] = max(others.get(owner, 0.0), deadline.taken.head_seconds)
-            count = sum(member.node not in (node, self.members.me) for member in self.members.current().members)
-            head, ending = (
-                self._heads.unless_shared(limit, others.values(), count)
-                for limit in (
-                    self._heads.deadline(0),
-                    max(_LEAST_ENDING_SECONDS, _ENDING * self._heads.lately(0)),
-                )
-            )
+            waits = [
+                (owner, deadline.taken.head_seconds)
+                for deadline, owner in self._waits.items()
+                if owner != node and not deadline.has_begun
+            ]
+            others = sum(member.node not in (node, self.members.me) for member in self.members.current().members)
+            ending = max(_LEAST_ENDING_SECONDS, _ENDING * self._heads.lately(0))
             return Limits(
-                head,
+                self._heads.unless_shared(self._heads.deadline(0), waits, others),
                 self._bodies.deadline(size),
                 usual_seconds=self._bodies.usual(size),
-                ending_head_seconds=ending,
+                ending_head_seconds=self._heads.unless_shared(ending, waits, others),
             )
 
     def avoided(self) -> tuple[str, ...]:

@@ -142,15 +142,15 @@ class Deadlines:
             self._longest, max(self._shortest, slack * _percentile(self._paces, _TAIL) * (size + _OVERHEAD_SIZE))
         )
 
-    def unless_shared(self, limit: float, others: Collection[float], count: int) -> float:
+    def unless_shared(self, limit: float, waits: Collection[tuple[str, float]], others: int) -> float:
         """The limit for a peer, or the longest one while over a third of the other peers have kept us waiting for half of the limit.
 
-        ``others`` are the seconds for which we have waited for those of the ``count`` other peers that we wait for. When so many are late at
-        once they wait for the same slow upstream, or this node itself stood still. To ask elsewhere what they are about to have would
-        make the upstream send it twice, and slower still.
+        ``waits`` are the requests to other peers that have no answer yet: the peer, and the seconds until now. ``others`` is how many other
+        peers there are. When so many are late at once, they wait for the same slow upstream, or this node stood still. If the chunks
+        were asked for elsewhere, the upstream would send them twice.
         """
-        late = sum(seconds >= limit / 2 for seconds in others)
-        return max(limit, self._longest) if late > _SHARED * count else limit
+        late = {peer for peer, seconds in waits if seconds >= limit / 2}
+        return max(limit, self._longest) if len(late) > _SHARED * others else limit
 
     def usual(self, size: int) -> float:
         """Seconds that nine of ten chunks with ``size`` bytes take at most; twice as many while few are known."""

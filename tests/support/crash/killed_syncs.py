@@ -157,7 +157,7 @@ class KilledSyncs:
             self._restart_machine()
 
     async def _until_pushed(self, ended: asyncio.Future[int] | None = None) -> None:
-        """Until the agent has pushed all that the job has left, or the process that dies has done so. Only standing still takes too long."""
+        """Until the agent has pushed all that the job has left, or the process that dies has done so. Fails when nothing more was pushed for ``LONGEST_SECONDS``."""
         assert self._daemon is not None
         assert self.volume is not None
         pushed, loop = set[str](), asyncio.get_running_loop()

@@ -304,11 +304,12 @@ class Ring:
         return patience
 
     def _limits(self, node: Node, asked: Asked) -> Limits:
-        others = dict[int, float]()
-        for one in node.asked.values():
-            if one.source >= 0 and one.source != asked.source and one.began is None:
-                others[one.source] = max(others.get(one.source, 0.0), self._now - one.asked)
-        head = node.heads.unless_shared(node.heads.deadline(0), others.values(), len(self.placement.members) - 2)
+        waits = [
+            (self.nodes[one.source].name, self._now - one.asked)
+            for one in node.asked.values()
+            if one.source >= 0 and one.source != asked.source and one.began is None
+        ]
+        head = node.heads.unless_shared(node.heads.deadline(0), waits, len(self.placement.members) - 2)
         return Limits(head, node.bodies.deadline(asked.size), node.bodies.usual(asked.size))
 
     def _failed(self, now: float, node: Node, index: int, asked: Asked) -> None:

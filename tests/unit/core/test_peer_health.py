@@ -87,14 +87,15 @@ def test_nine_of_ten_chunks_take_what_is_usual(came: list[float], usual: float) 
     assert after(*came).usual(7 * MIB) == pytest.approx(usual)
 
 
-@pytest.mark.parametrize(("others", "limit"), [
+@pytest.mark.parametrize(("waits", "limit"), [
     ([], 4.0),
-    ([9.0, 9.0], 4.0),  # of six a third: they may be slow
-    ([9.0, 9.0, 1.9], 4.0),  # the third has not kept us waiting for half of it
-    ([9.0, 9.0, 2.0], 30.0),
+    ([("a", 9.0), ("b", 9.0)], 4.0),  # of six a third: they may be slow
+    ([("a", 9.0), ("b", 9.0), ("b", 9.0)], 4.0),  # two requests to one peer
+    ([("a", 9.0), ("b", 9.0), ("c", 1.9)], 4.0),  # the third has not kept us waiting for half of it
+    ([("a", 9.0), ("b", 9.0), ("c", 2.0)], 30.0),
 ])  # fmt: skip
-def test_peers_that_are_late_with_many_others_are_not_late(others: list[float], limit: float) -> None:
-    assert after().unless_shared(4.0, others, 6) == limit
+def test_peers_that_are_late_with_many_others_are_not_late(waits: list[tuple[str, float]], limit: float) -> None:
+    assert after().unless_shared(4.0, waits, 6) == limit
 
 
 def test_a_peer_without_others_is_late_by_itself() -> None:
