@@ -7,6 +7,7 @@ no certificates, and how the kernel comes to encrypt chunks.
 import json
 import logging
 import os
+import socket
 import ssl
 import threading
 import time
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 HANDSHAKE: Final = 0x16  # the first byte of a connection over TLS (RFC 8446, section 5.1), and of no request
 _LOOK_SECONDS: Final = 1.0
 _ENABLE_KTLS: Final = 1 << 3  # ``OP_ENABLE_KTLS`` of Python 3.12, and of OpenSSL 3: the kernel may be given the keys
+_SOL_TLS: Final = 282  # linux/socket.h
+_TLS_TX: Final = 1  # linux/tls.h
+_CRYPTO_INFO_BYTES: Final = 4  # version and cipher
+_READ_BYTES: Final = 64 * 1024  # to be encrypted: memory of this size is used again; more is asked of the kernel anew
 _PROTOCOLS: Final = ["http/1.1"]
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 
@@ -223,3 +228,25 @@ def advice_on(failure: ssl.SSLError | None) -> str:
     if isinstance(failure, ssl.SSLCertVerificationError):
         return TRUST_ADVICE
     return SPEAKS_PLAIN_HTTP if failure is not None and failure.reason in _NOT_TLS else ""
+
+
+def kernel_encrypts(connection: socket.socket) -> bool:
+    """Whether the kernel encrypts what is sent here, by ``sendfile`` as well. Only a socket whose keys it has answers this."""
+    try:
+        return any(connection.getsockopt(_SOL_TLS, _TLS_TX, _CRYPTO_INFO_BYTES))
+    except OSError:  # EOPNOTSUPP or ENOPROTOOPT: it has none; EBUSY: not for this direction
+        return False
+
+
+def send_file(connection: socket.socket, descriptor: int, offset: int, size: int) -> int:
+    """Some of it; 0: the file has no more. Over TLS ``sendfile`` would send it as it is, unless the kernel encrypts."""
+    if not isinstance(connection, ssl.SSLSocket) or kernel_encrypts(connection):
+        return os.sendfile(connection.fileno(), descriptor, offset, size)
+    piece, sent = memoryview(os.pread(descriptor, min(size, _READ_BYTES), offset)), 0
+    try:
+        while sent < len(piece):
+            sent += connection.send(piece[sent:])
+    except BlockingIOError:
+        if not sent:
+            raise
+    return sent

@@ -3,16 +3,17 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range, digest_of
+from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range
 from bdn.core.errors import BdnError, DiskFailedError, QuotaExceededError, single_error
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.net.http1.answer import Answer
+from bdn.net.http1.connection import FileBody
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.transfer.batching import Batched
 from bdn.transfer.byte_threads import ByteThreads
@@ -21,6 +22,7 @@ from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import CHUNKS_AT_ONCE, CheckpointDetails, ChunkList, CommitRequest, PushedFile, PushRequest
 from bdn.wire.shapes import ServiceUnreachableError, error_from
 from node_agent.fetch.chain import at_port
+from node_agent.job.tree import ChangedError, OpenFile
 
 Pace = Callable[[int], float]
 _ATTEMPTS: Final = 3
@@ -28,19 +30,20 @@ _ATTEMPTS: Final = 3
 _AGAIN: Final = frozenset({"NOT_FOUND", "CHUNKS_MISSING"})
 _ANSWER_BYTES: Final = 64 * 1024
 _HELD: Final = 204
+_PIECE: Final = 1024 * 1024  # read and named at once: it stays in the cache of a core
 
 
 @dataclass(frozen=True)
 class SentFile:
     """A file that is to be sent, by its path in the checkpoint.
 
-    ``read`` reads some of it into a buffer of that size, in a thread. ``known`` are the digests of chunks that need not be read to be known;
-    ``on_known`` is told of others, in a thread, once the mirror has them.
+    ``opened`` opens it, in a thread. ``known`` are the digests of chunks that need not be read to be known; ``on_known`` is told of
+    others, in a thread, once the mirror has them.
     """
 
     path: str
     size: int
-    read: Callable[[ByteRange, memoryview], None]
+    opened: Callable[[], AbstractContextManager[OpenFile]]
     known: Mapping[int, Digest]
     on_known: Callable[[int, Digest], None]
 
@@ -144,14 +147,15 @@ class _Sending:
             await self._pusher.turn()
 
         def work(buffer: memoryview) -> Digest:
-            file.read(part, buffer)
-            digest = digest_of(buffer)
-            if not self._is_held(digest):
-                self._put(digest, buffer)
+            with file.opened() as opened:
+                digest = opened.digest_of(part, buffer)
+                if not self._is_held(digest):
+                    self._put(digest, opened, part)
             file.on_known(index, digest)
             return digest
 
-        return await outages.ask(partial(self._pusher.threads.run, part.size, work), but=_is_of_disk)
+        size = min(part.size, _PIECE)
+        return await outages.ask(partial(self._pusher.threads.run, size, work), but=_is_of_disk)
 
     async def _ask_missing(self, digests: Sequence[Digest]) -> list[bool]:
         chunks = ChunkList(chunks=[str(digest) for digest in dict.fromkeys(digests)])
@@ -166,16 +170,21 @@ class _Sending:
             raise error_from(status, b"")
         return status == _HELD
 
-    def _put(self, digest: Digest, content: memoryview) -> None:
+    def _put(self, digest: Digest, file: OpenFile, part: ByteRange) -> None:
+        """It may be written to after it was named: then the mirror refuses it, as it is not what its name says."""
         if self._pusher.pace is not None:
-            time.sleep(self._pusher.pace(len(content)))
-        with self._asked("PUT", digest, content) as answer:
-            refusal = None if answer.status == _HELD else error_from(answer.status, answer.read(_ANSWER_BYTES))
+            time.sleep(self._pusher.pace(part.size))
+        try:
+            with self._asked("PUT", digest, FileBody(file.descriptor, part)) as answer:
+                refusal = None if answer.status == _HELD else error_from(answer.status, answer.read(_ANSWER_BYTES))
+        except EOFError:
+            raise ChangedError(file.path) from None
         if refusal is not None:
+            file.check()
             raise refusal
 
     @contextmanager
-    def _asked(self, method: str, digest: Digest, content: memoryview | None = None) -> Iterator[Answer]:
+    def _asked(self, method: str, digest: Digest, content: FileBody | None = None) -> Iterator[Answer]:
         url = self._plane + push_path(self._push_id, digest)
         headers = {"Authorization": f"Bearer {self._pusher.bearer}"} if self._pusher.bearer else {}
         try:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from bdn.core.chunk import ByteRange, chunk_count, digest_of
+from bdn.core.chunk import chunk_count, digest_of
 from bdn.core.errors import BdnError, DiskFailedError, InvalidSourceError, QuotaExceededError
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.training.checkpoints import (
@@ -32,7 +32,7 @@ from bdn.wire.push_schema import CheckpointDetails
 from node_agent.background_tasks import in_thread
 from node_agent.job.journal import Committed, VolumeJournal
 from node_agent.job.pushing import Pusher, SentFile
-from node_agent.job.tree import JobDirectory, Tree, open_for_writing
+from node_agent.job.tree import ChangedError, JobDirectory, Tree, open_for_writing
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +48,6 @@ _INDEXES: Final = 4 * LONGEST_READ  # bytes of one checkpoint's together; sparse
 _MARK: Final = 16  # hexadecimal digits: nobody but the job itself can make two that are equal
 _OF_ONE: Final = {QuotaExceededError.code, DiskFailedError.code}  # say nothing of other checkpoints
 AGAIN_SECONDS: Final = 60.0  # after a push that failed
-
-
-class ChangedError(Exception):
-    """A checkpoint is not what was seen before: somebody writes, or it is gone."""
 
 
 @dataclass(frozen=True)
@@ -325,10 +321,5 @@ class Syncer:
 
     def _sent(self, found: Found, path: str) -> SentFile:
         place, stamp = f"{found.prefix}{path}", found.files[path]
-
-        def read(part: ByteRange, buffer: memoryview) -> None:
-            if not self.directory.read(place, stamp, part, buffer):
-                raise ChangedError(place)
-
-        known = self.journal.chunks(place, stamp)
-        return SentFile(path, stamp.size, read, known, partial(self.journal.note_chunk, place, stamp))
+        known, note = self.journal.chunks(place, stamp), partial(self.journal.note_chunk, place, stamp)
+        return SentFile(path, stamp.size, partial(self.directory.opened, place, stamp), known, note)

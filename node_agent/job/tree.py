@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import ByteRange, UnsafePathError, normalise_path
+from blake3 import blake3
+
+from bdn.core.chunk import ByteRange, Digest, UnsafePathError, normalise_path
 from bdn.core.errors import DiskFailedError, LimitExceededError
 from bdn.core.training.checkpoints import is_looked_at
 from bdn.core.training.settling import Folder, Stamp
@@ -44,6 +46,45 @@ class Tree:
         """Name what is not pushed."""
         if len(self.skipped) < _NAMED:
             self.skipped[path] = why
+
+
+class ChangedError(Exception):
+    """What a job has left is not what was seen before: somebody writes, or it is gone."""
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A file of a job, as it was seen. Blocking; each raises ``ChangedError`` when it is another by now, and ``DiskFailedError``."""
+
+    path: str
+    descriptor: int
+    stamp: Stamp
+
+    def digest_of(self, part: ByteRange, buffer: memoryview) -> Digest:
+        """The name of some of it, which is read through ``buffer``, piece by piece."""
+        hasher = blake3()
+        for start in range(part.start, part.stop, len(buffer)):
+            piece = buffer[: min(len(buffer), part.stop - start)]
+            self.read(start, piece)
+            hasher.update(piece)
+        return Digest(hasher.hexdigest())
+
+    def read(self, start: int, buffer: memoryview) -> None:
+        """Fill the buffer with what begins there. Where this raises, nothing in it is to be believed."""
+        done = 0
+        while done < len(buffer):
+            with _errors_of(self.path):
+                count = os.preadv(self.descriptor, [buffer[done:]], start + done)
+            if not count:
+                raise ChangedError(self.path)
+            done += count
+        self.check()
+
+    def check(self) -> None:
+        """It is still that file."""
+        with _errors_of(self.path):
+            if not _is_still(self.descriptor, self.stamp):
+                raise ChangedError(self.path)
 
 
 @dataclass(frozen=True)
@@ -105,17 +146,18 @@ class JobDirectory:
                     raise LimitExceededError(f"files below {self.root}", tree.entries, self.limit)
         return sorted(names)
 
-    def read(self, path: str, stamp: Stamp, part: ByteRange, buffer: memoryview) -> bool:
-        """Some of a file as it was seen, into a buffer of that size. False: it is not that file any more, or it changed meanwhile.
-
-        Then nothing in the buffer is to be believed. Raises ``DiskFailedError``.
-        """
-        with _errors_of(path), ExitStack() as stack:
-            found = self._open(stack, path, stamp)
-            return found is not None and _filled(found[-1], part, buffer[: part.size]) and _is_still(found[-1], stamp)
+    @contextmanager
+    def opened(self, path: str, stamp: Stamp) -> Iterator["OpenFile"]:
+        """A file as it was seen, open for reading. Raises ``ChangedError``, ``DiskFailedError``."""
+        with ExitStack() as stack:
+            with _errors_of(path):
+                found = self._open(stack, path, stamp)
+            if found is None:
+                raise ChangedError(path)
+            yield OpenFile(path, found[-1], stamp)
 
     def make_durable(self, files: Mapping[str, Stamp]) -> bool:
-        """No power cut takes away these files as they were seen, nor their names. False: as ``read`` says it.
+        """No power cut takes away these files as they were seen, nor their names. False: one of them is another by now.
 
         Raises ``DiskFailedError``.
         """
@@ -150,11 +192,16 @@ class JobDirectory:
             raise
 
     def read_small(self, path: str, stamp: Stamp, limit: int) -> bytes | bytearray | None:
-        """A whole file as it was seen; nothing of one that is empty or larger than this. None: as ``read`` says False."""
+        """A whole file as it was seen; nothing of one that is empty or larger than this. None: it is another by now."""
         if not 0 < stamp.size <= limit:
             return b""
         content = bytearray(stamp.size)
-        return content if self.read(path, stamp, ByteRange(0, stamp.size), memoryview(content)) else None
+        try:
+            with self.opened(path, stamp) as file:
+                file.read(0, memoryview(content))
+        except ChangedError:
+            return None
+        return content
 
 
 @contextmanager
@@ -174,16 +221,6 @@ def _add(tree: Tree, path: str, found: os.stat_result) -> None:
         tree.files[path] = _stamp(found)
     else:
         tree.skip(path, "has no name that a manifest can hold")
-
-
-def _filled(file: int, part: ByteRange, buffer: memoryview) -> bool:
-    done = 0
-    while done < part.size:
-        count = os.preadv(file, [buffer[done:]], part.start + done)
-        if not count:
-            return False
-        done += count
-    return True
 
 
 def _is_still(file: int, stamp: Stamp) -> bool:

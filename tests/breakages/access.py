@@ -179,18 +179,16 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "(row.kind, row.organisation) != (kind.name, organisation)", "row.kind != kind.name",
          "test_what_another_organisation_has_is_answered_like_nothing"),
     ],
-    "bdn/net/chunk_server/sending.py": [
-        ("chunks of a connection over TLS go out as they are",
-         "if not isinstance(connection, ssl.SSLSocket) or kernel_encrypts(connection):", "if True:",
-         "test_nothing_of_a_chunk_is_on_the_wire_as_it_is"),
-    ],
     "bdn/net/chunk_server/encrypted.py": [
-        ("the kernel is taken to encrypt what it does not", "        return False\n", "        return True\n",
-         "test_nothing_of_a_chunk_is_on_the_wire_as_it_is"),
         ("what follows the end of TLS goes out as it is", "if self.version() is None:", "if False:",
          "test_a_connection_whose_tls_has_ended_sends_nothing_as_it_is"),
     ],
     "bdn/net/tls.py": [
+        ("chunks of a connection over TLS go out as they are",
+         "if not isinstance(connection, ssl.SSLSocket) or kernel_encrypts(connection):", "if True:",
+         "test_nothing_of_a_chunk_is_on_the_wire_as_it_is"),
+        ("the kernel is taken to encrypt what it does not", "        return False\n", "        return True\n",
+         "test_nothing_of_a_chunk_is_on_the_wire_as_it_is"),
         ("a certificate that could not be renewed is none", 'logger.warning("what was read before stays in use: %s", error)',
          "raise", "test_a_certificate_is_renewed_once_both_of_its_files_are"),
         ("changed files are not looked at", "seen == self._seen", "True",

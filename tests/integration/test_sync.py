@@ -4,18 +4,19 @@ import asyncio
 import errno
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, ByteRange
+from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import CheckpointUri
 from bdn.core.training.checkpoints import LONGEST_READ
+from bdn.core.training.settling import Stamp
 from bdn.disk.durable import opened, sync_folder
 from bdn.disk.syscalls import birth_time
 from bdn.net.api_clients import MirrorClient
@@ -24,8 +25,8 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
 from node_agent.job.journal import Committed, VolumeJournal
 from node_agent.job.pushing import Pusher
-from node_agent.job.syncing import ChangedError, Syncer, checkpoints_in
-from node_agent.job.tree import JobDirectory
+from node_agent.job.syncing import Syncer, checkpoints_in
+from node_agent.job.tree import ChangedError, JobDirectory, OpenFile
 from tests.support.crash.forgetful_disk import Way, forgetful_disk, needs_forgetful_disks
 from tests.support.mirror.process import ServingProcess
 from tests.support.mirror.service import LONGEST_SECONDS, until
@@ -47,10 +48,12 @@ class Reading(JobDirectory):
     reads: list[str]
     during: Callable[[str], None]
 
-    def read(self, path: str, stamp: Any, part: ByteRange, buffer: memoryview) -> bool:
+    @contextmanager
+    def opened(self, path: str, stamp: Stamp) -> Iterator[OpenFile]:
         self.reads.append(path)
         self.during(path)
-        return super().read(path, stamp, part, buffer)
+        with super().opened(path, stamp) as file:
+            yield file
 
 
 @asynccontextmanager
@@ -410,4 +413,5 @@ def test_a_file_that_a_network_file_system_calls_stale_is_gone(folder: Path, mon
         return opened(path, flags, below)
 
     monkeypatch.setattr("node_agent.job.tree.opened", stale)
-    assert not directory.read("x", stamp, ByteRange(0, 1), memoryview(bytearray(1)))
+    with pytest.raises(ChangedError), directory.opened("x", stamp):
+        pass

@@ -3,11 +3,7 @@
 import socket
 import ssl
 from contextlib import suppress
-from typing import Any, Final, cast
-
-_SOL_TLS: Final = 282  # linux/socket.h
-_TLS_TX: Final = 1  # linux/tls.h
-_CRYPTO_INFO_BYTES: Final = 4  # version and cipher
+from typing import Any, cast
 
 
 class EncryptedSocket(ssl.SSLSocket):
@@ -40,14 +36,6 @@ class EncryptedSocket(ssl.SSLSocket):
                 self.unwrap()
         # That of ``SSLSocket`` ends TLS, and what a worker sent at this moment would go out as it is.
         socket.socket.shutdown(self, how)
-
-
-def kernel_encrypts(connection: socket.socket) -> bool:
-    """Whether the kernel encrypts what is sent here, by ``sendfile`` as well. Only a socket whose keys it has answers this."""
-    try:
-        return any(connection.getsockopt(_SOL_TLS, _TLS_TX, _CRYPTO_INFO_BYTES))
-    except OSError:  # EOPNOTSUPP or ENOPROTOOPT: it has none; EBUSY: not for this direction
-        return False
 
 
 def encrypted(connection: socket.socket, context: ssl.SSLContext) -> EncryptedSocket:

@@ -7,7 +7,6 @@ import logging
 import os
 import select
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,15 +15,14 @@ from typing import Final
 
 from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.net.api_server import queued_bytes
-from bdn.net.chunk_server.encrypted import kernel_encrypts
 from bdn.net.chunk_server.messages import Response
 from bdn.net.chunk_server.served_chunks import OpenChunk
+from bdn.net.tls import send_file
 
 logger = logging.getLogger(__name__)
 Pace = Callable[[int], float]
 _PACED_BYTES: Final = 1024 * 1024
 _AHEAD_BYTES: Final = 2 * 1024 * 1024
-_READ_BYTES: Final = 64 * 1024  # to be encrypted: memory of this size is used again; more is asked of the kernel anew
 
 
 class EndedError(Exception):
@@ -100,7 +98,7 @@ class Sending:
                 if wait is not None:
                     return wait
             size = min(self._left, self._may_send) if self.pace else self._left
-            count = _send_file(connection, self._descriptor, self._offset, size)
+            count = send_file(connection, self._descriptor, self._offset, size)
             if not count:
                 # The reader must not wait for bytes that do not exist, and is never given others for them.
                 logger.error("a chunk's file is too short", extra={"missing_bytes": self._left})
@@ -138,20 +136,6 @@ class Sending:
     def _untaken(self, connection: socket.socket) -> int:
         """Bytes that the client's kernel has not acknowledged, those in our own socket included."""
         return queued_bytes(connection.fileno()) + len(self._opening) + self._left
-
-
-def _send_file(connection: socket.socket, descriptor: int, offset: int, size: int) -> int:
-    """Some of it; 0: the file has no more. Over TLS ``sendfile`` would send it as it is, unless the kernel encrypts."""
-    if not isinstance(connection, ssl.SSLSocket) or kernel_encrypts(connection):
-        return os.sendfile(connection.fileno(), descriptor, offset, size)
-    piece, sent = memoryview(os.pread(descriptor, min(size, _READ_BYTES), offset)), 0
-    try:
-        while sent < len(piece):
-            sent += connection.send(piece[sent:])
-    except BlockingIOError:
-        if not sent:
-            raise
-    return sent
 
 
 def _read_ahead(descriptor: int, offset: int, size: int) -> None:

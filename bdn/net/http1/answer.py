@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from bdn.core.chunk import Buffer, OnBytes
+from bdn.core.chunk import OnBytes
 from bdn.core.errors import CanceledError
 from bdn.core.pace.retry import StallPolicy, StallWindow
-from bdn.net.http1.connection import Connection, NoAnswerError, ProtocolError
+from bdn.net.http1.connection import Body, Connection, NoAnswerError, ProtocolError
 from bdn.wire.http_fields import HeadRefusedError, keeps_alive, parse_headers
 
 TICK_SECONDS: Final = 0.25  # how long a wait may go unjudged
@@ -235,7 +235,7 @@ def ask(
     expected: int = 0,
     deadline: AnswerDeadline | None = None,
     *,
-    body: bytes | Buffer = b"",
+    body: Body = b"",
     is_head: bool = False,
 ) -> Answer:
     """Send a request with its body and wait for the head of its answer, whose body should have about ``expected`` bytes.

@@ -11,12 +11,14 @@ import ssl
 import struct
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 from urllib.parse import urljoin, urlsplit
 
-from bdn.core.chunk import Buffer
+from bdn.core.chunk import Buffer, ByteRange
 from bdn.core.source.upstream import Headers
+from bdn.net.tls import send_file
 
 Origin = tuple[str, str, int]  # scheme, host and port: what a connection and a credential belong to
 
@@ -117,6 +119,20 @@ class ProtocolError(Exception):
     """The server does not speak HTTP/1.1. The message repeats nothing of what came."""
 
 
+@dataclass(frozen=True, slots=True)
+class FileBody:
+    """Some of an open file, as the body of a request: it goes from the page cache into the socket, without a copy of ours."""
+
+    descriptor: int
+    part: ByteRange
+
+    def __len__(self) -> int:
+        return self.part.size
+
+
+Body = bytes | Buffer | FileBody
+
+
 class NoAnswerError(ConnectionResetError):
     """The server closed the connection and had not begun to answer."""
 
@@ -187,10 +203,13 @@ class Connection:
         else:
             self.socket.settimeout(seconds)
 
-    def send(self, content: bytes | Buffer) -> None:
-        """Send all of it, without a copy."""
+    def send(self, content: Body) -> None:
+        """Send all of it, without a copy. ``EOFError``: the file is shorter by now."""
         self._is_unanswered = True
         try:
+            if isinstance(content, FileBody):
+                self._send_file(content.descriptor, content.part)
+                return
             if self._is_plain:
                 self.socket.sendall(content)
                 return
@@ -199,6 +218,14 @@ class Connection:
                     self.socket.sendall(view[start : start + _TLS_PIECE])
         except BlockingIOError:
             raise TimeoutError("timed out") from None
+
+    def _send_file(self, descriptor: int, part: ByteRange) -> None:
+        start = part.start
+        while start < part.stop:
+            count = send_file(self.socket, descriptor, start, part.stop - start)
+            if not count:
+                raise EOFError
+            start += count
 
     def receive_into(self, buffer: memoryview) -> int:
         """Bytes into the buffer, as many as come in time, at least one; 0 when the connection has ended."""

@@ -19,11 +19,18 @@ from typing import Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from bdn.core.chunk import Buffer
 from bdn.core.egress import EgressPolicy
 from bdn.net.host_lookups import HOST_LOOKUPS, AddressInfo, Question
 from bdn.net.http1.answer import HEAD_LIMIT, Answer, AnswerDeadline, ask, parse_head
-from bdn.net.http1.connection import Connection, NoAnswerError, Origin, ProtocolError, format_request, split_address
+from bdn.net.http1.connection import (
+    Body,
+    Connection,
+    NoAnswerError,
+    Origin,
+    ProtocolError,
+    format_request,
+    split_address,
+)
 from bdn.net.tls import Authorities
 
 
@@ -180,7 +187,7 @@ class ConnectionPool:
         method: str,
         url: str,
         headers: Mapping[str, str],
-        body: bytes | Buffer | None = None,
+        body: Body | None = None,
         *,
         expected: int = 0,
         deadline: AnswerDeadline | None = None,

@@ -21,12 +21,12 @@ from bdn.net import api_server
 from bdn.net.api_clients import MirrorClient
 from bdn.net.api_server import TimedProtocol, bind_tcp, serving
 from bdn.net.chunk_server.connection import Timeouts
-from bdn.net.chunk_server.encrypted import EncryptedSocket, encrypted, kernel_encrypts
+from bdn.net.chunk_server.encrypted import EncryptedSocket, encrypted
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import OutageRetry
 from bdn.net.http1.connection import Connection, NoAnswerError
 from bdn.net.http1.pool import ConnectionPool, Dialer
-from bdn.net.tls import Authorities, Certificate
+from bdn.net.tls import Authorities, Certificate, kernel_encrypts
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.http_fields import chunk_path
 from bdn.wire.shapes import UntrustedServiceError
