@@ -147,14 +147,17 @@ class JobDirectory:
         return sorted(names)
 
     @contextmanager
-    def opened(self, path: str, stamp: Stamp) -> Iterator["OpenFile"]:
-        """A file as it was seen, open for reading. Raises ``ChangedError``, ``DiskFailedError``."""
-        with ExitStack() as stack:
-            with _errors_of(path):
-                found = self._open(stack, path, stamp)
+    def opened(self, path: str, stamp: Stamp) -> Iterator[OpenFile]:
+        """A file as it was seen, open for reading. The folders on the way are not kept open. Raises ``ChangedError``, ``DiskFailedError``."""
+        with _errors_of(path), ExitStack() as way:
+            found = self._open(way, path, stamp)
             if found is None:
                 raise ChangedError(path)
-            yield OpenFile(path, found[-1], stamp)
+            descriptor = os.dup(found[-1])
+        try:
+            yield OpenFile(path, descriptor, stamp)
+        finally:
+            os.close(descriptor)
 
     def make_durable(self, files: Mapping[str, Stamp]) -> bool:
         """No power cut takes away these files as they were seen, nor their names. False: one of them is another by now.

@@ -22,7 +22,7 @@ def is_current(row: Breakage) -> bool:
 
 
 def test_the_page_lists_them() -> None:
-    assert PAGE.read_text() == page(), "run: python -m tests.support.promises.breakages"
+    assert PAGE.read_text() == page(), "write page() to PAGE, both of tests.support.promises.breakages"
 
 
 def test_a_breakage_changes_one_place_and_leaves_a_program() -> None:

@@ -121,7 +121,7 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FileBody:
-    """Some of an open file, as the body of a request: it goes from the page cache into the socket, without a copy of ours."""
+    """Some of an open file, as the body of a request. Over plain HTTP the kernel sends it from the page cache."""
 
     descriptor: int
     part: ByteRange

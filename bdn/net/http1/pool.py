@@ -200,7 +200,8 @@ class ConnectionPool:
         closed meanwhile is replaced once, silently: nothing of the answer had arrived (RFC 9110, section 9.2.2). A DELETE is
         not sent again so: it may have been carried out, and somebody may have put anew what it would take.
 
-        ``NETWORK_ERRORS``: whatever the network does; ``EgressRefusedError``: the address may not be contacted.
+        ``NETWORK_ERRORS``: whatever the network does; ``EgressRefusedError``: the address may not be contacted; ``EOFError``: the
+        file of a ``FileBody`` ends before its part does.
         """
         origin, target = split_address(url)
         if body is not None:

@@ -211,6 +211,21 @@ def test_a_chunk_is_named_however_it_is_read(root: Path) -> None:
                 assert file.digest_of(part, memoryview(bytearray(size))) == expected
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_of_a_file_that_is_sent_one_descriptor_is_open_however_deep_it_lies(root: Path) -> None:
+    """A job may nest a hundred folders, and many files are sent at once."""
+    path = "/".join(["a"] * 100)
+    put(root, path)
+    stamp, before = looked(root).files[path], open_files()
+
+    with JobDirectory(root, 9).opened(path, stamp):
+        assert open_files() == before + 1
+    assert open_files() == before
+
+
 def replaced(file: Path) -> None:
     put(file.parent, "new")
     (file.parent / "new").rename(file)
