@@ -9,7 +9,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,7 +55,6 @@ from bdn.wire.access_schema import DEFAULT_TEAM
 from bdn.wire.grants import PushGrant
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import (
-    CHUNKS_AT_ONCE,
     CommitRequest,
     Push,
     PushedFile,
@@ -85,14 +83,11 @@ def _ended(push_id: str) -> NotFoundError:
     return NotFoundError(f"push {push_id} that goes on")
 
 
-_Asked = tuple[str | None, Digest]  # the team that asks, or None for all, and the chunk
-
-
 @dataclass(eq=False, slots=True)
 class _Owned:
     """A push that goes on: whose project it is for, which checkpoint, and since when nothing that it brought is collected.
 
-    ``recorded`` tells the database of chunks and their sizes; ``held`` asks it which need not be sent.
+    ``recorded`` tells the database of chunks and their sizes.
     """
 
     id: str
@@ -100,7 +95,6 @@ class _Owned:
     uri: CheckpointUri
     started_at: float
     recorded: Batched[tuple[Digest, int], None] = field(init=False)
-    held: Batched[_Asked, bool] = field(init=False)
 
     def is_of(self, pusher: PushAccess | None) -> bool:
         """Whether it is this one's organisation's and team's, or nobody is asked for."""
@@ -158,26 +152,11 @@ class Pushes:
 
     async def missing(self, push_id: str, pusher: PushAccess, chunks: Sequence[Digest]) -> list[Digest]:
         """Those that have to be sent. The others were pushed by this team, or the pusher may read them; they are kept for this push."""
-        return await self._missing(await self._get(push_id, pusher), pusher.team, chunks)
-
-    async def holds(self, bearer: str | None, push_id: str, chunk: Digest) -> bool:
-        """Whether this one need not be sent, as ``missing`` says it. Raises what ``check`` does."""
-        pusher = await self.access.pusher(bearer)
-        push = await self._get(push_id, None if pusher.is_operator else pusher)
-        return await push.held.of((pusher.team, chunk))
-
-    async def _held(self, push: _Owned, asked: Sequence[_Asked]) -> list[bool]:
-        missing: set[_Asked] = set()
-        for team in {team for team, _ in asked}:
-            of_team = [chunk for one, chunk in asked if one == team]
-            missing |= {(team, chunk) for chunk in await self._missing(push, team, of_team)}
-        return [one not in missing for one in asked]
-
-    async def _missing(self, push: _Owned, team: str | None, chunks: Sequence[Digest]) -> list[Digest]:
+        push = await self._get(push_id, pusher)
         async with self.database.read() as session:
             held = await checkpoints.pushed_chunks(session, push.scope, chunks)
             others = [one for one in chunks if one not in held]
-            held |= await checkpoints.readable_chunks(session, push.scope.organisation, others, team)
+            held |= await checkpoints.readable_chunks(session, push.scope.organisation, others, pusher.team)
         kept = await asyncio.to_thread(self.store.keep, list(held))
         layouts = [FileLayout.of(held[chunk], (chunk,)) for chunk in held if chunk in kept]
         if layouts:
@@ -351,7 +330,6 @@ class Pushes:
             await mirrors.began_earlier(session, push_id, began)
         found = _Owned(push_id, PushScope(row.organisation, row.team), _named(state.sources[0].source), began)
         found.recorded = Batched(partial(self._record, found), contents.NAMES_AT_ONCE)
-        found.held = Batched(partial(self._held, found), CHUNKS_AT_ONCE)
         return found
 
     def _forget(self, push: _Owned) -> None:
@@ -411,11 +389,6 @@ class PushedChunks:
     def authorize(self, request: PushedChunk) -> None:
         """Refuse whoever may not send chunks of this push."""
         answer_of(self.loop, self.pushes.check(request.bearer, request.push))
-
-    def holds(self, request: PushedChunk) -> Future[bool]:
-        """Whether the push counts on it by now."""
-        asked = self.pushes.holds(request.bearer, request.push, request.digest)
-        return asyncio.run_coroutine_threadsafe(asked, self.loop)
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         """Durable when it returns, and the push counts on it."""

@@ -2,17 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
+from weakref import WeakValueDictionary
 
 from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range
 from bdn.core.errors import BdnError, DiskFailedError, QuotaExceededError, single_error
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
-from bdn.net.http1.answer import Answer
 from bdn.net.http1.connection import FileBody
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.transfer.batching import Batched
@@ -21,15 +21,19 @@ from bdn.wire.http_fields import push_path
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import CHUNKS_AT_ONCE, CheckpointDetails, ChunkList, CommitRequest, PushedFile, PushRequest
 from bdn.wire.shapes import ServiceUnreachableError, error_from
+from node_agent.background_tasks import in_thread
 from node_agent.fetch.chain import at_port
 from node_agent.job.tree import ChangedError, OpenFile
 
 Pace = Callable[[int], float]
+_Result = TypeVar("_Result")
 _ATTEMPTS: Final = 3
 # The push has ended meanwhile, or the mirror lost some of it.
 _AGAIN: Final = frozenset({"NOT_FOUND", "CHUNKS_MISSING"})
 _ANSWER_BYTES: Final = 64 * 1024
 _HELD: Final = 204
+_GROUPS: Final = 2  # at once: one is named while the other is sent
+_GROUP_BYTES: Final = 256 * 1024**2
 _PIECE: Final = 1024 * 1024  # read and named at once: it stays in the cache of a core
 
 
@@ -91,17 +95,49 @@ class Pusher:
         push = await self.outages.ask(partial(self.mirror.begin_push, PushRequest(source=source)))
         sending = _Sending(self, push.push_id, at_port(self.address, push.data_port))
         chunks: dict[tuple[str, int], Digest] = {}
-        left = ((file, index) for file in files for index in range(chunk_count(file.size)))
+        left = _groups(files)
 
-        async def send(left: Iterator[tuple[SentFile, int]]) -> None:
-            for file, index in left:
-                chunks[file.path, index] = await sending.chunk(file, index)
+        async def send() -> None:
+            for group in left:
+                named = await _all_of(map(sending.name, group))
+                sent = await _all_of(map(sending.send, group, named))
+                chunks.update({(one.file.path, one.index): digest for one, digest in zip(group, sent, strict=True)})
 
-        with single_error():
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self.threads.count):
-                    group.create_task(send(left))
+        await _all_of(send() for _ in range(_GROUPS))
         return push.push_id, chunks
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """One of a file that is to be sent."""
+
+    file: SentFile
+    index: int
+    part: ByteRange
+
+
+def _groups(files: Sequence[SentFile]) -> Iterator[Sequence[_Chunk]]:
+    """All chunks, many at a time: the mirror is asked once which of a group it lacks."""
+    group: list[_Chunk] = []
+    size = 0
+    for file in files:
+        for index in range(chunk_count(file.size)):
+            chunk = _Chunk(file, index, chunk_range(file.size, index))
+            if len(group) == CHUNKS_AT_ONCE or size + chunk.part.size > _GROUP_BYTES:
+                yield group
+                group, size = [], 0
+            group.append(chunk)
+            size += chunk.part.size
+    if group:
+        yield group
+
+
+async def _all_of(works: Iterable[Coroutine[object, object, _Result]]) -> list[_Result]:
+    """What they return, in their order. The first failure cancels the others and is raised."""
+    with single_error():
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    return [task.result() for task in tasks]
 
 
 def _is_quota(error: BdnError) -> bool:
@@ -136,59 +172,66 @@ class _Sending:
         self._push_id = push_id
         self._plane = plane
         self._missing = Batched(self._ask_missing, CHUNKS_AT_ONCE)
+        self._turns: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # equal chunks are sent once
 
-    async def chunk(self, file: SentFile, index: int) -> Digest:
-        """Read a chunk once, if it is not known, and send it where the mirror lacks it."""
-        known, outages = file.known.get(index), self._pusher.outages
-        if known is not None and not await outages.ask(partial(self._missing.of, known)):
+    async def name(self, chunk: _Chunk) -> Digest:
+        """Its digest, for which it is read if it is not known."""
+        known = chunk.file.known.get(chunk.index)
+        if known is not None:
             return known
-        part = chunk_range(file.size, index)
-        if self._pusher.turn is not None:
-            await self._pusher.turn()
 
         def work(buffer: memoryview) -> Digest:
-            with file.opened() as opened:
-                digest = opened.digest_of(part, buffer)
-                if not self._is_held(digest):
-                    self._put(digest, opened, part)
-            file.on_known(index, digest)
-            return digest
+            with chunk.file.opened() as file:
+                return file.digest_of(chunk.part, buffer)
 
-        size = min(part.size, _PIECE)
-        return await outages.ask(partial(self._pusher.threads.run, size, work), but=_is_of_disk)
+        return await self._run(chunk, work)
+
+    async def send(self, chunk: _Chunk, digest: Digest) -> Digest:
+        """Have the mirror hold it. Whether it does is asked before each try: the one before may have come through.
+
+        A digest that was known is not believed where the mirror lacks it: the chunk is read and named again. Returns the name.
+        """
+        known = chunk.file.known.get(chunk.index)
+        turn = self._turns.setdefault(digest, asyncio.Lock())
+
+        def work(buffer: memoryview) -> Digest:
+            with chunk.file.opened() as file:
+                named = digest if known is None else file.digest_of(chunk.part, buffer)
+                self._put(named, file, chunk.part)
+            return named
+
+        async def attempt() -> Digest:
+            async with turn:
+                return await self._run(chunk, work) if await self._missing.of(digest) else digest
+
+        sent = await self._pusher.outages.ask(attempt, but=_is_of_disk)
+        if sent != known:
+            await in_thread(chunk.file.on_known, chunk.index, sent)
+        return sent
+
+    async def _run(self, chunk: _Chunk, work: Callable[[memoryview], Digest]) -> Digest:
+        if self._pusher.turn is not None:
+            await self._pusher.turn()
+        return await self._pusher.threads.run(min(chunk.part.size, _PIECE), work)
 
     async def _ask_missing(self, digests: Sequence[Digest]) -> list[bool]:
         chunks = ChunkList(chunks=[str(digest) for digest in dict.fromkeys(digests)])
         missing = set((await self._pusher.mirror.missing(self._push_id, chunks)).chunks)
         return [str(digest) in missing for digest in digests]
 
-    def _is_held(self, digest: Digest) -> bool:
-        """Whether the mirror has it. One that refuses says why when it is sent; one that cannot answer now is not sent anything."""
-        with self._asked("HEAD", digest) as answer:
-            status = answer.status
-        if status >= 500:
-            raise error_from(status, b"")
-        return status == _HELD
-
     def _put(self, digest: Digest, file: OpenFile, part: ByteRange) -> None:
         """It may be written to after it was named: then the mirror refuses it, as it is not what its name says."""
         if self._pusher.pace is not None:
             time.sleep(self._pusher.pace(part.size))
-        try:
-            with self._asked("PUT", digest, FileBody(file.descriptor, part)) as answer:
-                refusal = None if answer.status == _HELD else error_from(answer.status, answer.read(_ANSWER_BYTES))
-        except EOFError:
-            raise ChangedError(file.path) from None
-        if refusal is not None:
-            file.check()
-            raise refusal
-
-    @contextmanager
-    def _asked(self, method: str, digest: Digest, content: FileBody | None = None) -> Iterator[Answer]:
         url = self._plane + push_path(self._push_id, digest)
         headers = {"Authorization": f"Bearer {self._pusher.bearer}"} if self._pusher.bearer else {}
         try:
-            with self._pusher.pool.request(method, url, headers, content) as answer:
-                yield answer
+            with self._pusher.pool.request("PUT", url, headers, FileBody(file.descriptor, part)) as answer:
+                refusal = None if answer.status == _HELD else error_from(answer.status, answer.read(_ANSWER_BYTES))
+        except EOFError:
+            raise ChangedError(file.path) from None
         except NETWORK_ERRORS as error:
             raise ServiceUnreachableError(self._plane, reason_of(error)) from error
+        if refusal is not None:
+            file.check()
+            raise refusal

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,12 +108,6 @@ class _Received:
 
     def authorize(self, request: PushedChunk) -> None:
         """Nobody is refused."""
-
-    def holds(self, request: PushedChunk) -> Future[bool]:
-        """As the store says."""
-        held: Future[bool] = Future()
-        held.set_result(any(self.store.stored([request.digest])))
-        return held
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         self.store.put(request.digest, content)

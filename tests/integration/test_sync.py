@@ -140,7 +140,7 @@ async def test_what_was_sent_ahead_is_not_read_again_when_it_settles(
     directory = Reading(folder)
     async with syncing(mirror, directory, tmp_path / "journal", settle_seconds=8) as syncer, in_background(syncer):
         await seen(mirror, "a")
-    assert sorted(directory.reads) == ["a/model.safetensors"] * 3  # chunks
+    assert sorted(directory.reads) == ["a/model.safetensors"] * 6  # three chunks, each to be named and to be sent
 
 
 async def test_a_syncer_that_starts_again_reads_and_sends_nothing_twice(
@@ -148,7 +148,7 @@ async def test_a_syncer_that_starts_again_reads_and_sends_nothing_twice(
 ) -> None:
     (folder / "a").mkdir()
     (folder / "a/model.safetensors").write_bytes(BIG)
-    for reads in (3, 0):
+    for reads in (6, 0):
         directory = Reading(folder)
         async with syncing(mirror, directory, tmp_path / "journal") as syncer:
             assert await syncer.run_once() == []

@@ -374,11 +374,7 @@ class ChunkConnection:
     # --- receiving ---
 
     def _receive_with(self, received: ReceivedChunks, request: PushedChunk) -> None:
-        """Who may not send it costs no memory, and nothing of its body is read. Who only asks whether to send it holds no thread."""
-        if self._head.method == "HEAD":
-            held = received.holds(request)
-            self._step = partial(self._await, partial(self._tell_whether, request, held), held)
-            return
+        """Who may not send it costs no memory, and nothing of its body is read."""
         received.authorize(request)
         buffer = self._service.buffers.take()
         if isinstance(buffer, Future):
@@ -386,11 +382,6 @@ class ChunkConnection:
             self._step = partial(self._await_buffer, received, request, buffer)
         else:
             self._step = partial(self._begin_receiving, received, request, buffer)
-
-    def _tell_whether(self, request: PushedChunk, held: Future[bool]) -> None:
-        if not held.result():
-            raise NotFoundError(f"chunk {request.digest}")
-        self._send(answer_taken(self._head))
 
     def _await_buffer(self, received: ReceivedChunks, request: PushedChunk, turn: Future[object]) -> Wait | None:
         if turn.done():
@@ -495,11 +486,11 @@ class ChunkConnection:
 
 
 def _parse_request(head: RequestHead, *, takes_chunks: bool) -> ChunkRequest | DocumentRequest | PushedChunk:
-    pushed = parse_push_path(head.target) if head.method in ("HEAD", "PUT") else None
+    pushed = parse_push_path(head.target) if head.method == "PUT" else None
     if pushed is not None:
         if not takes_chunks:
             raise NotFoundError(f"path {head.target[:100]!a}")
-        return PushedChunk(*pushed, 0 if head.method == "HEAD" else body_size(head, CHUNK_SIZE), head.bearer)
+        return PushedChunk(*pushed, body_size(head, CHUNK_SIZE), head.bearer)
     if head.method not in ("GET", "HEAD"):
         raise HeadRefusedError(501, f"the method {head.method[:20]} is not supported")
     document, digest = parse_document_path(head.target), parse_chunk_path(head.target)

@@ -124,7 +124,7 @@ def answer_document(head: RequestHead, size: int, *, is_packed: bool) -> Respons
 
 
 def answer_taken(head: RequestHead) -> Response:
-    """The answer to a PUT whose body was read and is kept, and to a HEAD of what is."""
+    """The answer to a PUT whose body was read and is kept."""
     return _answer(head, 204, {})
 
 

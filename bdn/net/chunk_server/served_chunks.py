@@ -65,7 +65,7 @@ class ServedChunks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PushedChunk:
-    """Who sends which chunk of a push: ``size`` bytes, as the head of the request says. Or who asks whether it has to be sent: 0."""
+    """Who sends which chunk of a push: ``size`` bytes, as the head of the request says."""
 
     push: str
     digest: Digest
@@ -75,9 +75,6 @@ class PushedChunk:
 
 class ReceivedChunks(Protocol):
     """Where a server puts chunks that are pushed. ``authorize`` and ``take`` may block: they run in the server's workers."""
-
-    def holds(self, request: PushedChunk) -> Future[bool]:
-        """Whether it need not be sent: the push counts on it from now on. Its exception is as of ``authorize``."""
 
     def authorize(self, request: PushedChunk) -> None:
         """Before the body is read.

@@ -4,7 +4,6 @@ import io
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
@@ -51,32 +50,18 @@ class Shelf:
 
 @dataclass
 class Inbox:
-    """A ``ReceivedChunks`` over ``store``. ``refusal`` is raised by ``authorize`` and ``holds``, ``failure`` by ``take``; they gather what they are given."""
+    """A ``ReceivedChunks`` over ``store``. ``refusal`` is raised by ``authorize``, ``failure`` by ``take``; they gather what they are given."""
 
     store: ChunkStore = field(default_factory=MemoryStore)
     refusal: Exception | None = None
     failure: Exception | None = None
-    is_silent: bool = False  # does not say what it holds before ``asked`` are answered
     requests: list[PushedChunk] = field(default_factory=list)
-    asked: list[Future[bool]] = field(default_factory=list)
     taken: list[bytes] = field(default_factory=list)
 
     def authorize(self, request: PushedChunk) -> None:
         self.requests.append(request)
         if self.refusal is not None:
             raise self.refusal
-
-    def holds(self, request: PushedChunk) -> Future[bool]:
-        held: Future[bool] = Future()
-        self.asked.append(held)
-        try:
-            self.authorize(request)
-        except Exception as error:
-            held.set_exception(error)
-        else:
-            if not self.is_silent:
-                held.set_result(bool(self.store.keep([request.digest])))
-        return held
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         if self.failure is not None:
@@ -161,8 +146,8 @@ def read_to_end(connection: socket.socket) -> bytes:
     return content
 
 
-def read_answer(connection: socket.socket, *, is_of_head: bool = False) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers in lower case, and body of the next answer; that to a HEAD has none."""
+def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers in lower case, and body of the next answer."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         byte = connection.recv(1)
@@ -172,7 +157,7 @@ def read_answer(connection: socket.socket, *, is_of_head: bool = False) -> tuple
     first, *lines = head.decode().split("\r\n")[:-2]
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
     status, body = int(first.split(" ")[1]), b""
-    length = 0 if is_of_head or status in (100, 102, 204, 304) else int(headers["content-length"])
+    length = 0 if status in (100, 102, 204, 304) else int(headers["content-length"])
     while len(body) < length:
         body += connection.recv(length - len(body))
     return status, headers, body

@@ -138,43 +138,6 @@ def test_a_store_that_fails_is_said_so_and_the_connection_goes_on(client: socket
     assert status_of_next(client) == 204
 
 
-def test_whether_a_chunk_has_to_be_sent_is_said_without_it_and_the_connection_goes_on(
-    client: socket.socket, inbox: Inbox
-) -> None:
-    ask = head(push_path(PUSH, digest_of(CONTENT)), "Authorization: Bearer abc", first="HEAD {} HTTP/1.1")
-    client.sendall(ask)
-    assert read_answer(client, is_of_head=True)[::2] == (404, b"")
-    assert inbox.requests == [PushedChunk(PUSH, digest_of(CONTENT), 0, "abc")]
-    client.sendall(put(CONTENT))
-    assert status_of_next(client) == 204
-    client.sendall(ask + put(SMALL))
-    assert [status_of_next(client), status_of_next(client)] == [204, 204]
-    inbox.refusal = UnauthenticatedError()
-    client.sendall(ask + get(SMALL))
-    assert read_answer(client, is_of_head=True)[0] == 401
-    assert read_answer(client)[2] == SMALL
-    assert inbox.taken == [CONTENT, SMALL]
-
-
-def test_who_waits_to_hear_whether_a_chunk_has_to_be_sent_holds_no_thread(inbox: Inbox) -> None:
-    """More of them than the server has threads; each is answered, and one that goes leaves the others alone."""
-    inbox.is_silent = True
-    ask = head(push_path(PUSH, digest_of(CONTENT)), first="HEAD {} HTTP/1.1")
-    with serving(Shelf(inbox.store), received=inbox) as server, ExitStack() as stack:
-        waiting = [stack.enter_context(connect(server)) for _ in range(40)]
-        for one in waiting:
-            one.sendall(ask)
-        wait_until(lambda: len(inbox.asked) == len(waiting))
-        with connect(server) as other:
-            other.sendall(put(CONTENT) + get(CONTENT))
-            assert status_of_next(other) == 204
-            assert read_answer(other)[2] == CONTENT
-        waiting.pop().close()
-        for held in inbox.asked:
-            held.set_result(True)
-        assert [read_answer(one, is_of_head=True)[0] for one in waiting] == [204] * len(waiting)
-
-
 # --- what is refused before the body ---
 
 

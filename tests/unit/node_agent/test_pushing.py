@@ -1,20 +1,24 @@
 """What a pusher sends to a mirror's data port, and what it does not."""
 
+import asyncio
 import os
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.net.api_clients import MirrorClient
+from bdn.net.chunk_server.served_chunks import PushedChunk
 from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate
 from bdn.transfer.byte_threads import ByteThreads
-from bdn.wire.push_schema import Push, PushRequest
+from bdn.wire.push_schema import ChunkList, Push, PushRequest
 from bdn.wire.shapes import moment
 from node_agent.job.pushing import Pusher, SentFile
 from node_agent.job.tree import ChangedError, JobDirectory
@@ -22,17 +26,34 @@ from tests.support.content.shelves import Inbox, Shelf, serving
 from tests.support.network.authority import new_authority
 
 CONTENTS = {"a": os.urandom(1000), "b": os.urandom(3_000_001)}
+NAMES = {path: digest_of(content) for path, content in CONTENTS.items()}
+ALL = {(path, 0): digest for path, digest in NAMES.items()}
+SOURCE = "bt://p@job/x"
 
 
+@dataclass
 class Mirror:
-    """The part of a client that begins a push."""
+    """The part of a client that begins a push, and asks what ``inbox`` lacks. ``failures`` of its answers are that it cannot say."""
 
-    def __init__(self, data_port: int) -> None:
-        self._data_port = data_port
+    inbox: Inbox
+    failures: int = 0
+    named: Callable[[], object] = lambda: None  # called when chunks were named, and none is sent yet
+    asked: list[set[str]] = field(default_factory=list)
+    data_port: int = 0
 
     async def begin_push(self, request: PushRequest) -> Push:
-        assert request.source == "bt://p@job/x"
-        return Push(push_id=f"mir_{'0a' * 12}", expires_at=moment(0), data_port=self._data_port)
+        assert request.source == SOURCE
+        return Push(push_id=f"mir_{'0a' * 12}", expires_at=moment(0), data_port=self.data_port)
+
+    async def missing(self, push_id: str, chunks: ChunkList) -> ChunkList:
+        assert push_id == f"mir_{'0a' * 12}"
+        self.named()
+        await asyncio.sleep(0)  # as who asks a network does
+        self.asked.append(set(chunks.chunks))
+        if len(self.asked) <= self.failures:
+            raise StoreUnavailableError("the database is away")
+        held = self.inbox.store.keep([Digest.parse(one) for one in chunks.chunks])
+        return ChunkList(chunks=[one for one in chunks.chunks if Digest.parse(one) not in held])
 
 
 @pytest.fixture
@@ -42,66 +63,125 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def send(inbox: Inbox, folder: Path, certificate: Certificate | None = None, trusted: Path | None = None) -> None:
-    def on_known(path: str, index: int, digest: Digest) -> None:
-        assert (index, digest) == (0, digest_of(CONTENTS[path]))
+@dataclass
+class Sent:
+    """What was pushed: the names of chunks by path and index, and what the journal is told."""
 
-    directory = JobDirectory(folder, 100)
+    chunks: dict[tuple[str, int], Digest]
+    told: dict[tuple[str, int], Digest]
+
+
+async def send(
+    mirror: Mirror,
+    folder: Path,
+    certificate: Certificate | None = None,
+    trusted: Path | None = None,
+    known: Mapping[str, Digest] | None = None,
+) -> Sent:
+    """Push the folder; ``known`` are first chunks that need not be read."""
+    told: dict[tuple[str, int], Digest] = {}
+
+    def on_known(path: str, index: int, digest: Digest) -> None:
+        told[path, index] = digest
+
+    directory = JobDirectory(folder, 1000)
+    known = known or {}
     files = [
-        SentFile(path, len(CONTENTS[path]), partial(directory.opened, path, stamp), {}, partial(on_known, path))
+        SentFile(
+            path,
+            stamp.size,
+            partial(directory.opened, path, stamp),
+            {0: known[path]} if path in known else {},
+            partial(on_known, path),
+        )
         for path, stamp in sorted(directory.look().files.items())
     ]
     with (
-        serving(Shelf(inbox.store), received=inbox, certificate=certificate) as server,
-        closing(ByteThreads(1, "push")) as threads,
+        serving(Shelf(mirror.inbox.store), received=mirror.inbox, certificate=certificate) as server,
+        closing(ByteThreads(4, "push")) as threads,
         closing(ConnectionPool(timeout_seconds=60, authorities=Authorities(trusted))) as pool,
     ):
         scheme = "https" if certificate else "http"
-        pusher = Pusher(cast("MirrorClient", Mirror(server.port)), f"{scheme}://localhost:{server.port}", pool, threads)
-        _, chunks = await pusher.send("bt://p@job/x", files)
-    assert chunks == {(path, 0): digest_of(content) for path, content in CONTENTS.items()}
+        mirror.data_port = server.port
+        pusher = Pusher(cast("MirrorClient", mirror), f"{scheme}://localhost:{server.port}", pool, threads)
+        _, chunks = await pusher.send(SOURCE, files)
+    return Sent(chunks, told)
 
 
 async def test_what_the_mirror_holds_is_not_sent(folder: Path) -> None:
-    inbox = Inbox()
-    inbox.store.put(digest_of(CONTENTS["a"]), memoryview(CONTENTS["a"]))
-    await send(inbox, folder)
-    assert inbox.taken == [CONTENTS["b"]]
+    mirror = Mirror(Inbox())
+    mirror.inbox.store.put(NAMES["a"], memoryview(CONTENTS["a"]))
+    sent = await send(mirror, folder)
+    assert mirror.inbox.taken == [CONTENTS["b"]]
+    assert sent == Sent(ALL, ALL)
+
+
+async def test_the_mirror_is_asked_once_which_of_many_chunks_it_lacks(tmp_path: Path) -> None:
+    contents = {f"{number:03}": os.urandom(100) for number in range(500)}
+    for path, content in contents.items():
+        (tmp_path / path).write_bytes(content)
+    mirror = Mirror(Inbox())
+    await send(mirror, tmp_path)
+    assert sorted(mirror.inbox.taken) == sorted(contents.values())
+    assert set.union(*mirror.asked) == {str(digest_of(content)) for content in contents.values()}
+    assert len(mirror.asked) < 10
+
+
+async def test_equal_chunks_are_sent_once(tmp_path: Path) -> None:
+    for path in "abcdefgh":
+        (tmp_path / path).write_bytes(bytes(10_000))
+    mirror = Mirror(Inbox())
+    sent = await send(mirror, tmp_path)
+    assert mirror.inbox.taken == [bytes(10_000)]
+    assert sent.told == sent.chunks == {(path, 0): digest_of(bytes(10_000)) for path in "abcdefgh"}
+
+
+async def test_what_is_known_is_not_read_where_the_mirror_holds_it_and_is_named_again_where_not(folder: Path) -> None:
+    """A journal may be wrong: what is written within one tick of the file system's clock does not show in a file's times."""
+    mirror, wrong = Mirror(Inbox()), os.urandom(1000)
+    sent = await send(mirror, folder, known={"a": digest_of(wrong), "b": NAMES["b"]})
+    assert sent == Sent(ALL, {("a", 0): NAMES["a"]})
+    (folder / "b").write_bytes(bytes(3_000_001))
+    mirror.inbox.store.put(digest_of(wrong), memoryview(wrong))
+    sent = await send(mirror, folder, known={"a": digest_of(wrong), "b": NAMES["b"]})
+    assert sent == Sent({("a", 0): digest_of(wrong), ("b", 0): NAMES["b"]}, {})
+    assert sorted(mirror.inbox.taken) == sorted(CONTENTS.values())
 
 
 async def test_a_mirror_that_cannot_say_what_it_holds_is_asked_again_and_sent_nothing(folder: Path) -> None:
-    class Busy(Inbox):
-        left = 2
+    mirror = Mirror(Inbox(), failures=2)
+    sent = await send(mirror, folder)
+    assert sent == Sent(ALL, ALL)
+    assert len(mirror.asked) > 2
+    assert sorted(mirror.inbox.taken) == sorted(CONTENTS.values())
 
-        def holds(self, request: Any) -> Any:
-            self.left -= 1
-            self.refusal = StoreUnavailableError("the database is away") if self.left >= 0 else None
-            found = super().holds(request)
-            self.refusal = None
-            return found
 
-    inbox = Busy()
-    await send(inbox, folder)
-    assert inbox.taken == list(CONTENTS.values())
-    assert [request.size for request in inbox.requests] == [0, 0, 0, 1000, 0, 3_000_001]
+async def test_each_try_asks_first_whether_the_one_before_came_through(folder: Path) -> None:
+    """The chunk was taken, and the answer is lost: it is not sent again."""
+
+    class Failing(Inbox):
+        def take(self, request: PushedChunk, content: memoryview) -> None:
+            super().take(request, content)
+            if len(self.taken) == 1:
+                raise StoreUnavailableError("the database is away")
+
+    mirror = Mirror(Failing())
+    assert await send(mirror, folder) == Sent(ALL, ALL)
+    assert sorted(mirror.inbox.taken) == sorted(CONTENTS.values())
 
 
 async def test_over_tls_a_file_is_sent_as_it_is(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     authority = new_authority(tmp_path_factory.mktemp("authority"), "unused")
     certificate = Certificate("BDN_TLS", *authority.issue(tmp_path_factory.mktemp("shown"), "localhost"))
-    inbox = Inbox()
-    await send(inbox, folder, certificate, authority.certificates)
-    assert inbox.taken == list(CONTENTS.values())
+    mirror = Mirror(Inbox())
+    assert await send(mirror, folder, certificate, authority.certificates) == Sent(ALL, ALL)
+    assert sorted(mirror.inbox.taken) == sorted(CONTENTS.values())
 
 
 @pytest.mark.parametrize("content", [b"another", b"", CONTENTS["a"][::-1]], ids=["shorter", "empty", "other"])
 async def test_what_is_written_after_it_was_named_is_told_and_never_kept(folder: Path, content: bytes) -> None:
-    class Writing(Inbox):
-        def holds(self, request: Any) -> Any:
-            (folder / "a").write_bytes(content)
-            return super().holds(request)
-
-    inbox = Writing()
+    (folder / "b").unlink()
+    mirror = Mirror(Inbox(), named=lambda: (folder / "a").write_bytes(content))
     with pytest.raises(ChangedError):
-        await send(inbox, folder)
-    assert inbox.taken == []
+        await send(mirror, folder)
+    assert mirror.inbox.taken == []
