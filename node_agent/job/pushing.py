@@ -63,7 +63,9 @@ class Pusher:
     bearer: str | None = field(default=None, repr=False)
     outages: OutageRetry = field(default_factory=OutageRetry)
     pace: Pace | None = None  # how many seconds to wait before so many bytes are sent
-    turn: Callable[[], Awaitable[None]] | None = None  # waited for before a chunk is read: others may come first
+    turn: Callable[[], Awaitable[None]] | None = (
+        None  # waited for before a chunk is read or sent: others may come first
+    )
 
     async def push(
         self, source: str, files: Sequence[SentFile], details: CheckpointDetails, check: Callable[[], Awaitable[None]]

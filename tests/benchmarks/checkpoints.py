@@ -16,7 +16,7 @@ from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.net.http1.pool import ConnectionPool
 from bdn.wire.http_fields import push_path
 from tests.benchmarks import disk
-from tests.benchmarks.report import FEW_RUNS, RUNS, Figure, Row, differences, ratios, scaled_size
+from tests.benchmarks.report import RUNS, Figure, Row, differences, ratios, scaled_size
 from tests.support.services import services
 from tests.support.services.commands import Process, Shell, wait_until
 from tests.support.services.processes import cpu_seconds
@@ -60,7 +60,7 @@ class _Bench:
         """Beside ``cp`` and ``sync`` of the same files, and chunks of the same size sent by nothing but ``PUT``, in turn."""
         ours, theirs, pusher, server, starts, sent, bare = [], [], [], [], [], [], []
         gigabytes = self.size / 1e9
-        for run in range(FEW_RUNS):
+        for run in range(2 * RUNS):  # they scatter by half
             place = self.write(f"checkpoint-{run}", seed=run)
             before, began = cpu_seconds(self.mirror.process.pid), time.perf_counter()
             with self.shell.running("bdn", "sync", str(self.folder), _JOB, "--once") as process:
