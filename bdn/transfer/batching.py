@@ -9,7 +9,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Batched(Generic[_Item, _Answer]):
-    """What is asked while an answer is under way is asked together in the next question, at most ``limit`` items at once.
+    """What is asked in one turn of the event loop, or while an answer is under way, is asked together, at most ``limit`` items at once.
 
     ``ask`` answers items in their order. Its error is that of all who are in the question; one who is canceled takes nobody along.
     """
@@ -28,6 +28,7 @@ class Batched(Generic[_Item, _Answer]):
         try:
             async with self._asking:
                 while not answer.done():
+                    await asyncio.sleep(0)
                     await self._ask_some()
             return await answer
         finally:
