@@ -16,7 +16,6 @@ import errno
 import io
 import itertools
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -47,7 +46,6 @@ class DirectoryStore:
         self._nonce = os.urandom(4).hex()
         self._numbers = itertools.count()  # a count can be shared by threads; a generator cannot
         self._durable: set[Path] = set()  # folders of chunks whose names this process has synced
-        self._making = threading.Lock()
         self._writes = DirectWrites()
         with self._failures_mapped():
             make_folder(self._chunks, is_durable=True)
@@ -283,12 +281,11 @@ class DirectoryStore:
 
     def _make_fanout(self, folder: Path) -> None:
         """The folder for a chunk, durable: one that is there may be another thread's, or a killed process's, and not synced."""
-        with self._making:
-            for one in (folder.parent, folder):
-                if one not in self._durable or not one.is_dir():  # who mends a disk may take a folder away
-                    one.mkdir(exist_ok=True)
-                    sync_folder(one.parent)
-                    self._durable.add(one)
+        for one in (folder.parent, folder):
+            if one not in self._durable or not one.is_dir():  # who mends a disk may take a folder away
+                one.mkdir(exist_ok=True)
+                sync_folder(one.parent)
+                self._durable.add(one)
 
     @contextmanager
     def _failures_mapped(self) -> Iterator[None]:

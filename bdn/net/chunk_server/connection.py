@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.errors import (
     BdnError,
     ChecksumMismatchError,
@@ -409,14 +409,14 @@ class ChunkConnection:
             if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
                 self._reader.keep(self._socket.recv(_RECEIVE_BYTES))  # ``epoll`` does not see what is decrypted already
             self._head = after_body(self._head)
-            self._attempt(partial(self._take, received, request, receiving.content))
+            self._attempt(partial(self._take, received, request, receiving))
         return wait
 
-    def _take(self, received: ReceivedChunks, request: PushedChunk, content: memoryview) -> None:
+    def _take(self, received: ReceivedChunks, request: PushedChunk, receiving: Receiving) -> None:
         try:
-            actual = digest_of(content)
+            actual = receiving.digest
             if actual == request.digest:
-                received.take(request, content)
+                received.take(request, receiving.content)
         finally:
             self._end_receiving()
         if actual == request.digest:

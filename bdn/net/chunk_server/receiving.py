@@ -12,13 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE
+from blake3 import blake3
+
+from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.net.chunk_server.sending import EndedError, Wait
 
 # Of 8 MiB each, made when first needed and kept. Fewer than a server has workers: a chunk that is being stored holds both, and a
 # store that is slow must leave some workers to those who read.
 BUFFERS: Final = 24
+_PIECE: Final = 1024 * 1024  # named at once: it is still in the cache of the core that received it
 
 
 class ReceiveBuffers:
@@ -78,7 +81,7 @@ def _pages() -> memoryview:
 
 @dataclass(slots=True)
 class Receiving:
-    """``size`` bytes into the beginning of ``buffer``, of which the first are ``done`` already."""
+    """``size`` bytes into the beginning of ``buffer``, of which the first are ``done`` already. They are named while they come."""
 
     buffer: memoryview
     size: int
@@ -86,6 +89,8 @@ class Receiving:
     done: int = 0
     clock: Callable[[], float] = time.monotonic
     _window: StallWindow = field(init=False)
+    _hasher: blake3 = field(default_factory=blake3, init=False)
+    _hashed: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._window = StallWindow(self.slowest, self.size - self.done, self.clock())
@@ -94,6 +99,11 @@ class Receiving:
     def content(self) -> memoryview:
         """All of it, once it has come."""
         return self.buffer[: self.size]
+
+    @property
+    def digest(self) -> Digest:
+        """Its name, once it has come."""
+        return Digest(self._hasher.hexdigest())
 
     def advance(self, connection: socket.socket) -> Wait | None:
         """Receive what has come. None: that was all. ``EndedError``: the sender has gone, or is too slow."""
@@ -107,7 +117,14 @@ class Receiving:
                 raise EndedError("the sender has gone in the middle of a chunk")
             self.done += count
             self._judge(count)
+            if self.done - self._hashed >= _PIECE:
+                self._hash()
+        self._hash()
         return None
+
+    def _hash(self) -> None:
+        self._hasher.update(self.buffer[self._hashed : self.done])
+        self._hashed = self.done
 
     def _judge(self, count: int) -> None:
         if problem := self._window.judge(count, self.clock()):
