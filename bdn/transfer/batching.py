@@ -28,7 +28,7 @@ class Batched(Generic[_Item, _Answer]):
         try:
             async with self._asking:
                 while not answer.done():
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # others that are ready now ask with it
                     await self._ask_some()
             return await answer
         finally:

@@ -63,9 +63,7 @@ class Pusher:
     bearer: str | None = field(default=None, repr=False)
     outages: OutageRetry = field(default_factory=OutageRetry)
     pace: Pace | None = None  # how many seconds to wait before so many bytes are sent
-    turn: Callable[[], Awaitable[None]] | None = (
-        None  # waited for before a chunk is read or sent: others may come first
-    )
+    turn: Callable[[], Awaitable[None]] | None = None  # waited for before each read and each try to send
 
     async def push(
         self, source: str, files: Sequence[SentFile], details: CheckpointDetails, check: Callable[[], Awaitable[None]]
@@ -174,7 +172,7 @@ class _Sending:
         self._push_id = push_id
         self._plane = plane
         self._missing = Batched(self._ask_missing, CHUNKS_AT_ONCE)
-        self._turns: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # equal chunks are sent once
+        self._locks: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # equal chunks are sent once
 
     async def name(self, chunk: _Chunk) -> Digest:
         """Its digest, for which it is read if it is not known."""
@@ -194,7 +192,7 @@ class _Sending:
         A digest that was known is not believed where the mirror lacks it: the chunk is read and named again. Returns the name.
         """
         known = chunk.file.known.get(chunk.index)
-        turn = self._turns.setdefault(digest, asyncio.Lock())
+        lock = self._locks.setdefault(digest, asyncio.Lock())
 
         def work(buffer: memoryview) -> Digest:
             with chunk.file.opened() as file:
@@ -203,7 +201,7 @@ class _Sending:
             return named
 
         async def attempt() -> Digest:
-            async with turn:
+            async with lock:
                 return await self._run(chunk, work) if await self._missing.of(digest) else digest
 
         sent = await self._pusher.outages.ask(attempt, but=_is_of_disk)
