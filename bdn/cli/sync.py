@@ -2,9 +2,11 @@
 
 import asyncio
 import math
+import os
 from collections.abc import Awaitable, Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -15,6 +17,8 @@ from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.units import counted, format_size, parse_duration, parse_size
 from bdn.net.tls import Authorities
 from bdn.wire.mirror_schema import Mirror, MirrorSource
+
+_NICENESS: Final = 10  # as nice(1) has it: the job that writes the checkpoints comes first
 
 
 def _seconds(text: str) -> float:
@@ -47,11 +51,13 @@ async def sync(
 
     Another rank than the first names itself: bt://project@job#rank-1. Nothing of a checkpoint is visible before all of it is. What was pushed
     stays when the job deletes it; one that changes again is pushed again. Temporary folders (tmp-*, *.tmp, hidden ones) are left alone.
+    Where processors are short, the job comes first: this runs with a niceness of 10.
 
     \b
     Example: bdn sync /scratch/ckpts bt://llama@train-42
     Example: bdn sync /scratch/ckpts bt://llama@train-42 --once
     """
+    os.nice(_NICENESS)
     uri = parse_source(job)
     if not isinstance(uri, CheckpointUri) or uri.job is None or uri.checkpoint is not None:
         raise InvalidRequestError(

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,18 @@ def test_a_sync_that_runs_on_pushes_what_settles(node: Shell, tmp_path: Path) ->
         wait_until(lambda: sources(node) == [f"{JOB}/."], seconds=120)
         write(tmp_path / "checkpoint-1", {"x": b"1"})
         wait_until(lambda: f"{JOB}/checkpoint-1" in sources(node), seconds=120)
+
+
+def test_the_job_comes_first_where_processors_are_short(node: Shell, tmp_path: Path) -> None:
+    write(tmp_path, {"loose.txt": b"1"})
+    with node.running("bdn", "sync", str(tmp_path), JOB, "--settle", "0s") as process:
+        wait_until(lambda: sources(node) == [f"{JOB}/."], seconds=120)
+        of_threads = set()
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            with suppress(ProcessLookupError):  # it ends meanwhile
+                of_threads.add(os.getpriority(os.PRIO_PROCESS, int(task.name)))
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert of_threads == {min(mine + 10, 19)}
 
 
 def test_checkpoints_are_deleted_by_name_or_but_for_the_newest(node: Shell, tmp_path: Path) -> None:
