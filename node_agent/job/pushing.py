@@ -92,43 +92,19 @@ class Pusher:
 
     async def send(self, source: str, files: Sequence[SentFile]) -> tuple[str, dict[tuple[str, int], Digest]]:
         """Have the mirror hold all chunks of these files, for a push that goes on. Its id, and the chunks by path and index."""
+        push = await self.outages.ask(partial(self.mirror.begin_push, PushRequest(source=source)))
+        sending = _Sending(self, push.push_id, at_port(self.address, push.data_port))
         chunks: dict[tuple[str, int], Digest] = {}
         left = _groups(files)
 
         async def send() -> None:
             for group in left:
-                named = await _all_of(map(self._name, group))
-                sent = await _all_of(map((await begun).send, group, named))
+                named = await _all_of(map(sending.name, group))
+                sent = await _all_of(map(sending.send, group, named))
                 chunks.update({(one.file.path, one.index): digest for one, digest in zip(group, sent, strict=True)})
 
-        with single_error():
-            async with asyncio.TaskGroup() as tasks:
-                begun = tasks.create_task(self._begin(source))  # the first chunks are named meanwhile
-                for _ in range(_GROUPS):
-                    tasks.create_task(send())
-        return begun.result().push_id, chunks
-
-    async def _begin(self, source: str) -> "_Sending":
-        push = await self.outages.ask(partial(self.mirror.begin_push, PushRequest(source=source)))
-        return _Sending(self, push.push_id, at_port(self.address, push.data_port))
-
-    async def _name(self, chunk: "_Chunk") -> Digest:
-        """Its digest, for which it is read if it is not known."""
-        known = chunk.file.known.get(chunk.index)
-        if known is not None:
-            return known
-
-        def work(buffer: memoryview) -> Digest:
-            with chunk.file.opened() as file:
-                return file.digest_of(chunk.part, buffer)
-
-        return await self.run(chunk.part.size, work)
-
-    async def run(self, size: int, work: Callable[[memoryview], Digest]) -> Digest:
-        """Have a thread do this with a chunk of so many bytes, when it is this pusher's turn."""
-        if self.turn is not None:
-            await self.turn()
-        return await self.threads.run(min(size, _PIECE), work)
+        await _all_of(send() for _ in range(_GROUPS))
+        return push.push_id, chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +169,22 @@ class _Sending:
 
     def __init__(self, pusher: Pusher, push_id: str, plane: str) -> None:
         self._pusher = pusher
-        self.push_id = push_id
+        self._push_id = push_id
         self._plane = plane
         self._missing = Batched(self._ask_missing, CHUNKS_AT_ONCE)
         self._locks: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # equal chunks are sent once
+
+    async def name(self, chunk: _Chunk) -> Digest:
+        """Its digest, for which it is read if it is not known."""
+        known = chunk.file.known.get(chunk.index)
+        if known is not None:
+            return known
+
+        def work(buffer: memoryview) -> Digest:
+            with chunk.file.opened() as file:
+                return file.digest_of(chunk.part, buffer)
+
+        return await self._run(chunk, work)
 
     async def send(self, chunk: _Chunk, digest: Digest) -> Digest:
         """Have the mirror hold it. Whether it does is asked before each try: the one before may have come through.
@@ -214,23 +202,28 @@ class _Sending:
 
         async def attempt() -> Digest:
             async with lock:
-                return await self._pusher.run(chunk.part.size, work) if await self._missing.of(digest) else digest
+                return await self._run(chunk, work) if await self._missing.of(digest) else digest
 
         sent = await self._pusher.outages.ask(attempt, but=_is_of_disk)
         if sent != known:
             await in_thread(chunk.file.on_known, chunk.index, sent)
         return sent
 
+    async def _run(self, chunk: _Chunk, work: Callable[[memoryview], Digest]) -> Digest:
+        if self._pusher.turn is not None:
+            await self._pusher.turn()
+        return await self._pusher.threads.run(min(chunk.part.size, _PIECE), work)
+
     async def _ask_missing(self, digests: Sequence[Digest]) -> list[bool]:
         chunks = ChunkList(chunks=[str(digest) for digest in dict.fromkeys(digests)])
-        missing = set((await self._pusher.mirror.missing(self.push_id, chunks)).chunks)
+        missing = set((await self._pusher.mirror.missing(self._push_id, chunks)).chunks)
         return [str(digest) in missing for digest in digests]
 
     def _put(self, digest: Digest, file: OpenFile, part: ByteRange) -> None:
         """It may be written to after it was named: then the mirror refuses it, as it is not what its name says."""
         if self._pusher.pace is not None:
             time.sleep(self._pusher.pace(part.size))
-        url = self._plane + push_path(self.push_id, digest)
+        url = self._plane + push_path(self._push_id, digest)
         headers = {"Authorization": f"Bearer {self._pusher.bearer}"} if self._pusher.bearer else {}
         try:
             with self._pusher.pool.request("PUT", url, headers, FileBody(file.descriptor, part)) as answer:
