@@ -51,7 +51,7 @@ async def sync(
 
     Another rank than the first names itself: bt://project@job#rank-1. Nothing of a checkpoint is visible before all of it is. What was pushed
     stays when the job deletes it; one that changes again is pushed again. Temporary folders (tmp-*, *.tmp, hidden ones) are left alone.
-    Where processors are short, the job comes first: this runs with a niceness of 10.
+    Where processors are short, the job comes first: this runs with a niceness of 10 above its caller's.
 
     \b
     Example: bdn sync /scratch/ckpts bt://llama@train-42

@@ -149,7 +149,7 @@ class _Bench:
     def writer(self) -> list[Row]:
         """One who writes checkpoints without end, alone and beside a syncer that pushes them, in turn."""
         alone, beside = [], []
-        for run in range(2 * RUNS):  # as pushes do
+        for run in range(2 * RUNS):  # they scatter as pushes do
             self.clear()
             alone.append(self.written(f"alone-{run}", 300 + run))
             self.clear()
