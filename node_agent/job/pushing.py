@@ -32,7 +32,8 @@ _ATTEMPTS: Final = 3
 _AGAIN: Final = frozenset({"NOT_FOUND", "CHUNKS_MISSING"})
 _ANSWER_BYTES: Final = 64 * 1024
 _HELD: Final = 204
-_GROUPS: Final = 2  # at once: one is named while the other is sent
+_GROUPS: Final = 3  # at once: one is named while others are sent
+_FIRST_GROUP_BYTES: Final = 32 * 1024**2  # so that sending begins soon; each group is twice as large as the one before
 _GROUP_BYTES: Final = 256 * 1024**2
 _PIECE: Final = 1024 * 1024  # read and named at once: it stays in the cache of a core
 
@@ -96,10 +97,15 @@ class Pusher:
         sending = _Sending(self, push.push_id, at_port(self.address, push.data_port))
         chunks: dict[tuple[str, int], Digest] = {}
         left = _groups(files)
+        naming = asyncio.Lock()  # groups that are named together are sent together, and the disk waits meanwhile
 
         async def send() -> None:
-            for group in left:
-                named = await _all_of(map(sending.name, group))
+            while True:
+                async with naming:
+                    group = next(left, ())
+                    named = await _all_of(map(sending.name, group))
+                if not group:
+                    return
                 sent = await _all_of(map(sending.send, group, named))
                 chunks.update({(one.file.path, one.index): digest for one, digest in zip(group, sent, strict=True)})
 
@@ -119,13 +125,13 @@ class _Chunk:
 def _groups(files: Sequence[SentFile]) -> Iterator[Sequence[_Chunk]]:
     """All chunks, many at a time: the mirror is asked once which of a group it lacks."""
     group: list[_Chunk] = []
-    size = 0
+    size, most = 0, _FIRST_GROUP_BYTES
     for file in files:
         for index in range(chunk_count(file.size)):
             chunk = _Chunk(file, index, chunk_range(file.size, index))
-            if len(group) == CHUNKS_AT_ONCE or size + chunk.part.size > _GROUP_BYTES:
+            if len(group) == CHUNKS_AT_ONCE or size + chunk.part.size > most:
                 yield group
-                group, size = [], 0
+                group, size, most = [], 0, min(2 * most, _GROUP_BYTES)
             group.append(chunk)
             size += chunk.part.size
     if group:

@@ -4,8 +4,9 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.wire.http_fields import push_path
 from tests.benchmarks import disk
 from tests.benchmarks.report import RUNS, Figure, Row, differences, ratios, scaled_size
+from tests.doubles.seaweed import SeaweedServer
+from tests.support.content.bucket_stores import store_environment
 from tests.support.services import services
 from tests.support.services.commands import Process, Shell, wait_until
 from tests.support.services.processes import cpu_seconds
@@ -30,12 +33,20 @@ _SHARD: Final = 16 * CHUNK_SIZE
 
 def measure() -> list[Row]:
     """One after the other, each with a checkpoint of its own."""
-    with tempfile.TemporaryDirectory() as name, services.mirror(Path(name) / "mirror") as mirror:
-        shell = Shell(Path(name) / "job", {"BDN_URL": mirror.url})
-        shell.root.mkdir()
-        bench = _Bench(mirror, shell, Path(name) / "out")
-        bench.folder.mkdir()
-        return [*bench.pushes(), *bench.changes(), *bench.visible(), *bench.writer()]
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        with _bench(root / "directory") as bench:
+            rows = [
+                *bench.pushes("", 2 * RUNS),  # they scatter by half
+                *bench.changes(),
+                *bench.visible(),
+                *bench.writer(),
+            ]
+        with (
+            SeaweedServer(root / "server") as server,
+            _bench(root / "bucket", **store_environment(server, f"s3://{server.bucket('store')}")) as bench,
+        ):
+            return [*rows, *bench.pushes("a bucket: ", RUNS)]
 
 
 class _Bench:
@@ -56,16 +67,15 @@ class _Bench:
         os.sync()
         return place
 
-    def pushes(self) -> list[Row]:
+    def pushes(self, title: str, runs: int) -> list[Row]:
         """Beside ``cp`` and ``sync`` of the same files, and chunks of the same size sent by nothing but ``PUT``, in turn."""
         ours, theirs, pusher, server, starts, sent, bare = [], [], [], [], [], [], []
         gigabytes = self.size / 1e9
-        for run in range(2 * RUNS):  # they scatter by half
+        for run in range(runs):
             place = self.write(f"checkpoint-{run}", seed=run)
-            before, began = cpu_seconds(self.mirror.process.pid), time.perf_counter()
-            with self.shell.running("bdn", "sync", str(self.folder), _JOB, "--once") as process:
-                pusher.append(_cpu_at_the_end(process) / gigabytes)
-            seconds = time.perf_counter() - began
+            before = cpu_seconds(self.mirror.process.pid)
+            seconds, cpu = self.synced()
+            pusher.append(cpu / gigabytes)
             ours.append(gigabytes / seconds)
             server.append((cpu_seconds(self.mirror.process.pid) - before) / gigabytes)
             began = time.perf_counter()
@@ -75,24 +85,30 @@ class _Bench:
             shutil.rmtree(self.folder.parent / "copy")
             shutil.rmtree(place)
             disk.settle(self.folder)
-            began = time.perf_counter()
-            with self.shell.running("bdn", "sync", str(self.folder), _JOB, "--once") as process:
-                starts.append(_cpu_at_the_end(process) / gigabytes)
-            sent.append(gigabytes / (seconds - (time.perf_counter() - began)))
+            start, cpu = self.synced()
+            starts.append(cpu / gigabytes)
+            sent.append(gigabytes / (seconds - start))
             bare.append(gigabytes / self.put_all())
             disk.settle(self.folder)
         return [
-            Figure("bdn sync --once", "GB/s", ours),
-            Figure("a copy beside it, synced", "GB/s", theirs),
-            Figure("ratio, pair by pair", "x", ratios(ours, theirs)),
-            Figure("bdn sync without its start", "GB/s", sent),
-            Figure("the same by PUT alone", "GB/s", bare),
-            Figure("ratio, pair by pair", "x", ratios(sent, bare), ">= 0.8"),
-            Figure("CPU of bdn sync, its start included", "s/GB", pusher),
-            Figure("CPU of a start that finds nothing to push", "s/GB", starts),
-            Figure("CPU of bdn sync without its start", "s/GB", differences(pusher, starts), "<= 0.8"),
-            Figure("CPU of the mirror", "s/GB", server),
+            Figure(f"{title}bdn sync --once", "GB/s", ours),
+            Figure(f"{title}a copy beside it, synced", "GB/s", theirs),
+            Figure(f"{title}ratio, pair by pair", "x", ratios(ours, theirs)),
+            Figure(f"{title}bdn sync without its start", "GB/s", sent),
+            Figure(f"{title}the same by PUT alone", "GB/s", bare),
+            Figure(f"{title}ratio, pair by pair", "x", ratios(sent, bare), ">= 0.8"),
+            Figure(f"{title}CPU of bdn sync, its start included", "s/GB", pusher),
+            Figure(f"{title}CPU of a start that finds nothing to push", "s/GB", starts),
+            Figure(f"{title}CPU of bdn sync without its start", "s/GB", differences(pusher, starts), "<= 0.8"),
+            Figure(f"{title}CPU of the mirror", "s/GB", server),
         ]
+
+    def synced(self) -> tuple[float, float]:
+        """Push what there is: the seconds, and those of the CPU."""
+        began = time.perf_counter()
+        with self.shell.running("bdn", "sync", str(self.folder), _JOB, "--once") as process:
+            cpu = _cpu_at_the_end(process)
+        return time.perf_counter() - began, cpu
 
     def put_all(self) -> float:
         """Seconds to send as much to a push by ``PUT``, from memory, each chunk named before."""
@@ -185,6 +201,18 @@ class _Bench:
     def listed(self) -> set[str]:
         items = self.mirror.http.get("/checkpoints").json()["items"]
         return {str(item["checkpoint_id"]) for item in items}
+
+
+@contextmanager
+def _bench(root: Path, **environment: str) -> Iterator[_Bench]:
+    """A mirror, and a folder that a job writes to."""
+    root.mkdir()
+    with services.mirror(root / "mirror", **environment) as mirror:
+        shell = Shell(root / "job", {"BDN_URL": mirror.url})
+        shell.root.mkdir()
+        bench = _Bench(mirror, shell, root / "out")
+        bench.folder.mkdir()
+        yield bench
 
 
 def _cpu_at_the_end(process: Process) -> float:

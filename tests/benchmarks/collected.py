@@ -15,8 +15,8 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import TombstoneRow
 from tests.benchmarks.opened_objects import CHUNKS, publish
 from tests.benchmarks.report import Figure, scaled
-from tests.contract.opening import keys_of
 from tests.doubles.object_server import Objects, ObjectServer
+from tests.support.content.bucket_stores import store_environment
 from tests.support.content.names import named
 from tests.support.services import services
 from tests.support.services.processes import cpu_seconds, peak_megabytes
@@ -90,10 +90,7 @@ async def _recorded(data: Path, files: int) -> list[Digest]:
 
 def _environment(server: ObjectServer) -> dict[str, str]:
     return {
-        "BDN_STORE": "s3://store/bdn",
-        "BDN_STORE_SECRET": "store",
-        "BDN_STORE_ENDPOINT": server.url,
-        "BDN_SECRET_STORE": keys_of(server.account),
+        **store_environment(server, "s3://store/bdn"),
         "BDN_SCRUB_SECONDS": "0",
         "BDN_COLLECT_SECONDS": "0",
     }

@@ -1,6 +1,5 @@
 """Into a bucket and out of it: what the mirror takes in, and agents that stage straight from the bucket, beside others at the same server."""
 
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
 from tests.doubles.seaweed import SeaweedServer
 from tests.doubles.sigv4 import Account
+from tests.support.content.bucket_stores import store_environment
 from tests.support.services import services
 from tests.support.services.processes import cpu_seconds, peak_megabytes
 
@@ -72,17 +72,10 @@ class _Bench:
 
     def mirror(self, name: str, delivery: str = "direct", **more: str) -> AbstractContextManager[services.Mirror]:
         """One with its store in the server. It keeps its database below its name."""
-        keys = {
-            "aws_access_key_id": self.server.account.access_key_id,
-            "aws_secret_access_key": self.server.account.secret_access_key,
-        }
         environment = {
             "AWS_ENDPOINT_URL_S3": self.source.url,
             "AWS_REGION": "us-east-1",
-            "BDN_STORE": f"s3://{_STORE}",
-            "BDN_STORE_ENDPOINT": self.server.url,
-            "BDN_STORE_SECRET": "store",
-            "BDN_SECRET_STORE": json.dumps(keys),
+            **store_environment(self.server, f"s3://{_STORE}"),
             "BDN_STORE_DELIVERY": delivery,
             **more,
         }

@@ -1,7 +1,7 @@
-"""What the data plane costs whoever pushes: chunks by PUT into a store, beside the same chunks put into one without any network.
+"""What the data plane costs whoever pushes: chunks by PUT to it, beside the same chunks put straight into a store of the same kind.
 
-``python -m tests.benchmarks.receiver FOLDER`` is the server, in a process of its own, with a store in the folder. It tells its
-port, and ends with its input.
+``python -m tests.benchmarks.receiver PLACE`` is the server, in a process of its own, with a store in this folder, or in a bucket of
+the server at this address. It tells its port, and ends with its input.
 """
 
 import mmap
@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.store import MirrorStore
 from bdn.net.chunk_server.served_chunks import PushedChunk
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
@@ -24,37 +25,47 @@ from bdn.store.directory import DirectoryStore
 from bdn.wire.http_fields import push_path
 from tests.benchmarks import disk
 from tests.benchmarks.report import RUNS, Figure, Row, ratios, scaled_size
+from tests.doubles.seaweed import SeaweedServer
+from tests.doubles.sigv4 import Account
+from tests.support.content.bucket_stores import s3_context, store_at
 from tests.support.content.shelves import Shelf
 from tests.support.services.processes import cpu_seconds
 
 _SIZE, _THREADS = 1024**3, 4
+_ACCOUNT, _BUCKET = Account("bdn", "seaweed-example-key"), "chunks"
 _PUSH = f"mir_{'0' * 24}"
 
 Put = Callable[[Digest, memoryview], None]
+_Chunk = tuple[Digest, memoryview]
 
 
 def measure() -> list[Row]:
-    """Both in turn, each into a new store, on a disk that is quiet."""
+    """Into a directory, and into a bucket of a SeaweedFS on the same machine."""
     content = [_pages(os.urandom(CHUNK_SIZE)) for _ in range(scaled_size(_SIZE) // CHUNK_SIZE)]
     chunks = [(digest_of(one), one) for one in content]
+    return [*_compared(chunks, "", nullcontext), *_compared(chunks, "a bucket: ", _seaweed)]
+
+
+def _compared(chunks: list[_Chunk], title: str, places: Callable[[str], AbstractContextManager[str]]) -> list[Row]:
+    """Both in turn, each into a new store, on a disk that is quiet."""
     gigabytes = len(chunks) * CHUNK_SIZE / 1e9
     pushed, bare, cpu = [], [], []
     for _ in range(RUNS):
-        with TemporaryDirectory() as name, _serving(Path(name)) as (put, process):
+        with TemporaryDirectory() as name, places(name) as place, _serving(place) as (put, process):
             disk.settle(Path(name))
             before = cpu_seconds(process)
             pushed.append(gigabytes / _run(chunks, put))
             cpu.append((cpu_seconds(process) - before) / gigabytes)
-            assert len(list(DirectoryStore(Path(name)).stored())) == len(chunks)
-        with TemporaryDirectory() as name:
-            store = DirectoryStore(Path(name))
+            with _opened(place) as store:
+                assert len(list(store.stored())) == len(chunks)
+        with TemporaryDirectory() as name, places(name) as place, _opened(place) as store:
             disk.settle(Path(name))
             bare.append(gigabytes / _run(chunks, store.put))
     return [
-        Figure("pushed, verified", "GB/s", pushed),
-        Figure("put into the bare store", "GB/s", bare),
-        Figure("ratio, pair by pair", "x", ratios(pushed, bare), ">= 0.8"),
-        Figure("CPU of the server", "s/GB", cpu),
+        Figure(f"{title}pushed, verified", "GB/s", pushed),
+        Figure(f"{title}put into the bare store", "GB/s", bare),
+        Figure(f"{title}ratio, pair by pair", "x", ratios(pushed, bare), ">= 0.8"),
+        Figure(f"{title}CPU of the server", "s/GB", cpu),
     ]
 
 
@@ -67,7 +78,7 @@ def _pages(content: bytes) -> memoryview:
     return memoryview(pages)
 
 
-def _run(chunks: list[tuple[Digest, memoryview]], put: Put) -> float:
+def _run(chunks: list[_Chunk], put: Put) -> float:
     """Seconds to put them all."""
     todo = iter(chunks)
 
@@ -83,9 +94,9 @@ def _run(chunks: list[tuple[Digest, memoryview]], put: Put) -> float:
 
 
 @contextmanager
-def _serving(folder: Path) -> Iterator[tuple[Put, int]]:
+def _serving(place: str) -> Iterator[tuple[Put, int]]:
     """What puts a chunk over the network, and the server's process."""
-    command = [sys.executable, "-m", "tests.benchmarks.receiver", str(folder)]
+    command = [sys.executable, "-m", "tests.benchmarks.receiver", place]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin
         assert process.stdout
@@ -100,11 +111,36 @@ def _serving(folder: Path) -> Iterator[tuple[Put, int]]:
         process.stdin.close()  # which ends it
 
 
+@contextmanager
+def _seaweed(folder: str) -> Iterator[str]:
+    """The address of a server that has a bucket."""
+    with SeaweedServer(Path(folder) / "server", _ACCOUNT) as server:
+        server.bucket(_BUCKET)
+        yield server.url
+
+
+@dataclass
+class _Server:
+    """One that somebody else has started."""
+
+    url: str
+    account: Account = _ACCOUNT
+
+
+@contextmanager
+def _opened(place: str) -> Iterator[MirrorStore]:
+    if place.startswith("http://"):
+        with store_at(f"s3://{_BUCKET}", s3_context(_Server(place))) as store:
+            yield store
+    else:
+        yield DirectoryStore(Path(place))
+
+
 @dataclass(frozen=True)
 class _Received:
     """A ``ReceivedChunks`` that lets everybody."""
 
-    store: DirectoryStore
+    store: MirrorStore
 
     def authorize(self, request: PushedChunk) -> None:
         """Nobody is refused."""
@@ -113,9 +149,11 @@ class _Received:
         self.store.put(request.digest, content)
 
 
-def _serve(folder: str) -> None:
-    received = _Received(DirectoryStore(Path(folder)))
-    with closing(ChunkServer(Shelf(received.store), "127.0.0.1", 0, received=received)) as server:
+def _serve(place: str) -> None:
+    with (
+        _opened(place) as store,
+        closing(ChunkServer(Shelf(store), "127.0.0.1", 0, received=_Received(store))) as server,
+    ):
         server.start()
         print(server.port, flush=True)
         sys.stdin.read()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tests.benchmarks import nginx
 from tests.benchmarks.report import Figure, Missing, Row, scaled_size
-from tests.contract.opening import keys_of
 from tests.doubles.seaweed import SeaweedServer
 from tests.support.agent import ring_of_agents as ring
+from tests.support.content.bucket_stores import store_environment
 from tests.support.network import network
 
 FILES, SIZE = 4, 256 * 1024**2
@@ -71,12 +71,7 @@ def from_a_bucket(count: int, rate: int) -> list[Row]:
     ):
         root, place = Path(name), net.host()
         with SeaweedServer(root / "bucket", host=place) as server:
-            store = {
-                "BDN_STORE": f"s3://{server.bucket('store')}/bdn",
-                "BDN_STORE_SECRET": "store",
-                "BDN_STORE_ENDPOINT": server.url,
-                "BDN_SECRET_STORE": keys_of(server.account),
-            }
+            store = store_environment(server, f"s3://{server.bucket('store')}/bdn")
             source = f"s3://{nginx.BUCKET}/{PREFIX}/"
             planted = ring.planted(
                 origin.folder(PREFIX), root / "planted", source, store, AWS_ENDPOINT_URL_S3=origin.url

@@ -12,6 +12,7 @@ from bdn.core.chunk import CHUNK_SIZE, digest_of
 from tests.contract.opening import keys_of
 from tests.doubles.hub import Hub
 from tests.doubles.seaweed import SeaweedServer
+from tests.support.content.bucket_stores import store_environment
 from tests.support.content.trees import tree
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell, wait_until
@@ -35,12 +36,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory, bucket: SeaweedServer) -> It
     with Hub() as hub:
         hub.repo("org/model").commit(MODEL)
         cluster = Cluster(root, {"HF_ENDPOINT": hub.url})
-        store = {
-            "BDN_STORE": "s3://weights/bdn",
-            "BDN_STORE_ENDPOINT": bucket.url,
-            "BDN_STORE_SECRET": "store-keys",
-            "BDN_SECRET_STORE_KEYS": keys_of(bucket.account),
-        }
+        store = store_environment(bucket, "s3://weights/bdn")
         with cluster.mirror(**store), cluster.agent(BDN_OUTAGE_SECONDS="120") as found:  # until a repair is through
             yield found
 

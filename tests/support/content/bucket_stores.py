@@ -33,6 +33,16 @@ def s3_context(server: S3Server) -> SourceContext:
     return SourceContext("", settings, Secret("store", keys_of(server.account)))
 
 
+def store_environment(server: S3Server, address: str) -> dict[str, str]:
+    """What a mirror is told that has its store at this ``s3://`` address of the server."""
+    return {
+        "BDN_STORE": address,
+        "BDN_STORE_ENDPOINT": server.url,
+        "BDN_STORE_SECRET": "store",
+        "BDN_SECRET_STORE": keys_of(server.account),
+    }
+
+
 def gcs_context(server: GcsServer) -> SourceContext:
     settings = UpstreamSettings(egress=LOOPBACK, gcs_endpoint_url=server.url, google_token_url=server.token_url)
     return SourceContext("", settings, Secret("store", json.dumps(server.account.key(server.token_url))))

@@ -24,11 +24,11 @@ from bdn.mirror.app import MirrorService
 from bdn.mirror.ingest.worker import CLAIM_SECONDS
 from bdn.wire.grants import new_signing_key
 from bdn.wire.stage_schema import StageDocument, StageRequest
-from tests.contract.opening import keys_of
 from tests.doubles.hub import Hub
 from tests.doubles.object_server import ObjectServer
 from tests.doubles.request_log import LoggedRequest, RequestLog
 from tests.support.agent.process import Daemon, Program
+from tests.support.content.bucket_stores import store_environment
 from tests.support.content.trees import tree
 from tests.support.crash.forgetful_mirror import fill, repositories
 from tests.support.crash.killing_cluster import AT_ONCE, BUDGET, NODES, Kills
@@ -379,10 +379,7 @@ async def under_load(
         stack.enter_context(server)
         environ = {
             "BDN_DATABASE_URL": database,
-            "BDN_STORE": "s3://weights/bdn",
-            "BDN_STORE_ENDPOINT": server.url,
-            "BDN_STORE_SECRET": "store",
-            "BDN_SECRET_STORE": keys_of(server.account),
+            **store_environment(server, "s3://weights/bdn"),
             "BDN_GRANT_KEY_FILE": str(write_keys(root / "grant-keys.pem", new_signing_key())),
             "BDN_EGRESS_ALLOW": ALLOW_LOOPBACK,
             "HF_ENDPOINT": hub.url,

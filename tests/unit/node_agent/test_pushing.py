@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from bdn.core.chunk import Digest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.net.api_clients import MirrorClient
 from bdn.net.chunk_server.served_chunks import PushedChunk
@@ -125,6 +125,19 @@ async def test_the_mirror_is_asked_once_which_of_many_chunks_it_lacks(tmp_path: 
     assert sorted(mirror.inbox.taken) == sorted(contents.values())
     assert set.union(*mirror.asked) == {str(digest_of(content)) for content in contents.values()}
     assert len(mirror.asked) == 1
+
+
+async def test_sending_begins_when_a_few_chunks_are_named(tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        for number in range(9):
+            file.seek(number * CHUNK_SIZE)
+            file.write(bytes([number]))
+        file.truncate(9 * CHUNK_SIZE)
+    mirror = Mirror(Inbox())
+    sent = await send(mirror, tmp_path)
+    assert len(mirror.asked[0]) == 4
+    assert set.union(*mirror.asked) == {str(digest) for digest in sent.chunks.values()}
+    assert len(mirror.inbox.taken) == len(sent.told) == 9
 
 
 async def test_equal_chunks_are_sent_once(tmp_path: Path) -> None:
