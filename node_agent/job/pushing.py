@@ -97,7 +97,7 @@ class Pusher:
         sending = _Sending(self, push.push_id, at_port(self.address, push.data_port))
         chunks: dict[tuple[str, int], Digest] = {}
         left = _groups(files)
-        naming = asyncio.Lock()  # groups that are named together are sent together, and the disk waits meanwhile
+        naming = asyncio.Lock()  # one group at a time: named two at once, the first would be sent later
 
         async def send() -> None:
             while True:
