@@ -19,14 +19,14 @@ from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.disk.cache_directory import boot_id
 from node_agent.job.bounds import can_make_images
 from node_agent.job.shared_caches import SharedCaches
-from node_agent.job.sync_directory import Syncers
+from node_agent.job.sync_directory import NAMERS, Syncers
 from node_agent.job.syncing import Syncer
 from node_agent.job.volume import Volume, VolumeSpace
 from node_agent.job.volume_sync import Pushed, VolumeSync
 from node_agent.job.volumes import JobVolumes
 from node_agent.settings import AgentSettings
 
-_PUSH_THREADS: Final = 4
+_SENDERS: Final = 4
 
 
 async def open_volumes(
@@ -50,11 +50,15 @@ async def open_volumes(
 
     Raises ``DiskFailedError``.
     """
-    threads = ByteThreads(_PUSH_THREADS, "agent-push", on_start=prefer_others)
-    stack.push_async_callback(in_thread, threads.close)
+    namers = ByteThreads(NAMERS, "agent-naming", on_start=prefer_others)
+    stack.push_async_callback(in_thread, namers.close)
+    senders = ByteThreads(_SENDERS, "agent-push", on_start=prefer_others)
+    stack.push_async_callback(in_thread, senders.close)
     rate = pacer(settings.sync_rate)
     settle = settings.settle_seconds
-    syncers = Syncers(settings.url, authorities, pool, threads, outages, settle, rate, until_idle, is_noting=True)
+    syncers = Syncers(
+        settings.url, authorities, pool, namers, senders, outages, settle, rate, until_idle, is_noting=True
+    )
 
     def open_sync(volume: Volume) -> VolumeSync:
         record, checkpoints = volume.record, volume.checkpoints

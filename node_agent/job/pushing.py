@@ -55,12 +55,16 @@ class SentFile:
 
 @dataclass(frozen=True)
 class Pusher:
-    """Pushes to one mirror at ``address``. ``bearer`` is its token for this. Threads and connections are shared by all pushes."""
+    """Pushes to one mirror at ``address``. ``bearer`` is its token for this. Threads and connections are shared by all pushes.
+
+    ``namers`` are threads of their own, so that naming does not wait in a queue behind what is sent.
+    """
 
     mirror: MirrorClient
     address: str
     pool: ConnectionPool
-    threads: ByteThreads
+    namers: ByteThreads
+    senders: ByteThreads
     bearer: str | None = field(default=None, repr=False)
     outages: OutageRetry = field(default_factory=OutageRetry)
     pace: Pace | None = None  # how many seconds to wait before so many bytes are sent
@@ -93,8 +97,7 @@ class Pusher:
 
     async def send(self, source: str, files: Sequence[SentFile]) -> tuple[str, dict[tuple[str, int], Digest]]:
         """Have the mirror hold all chunks of these files, for a push that goes on. Its id, and the chunks by path and index."""
-        push = await self.outages.ask(partial(self.mirror.begin_push, PushRequest(source=source)))
-        sending = _Sending(self, push.push_id, at_port(self.address, push.data_port))
+        sending = _Sending(self)
         chunks: dict[tuple[str, int], Digest] = {}
         left = _groups(files)
         naming = asyncio.Lock()  # one group at a time: named two at once, the first would be sent later
@@ -109,8 +112,8 @@ class Pusher:
                 sent = await _all_of(map(sending.send, group, named))
                 chunks.update({(one.file.path, one.index): digest for one, digest in zip(group, sent, strict=True)})
 
-        await _all_of(send() for _ in range(_GROUPS))
-        return push.push_id, chunks
+        await _all_of([sending.begin(source), *(send() for _ in range(_GROUPS))])
+        return sending.push_id, chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +174,22 @@ def _commit_of(
 
 
 class _Sending:
-    """The chunks of one push."""
+    """The chunks of one push. The first ones are named while it is begun."""
 
-    def __init__(self, pusher: Pusher, push_id: str, plane: str) -> None:
+    def __init__(self, pusher: Pusher) -> None:
+        self.push_id = ""
+        self._plane = ""
+        self._begun = asyncio.Event()
         self._pusher = pusher
-        self._push_id = push_id
-        self._plane = plane
         self._missing = Batched(self._ask_missing, CHUNKS_AT_ONCE)
         self._locks: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # equal chunks are sent once
+
+    async def begin(self, source: str) -> None:
+        """Others wait for this before they ask or send."""
+        request = PushRequest(source=source)
+        push = await self._pusher.outages.ask(partial(self._pusher.mirror.begin_push, request))
+        self.push_id, self._plane = push.push_id, at_port(self._pusher.address, push.data_port)
+        self._begun.set()
 
     async def name(self, chunk: _Chunk) -> Digest:
         """Its digest, for which it is read if it is not known."""
@@ -190,7 +201,7 @@ class _Sending:
             with chunk.file.opened() as file:
                 return file.digest_of(chunk.part, buffer)
 
-        return await self._run(chunk, work)
+        return await self._run(self._pusher.namers, chunk, work)
 
     async def send(self, chunk: _Chunk, digest: Digest) -> Digest:
         """Have the mirror hold it. Whether it does is asked before each try: the one before may have come through.
@@ -208,28 +219,31 @@ class _Sending:
 
         async def attempt() -> Digest:
             async with lock:
-                return await self._run(chunk, work) if await self._missing.of(digest) else digest
+                if not await self._missing.of(digest):
+                    return digest
+                return await self._run(self._pusher.senders, chunk, work)
 
         sent = await self._pusher.outages.ask(attempt, but=_is_of_disk)
         if sent != known:
             await in_thread(chunk.file.on_known, chunk.index, sent)
         return sent
 
-    async def _run(self, chunk: _Chunk, work: Callable[[memoryview], Digest]) -> Digest:
+    async def _run(self, threads: ByteThreads, chunk: _Chunk, work: Callable[[memoryview], Digest]) -> Digest:
         if self._pusher.turn is not None:
             await self._pusher.turn()
-        return await self._pusher.threads.run(min(chunk.part.size, _PIECE), work)
+        return await threads.run(min(chunk.part.size, _PIECE), work)
 
     async def _ask_missing(self, digests: Sequence[Digest]) -> list[bool]:
         chunks = ChunkList(chunks=[str(digest) for digest in dict.fromkeys(digests)])
-        missing = set((await self._pusher.mirror.missing(self._push_id, chunks)).chunks)
+        await self._begun.wait()
+        missing = set((await self._pusher.mirror.missing(self.push_id, chunks)).chunks)
         return [str(digest) in missing for digest in digests]
 
     def _put(self, digest: Digest, file: OpenFile, part: ByteRange) -> None:
         """It may be written to after it was named: then the mirror refuses it, as it is not what its name says."""
         if self._pusher.pace is not None:
             time.sleep(self._pusher.pace(part.size))
-        url = self._plane + push_path(self._push_id, digest)
+        url = self._plane + push_path(self.push_id, digest)
         headers = {"Authorization": f"Bearer {self._pusher.bearer}"} if self._pusher.bearer else {}
         try:
             with self._pusher.pool.request("PUT", url, headers, FileBody(file.descriptor, part)) as answer:

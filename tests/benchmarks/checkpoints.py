@@ -4,9 +4,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +42,10 @@ def measure() -> list[Row]:
                 *bench.visible(),
                 *bench.writer(),
             ]
+        if len(processors := sorted(os.sched_getaffinity(0))) > 1:
+            half = len(processors) // 2
+            with _bench(root / "apart", processors[:half], processors[half:]) as bench:
+                rows += bench.pushes("apart: ", 2 * RUNS)
         with (
             SeaweedServer(root / "server") as server,
             _bench(root / "bucket", **store_environment(server, f"s3://{server.bucket('store')}")) as bench,
@@ -204,15 +208,31 @@ class _Bench:
 
 
 @contextmanager
-def _bench(root: Path, **environment: str) -> Iterator[_Bench]:
-    """A mirror, and a folder that a job writes to."""
+def _bench(
+    root: Path, of_mirror: Collection[int] = (), of_job: Collection[int] = (), /, **environment: str
+) -> Iterator[_Bench]:
+    """A mirror, and a folder that a job writes to. Each has processors of its own, if they are named, as on two machines."""
     root.mkdir()
-    with services.mirror(root / "mirror", **environment) as mirror:
+    with ExitStack() as stack:
+        with _on(of_mirror):
+            mirror = stack.enter_context(services.mirror(root / "mirror", **environment))
+        stack.enter_context(_on(of_job))
         shell = Shell(root / "job", {"BDN_URL": mirror.url})
         shell.root.mkdir()
         bench = _Bench(mirror, shell, root / "out")
         bench.folder.mkdir()
         yield bench
+
+
+@contextmanager
+def _on(processors: Collection[int]) -> Iterator[None]:
+    """Processes and threads that are started meanwhile run on these alone, if any are named."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _cpu_at_the_end(process: Process) -> float:

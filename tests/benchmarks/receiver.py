@@ -23,7 +23,7 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.http1.pool import ConnectionPool
 from bdn.store.directory import DirectoryStore
 from bdn.wire.http_fields import push_path
-from tests.benchmarks import disk
+from tests.benchmarks import disk, nginx
 from tests.benchmarks.report import RUNS, Figure, Row, ratios, scaled_size
 from tests.doubles.seaweed import SeaweedServer
 from tests.doubles.sigv4 import Account
@@ -34,6 +34,7 @@ from tests.support.services.processes import cpu_seconds
 _SIZE, _THREADS = 1024**3, 4
 _ACCOUNT, _BUCKET = Account("bdn", "seaweed-example-key"), "chunks"
 _PUSH = f"mir_{'0' * 24}"
+_DAV = "root {root}; dav_methods PUT; create_full_put_path on; client_max_body_size 0; client_body_buffer_size 1m;"
 
 Put = Callable[[Digest, memoryview], None]
 _Chunk = tuple[Digest, memoryview]
@@ -43,7 +44,7 @@ def measure() -> list[Row]:
     """Into a directory, and into a bucket of a SeaweedFS on the same machine."""
     content = [_pages(os.urandom(CHUNK_SIZE)) for _ in range(scaled_size(_SIZE) // CHUNK_SIZE)]
     chunks = [(digest_of(one), one) for one in content]
-    return [*_compared(chunks, "", nullcontext), *_compared(chunks, "a bucket: ", _seaweed)]
+    return [*_compared(chunks, "", nullcontext), *_beside_nginx(chunks), *_compared(chunks, "a bucket: ", _seaweed)]
 
 
 def _compared(chunks: list[_Chunk], title: str, places: Callable[[str], AbstractContextManager[str]]) -> list[Row]:
@@ -66,6 +67,28 @@ def _compared(chunks: list[_Chunk], title: str, places: Callable[[str], Abstract
         Figure(f"{title}put into the bare store", "GB/s", bare),
         Figure(f"{title}ratio, pair by pair", "x", ratios(pushed, bare), ">= 0.8"),
         Figure(f"{title}CPU of the server", "s/GB", cpu),
+    ]
+
+
+def _beside_nginx(chunks: list[_Chunk]) -> list[Row]:
+    """A directory takes no PUT by itself: nginx writes the bodies of the same ones as files there, and they are synced."""
+    gigabytes = len(chunks) * CHUNK_SIZE / 1e9
+    pushed, written = [], []
+    for _ in range(RUNS):
+        with TemporaryDirectory() as name, _serving(name) as (put, _process):
+            disk.settle(Path(name))
+            pushed.append(gigabytes / _run(chunks, put))
+        with TemporaryDirectory() as name, nginx.serving(_DAV.format(root=name)) as url, _putting(url, 201) as put:
+            disk.settle(Path(name))
+            began = time.perf_counter()
+            _run(chunks, put)
+            subprocess.run(["sync", "-f", name], check=True)
+            written.append(gigabytes / (time.perf_counter() - began))
+            assert sum(path.stat().st_size for path in disk.files_below(Path(name))) == len(chunks) * CHUNK_SIZE
+    return [
+        Figure("beside nginx: pushed, verified", "GB/s", pushed),
+        Figure("PUT to nginx into a directory, synced", "GB/s", written),
+        Figure("beside nginx: ratio, pair by pair", "x", ratios(pushed, written), ">= 0.8"),
     ]
 
 
@@ -100,15 +123,21 @@ def _serving(place: str) -> Iterator[tuple[Put, int]]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin
         assert process.stdout
-        url = f"http://127.0.0.1:{int(process.stdout.readline())}"
-        with closing(ConnectionPool(timeout_seconds=60)) as pool:
-
-            def put(digest: Digest, content: memoryview) -> None:
-                with pool.request("PUT", url + push_path(_PUSH, digest), {}, content) as answer:
-                    assert answer.status == 204, answer.read(1000)
-
+        with _putting(f"http://127.0.0.1:{int(process.stdout.readline())}", 204) as put:
             yield put, process.pid
         process.stdin.close()  # which ends it
+
+
+@contextmanager
+def _putting(url: str, status: int) -> Iterator[Put]:
+    """What puts a chunk to the server at this address, which answers so."""
+    with closing(ConnectionPool(timeout_seconds=60)) as pool:
+
+        def put(digest: Digest, content: memoryview) -> None:
+            with pool.request("PUT", url + push_path(_PUSH, digest), {}, content) as answer:
+                assert answer.status == status, answer.read(1000)
+
+        yield put
 
 
 @contextmanager

@@ -68,12 +68,13 @@ async def syncing(
     outages: OutageRetry | None = None,
 ) -> AsyncIterator[Syncer]:
     with (
-        closing(ByteThreads(4, "push")) as threads,
+        closing(ByteThreads(2, "naming")) as namers,
+        closing(ByteThreads(4, "push")) as senders,
         closing(ConnectionPool(timeout_seconds=60)) as pool,
         VolumeJournal(journal) as kept,
     ):
         async with MirrorClient(mirror.url, None) as client:
-            pusher = Pusher(client, mirror.url, pool, threads, outages=outages or OutageRetry(), pace=pace)
+            pusher = Pusher(client, mirror.url, pool, namers, senders, outages=outages or OutageRetry(), pace=pace)
             yield Syncer(directory, JOB, pusher, kept, lambda *_: None, settle_seconds, is_noting)
 
 

@@ -24,6 +24,7 @@ from node_agent.job.pushing import Pusher, SentFile
 from node_agent.job.tree import ChangedError, JobDirectory
 from tests.support.content.shelves import Inbox, Shelf, serving
 from tests.support.network.authority import new_authority
+from tests.support.services.commands import wait_until
 
 CONTENTS = {"a": os.urandom(1000), "b": os.urandom(3_000_001)}
 NAMES = {path: digest_of(content) for path, content in CONTENTS.items()}
@@ -63,6 +64,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def write_chunks(path: Path, count: int) -> None:
+    """A file of so many chunks, each unlike the others."""
+    with path.open("wb") as file:
+        for number in range(count):
+            file.seek(number * CHUNK_SIZE)
+            file.write(bytes([number]))
+        file.truncate(count * CHUNK_SIZE)
+
+
 @dataclass
 class Sent:
     """What was pushed: the names of chunks by path and index, and what the journal is told."""
@@ -98,12 +108,13 @@ async def send(
     ]
     with (
         serving(Shelf(mirror.inbox.store), received=mirror.inbox, certificate=certificate) as server,
-        closing(ByteThreads(4, "push")) as threads,
+        closing(ByteThreads(2, "naming")) as namers,
+        closing(ByteThreads(4, "push")) as senders,
         closing(ConnectionPool(timeout_seconds=60, authorities=Authorities(trusted))) as pool,
     ):
         scheme = "https" if certificate else "http"
         mirror.data_port = server.port
-        pusher = Pusher(cast("MirrorClient", mirror), f"{scheme}://localhost:{server.port}", pool, threads)
+        pusher = Pusher(cast("MirrorClient", mirror), f"{scheme}://localhost:{server.port}", pool, namers, senders)
         _, chunks = await pusher.send(SOURCE, files)
     return Sent(chunks, told)
 
@@ -128,16 +139,26 @@ async def test_the_mirror_is_asked_once_which_of_many_chunks_it_lacks(tmp_path: 
 
 
 async def test_sending_begins_when_a_few_chunks_are_named(tmp_path: Path) -> None:
-    with (tmp_path / "large").open("wb") as file:
-        for number in range(9):
-            file.seek(number * CHUNK_SIZE)
-            file.write(bytes([number]))
-        file.truncate(9 * CHUNK_SIZE)
+    write_chunks(tmp_path / "large", 9)
     mirror = Mirror(Inbox())
     sent = await send(mirror, tmp_path)
     assert len(mirror.asked[0]) == 4
     assert set.union(*mirror.asked) == {str(digest) for digest in sent.chunks.values()}
     assert len(mirror.inbox.taken) == len(sent.told) == 9
+
+
+async def test_chunks_are_named_while_every_sender_waits_for_the_mirror(tmp_path: Path) -> None:
+    """Else nothing is sent while the next ones are named."""
+    write_chunks(tmp_path / "large", 17)
+
+    class Waiting(Inbox):
+        def take(self, request: PushedChunk, content: memoryview) -> None:
+            wait_until(lambda: sum(map(len, mirror.asked)) == 17)
+            super().take(request, content)
+
+    mirror = Mirror(Waiting())
+    sent = await send(mirror, tmp_path)
+    assert len(mirror.inbox.taken) == len(sent.told) == 17
 
 
 async def test_equal_chunks_are_sent_once(tmp_path: Path) -> None:
