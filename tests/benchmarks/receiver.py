@@ -41,7 +41,7 @@ _Chunk = tuple[Digest, memoryview]
 
 
 def measure() -> list[Row]:
-    """Into a directory, and into a bucket of a SeaweedFS on the same machine."""
+    """Into a directory, beside nginx too, and into a bucket of a SeaweedFS on the same machine."""
     content = [_pages(os.urandom(CHUNK_SIZE)) for _ in range(scaled_size(_SIZE) // CHUNK_SIZE)]
     chunks = [(digest_of(one), one) for one in content]
     return [*_compared(chunks, "", nullcontext), *_beside_nginx(chunks), *_compared(chunks, "a bucket: ", _seaweed)]
@@ -71,7 +71,7 @@ def _compared(chunks: list[_Chunk], title: str, places: Callable[[str], Abstract
 
 
 def _beside_nginx(chunks: list[_Chunk]) -> list[Row]:
-    """A directory takes no PUT by itself: nginx writes the bodies of the same ones as files there, and they are synced."""
+    """A directory takes no PUT by itself: nginx writes the same chunks as files there, and they are synced."""
     gigabytes = len(chunks) * CHUNK_SIZE / 1e9
     pushed, written = [], []
     for _ in range(RUNS):
