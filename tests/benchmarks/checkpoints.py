@@ -29,6 +29,7 @@ _JOB: Final = "bt://bench@job1"
 _LONGEST_SECONDS: Final = 600
 _THREADS: Final = 16  # as many as bdn sync has
 _SHARD: Final = 16 * CHUNK_SIZE
+_WRITTEN: Final = 2  # checkpoints that a writer makes in a run
 
 
 def measure() -> list[Row]:
@@ -144,9 +145,9 @@ class _Bench:
                 for index in range(max(1, chunks * percent // 100)):
                     file.seek(index * CHUNK_SIZE + CHUNK_SIZE // 2)
                     file.write(os.urandom(16))
-            before = services.metric(self.mirror.http, "bdn_mirror_pushed_bytes_total")
+            before = self.pushed_bytes()
             self.sync()
-            moved = services.metric(self.mirror.http, "bdn_mirror_pushed_bytes_total") - before
+            moved = self.pushed_bytes() - before
             rows.append(
                 Figure(f"{percent} % of the chunks are new: sent", "% of the bytes", [100 * moved / self.size], asked)
             )
@@ -168,17 +169,20 @@ class _Bench:
 
     def writer(self) -> list[Row]:
         """One who writes checkpoints without end, alone and beside a syncer that pushes them, in turn."""
-        alone, beside = [], []
+        alone, beside, sent = [], [], []
         for run in range(2 * RUNS):  # they scatter as pushes do
             self.clear()
             alone.append(self.written(f"alone-{run}", 300 + run))
             self.clear()
+            before = self.pushed_bytes()
             with self.shell.running("bdn", "sync", str(self.folder), _JOB, "--settle", "0s"):
                 beside.append(self.written(f"beside-{run}", 400 + run))
+                sent.append(100 * (self.pushed_bytes() - before) / (_WRITTEN * self.size))
         return [
             Figure("a writer alone", "GB/s", alone),
             Figure("the same beside bdn sync", "GB/s", beside),
             Figure("ratio, pair by pair", "x", ratios(beside, alone), ">= 0.9"),
+            Figure("sent meanwhile", "% of the bytes", sent),
         ]
 
     def clear(self) -> None:
@@ -189,13 +193,16 @@ class _Bench:
 
     def written(self, name: str, seed: int) -> float:
         began = time.perf_counter()
-        for part in range(2):
-            self.write(f"{name}-{part}", seed * 2 + part)
-        return 2 * self.size / 1e9 / (time.perf_counter() - began)
+        for part in range(_WRITTEN):
+            self.write(f"{name}-{part}", seed * _WRITTEN + part)
+        return _WRITTEN * self.size / 1e9 / (time.perf_counter() - began)
 
     def sync(self) -> None:
         done = self.shell.run("bdn", "sync", str(self.folder), _JOB, "--once")
         assert done.code == 0, done.err
+
+    def pushed_bytes(self) -> float:
+        return services.metric(self.mirror.http, "bdn_mirror_pushed_bytes_total")
 
     def seconds_until(self, name: str) -> float:
         began = time.perf_counter()
