@@ -116,17 +116,18 @@ def test_a_token_of_a_team_syncs_lists_and_deletes_what_is_the_team_s(tmp_path: 
 
 
 def test_a_second_sync_sends_what_changed_and_deletes_nothing(node: Shell, tmp_path: Path) -> None:
-    first = write(tmp_path / "checkpoint-1", {"model.safetensors": WEIGHTS, "trainer_state.json": b"1"})
-    command(node, "sync", str(tmp_path), JOB, "--once")
-    assert command(node, "sync", str(tmp_path), JOB, "--once")["pushed"] == []
+    out = tmp_path / "out"
+    first = write(out / "checkpoint-1", {"model.safetensors": WEIGHTS, "trainer_state.json": b"1"})
+    command(node, "sync", str(out), JOB, "--once")
+    assert command(node, "sync", str(out), JOB, "--once")["pushed"] == []
 
-    (tmp_path / "checkpoint-1").rename(tmp_path / "checkpoint-2")  # the job rotates
-    write(tmp_path / "checkpoint-2", {"trainer_state.json": b"2"})
-    (pushed,) = command(node, "sync", str(tmp_path), JOB, "--once")["pushed"]
+    (out / "checkpoint-1").rename(out / "checkpoint-2")  # the job rotates
+    write(out / "checkpoint-2", {"trainer_state.json": b"2"})
+    (pushed,) = command(node, "sync", str(out), JOB, "--once")["pushed"]
     assert (pushed["source"], pushed["bytes_transferred"]) == (f"{JOB}/checkpoint-2", 1)
     assert sources(node) == [f"{JOB}/checkpoint-1", f"{JOB}/checkpoint-2"]
-    command(node, "checkpoints", "pull", f"{JOB}/checkpoint-1", str(tmp_path.parent / "earlier"))
-    assert tree(tmp_path.parent / "earlier") == first
+    command(node, "checkpoints", "pull", f"{JOB}/checkpoint-1", str(tmp_path / "earlier"))
+    assert tree(tmp_path / "earlier") == first
 
 
 def test_what_is_not_complete_is_not_pushed(node: Shell, tmp_path: Path) -> None:
