@@ -1,22 +1,46 @@
 """What the settings of all programs have in common: sizes as people write them, and where things are kept."""
 
+import logging
 import os
+import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from bdn.core.units import parse_size
+
+logger = logging.getLogger(__name__)
+# Kubernetes sets NAME_PORT for each Service of a pod's namespace (kubelet, "service environment variables"; Docker's links did).
+_LINK_NAME: Final = re.compile(r"BDN_(?:[A-Z0-9_]+_)?PORT")
+_LINK_VALUE: Final = re.compile(r"(?:tcp|udp|sctp)://\S+:\d+")
 
 Size = Annotated[
     int, BeforeValidator(lambda value: parse_size(value) if isinstance(value, str) else value), Field(ge=0)
 ]
 Rate = Annotated[Size, Field(gt=0)]  # bytes per second
 Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+def _service_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or re.search(r"\s", text):
+        raise ValueError("must be an http or https address, such as http://mirror:8460")
+    return text
+
+
+ServiceUrl = Annotated[str, AfterValidator(_service_url)]
 LogForm = Literal["logfmt", "json"]
 
 
@@ -32,6 +56,28 @@ class FileSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="BDN_", extra="ignore")
 
+    def __init__(self, **given: Any) -> None:  # noqa: ANN401 - values of any field
+        """Raises ``SettingsError``: one line per wrong value, each with its variable, the form that is wanted, and the value."""
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            lines = [self._problem(str(one["loc"][0]), one["msg"], one["input"]) for one in error.errors()]
+            raise SettingsError("\n".join(dict.fromkeys(lines))) from None
+
+    @classmethod
+    def _problem(cls, place: str, wanted: str, value: object) -> str:
+        fields = cls.model_fields
+        name = next((name for name, field in fields.items() if place in (name, field.validation_alias)), place)
+        shown = f" (it is {value!r})" if name in fields and fields[name].repr else ""
+        return f"{cls.variable(name)}: {wanted.removeprefix('Value error, ')}{shown}"
+
+    @classmethod
+    def variable(cls, name: str) -> str:
+        """The environment variable of a field."""
+        field = cls.model_fields.get(name)
+        alias = field.validation_alias if field else None
+        return alias if isinstance(alias, str) else f"{cls.model_config.get('env_prefix', '')}{name}".upper()
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -41,13 +87,33 @@ class FileSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the library's signature
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What the caller gives, then the environment, then the file. Raises ``SettingsError``."""
+        """What the caller gives, then the environment without service links, then the file. Raises ``SettingsError``."""
+        links = {name.lower() for name in service_links(os.environ)}
+        if links and isinstance(env_settings, EnvSettingsSource):
+            env_settings.env_vars = {name: value for name, value in env_settings.env_vars.items() if name not in links}
         return (init_settings, env_settings, InitSettingsSource(settings_cls, cls.chosen(_from_file())))
 
     @classmethod
     def chosen(cls, content: dict[str, Any]) -> dict[str, Any]:
         """What of the file these settings are made from."""
         return content
+
+
+def service_links(environ: Mapping[str, str]) -> list[str]:
+    """The variables that Kubernetes made from the name of a Service, such as ``BDN_PORT=tcp://10.43.0.1:8460`` from ``bdn``.
+
+    Its other forms, ``BDN_SERVICE_HOST`` and ``BDN_PORT_8460_TCP``, are the names of no setting.
+    """
+    return sorted(name for name in environ if _LINK_NAME.fullmatch(name) and _LINK_VALUE.fullmatch(environ[name]))
+
+
+def warn_of_service_links() -> None:
+    """One line of the log for all of them. Call once, when the log is set up."""
+    if links := service_links(os.environ):
+        logger.warning(
+            "ignoring %s: Kubernetes set it for a Service of that name. Set enableServiceLinks: false in the pod, or rename the Service",
+            ", ".join(f"{name}={os.environ[name]}" for name in links),
+        )
 
 
 # Of whatever program: each reads its own. A test compares them with the settings of all.

@@ -14,7 +14,7 @@ from bdn.cli.main import missing_extra
 from bdn.cli.output import DONE, INTERRUPTED, USAGE, exit_code_of
 from bdn.core.errors import BdnError
 from bdn.net.host_lookups import run_program
-from bdn.settings import SettingsError
+from bdn.settings import SettingsError, warn_of_service_links
 from node_agent.settings import AgentSettings, load_settings
 
 
@@ -76,6 +76,7 @@ def main(roles: str | None) -> None:
         click.echo(f"error: {error}", err=True)
         sys.exit(USAGE)
     log_to_stderr(settings.log)
+    warn_of_service_links()
     try:
         sys.exit(run_program(serve(settings)))
     except BdnError as error:

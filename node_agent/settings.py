@@ -5,11 +5,21 @@ from socket import gethostname
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from bdn.core.pace.retry import OUTAGE_SECONDS
-from bdn.settings import FileSettings, LogForm, Port, Rate, SettingsError, Size, check_names, default_data_dir
+from bdn.settings import (
+    FileSettings,
+    LogForm,
+    Port,
+    Rate,
+    ServiceUrl,
+    SettingsError,
+    Size,
+    check_names,
+    default_data_dir,
+)
 from bdn.wire.http_fields import is_in_the_clear, is_loopback
 
 Role = Literal["node", "cluster"]
@@ -42,7 +52,7 @@ class AgentSettings(FileSettings):
     model_config = SettingsConfigDict(env_prefix="BDN_AGENT_", extra="ignore", populate_by_name=True)
 
     data_dir: Path = Field(default_factory=default_data_dir, validation_alias=_SHARED["data_dir"])
-    url: str = Field(default="http://127.0.0.1:8460", validation_alias=_SHARED["url"])
+    url: ServiceUrl = Field(default="http://127.0.0.1:8460", validation_alias=_SHARED["url"])
     token: str | None = Field(default=None, repr=False, validation_alias=_SHARED["token"])
     auth: Literal["off", "token"] = Field(default="off", validation_alias=_SHARED["auth"])
     outage_seconds: Annotated[float, Field(ge=0)] = Field(
@@ -156,18 +166,6 @@ class AgentSettings(FileSettings):
 
 def load_settings(**given: Any) -> AgentSettings:  # noqa: ANN401 - values of any field
     """The settings, checked. Raises ``SettingsError``: one line per bad value, each with the name of its variable."""
-    try:
-        settings = AgentSettings(**given)
-    except ValidationError as error:
-        lines = [f"{_variable(str(problem['loc'][0]))}: {_reason(problem)}" for problem in error.errors()]
-        raise SettingsError("\n".join(dict.fromkeys(lines))) from None
+    settings = AgentSettings(**given)
     settings.check()
     return settings
-
-
-def _variable(name: str) -> str:
-    return name if name.startswith("BDN_") else _SHARED.get(name, f"BDN_AGENT_{name.upper()}")
-
-
-def _reason(problem: Any) -> str:  # noqa: ANN401 - pydantic's own shape
-    return f"{problem['msg'].removeprefix('Value error, ')} (it is {problem['input']!r})"

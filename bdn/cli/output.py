@@ -194,13 +194,8 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
 
 
 def _describe(error: ValidationError) -> str:
-    """Which environment variables, or which fields of a request, are wrong, and how, without their values."""
-    names = ("_".join(map(str, problem["loc"])) for problem in error.errors())
-    if error.title.endswith("Settings"):
-        names = (f"BDN_{name.upper()}" for name in names)
-    else:
-        names = (in_options(str(problem["loc"][-1])) for problem in error.errors())
-    return "; ".join(f"{name}: {problem['msg']}" for name, problem in zip(names, error.errors(), strict=True))
+    """Which fields of a request are wrong, and how, without their values."""
+    return "; ".join(f"{in_options(str(problem['loc'][-1]))}: {problem['msg']}" for problem in error.errors())
 
 
 # --- while a command waits ---

@@ -35,6 +35,7 @@ from bdn.mirror.db.database import database_url, place_of
 from bdn.mirror.settings import MirrorSettings, embedded_settings
 from bdn.mirror.waiting import in_background
 from bdn.net.api_server import bind_tcp, serving
+from bdn.settings import warn_of_service_links
 from bdn.wire.stage_schema import PullLosses, StageDocument
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ def spare_collector() -> None:
 async def in_the_foreground(settings: MirrorSettings) -> AsyncIterator[asyncio.Event]:
     """Prepares the process of a service: logs, collector, threads. The event is set by the first SIGTERM or SIGINT; a second SIGINT interrupts."""
     log_to_stderr(settings.log)
+    warn_of_service_links()
     spare_collector()
     sys.setswitchinterval(_SWITCH_SECONDS)
     stop = asyncio.Event()

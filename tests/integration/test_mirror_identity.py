@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.pace.retry import RetryPolicy
 from bdn.mirror.settings import MirrorSettings
+from bdn.settings import SettingsError
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import Fault, answer, drop, rate_limited, stall
 from tests.doubles.google_sts import Provider, ServiceAccount
@@ -119,7 +119,7 @@ async def test_without_an_address_there_are_no_documents_and_no_key(tmp_path: Pa
 def test_an_address_that_clouds_cannot_use_is_refused(tmp_path: Path) -> None:
     wrong = ("http://mirror.test", "mirror.test", "https://", "https://u:p@mirror.test", "https://m.test/?a")
     for url in (*wrong, "https://m.test/#a"):
-        with pytest.raises(ValidationError, match="https address"):
+        with pytest.raises(SettingsError, match=r"BDN_ISSUER_URL: .*https address"):
             MirrorSettings(data_dir=tmp_path, issuer_url=url)
     assert MirrorSettings(data_dir=tmp_path, issuer_url=f"{ISSUER}/").issuer_url == ISSUER
 

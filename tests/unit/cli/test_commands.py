@@ -142,7 +142,7 @@ def test_a_setting_that_cannot_be_is_named_by_its_variable(monkeypatch: pytest.M
 
     done = CliRunner().invoke(bdn, ["migrate"])
 
-    assert (done.exit_code, done.output) == (2, "error: BDN_UPLOAD_RATE: Input should be greater than 0\n")
+    assert (done.exit_code, done.output) == (2, "error: BDN_UPLOAD_RATE: Input should be greater than 0 (it is '0')\n")
 
 
 def test_lists_say_what_an_agent_holds_for_its_cluster_and_why_it_takes_nothing_new(client: Client) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from bdn.cli.clients import ClientSettings
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
@@ -75,7 +74,7 @@ def test_commands_read_the_file_that_the_services_read(monkeypatch: pytest.Monke
 )
 def test_a_wrong_value_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"BDN_{name.upper()}", value)
-    with pytest.raises(ValidationError, match=name):
+    with pytest.raises(SettingsError, match=f"BDN_{name.upper()}: .*{value}"):
         MirrorSettings()
 
 

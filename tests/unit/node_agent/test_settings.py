@@ -58,7 +58,9 @@ def test_a_file_sets_what_the_environment_does_not(monkeypatch: pytest.MonkeyPat
     ("BDN_AGENT_ADVERTISE", "10.0.0.5:8471", "such as http://10.0.0.5:8471"),
     ("BDN_AGENT_ADVERTISE", "http://10.0.0.5:http", "Port could not be cast to integer"),
     ("BDN_AGENT_ADVERTISE", "http://[fd00::5:8471", "Invalid IPv6 URL"),
-    ("BDN_AGENT_PORT", "tcp://10.0.0.1:8471", "valid integer"),  # what Kubernetes sets for a service bdn-agent
+    ("BDN_AGENT_PORT", "8471/tcp", "valid integer"),
+    ("BDN_URL", "tcp://10.0.0.1:8460", "such as http://mirror:8460"),
+    ("BDN_URL", "http://mirror:http", "Port could not be cast to integer"),
     ("BDN_AGENT_ROLES", "node,king", "'node' or 'cluster'"),
     ("BDN_AGENT_ROLES", "", "at least 1 item"),
     ("BDN_AGENT_EXPOSURE", "fuse", "'auto', 'bind', 'symlink' or 'none'"),
