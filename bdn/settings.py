@@ -153,6 +153,7 @@ NAMES: Final = frozenset(
         "scrub_seconds",
         "secrets_dir",
         "secrets_key",
+        "secrets_organisations",
         "store",
         "store_delivery",
         "store_endpoint",

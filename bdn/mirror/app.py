@@ -47,7 +47,7 @@ from bdn.mirror.scrub import AgentSource, Keeper, Repair, UpstreamSource
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.served_files import ServedFiles
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.store import opened_store
+from bdn.mirror.store import check_secret_files, opened_store
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics
 from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
@@ -61,6 +61,7 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate, certificate
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
+from bdn.store.opener import bucket_of
 from bdn.transfer.byte_threads import ByteThreads, pacer
 from bdn.transfer.ranged import RangedReader
 from bdn.wire.grants import GrantVerifier
@@ -118,6 +119,7 @@ async def open_mirror(
         InUseError: another process has the data directory or the data port.
     """
     check_binding(settings)
+    await asyncio.to_thread(check_secret_files, settings)
     given = (settings.tls_cert, settings.tls_key) if serve else (None, None)
     shown = await asyncio.to_thread(certificate, "BDN_TLS", *given)
     authorities = await asyncio.to_thread(Authorities, settings.tls_ca)
@@ -133,7 +135,8 @@ async def open_mirror(
             make_folder(settings.data_dir, is_durable=True)
         lock = stack.enter_context(locked(settings.data_dir, program)) if settings.is_embedded else None
         database = await _open_database(stack, settings, clock)
-        secrets = Secrets(OperatorSecrets(settings.secrets_dir), SecretTable(database, keyring))
+        table, served = SecretTable(database, keyring), settings.served_organisations
+        secrets = Secrets(OperatorSecrets(settings.secrets_dir), table, served)
         store = await stack.enter_async_context(opened_store(settings, exclusive=settings.is_embedded, clock=clock))
         now, metrics, at_work = database.now, Metrics(database, store), dict[str, Progress]()
         signer = await asyncio.to_thread(load_grant_signer, settings)
@@ -154,7 +157,8 @@ async def open_mirror(
             asker=retries,
         )
         sign_ins = SignIns(secrets, issuer, context)
-        surveyor = Surveyor(database, sign_ins, settings.limit_files, settings.limit_bytes)
+        own = bucket_of(settings.effective_store)
+        surveyor = Surveyor(database, sign_ins, settings.limit_files, settings.limit_bytes, own)
 
         # Retention: what leaves the store, and the events that say why.
         events = Events(database, settings.events_seconds, now)

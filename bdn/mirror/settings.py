@@ -1,5 +1,6 @@
 """The mirror's settings: environment variables with the prefix ``BDN_``, or a TOML file named by ``BDN_CONFIG``."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -11,11 +12,23 @@ from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.core.store import GRACE_SECONDS, TOMBSTONE_SECONDS
 from bdn.settings import FileSettings, LogForm, Port, Rate, Size, default_data_dir
 from bdn.sources.settings import CLOUDFLARE_R2, check_r2_template
+from bdn.wire.access_schema import DEFAULT_ORGANISATION, ORGANISATION_PATTERN
 from bdn.wire.location_schema import Delivery
 
 
 def _check_egress(text: str) -> str:
     EgressPolicy.parse(text)
+    return text
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def _check_organisations(text: str) -> str:
+    for name in _words(text):
+        if not re.fullmatch(ORGANISATION_PATTERN, name):
+            raise ValueError(f"{name!r} cannot be the name of an organisation; write names with commas between them")
     return text
 
 
@@ -62,6 +75,7 @@ class MirrorSettings(FileSettings):
     tls_ca: Path | None = None  # whom agents are believed by; None means the authorities of the system
     log: LogForm = "logfmt"
     secrets_dir: Path | None = None
+    secrets_organisations: Annotated[str, AfterValidator(_check_organisations)] = ""  # beside the default one
     secrets_key: str | None = Field(default=None, repr=False)  # base64, with commas: the first encrypts, all decrypt
     r2_endpoint_url: Annotated[str, AfterValidator(check_r2_template)] = CLOUDFLARE_R2
     egress_allow: Annotated[str, AfterValidator(_check_egress)] = ""  # hosts and networks beyond the public internet
@@ -106,6 +120,11 @@ class MirrorSettings(FileSettings):
     def effective_store(self) -> str:
         """The store's address, the embedded default included."""
         return self.store or f"file://{self.data_dir.absolute()}/store"
+
+    @property
+    def served_organisations(self) -> frozenset[str]:
+        """The organisations whose sources may name secrets of the environment and of ``secrets_dir``."""
+        return frozenset({DEFAULT_ORGANISATION, *_words(self.secrets_organisations)})
 
     @property
     def egress(self) -> EgressPolicy:

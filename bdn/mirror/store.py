@@ -6,13 +6,32 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
+from bdn.core.errors import InvalidRequestError
 from bdn.core.store import MirrorStore
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.upstream.sign_ins import OperatorSecrets
+from bdn.mirror.upstream.sign_ins import infrastructure_secret
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
 from bdn.store.opener import open_store, settings_of_store
+
+
+def check_secret_files(settings: MirrorSettings) -> None:
+    """Refuse keys of the mirror among the secrets that a source can name. Blocking."""
+    if settings.secrets_dir is None:
+        return
+    folder = settings.secrets_dir.resolve()
+    files = {name: getattr(settings, name) for name in ("tls_key", "grant_key_file", "identity_key_file")}
+    if config := os.environ.get("BDN_CONFIG"):
+        files["config"] = Path(config)
+    parents = {name: path.parent for name, path in files.items() if path is not None}
+    for name, parent in {**parents, "data_dir": settings.data_dir}.items():
+        if parent.resolve() == folder:
+            raise InvalidRequestError(
+                f"BDN_{name.upper()}={files.get(name, parent)} is in BDN_SECRETS_DIR, where a source could name it as its "
+                "secret; move it elsewhere, such as into a folder below that directory"
+            )
 
 
 @asynccontextmanager
@@ -20,9 +39,9 @@ async def opened_store(
     settings: MirrorSettings, *, exclusive: bool, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[MirrorStore]:
     """``BDN_STORE``, until the block ends. ``exclusive`` says that nobody else writes there. Raises what ``open_store`` does."""
-    reread = (
-        partial(OperatorSecrets(settings.secrets_dir).resolve, settings.store_secret) if settings.store_secret else None
-    )
+    reread = None
+    if settings.store_secret:
+        reread = partial(infrastructure_secret, settings.secrets_dir, "BDN_STORE_SECRET", settings.store_secret)
     sign_in = await reread() if reread else None
     upstreams = UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url)
     where = settings_of_store(upstreams, settings.store_endpoint, settings.store_region)

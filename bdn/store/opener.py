@@ -65,6 +65,11 @@ def _open_bucket(uri: BucketUri, context: SourceContext, reread: Callable[[], Aw
         raise
 
 
+def bucket_of(address: str) -> BucketUri | None:
+    """The bucket and prefix of the store at this address; None for a directory."""
+    return None if address.startswith("file:") else _bucket_at(address)
+
+
 def _bucket_at(address: str) -> BucketUri:
     try:
         uri = parse_source(address)

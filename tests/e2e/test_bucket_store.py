@@ -132,7 +132,9 @@ def test_a_store_moves_from_a_directory_into_a_bucket_beside_its_mirror_and_a_se
     with Hub() as hub:
         repository = hub.repo("org/model")
         repository.commit(MODEL)
-        cluster = Cluster(tmp_path, {"HF_ENDPOINT": hub.url, "BDN_SECRET_STORE_KEYS": keys_of(bucket.account)})
+        cluster = Cluster(
+            tmp_path, {"HF_ENDPOINT": hub.url, "BDN_INFRASTRUCTURE_SECRET_STORE_KEYS": keys_of(bucket.account)}
+        )
         machine, user = Shell(tmp_path / "mirror", cluster.extra, is_forked=True), cluster.shell("operator")
         to = ("--to", "s3://weights/moved", "--to-secret", "store-keys", "--to-endpoint", bucket.url)
         copy = ("bdn-admin", "store", "copy", *to)

@@ -11,6 +11,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.pace.retry import Outage, RetryPolicy
+from bdn.mirror.db.secrets import new_key
 from bdn.store import bucket
 from bdn.wire.http_fields import SUSPECT_HEADER
 from tests.contract.opening import keys_of
@@ -20,7 +21,7 @@ from tests.doubles.hub import Hub
 from tests.doubles.object_server import ObjectServer
 from tests.support.agent.rig import Clock
 from tests.support.content.calendar import Calendar
-from tests.support.mirror.service import LONGEST_SECONDS, mirror_under_test, refusal, source, until
+from tests.support.mirror.service import LONGEST_SECONDS, mirror_under_test, refusal, source, until, with_secret
 from tests.support.network.egress import ALLOW_LOOPBACK
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -39,7 +40,7 @@ def server(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
     with ObjectServer() as server:
         server.bucket("weights")
         settings = {"STORE": "s3://weights/bdn", "STORE_ENDPOINT": server.url, "STORE_SECRET": "store"}
-        settings |= {"SECRET_STORE": keys_of(server.account), "EGRESS_ALLOW": ALLOW_LOOPBACK}
+        settings |= {"INFRASTRUCTURE_SECRET_STORE": keys_of(server.account), "EGRESS_ALLOW": ALLOW_LOOPBACK}
         for name, value in settings.items():
             monkeypatch.setenv(f"BDN_{name}", value)
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -81,6 +82,44 @@ async def test_what_the_server_of_a_bucket_does_is_outlived_repaired_or_told_wit
         assert await mirror.tree(manifest) == TREE
         assert (await mirror.get("/manifests"))["store"]["disk_free"] is None
         assert mirror.count("damaged_chunks") == 0
+
+
+INSIDE = (
+    *("s3://weights", "s3://weights/", "s3://weights/bdn", "s3://weights/bdn/", "s3://weights/bdn/b3"),
+    *(
+        "s3://weights/./bdn//b3",
+        "s3://WEIGHTS/bdn",
+        "gs://weights/bdn/b3",
+        "r2://4cc0.weights/bdn",
+        "r2://4cc0.eu.weights/bdn",
+    ),
+)
+
+
+async def test_a_tenant_s_source__inside_the_store_is_refused_and_the_store_s_secret_has_no_name(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
+    server.buckets["weights"].overwrite("bdn2/x", b"beside the store")
+    settings: dict[str, Any] = {"auth": "token", "token": "t", "secrets_key": new_key()}
+    async with mirror_under_test(tmp_path / "mirror", bearer="t", **settings) as mirror:
+        await mirror.ready(MODEL)
+        mirror.http.headers["BDN-Organisation"] = "rival"
+        own = await mirror.http.put("/secrets/own", json={"value": keys_of(server.account)})
+        guessed = await mirror.http.put("/secrets/store", json={"value": "guessed"})
+        assert (own.json()["outranked"], guessed.json()["outranked"]) == (False, False), "it confirms no name"
+        await mirror.http.delete("/secrets/store")
+
+        for uri in INSIDE:
+            for auth in (with_secret("store"), with_secret("own"), {}):
+                for dry_run in (False, True):
+                    answer = await mirror.post(source(uri, **auth), dry_run=dry_run)
+                    assert refusal(answer) == (422, "INVALID_SOURCE"), (uri, auth, answer.text)
+        beside = "s3://weights/bdn2"
+        for name in ("store", "infrastructure", "infrastructure_store"):
+            assert (await mirror.failed(source(beside, **with_secret(name))))["code"] == "SECRET_NOT_FOUND"
+        mine = await mirror.ready(source(beside, **with_secret("own")))
+        assert await mirror.tree(mine["sources"][0]["manifest"]) == {"x": b"beside the store"}
 
 
 async def test_what_the_scrub_cannot_read_in_time_it_looks_at_and_finds_what_is_absent_or_of_another_size(

@@ -574,7 +574,7 @@ async def _entries(secrets: Secrets, organisation: str) -> Items[SecretEntry]:
             created_at=moment(row.created_at),
             updated_at=moment(row.updated_at),
             sealed_with=secrets.table.keyring.sealed_with(row.ciphertext),
-            outranked=await secrets.is_outranked(row.name),
+            outranked=await secrets.is_outranked(row.name, organisation),
         )
         for row in await secrets.table.rows(organisation)
     ]

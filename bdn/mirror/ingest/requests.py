@@ -73,7 +73,7 @@ class MirrorRequests:
         """
         self._check_grant(sources, organisation)
         for source in sources:
-            self.surveyor.sign_ins.check(source.auth, organisation)
+            self.surveyor.check(source, organisation)
         bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
         asked = bodies if team is None else [team, *bodies]
         request_key = digest_of(json.dumps(asked, sort_keys=True).encode()).hex

@@ -14,7 +14,16 @@ from typing import Final
 from bdn.core.chunk import Digest, FileEntry, ManifestDocument, ManifestWriter, UnsafePathError, check_tree, chunk_range
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
 from bdn.core.source.upstream import Listing, Resolution, Source, UpstreamFile
-from bdn.core.source.uri import CheckpointUri, HuggingFaceUri, WeightsSource, hint_for, literal_prefixes, select
+from bdn.core.source.uri import (
+    BucketUri,
+    CheckpointUri,
+    HuggingFaceUri,
+    SourceUri,
+    WeightsSource,
+    hint_for,
+    literal_prefixes,
+    select,
+)
 from bdn.core.store import is_small
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database, ReadSession
@@ -59,6 +68,27 @@ class Surveyor:
     sign_ins: SignIns
     limit_files: int
     limit_bytes: int
+    store: BucketUri | None = None  # None: a directory, which no source can name
+
+    def check(self, wanted: WeightsSource, organisation: str) -> None:
+        """Refuse, before a worker tries, a sign-in that cannot be resolved and a source that shares objects with the store."""
+        self.sign_ins.check(wanted.auth, organisation)
+        self._check_outside(wanted.source)
+
+    def _check_outside(self, uri: SourceUri) -> None:
+        """Chunks of all organisations are in the store.
+
+        The bucket's name alone decides: one bucket may have several endpoints, and on some servers also ``gs://`` and ``s3://`` addresses.
+        """
+        if not isinstance(uri, BucketUri) or self.store is None or uri.bucket.lower() != self.store.bucket.lower():
+            return
+        pairs = zip(_folders(uri), _folders(self.store), strict=False)
+        if all(ours == theirs for ours, theirs in pairs):
+            raise InvalidSourceError(
+                str(uri),
+                f"{uri} holds objects of this mirror's own store, or would if it were in the same place; a source has to be "
+                "in another bucket, or in a folder beside the store",
+            )
 
     @asynccontextmanager
     async def open(
@@ -77,6 +107,7 @@ class Surveyor:
         if isinstance(uri, CheckpointUri):
             yield CheckpointSource(self.database, pinned(uri, revision) if revision else uri, organisation, team)
             return
+        self._check_outside(uri)
         if revision is not None and isinstance(uri, HuggingFaceUri):
             uri = replace(uri, revision=revision)
         async with open_source(uri, await self.sign_ins.context_of(wanted.auth, organisation, job)) as source:
@@ -110,6 +141,11 @@ class Surveyor:
                         seen.add(key)
                         bytes_missing += file.size - stored.get(key, 0)
         return Survey(resolution, files, bytes(lacking), stored, selected.warnings, bytes_missing)
+
+
+def _folders(uri: BucketUri) -> list[str]:
+    """Without empty and ``.`` segments, which some servers remove from keys."""
+    return [name for name in uri.prefix.split("/") if name not in ("", ".")]
 
 
 async def _stored(session: ReadSession, missing: Sequence[UpstreamFile]) -> dict[str, int]:

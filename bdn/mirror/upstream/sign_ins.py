@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError, SecretNotFoundError
 from bdn.core.source.uri import Auth, AuthMethod
@@ -21,29 +22,25 @@ from bdn.sources.sign_in import (
     SignIn,
     SourceContext,
 )
-from bdn.wire.access_schema import is_secret_name
+from bdn.wire.access_schema import DEFAULT_ORGANISATION, is_secret_name
+
+_INFRASTRUCTURE: Final = "infrastructure"
 
 
 @dataclass(frozen=True)
 class OperatorSecrets:
-    """``BDN_SECRET_<NAME>`` (as written, then in upper case with ``_`` for other signs), ``<directory>/<name>``.
+    """``<prefix><NAME>`` (as written, then in upper case with ``_`` for other signs), ``<directory>/<name>``.
 
     They need no database, and any event loop may ask for them.
     """
 
     directory: Path | None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-
-    async def resolve(self, name: str) -> Secret:
-        """The secret's value now, or ``SecretNotFoundError``, or ``SecretMalformedError``."""
-        value = await self.find(name) if is_secret_name(name) else None
-        if value is None:
-            raise SecretNotFoundError(name)
-        return Secret(name, value)
+    prefix: str = "BDN_SECRET_"
 
     async def find(self, name: str) -> str | None:
         """The value of what is a secret's name, if there is one; or ``SecretMalformedError``."""
-        for variable in (f"BDN_SECRET_{name}", f"BDN_SECRET_{re.sub('[^A-Z0-9]', '_', name.upper())}"):
+        for variable in (f"{self.prefix}{name}", f"{self.prefix}{re.sub('[^A-Z0-9]', '_', name.upper())}"):
             if value := self.environ.get(variable):
                 return value
         if self.directory is None:
@@ -56,24 +53,44 @@ class OperatorSecrets:
             return None  # absent, or not ours to read: for the caller both are the same
 
 
+async def infrastructure_secret(directory: Path | None, setting: str, name: str) -> Secret:
+    """A secret of the mirror itself, such as the store's keys. No source can name one: a secret's name has no slash.
+
+    Raises ``InvalidRequestError`` (there is none), or ``SecretMalformedError``.
+    """
+    folder = directory and directory / _INFRASTRUCTURE
+    secrets = OperatorSecrets(folder, prefix="BDN_INFRASTRUCTURE_SECRET_")
+    value = await secrets.find(name) if is_secret_name(name) else None
+    if value is None:
+        raise InvalidRequestError(
+            f"{setting}={name}: no such secret; set the environment variable {secrets.prefix}{name}, or write the file "
+            f"{_INFRASTRUCTURE}/{name} in BDN_SECRETS_DIR"
+        )
+    return Secret(name, value)
+
+
 @dataclass(frozen=True)
 class Secrets:
-    """The operator's, which serve every organisation; then the ``table``'s, which are those of each organisation."""
+    """The operator's secrets, for the organisations in ``served``; then the secrets that each organisation set in ``table``."""
 
     operators: OperatorSecrets
     table: SecretTable
+    served: frozenset[str] = frozenset({DEFAULT_ORGANISATION})
 
     async def resolve(self, name: str, organisation: str) -> Secret:
         """The secret's value now, or ``SecretNotFoundError``, or ``SecretMalformedError``."""
         if not is_secret_name(name):
             raise SecretNotFoundError(name)
-        value = await self.operators.find(name) or await self.table.value(organisation, name)
+        operators = await self.operators.find(name) if organisation in self.served else None
+        value = operators or await self.table.value(organisation, name)
         if value is None:
             raise SecretNotFoundError(name)
         return Secret(name, value)
 
-    async def is_outranked(self, name: str) -> bool:
-        """Whether the operator has a secret of this name, so that the table's value is not read."""
+    async def is_outranked(self, name: str, organisation: str) -> bool:
+        """Whether a secret of the operator serves this organisation under this name, so that the table's value is not read."""
+        if organisation not in self.served:
+            return False
         try:
             return bool(await self.operators.find(name))
         except SecretMalformedError:

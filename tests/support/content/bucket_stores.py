@@ -39,7 +39,7 @@ def store_environment(server: S3Server, address: str) -> dict[str, str]:
         "BDN_STORE": address,
         "BDN_STORE_ENDPOINT": server.url,
         "BDN_STORE_SECRET": "store",
-        "BDN_SECRET_STORE": keys_of(server.account),
+        "BDN_INFRASTRUCTURE_SECRET_STORE": keys_of(server.account),
     }
 
 

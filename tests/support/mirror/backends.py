@@ -205,7 +205,7 @@ class Production(Behind):
 
     @property
     def environment(self) -> dict[str, str]:
-        return super().environment | {"BDN_SECRET_BACKEND_KEYS": keys_of(self.server.account)}
+        return super().environment | {"BDN_INFRASTRUCTURE_SECRET_BACKEND_KEYS": keys_of(self.server.account)}
 
     @contextmanager
     def living_by(self, clock: Callable[[], float]) -> Iterator[None]:
@@ -302,7 +302,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     servers = _Servers(*map(request.getfixturevalue, names))
     with pytest.MonkeyPatch.context() as patched, closing(servers):
         patched.setattr(f"{__name__}._behind", servers.behind)
-        patched.setenv("BDN_SECRET_BACKEND_KEYS", keys_of(servers.bucket.account))
+        patched.setenv("BDN_INFRASTRUCTURE_SECRET_BACKEND_KEYS", keys_of(servers.bucket.account))
         yield PRODUCTION
 
 

@@ -28,6 +28,7 @@ REPLICAS = ["mirror-a", "mirror-b"]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 FOREIGN_VARIABLES = {"AWS_ENDPOINT_URL_S3"}  # docs/contract.md: honoured as they are
+SECRETS = ("BDN_SECRET_", "BDN_INFRASTRUCTURE_SECRET_")
 PORTS = [str(MirrorSettings.model_fields[field].default) for field in ("port", "data_port")]
 
 
@@ -63,7 +64,7 @@ def test_every_command_takes_its_arguments_and_every_variable_is_a_setting(name:
 
     known = {f"BDN_{field.upper()}" for field in (*MirrorSettings.model_fields, *ClientSettings.model_fields)}
     known |= {f"BDN_AGENT_{field.upper()}" for field in AgentSettings.model_fields} | FOREIGN_VARIABLES
-    assert {one for one in OURS[name]["environment"] if not one.startswith("BDN_SECRET_")} <= known
+    assert {one for one in OURS[name]["environment"] if not one.startswith(SECRETS)} <= known
 
 
 def test_the_mirrors_settings_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +78,7 @@ def test_the_mirrors_settings_are_accepted(monkeypatch: pytest.MonkeyPatch) -> N
     store = parse_source(settings.effective_store)
     assert str(store) == "s3://bdn/store"
     secret = Secret(
-        f"BDN_SECRET_{settings.store_secret}", environment[f"BDN_SECRET_{str(settings.store_secret).upper()}"]
+        str(settings.store_secret), environment[f"BDN_INFRASTRUCTURE_SECRET_{str(settings.store_secret).upper()}"]
     )
     keys = json.loads(COMPOSE["configs"]["s3"]["content"])["identities"][0]["credentials"][0]
     found = s3_credentials(secret)

@@ -2,13 +2,17 @@
 
 import subprocess
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError, SecretNotFoundError
 from bdn.mirror.db.secrets import Keyring, SecretTable, new_key
-from bdn.mirror.upstream.sign_ins import OperatorSecrets, Secrets
+from bdn.mirror.settings import MirrorSettings
+from bdn.mirror.store import check_secret_files
+from bdn.mirror.upstream.sign_ins import OperatorSecrets, Secrets, infrastructure_secret
 from tests.support.mirror.service import database_under_test
 
 
@@ -40,20 +44,82 @@ async def test_the_environment_comes_before_the_directory_and_the_directory_befo
         await Secrets(OperatorSecrets(directory, {}), table).resolve("hf-token", "default")
     ).value == "from a file\n"
     assert (await Secrets(OperatorSecrets(None, {}), table).resolve("hf-token", "default")).value == "from the table"
-    assert [await secrets.is_outranked(name) for name in ("hf-token", "other", "third")] == [True, True, False]
+    assert [await secrets.is_outranked(name, "default") for name in ("hf-token", "other", "third")] == [
+        True,
+        True,
+        False,
+    ]
 
 
-async def test_the_operator_s_secrets_serve_everybody_and_the_table_s_their_own_organisation(
+async def test_operator_secrets__serve_the_default_and_listed_organisations__table_secrets_their_own(
     table: SecretTable, directory: Path
 ) -> None:
     (directory / "shared").write_text("shared")
-    await table.set("red", "own", "of red")
-    await table.set("blue", "own", "of blue")
-    secrets = Secrets(OperatorSecrets(directory, {}), table)
-    assert [(await secrets.resolve("shared", who)).value for who in ("red", "blue")] == ["shared", "shared"]
+    (directory / "binary").write_bytes(b"\xff")
+    for who in ("red", "blue"):
+        await table.set(who, "own", f"of {who}")
+        await table.set(who, "shared", f"of {who}")
+    served = MirrorSettings(secrets_organisations="red, pink").served_organisations
+    secrets = Secrets(OperatorSecrets(directory, {}), table, served)
+    values = [(await secrets.resolve("shared", who)).value for who in ("default", "red", "pink", "blue")]
+    assert values == ["shared", "shared", "shared", "of blue"]
     assert [(await secrets.resolve("own", who)).value for who in ("red", "blue")] == ["of red", "of blue"]
-    with pytest.raises(SecretNotFoundError):
-        await secrets.resolve("own", "green")
+    assert [await secrets.is_outranked("shared", who) for who in ("default", "red", "blue")] == [True, True, False]
+    assert [await secrets.is_outranked("binary", who) for who in ("red", "blue")] == [True, False]
+    for name, who in (("own", "green"), ("shared", "green"), ("binary", "green")):
+        with pytest.raises(SecretNotFoundError):
+            await secrets.resolve(name, who)
+
+
+async def test_infrastructure_secret__comes_from_a_name_space_of_its_own(
+    table: SecretTable, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve = partial(infrastructure_secret, directory, "BDN_STORE_SECRET")
+    monkeypatch.setenv("BDN_SECRET_STORE", "of sources")
+    (directory / "store").write_text("of sources")
+    with pytest.raises(InvalidRequestError) as raised:
+        await resolve("store")
+    for place in (
+        "BDN_STORE_SECRET=store",
+        "BDN_INFRASTRUCTURE_SECRET_store",
+        "infrastructure/store in BDN_SECRETS_DIR",
+    ):
+        assert place in str(raised.value)
+    (directory / "infrastructure").mkdir()
+    (directory / "infrastructure" / "store").write_text("of the file")
+    assert (await resolve("store")).value == "of the file"
+    monkeypatch.setenv("BDN_INFRASTRUCTURE_SECRET_STORE", "of the environment")
+    assert (await resolve("store")).value == "of the environment"
+    secrets = Secrets(OperatorSecrets(directory), table)
+    assert (await secrets.resolve("store", "default")).value == "of sources"
+    for name in ("infrastructure", "infrastructure/store", "../infrastructure/store"):
+        with pytest.raises(SecretNotFoundError):
+            await secrets.resolve(name, "default")
+
+
+@pytest.mark.parametrize("setting", ["tls_key", "grant_key_file", "identity_key_file", "data_dir"])
+def test_file_of_the_mirror_in_the_directory_of_secrets__is_refused(setting: str, directory: Path) -> None:
+    link = directory.parent / "link"
+    link.symlink_to(directory)
+    path = link if setting == "data_dir" else link / "key.pem"
+    with pytest.raises(InvalidRequestError, match=f"BDN_{setting.upper()}={path}.*BDN_SECRETS_DIR"):
+        check_secret_files(MirrorSettings.model_validate({"secrets_dir": directory, setting: path}))
+    beside = directory / "infrastructure" / path.name
+    check_secret_files(MirrorSettings.model_validate({"secrets_dir": directory, setting: beside}))
+
+
+def test_configuration_file_in_the_directory_of_secrets__is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory / "bdn.toml").write_text("")
+    monkeypatch.setenv("BDN_CONFIG", str(directory / "bdn.toml"))
+    with pytest.raises(InvalidRequestError, match="BDN_CONFIG="):
+        check_secret_files(MirrorSettings(secrets_dir=directory))
+
+
+def test_organisation_that_operator_secrets_serve__is_checked() -> None:
+    with pytest.raises(ValidationError, match=r"'a:b' cannot be the name of an organisation"):
+        MirrorSettings(secrets_organisations="red,a:b")
 
 
 async def test_a_name_is_looked_up_as_written_before_its_upper_case_form(table: SecretTable) -> None:
@@ -80,7 +146,7 @@ async def test_an_empty_variable_is_no_secret_and_a_binary_file_is_malformed(
         await Secrets(OperatorSecrets(None, {"BDN_SECRET_X": ""}), table).resolve("x", "default")
     with pytest.raises(SecretMalformedError, match="'binary' is not text"):
         await Secrets(OperatorSecrets(directory, {}), table).resolve("binary", "default")
-    assert await Secrets(OperatorSecrets(directory, {}), table).is_outranked("binary")
+    assert await Secrets(OperatorSecrets(directory, {}), table).is_outranked("binary", "default")
 
 
 async def test_a_value_is_in_no_repr(table: SecretTable) -> None:
