@@ -86,6 +86,7 @@ async def evict(output: Output, **options: object) -> int:
 
     Caches free their disks now. The mirror keeps what it evicts for seven days (BDN_TOMBSTONE_SECONDS), in which
     'bdn-admin restore' brings it back, unless --purge is given; with --purge that goes, too, which was evicted before.
+    The mirror evicts checkpoints only by their bt:// source or --manifest: they have no upstream.
 
     \b
     Example: bdn-admin evict --source hf://org/model --dry-run
@@ -111,9 +112,18 @@ def _eviction_lines(eviction: Eviction) -> list[str]:
     return [
         *(_evicted_line(item, dry_run=eviction.request.dry_run) for item in eviction.items),
         *(f"no answer from {agent}" for agent in eviction.unreachable),
+        *_skipped_lines(eviction),
         *_error_lines(eviction.error),
         f"{freed} ({eviction.id})",
     ]
+
+
+def _skipped_lines(eviction: Eviction) -> list[str]:
+    if not eviction.skipped_pushed:
+        return []
+    size = format_size(eviction.skipped_pushed_bytes)
+    skipped = f"skipped {eviction.skipped_pushed} pushed checkpoints, {size}: they have no upstream"
+    return [f"{skipped}; to evict one, name it with --source bt://project@job/checkpoint or --manifest"]
 
 
 def _evicted_line(item: EvictedItem, *, dry_run: bool) -> str:

@@ -356,14 +356,16 @@ class StoreEviction:
         async with self.database.alone("eviction"):
             now = self.clock()
             async with removal.rehearsal(self.database) as rehearsal:
-                items = await self._plan(rehearsal, command, organisation, now)
+                candidates, skipped = await self._candidates(rehearsal.session, command, organisation)
+                items = await self._plan(rehearsal, command, organisation, now, candidates)
             async with self.database.write() as session:
                 part = await operations.lock_mirrors_part(session, command.id)
                 if part is None:
                     return
                 if not command.dry_run:
                     items = await self._give_up(session, command, organisation, now, items)
-                part.result = {"items": [item.model_dump(mode="json") for item in items]}
+                told = {"skipped_pushed": len(skipped), "skipped_pushed_bytes": sum(skipped.values())}
+                part.result = {"items": [item.model_dump(mode="json") for item in items], **told}
             victims = [item for item in items if not item.refused]
             if command.dry_run or not victims:
                 return
@@ -418,11 +420,10 @@ class StoreEviction:
         )
 
     async def _plan(
-        self, rehearsal: Rehearsal, command: EvictCommand, organisation: str, now: float
+        self, rehearsal: Rehearsal, command: EvictCommand, organisation: str, now: float, candidates: Sequence[str]
     ) -> list[EvictedItem]:
         """What goes, and what is refused. LRU passes over what is in use."""
         session = rehearsal.session
-        candidates = await self._candidates(session, command, organisation)
         uses = await self._uses(session, command, organisation, candidates)
         shared = await mirrors.others_read(session, organisation, candidates)
         is_kept = self.tombstone_seconds and not command.purge
@@ -468,15 +469,27 @@ class StoreEviction:
         return found
 
     @staticmethod
-    async def _candidates(session: ReadSession, command: EvictCommand, organisation: str) -> list[str]:
-        """The manifests that the organisation may read, or restore if they are purged, and the selector names; least recently used first."""
+    async def _candidates(
+        session: ReadSession, command: EvictCommand, organisation: str
+    ) -> tuple[list[str], dict[str, int]]:
+        """The manifests that the selector names, least recently used first, and the sizes of pushed ones that it skips.
+
+        The organisation may read them, or restore them if they are purged. A pushed manifest has no upstream to mirror it from
+        again: it is evicted by its digest or by the ``bt://`` source alone, never by age, with all others, or because an upstream
+        holds the same files.
+        """
         if command.manifests is None and not command.all and command.lru_bytes is None:
-            return []
+            return [], {}
         own = await mirrors.all_readable(
             session, organisation, or_restorable=command.purge and command.lru_bytes is None
         )
         named = own if command.manifests is None else {name.removeprefix("b3:") for name in command.manifests}
-        return [digest for digest in own if digest in named]
+        selected = [digest for digest in own if digest in named]
+        if command.manifests is not None and (command.source is None or command.source.startswith("bt://")):
+            return selected, {}
+        pushed = await mirrors.pushed_manifests(session, organisation)
+        skipped = {digest: own[digest][1] for digest in selected if digest in pushed}
+        return [digest for digest in selected if digest not in pushed], skipped
 
 
 def _hex(item: EvictedItem) -> str:

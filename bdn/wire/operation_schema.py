@@ -22,7 +22,8 @@ class EvictionRequest(SelectingModel, json_schema_extra={"examples": [{"source":
     """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes`` and ``all`` says what; the rest narrows where.
 
     ``lru_bytes`` frees that much on each tier that is selected, and spares the mirror unless ``tier`` names it. ``purge``: what
-    the mirror evicts cannot be restored and is collected at once, also what was evicted before.
+    the mirror evicts cannot be restored and is collected at once, also what was evicted before. The mirror evicts pushed manifests
+    only by ``manifest`` or by a ``bt://`` source.
     """
 
     selectors = ("source", "manifest", "job", "lru_bytes", "all")
@@ -67,6 +68,8 @@ class Eviction(OperationModel):
     """A recorded eviction. ``bytes_freed`` is what a dry run would free.
 
     ``bytes_kept`` of them stay on the mirror's disk until the first collection after ``kept_until``, and can be restored so long.
+    ``skipped_pushed`` counts the pushed manifests of ``skipped_pushed_bytes`` that the mirror did not evict, because they have no
+    upstream and the selector does not name them.
     """
 
     status: Literal["RUNNING", "DONE", "REFUSED", "FAILED"]
@@ -76,6 +79,8 @@ class Eviction(OperationModel):
     bytes_freed: int = 0
     bytes_kept: int = 0
     kept_until: datetime | None = None
+    skipped_pushed: int = 0
+    skipped_pushed_bytes: int = 0
     error: ErrorBody | None = None
 
     def without_holders(self) -> Eviction:
@@ -92,6 +97,7 @@ class EvictCommand(BaseModel):
     """
 
     id: str
+    source: str | None = None
     tier: Tier | None = None
     manifests: list[str] | None = None
     job: str | None = None

@@ -217,6 +217,35 @@ async def test_an_evicted_checkpoint_comes_back_until_it_is_collected(job: Job) 
     assert await job.mirror.tree(await job.mirror.manifest(source(STEP))) == TREE
 
 
+@pytest.mark.parametrize("selector", [
+    {"lru_bytes": 10**12},
+    {"all": True},
+    {"all": True, "force": True, "purge": True},
+    {"source": "hf://org/model"},
+], ids=["lru", "all", "purge", "equal-upstream"])  # fmt: skip
+async def test_eviction__selector_does_not_name_a_checkpoint__skips_it_and_says_so(
+    job: Job, hub: Hub, selector: Json
+) -> None:
+    hub.repo("org/model").commit({"config.json": b"{}"})
+    hub.repo("org/other").commit({"a.txt": b"a"})
+    equal = "bt://llama@job1/equal"
+    await job.mirror.ready(source("hf://org/model"))
+    await job.mirror.ready(source("hf://org/other"))
+    await job.push(TREE)
+    await job.push({"config.json": b"{}"}, equal)
+    evicted = await job.mirror.evict(tier="mirror", **selector)
+    is_bulk = "source" not in selector
+    names = {name for item in evicted["items"] for name in item["sources"]}
+    assert names == ({"hf://org/other"} if is_bulk else set())
+    size = 2 + (sum(map(len, TREE.values())) if is_bulk else 0)
+    assert (evicted["skipped_pushed"], evicted["skipped_pushed_bytes"]) == (1 + is_bulk, size)
+    await job.mirror.collect(grace_seconds=0)
+    assert await job.mirror.tree(await job.mirror.manifest(source(STEP))) == TREE
+    assert len(await job.checkpoints()) == 2
+    by_name = await job.mirror.evict(tier="mirror", source=STEP)
+    assert ([item["sources"] for item in by_name["items"]], by_name["skipped_pushed"]) == ([[STEP]], 0)
+
+
 async def test_a_collection_leaves_what_a_push_at_work_has_sent(job: Job) -> None:
     push = await job.begin()
     await job.send(push, TREE)

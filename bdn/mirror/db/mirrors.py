@@ -410,6 +410,16 @@ async def sources_by_manifest(
     return found
 
 
+async def pushed_manifests(session: ReadSession, organisation: str) -> set[str]:
+    """The manifests of an organisation that have a ``bt://`` source: what was pushed, and what was mirrored from that."""
+    query = select(MirrorSourceRow.manifest).where(
+        MirrorSourceRow.organisation == organisation,
+        MirrorSourceRow.source.startswith("bt://"),
+        MirrorSourceRow.manifest.is_not(None),
+    )
+    return {str(manifest) for manifest in (await session.execute(query.distinct())).scalars()}
+
+
 async def mirrored_after(session: ReadSession, organisation: str, after: str, limit: int) -> list[str]:
     """The next manifests in the order of their digests that were ever mirrored for the organisation."""
     query = (

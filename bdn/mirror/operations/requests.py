@@ -85,7 +85,7 @@ class OperationRequests:
         """
         request.check()
         command = EvictCommand(
-            **request.model_dump(include={"tier", "job", "lru_bytes", "all", "dry_run", "force", "purge"}),
+            **request.model_dump(include={"source", "tier", "job", "lru_bytes", "all", "dry_run", "force", "purge"}),
             id=EVICTION.new_id(),
             manifests=await self._manifests(request, organisation),
             asked_by=f"an operator of {organisation}",
@@ -120,6 +120,10 @@ class OperationRequests:
             bytes_freed=sum(item.bytes for item in gone),
             bytes_kept=sum(item.bytes for item in gone if item.restorable_until),
             kept_until=max((item.restorable_until for item in gone if item.restorable_until), default=None),
+            skipped_pushed=sum(part.result.get("skipped_pushed", 0) for part in operation.parts if not part.cluster),
+            skipped_pushed_bytes=sum(
+                part.result.get("skipped_pushed_bytes", 0) for part in operation.parts if not part.cluster
+            ),
         )
 
     async def verify(self, request: VerificationRequest, organisation: str, wait_seconds: float) -> Verification:
