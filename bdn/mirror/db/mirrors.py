@@ -152,22 +152,52 @@ async def _sources(session: ReadSession, mirror_ids: Sequence[str]) -> dict[str,
 
 
 async def claim(
-    session: WriteSession, claimant: str, *, now: float, until: float, began: float | None = None
-) -> str | None:
-    """Take the oldest mirror that nobody works on.
+    session: WriteSession,
+    claimant: str,
+    *,
+    now: float,
+    until: float,
+    began: float | None = None,
+    after: str = "",
+    only_idle: bool = False,
+) -> tuple[str, str] | None:
+    """Claim a free mirror of the organisation that has the fewest mirrors at work. Returns the mirror's id and its organisation.
 
-    ``began`` is ``now`` by the clock that dates the worker's files in the store, where that may be behind. Of several workers of a
-    mirror the earliest counts: what was put since then is not collected.
+    Of several such organisations the next one in the order of their names has its turn, and of its mirrors the oldest.
+
+    Args:
+        after: the organisation whose turn it was last. Without turns, three organisations that refill their queues would keep a
+            fourth from two slots: each is the oldest again whenever one of its mirrors ends.
+        began: ``now`` by the clock that dates the worker's files in the store, where that may be behind. Of several workers of a
+            mirror the earliest counts: what was put since then is not collected.
+        only_idle: claim no mirror of an organisation that has a claimed one, also where that claim has expired.
     """
     began = now if began is None else min(now, began)
     first = case((MirrorRow.started_at < began, MirrorRow.started_at), else_=began)
     free = or_(MirrorRow.claim_expires_at.is_(None), MirrorRow.claim_expires_at < now)
+    # A push holds its claim without a worker, and counts for nothing here.
+    at_work = (
+        select(
+            MirrorRow.organisation,
+            func.count().label("claimed"),
+            func.sum(case((MirrorRow.claim_expires_at >= now, 1), else_=0)).label("running"),
+        )
+        .where(MirrorRow.status == "SYNCING", MirrorRow.claimed_by != PUSHED)
+        .group_by(MirrorRow.organisation)
+        .subquery()
+    )
+    share = func.coalesce(at_work.c.running, 0)
+    allowed = [at_work.c.claimed.is_(None)] if only_idle else []
     candidate = (
         select(MirrorRow.id)
-        .where(MirrorRow.status.in_(RUNNING), free)
-        .order_by(MirrorRow.created_at)
+        .outerjoin(at_work, at_work.c.organisation == MirrorRow.organisation)
+        .where(MirrorRow.status.in_(RUNNING), free, *allowed)
+        .order_by(
+            share, case((MirrorRow.organisation > after, 0), else_=1), MirrorRow.organisation, MirrorRow.created_at
+        )
         .limit(1)
-        .with_for_update(skip_locked=True)
+        .with_for_update(skip_locked=True, of=MirrorRow)  # PostgreSQL locks no row of an aggregate
+        .correlate(None)
         .scalar_subquery()
     )
     statement = (
@@ -175,13 +205,15 @@ async def claim(
         .where(MirrorRow.id == candidate)
         .values(claimed_by=claimant, claim_expires_at=until, status="SYNCING")
         .values(started_at=first)
-        .returning(MirrorRow.id)
+        .returning(MirrorRow.id, MirrorRow.organisation)
         .execution_options(synchronize_session=False)
     )
-    mirror_id = (await session.execute(statement)).scalar()
-    if mirror_id is not None:
-        tell(session, mirror_id)
-    return mirror_id
+    claimed = (await session.execute(statement)).one_or_none()
+    if claimed is None:
+        return None
+    mirror_id, organisation = claimed
+    tell(session, mirror_id)
+    return mirror_id, organisation
 
 
 _RENEW: Final = (

@@ -53,7 +53,10 @@ _PUBLISH_ATTEMPTS: Final = 3
 
 @dataclass(frozen=True)
 class Worker:
-    """Works on up to ``jobs`` mirrors at once."""
+    """Works on up to ``jobs`` mirrors at once, and on one more of an organisation that has no other mirror at work.
+
+    So the mirrors of one organisation, however slow, do not delay the first mirror of another.
+    """
 
     database: Database
     ingest: Ingest
@@ -74,23 +77,40 @@ class Worker:
                 await mirrors.release_claims(session, self.name)
 
     async def _take_work(self) -> None:
-        free = asyncio.Semaphore(self.jobs)
+        free = asyncio.Semaphore(self.jobs + 1)
         new_work = self.database.watch.topic(NEW_WORK)
+        at_work: set[asyncio.Task[None]] = set()
+        organisation = ""  # whose turn it was last
+
+        def ended(work: asyncio.Task[None]) -> None:
+            at_work.discard(work)
+            free.release()
+            new_work.change()  # a claim that was limited to idle organisations is tried again
+
         async with asyncio.TaskGroup() as works:
             while True:
                 await free.acquire()
                 changes = new_work.changes
                 # A new name for each claim: one that ran out may be taken again by this very worker.
                 claimant = f"{self.name}:{next(self._claims)}"
-                mirror_id = None
+                claimed = None
                 with self._surviving():
                     now, own = self.database.now(), time.time()
                     async with self.database.write() as session:
-                        mirror_id = await mirrors.claim(
-                            session, claimant, now=now, until=now + CLAIM_SECONDS, began=own
+                        claimed = await mirrors.claim(
+                            session,
+                            claimant,
+                            now=now,
+                            until=now + CLAIM_SECONDS,
+                            began=own,
+                            after=organisation,
+                            only_idle=len(at_work) >= self.jobs,
                         )
-                if mirror_id is not None:
-                    works.create_task(self._work(mirror_id, claimant)).add_done_callback(lambda _: free.release())
+                if claimed is not None:
+                    mirror_id, organisation = claimed
+                    work = works.create_task(self._work(mirror_id, claimant))
+                    at_work.add(work)
+                    work.add_done_callback(ended)
                 else:
                     free.release()
                     await new_work.changed(changes, POLL_SECONDS)

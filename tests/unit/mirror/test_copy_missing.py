@@ -35,7 +35,7 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
         async with database.write() as session:
             await mirrors.insert(session, "mir_1", "o", "k", [{"source": "s", "mount_location": "/m"}], now=1.0)
             now = time.time()
-            assert await mirrors.claim(session, "worker:1", now=now, until=now + 60) == "mir_1"
+            assert await mirrors.claim(session, "worker:1", now=now, until=now + 60) == ("mir_1", "o")
         yield database
 
 
@@ -176,7 +176,10 @@ async def test_a_dropped_file_is_forgotten_here_and_there(kept: Kept, progress: 
 async def test_nothing_is_written_after_another_worker_took_over(kept: Kept, progress: Progress) -> None:
     progress.chunk_stored(0, "half", 0, ONE, CHUNK_SIZE)
     async with kept.database.write() as session:
-        assert await mirrors.claim(session, "worker:2", now=time.time() + 61, until=time.time() + 120) == "mir_1"
+        assert await mirrors.claim(session, "worker:2", now=time.time() + 61, until=time.time() + 120) == (
+            "mir_1",
+            "o",
+        )
     for attempt in (progress.flush(), progress.drop("half")):
         with pytest.raises(ClaimLostError):
             await attempt
