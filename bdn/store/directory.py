@@ -30,6 +30,7 @@ from bdn.core.store import StoredChunk, StoreDisk
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import make_folder, sync_folder
 
+_PRIVATE: Final = 0o700  # chunks are tenants' bytes: other users of the machine read none
 KEPT: Final = 64  # chunks in quarantine; the oldest go
 
 
@@ -48,9 +49,10 @@ class DirectoryStore:
         self._durable: set[Path] = set()  # folders of chunks whose names this process has synced
         self._writes = DirectWrites()
         with self._failures_mapped():
-            make_folder(self._chunks, is_durable=True)
-            self._incoming.mkdir(exist_ok=True)
-            make_folder(self._aside, is_durable=True)
+            make_folder(self._root, is_durable=True)
+            make_folder(self._chunks, _PRIVATE, is_durable=True)
+            make_folder(self._incoming, _PRIVATE)
+            make_folder(self._aside, _PRIVATE, is_durable=True)
             self._put_all_back()
             self._writes.probe(self._incoming)
 
@@ -247,7 +249,7 @@ class DirectoryStore:
         try:
             if not is_wrong(path, digest):
                 return False
-            self._quarantine.mkdir(exist_ok=True)
+            make_folder(self._quarantine, _PRIVATE)
             taken = (
                 self._quarantine / f"{time.time_ns()}-{digest.hex}"
             )  # when it was found, and what it should have been

@@ -24,6 +24,7 @@ from node_agent.job.tree import JobDirectory
 NAMERS: Final = 2  # with 1 a push was a tenth slower, with 4 no faster
 _SENDERS: Final = 16  # mostly waiting for the mirror to write; with 8 a push was a fifth slower, with 24 no faster
 _TIMEOUT_SECONDS: Final = 60.0
+_PRIVATE: Final = 0o700
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ async def sync_directory(
 
     name = sha256(f"{directory}\0{url}\0{job}".encode("utf-8", "surrogateescape")).hexdigest()
     kept = data_dir / "pushed" / f"{name}.journal"
-    await in_thread(make_folder, kept.parent, is_durable=True)
+    await in_thread(make_folder, kept.parent, _PRIVATE, is_durable=True)
     async with AsyncExitStack() as stack:
         namers = stack.enter_context(closing(ByteThreads(NAMERS, "naming")))
         senders = stack.enter_context(closing(ByteThreads(_SENDERS, "push")))

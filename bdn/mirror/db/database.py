@@ -1,11 +1,12 @@
 """The mirror's database: SQLite embedded, PostgreSQL in production; sessions that say whether they write."""
 
 import asyncio
+import os
 import secrets
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import cache, lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -45,6 +46,7 @@ MIGRATIONS: Final = Path(__file__).parents[3] / "migrations"
 # How long a write waits for others of this process, and as long again for another process that holds SQLite's one lock:
 # together less than clients wait for an answer.
 WRITER_SECONDS = 12.0
+_PRIVATE: Final = 0o600
 
 ReadSession = NewType("ReadSession", AsyncSession)
 WriteSession = NewType("WriteSession", ReadSession)
@@ -111,6 +113,7 @@ class Database:
         if self._listen_url.get_backend_name() != url.get_backend_name():
             raise InvalidRequestError("BDN_DATABASE_LISTEN_URL is another way to the PostgreSQL of BDN_DATABASE_URL")
         if self._is_sqlite:
+            _make_private(Path(url.database or ""))
             self._engine = self._patient = create_async_engine(url, pool_size=10, max_overflow=20)
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
             event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
@@ -274,6 +277,16 @@ def _upgrade(connection: Connection) -> bool:
     except CommandError:
         return False
     return True
+
+
+def _make_private(file: Path) -> None:
+    """Close the database file to other users. SQLite gives its WAL and index the mode of that file. A failure is the engine's to report."""
+    with suppress(OSError):
+        descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
+        try:
+            os.fchmod(descriptor, _PRIVATE)
+        finally:
+            os.close(descriptor)
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's own connection
