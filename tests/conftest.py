@@ -57,5 +57,6 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 environment.delenv(name)
         for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
             environment.setenv(name, certificates)
+        (folder / "none").mkdir()
         environment.setenv("SSL_CERT_DIR", str(folder / "none"))
         yield

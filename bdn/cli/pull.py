@@ -47,10 +47,16 @@ async def pull(
     Example: bdn pull s3://bucket/data ./data --secret my_keys
     Example: bdn pull hf://org/model ./model --dry-run --json
     """
-    from bdn.cli.pulled import is_standing  # noqa: PLC0415
+    from bdn.cli.pulled import check_held, is_standing  # noqa: PLC0415
     from bdn.cli.sources import request_body  # noqa: PLC0415
+    from bdn.sources.environment import forbids_hub  # noqa: PLC0415
 
     (wanted,) = request_body((source,), allow=allow, ignore=ignore, secret=secret).sources()
+    if not offline and wanted.source.scheme == "hf" and (forbidden := forbids_hub()):
+        output.say(f"{forbidden}: the hub is not asked, as with --offline")
+        offline = True
+    if offline:
+        check_held(wanted)
     if not dry_run and await is_standing(output, wanted, dest, offline=offline, link=link):
         return
     from bdn.cli.pulling import run_pull  # noqa: PLC0415 - mirror and agent: a second and a half

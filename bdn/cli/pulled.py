@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel
 
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, NotFoundError
 from bdn.core.source.uri import HuggingFaceUri
 from bdn.core.units import counted, format_size
 from bdn.mirror.db.recall import held_in, note_use_in
 from bdn.mirror.settings import embedded_settings
+from bdn.sources.environment import forbids_hub
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 from bdn.wire.stage_schema import BytesFrom, StageMount
 
@@ -85,6 +86,21 @@ def _line(pulled: Pulled) -> str:
         f"{pulled.seconds:.2f} s ({format_size(pulled.bytes_transferred)} from the upstream, "
         f"{format_size(pulled.bytes_from.mirror)} from the mirror, {format_size(pulled.bytes_from.node)} held already)"
     )
+
+
+def not_held(wanted: WeightsSource) -> NotFoundError:
+    """For a pull that may not ask the upstream."""
+    forbidden = forbids_hub() if wanted.source.scheme == "hf" else None
+    return NotFoundError(
+        f"{wanted.source} among what was pulled here; without {forbidden or '--offline'} its upstream is asked. It"
+    )
+
+
+def check_held(wanted: WeightsSource) -> None:
+    """Raises ``NotFoundError`` where nothing was ever pulled: for that no mirror has to start."""
+    settings = embedded_settings()
+    if not settings.database_url and not settings.usual_database.exists():
+        raise not_held(wanted)
 
 
 class _StandingPull(Protocol):

@@ -11,10 +11,10 @@ from pathlib import Path
 from bdn.cli.output import Output
 from bdn.cli.pull_plan import AtDestination, contents_of, plan_pull
 from bdn.cli.pull_services import PullRequests, services_of_pull
-from bdn.cli.pulled import as_mirrored, show_pulled
+from bdn.cli.pulled import as_mirrored, not_held, show_pulled
 from bdn.cli.running import spare_collector
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
-from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.core.errors import InvalidRequestError
 from bdn.core.room import Tree, check_room
 from bdn.core.source.uri import WeightsSource
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
@@ -41,9 +41,7 @@ async def run_pull(
         began = time.perf_counter()
         held = await requests.held(wanted, DEFAULT_ORGANISATION, is_newest=offline)
         if held is None and offline:
-            raise NotFoundError(
-                f"{wanted.source} among what was pulled here; without --offline its upstream is asked. It"
-            )
+            raise not_held(wanted)
         if held is None:
             from bdn.sources.opener import prepare  # noqa: PLC0415 - a quarter of a second
 

@@ -18,11 +18,13 @@ from pydantic import BaseModel, ValidationError
 from bdn.core.chunk import Digest, MalformedDocumentError, Manifest, digest_of
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
 from bdn.core.pace.retry import Outage, RetryPolicy
+from bdn.net.ambient import check_proxies
 from bdn.net.tls import Authorities, advice_on, failure_of_tls
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, MANIFEST_HEADER, ORGANISATION_HEADER
 from bdn.wire.layout_form import Layout
 from bdn.wire.shapes import ServiceUnreachableError, UntrustedServiceError, WrongDocumentError, error_from
 
+_NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no server, and takes no time to make
 _CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all
 # h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
 _ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)
@@ -44,6 +46,8 @@ class ServiceClient:
     ``silence_seconds`` at most without any.
     ``organisation`` is whom an operator acts for; None means its own. An answer of more than ``most_bytes``, unpacked, is not
     read to its end; None means no limit, for trusted services. ``authorities`` are for https; None means those of the system.
+
+    Raises ``InvalidRequestError``: a proxy or authorities that the environment names cannot be used.
     """
 
     def __init__(
@@ -63,23 +67,27 @@ class ServiceClient:
         socket = address.removeprefix("unix:") if address.startswith("unix:") else None
         self.base_url = "http://agent" if socket else address.rstrip("/")
         self._timeout_seconds = timeout_seconds
-        self._authorities = None if socket else authorities or Authorities()
+        self._authorities = authorities or Authorities() if self.base_url.startswith("https:") else None
         self._given: dict[str, Any] = {
             "base_url": self.base_url,
-            "transport": httpx2.AsyncHTTPTransport(uds=socket, limits=_ONE_REQUEST_EACH) if socket else None,
+            "transport": httpx2.AsyncHTTPTransport(verify=_NO_TLS, uds=socket, limits=_ONE_REQUEST_EACH)
+            if socket
+            else None,
             "limits": _ONE_REQUEST_EACH,
             "headers": ({"Authorization": f"Bearer {bearer}"} if bearer else {})
             | ({ORGANISATION_HEADER: organisation} if organisation else {}),
             "timeout": timeout_seconds,
             "trust_env": not socket and _host_of(address) not in ("127.0.0.1", "::1", "localhost"),
         }
+        if self._given["trust_env"]:
+            check_proxies()
         self._trusted: ssl.SSLContext | None = None
         self._clients = [self._new_client()]
 
     def _new_client(self) -> httpx2.AsyncClient:
         if self._authorities is not None:
             self._trusted = self._authorities.context()
-        return httpx2.AsyncClient(verify=self._trusted or True, **self._given)
+        return httpx2.AsyncClient(verify=self._trusted or _NO_TLS, **self._given)
 
     @property
     def _http(self) -> httpx2.AsyncClient:

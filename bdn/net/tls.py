@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.errors import InvalidRequestError
+from bdn.net.ambient import check_authorities
 from bdn.wire.shapes import document_of
 
 logger = logging.getLogger(__name__)
@@ -197,7 +198,10 @@ class Authorities:
         self._systems: list[ssl.SSLContext | None] = [None, None]
 
     def context(self, *, is_for_threads: bool = False) -> ssl.SSLContext:
-        """For a new connection of an event loop, or of any thread. The same object, as long as the file is the same."""
+        """For a new connection of an event loop, or of any thread. The same object, as long as the file is the same.
+
+        Raises ``InvalidRequestError``: those of the system cannot be read.
+        """
         if self._own is not None:
             return self._own[is_for_threads].context()
         found = self._systems[is_for_threads] = self._systems[is_for_threads] or _client_context(None)
@@ -205,7 +209,9 @@ class Authorities:
 
 
 def _client_context(file: Path | None) -> ssl.SSLContext:
-    """Those of the system, which SSL_CERT_FILE names, take 20 ms to load."""
+    """Those of the system, which SSL_CERT_FILE names, take 20 ms to load. OpenSSL ignores a file that it cannot read."""
+    if file is None:
+        check_authorities(os.environ)
     context = ssl.create_default_context(cafile=None if file is None else os.fspath(file))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(_PROTOCOLS)

@@ -14,6 +14,7 @@ from typing import Final
 
 from bdn.core.source.upstream import Source
 from bdn.core.source.uri import Scheme, SourceUri
+from bdn.sources.environment import check_environment
 from bdn.sources.sign_in import SourceContext
 
 # Functions with the parameters of ``open_source``.
@@ -32,18 +33,24 @@ async def open_source(uri: SourceUri, context: SourceContext) -> AsyncIterator[S
     Raises:
         SecretMalformedError: the secret does not fit the source.
         AuthRequiredError: nothing can be read there without a sign-in.
-        InvalidRequestError: a sign-in of another cloud.
+        InvalidRequestError: a sign-in of another cloud, or a variable of the environment that cannot be used.
     """
     opener = await asyncio.to_thread(prepare, uri.scheme)
     async with opener(uri, context) as source:
         yield source
 
 
-@cache
 def prepare(scheme: Scheme) -> Callable[..., AbstractAsyncContextManager[Source]]:
-    """Import what sources of this scheme need, once. Blocking.
+    """Check the environment, and import what sources of this scheme need, once. Blocking.
 
-    Each SDK takes a quarter of a second and tens of megabytes: a service that reads one hub does not pay for all of them.
+    Raises ``InvalidRequestError``: a variable of the environment cannot be used.
     """
+    check_environment(scheme)
+    return _imported(scheme)
+
+
+@cache
+def _imported(scheme: Scheme) -> Callable[..., AbstractAsyncContextManager[Source]]:
+    """Each SDK takes a quarter of a second and tens of megabytes: a service that reads one hub does not pay for all of them."""
     opener: Callable[..., AbstractAsyncContextManager[Source]] = resolve_name(_OPENERS[scheme])
     return opener

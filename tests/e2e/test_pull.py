@@ -193,6 +193,26 @@ def test_what_is_held_is_pulled_while_the_hub_is_away(shell: Shell, hub: Hub, tm
     assert hub.log.count() == 0
 
 
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_pull__with_a_variable_that_forbids_the_hub__serves_what_is_held_and_names_it(
+    shell: Shell, hub: Hub, tmp_path: Path, variable: str
+) -> None:
+    hub.repo("org/model").commit({"config.json": b"held"})
+    hub.repo("org/other").commit({"config.json": b"new"})
+    new = shell.run("bdn", "pull", "hf://org/model", "out", **{variable: "1"})
+    asked_before = hub.log.count()
+    shell.run("bdn", "pull", "hf://org/model", "first")
+    hub.log.clear()
+
+    held = shell.run("bdn", "pull", "hf://org/model", "out", **{variable: "1"})
+    other = shell.run("bdn", "pull", "hf://org/other", "other", **{variable: "1"})
+
+    assert (held.code, tree(tmp_path / "out")) == (0, {"config.json": b"held"}), held.err
+    for done in (new, other):
+        assert (done.code, f"without {variable}=1 its upstream is asked" in done.err) == (4, True), done.err
+    assert (asked_before, hub.log.count()) == (0, 0)
+
+
 @pytest.mark.embedded("a mirror that runs nowhere is known by its SQLite")
 def test_what_a_pull_left_is_explained_and_verified_without_a_service(shell: Shell, hub: Hub, tmp_path: Path) -> None:
     hub.repo("org/model").commit({"config.json": b"{}"})
