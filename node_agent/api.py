@@ -16,6 +16,7 @@ from bdn import __version__
 from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError, UnauthenticatedError
 from bdn.disk.durable import disk_errors
 from bdn.net.api_server import (
+    CALLER,
     EVENTS,
     OWNER,
     EventStream,
@@ -109,9 +110,9 @@ async def release(agent: _Agent, stage_id: str) -> StageDocument:
 
 
 @volumes_router.post("/job-volumes", status_code=201)
-async def make_volume(agent: _Agent, request: JobVolumeRequest) -> JobVolume:
+async def make_volume(agent: _Agent, request: JobVolumeRequest, http: Request) -> JobVolume:
     """What a rank may write on this node. Asking again is asking once, while its run goes on."""
-    return (await agent.volumes.create(request)).document()
+    return (await agent.volumes.create(request, getattr(http.state, CALLER, None))).document()
 
 
 @volumes_router.get("/job-volumes")

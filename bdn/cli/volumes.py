@@ -19,7 +19,7 @@ from bdn.core.units import format_size, parse_size
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.wire.cache_schema import CacheRequest
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
-from bdn.wire.job_schema import JobVolume, JobVolumeRequest
+from bdn.wire.job_schema import LARGEST_ID, JobVolume, JobVolumeRequest
 from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
 from bdn.wire.push_schema import Checkpoint, PushGrantRequest
 from bdn.wire.shapes import Items
@@ -45,6 +45,8 @@ def volumes() -> None:
 @click.option("--gpu", metavar="TYPE", help="The GPU type that the job needs, for --cache.")
 @click.option("--any-cluster", is_flag=True, help="With --cache: an empty one here if the project's is elsewhere.")
 @click.option("--huggingface", is_flag=True, help="With --cache: also the project's folder for the Hugging Face hub.")
+@click.option("--uid", type=click.IntRange(0, LARGEST_ID), help="The user that the job runs as; yours otherwise.")
+@click.option("--gid", type=click.IntRange(0, LARGEST_ID), help="The group of the directories.")
 @click.option("--load", metavar="SOURCE", help="Also stage a checkpoint: bt://project, bt://project@job/name.")
 @command_line
 async def create(
@@ -60,11 +62,13 @@ async def create(
     gpu: str | None,
     any_cluster: bool,
     huggingface: bool,
+    uid: int | None,
+    gid: int | None,
     load: str | None,
 ) -> None:
     """Make what a job may write on this node, and print its environment as lines for a shell.
 
-    Scratch is empty, bounded and gone when the volume is removed. Checkpoints are pushed meanwhile, by the agent. Said again it is the same
+    The directories are private to one user. A caller that is not the job's user, such as a prolog that runs as root, gives --uid. Scratch is empty, bounded and gone when the volume is removed. Checkpoints are pushed meanwhile, by the agent. Said again it is the same
     volume.
 
     \b
@@ -96,6 +100,8 @@ async def create(
         request = JobVolumeRequest(
             run_id=run_id,
             rank=rank,
+            uid=uid,
+            gid=gid,
             scratch_bytes=scratch,
             checkpoint_bytes=checkpoints,
             push_grant=grant,

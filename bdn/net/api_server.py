@@ -352,6 +352,24 @@ async def _written(documents: AsyncGenerator[_Document], is_last: Callable[[_Doc
 
 
 OWNER: Final = "is_owner"  # of a request's state: whether ``is_owner`` of its connection
+CALLER: Final = (
+    "caller"  # of a request's state: the user at the other end of a unix socket; None of any other connection
+)
+_PEER: Final = "3i"  # pid, uid and gid: ``struct ucred`` of unix(7)
+
+
+def caller_of(connection: socket.socket) -> int | None:
+    """The user id of the process that connected, as this user namespace has it."""
+    if connection.family != socket.AF_UNIX:
+        return None
+    _, uid, _ = _peer(connection)
+    return uid
+
+
+def _peer(connection: socket.socket) -> tuple[int, int, int]:
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_PEER))
+    pid, uid, gid = struct.unpack(_PEER, found)
+    return pid, uid, gid
 
 
 def is_owner(connection: socket.socket) -> bool:
@@ -362,9 +380,7 @@ def is_owner(connection: socket.socket) -> bool:
     """
     if connection.family != socket.AF_UNIX:
         return False
-    pid, uid, _ = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    )
+    pid, uid, _ = _peer(connection)
     try:
         return uid == os.geteuid() and Path(f"/proc/{pid}/ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink()
     except OSError:  # it is gone, or not to be seen from here
@@ -385,7 +401,7 @@ class TimedProtocol(H11Protocol):
     """Closes a connection that takes longer than ``request_seconds`` for one request, from its first byte or from connecting.
 
     Or whose client takes less of an answer than ``slowest`` allows: what is read for it is open all the time. uvicorn's own
-    timeouts begin after an answer. Each request's state has ``OWNER``.
+    timeouts begin after an answer. Each request's state has ``OWNER`` and ``CALLER``.
     """
 
     request_seconds = 30.0  # for head and body, which is some megabytes at most
@@ -397,7 +413,8 @@ class TimedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected, and has sent nothing yet."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, OWNER: is_owner(transport.get_extra_info("socket"))}
+        connection = transport.get_extra_info("socket")
+        self.app_state = {**self.app_state, OWNER: is_owner(connection), CALLER: caller_of(connection)}
         self._watch()
 
     def data_received(self, data: bytes) -> None:

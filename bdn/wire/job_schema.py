@@ -12,6 +12,7 @@ VolumeState = Literal["OPEN", "DRAINING", "ENDED"]
 SyncStatus = Literal["SYNCING", "COMPLETED"]
 
 LEAST_BYTES: Final = 16 * 1024**2  # of a directory with a bound: a smaller file system holds little but itself
+LARGEST_ID: Final = 2**32 - 2  # of a user or a group: chown(2) takes the number above it for "leave it"
 _Bytes = Annotated[int, Field(ge=LEAST_BYTES, le=10**18)]
 
 
@@ -21,11 +22,14 @@ class JobVolumeRequest(
     """What one rank of a run may write on this node. Asking again is asking once.
 
     Without ``scratch_bytes`` they are those of the agent's settings. Checkpoints are pushed as what ``push_grant`` is for, and both are given
-    or neither. ``cache_grant`` is for training caches, with ``huggingface`` also for the project's folder of that name.
+    or neither. ``cache_grant`` is for training caches, with ``huggingface`` also for the project's folder of that name. The directories belong
+    to the user ``uid`` and to the group ``gid``; without ``uid`` to the user who calls over the unix socket, or else to the agent's own user.
     """
 
     run_id: Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
     rank: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    uid: Annotated[int, Field(ge=0, le=LARGEST_ID)] | None = None
+    gid: Annotated[int, Field(ge=0, le=LARGEST_ID)] | None = None
     scratch_bytes: _Bytes | None = None
     checkpoint_bytes: _Bytes | None = None
     cache_grant: Annotated[StrictStr, Field(min_length=1)] | None = Field(default=None, repr=False)
@@ -75,6 +79,8 @@ class JobVolume(BaseModel):
     id: str
     run_id: str
     rank: int
+    uid: int | None = None
+    gid: int | None = None
     state: VolumeState
     created_at: datetime
     ended_at: datetime | None

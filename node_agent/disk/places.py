@@ -54,7 +54,7 @@ class Places:
         for folder in (self.files, self.filling, self.manifests, self.stages, self.quarantine):
             make_folder(folder, _PRIVATE)
         make_folder(self.views, _PASSABLE)
-        make_folder(self.mounts, _PUBLIC)
+        make_folder(self.mounts, _PASSABLE)
         fanout = [self.files / f"{number:02x}" for number in range(256)]
         for folder in fanout:
             folder.mkdir(mode=_PRIVATE, exist_ok=True)

@@ -23,12 +23,25 @@ _OPTIONS: Final = "nosuid,nodev,noatime,discard,noinit_itable,errors=remount-ro"
 _PROGRAMS: Final = ("mkfs.ext4", "losetup", "mount")
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 _DEEPEST: Final = 256  # folders, each of which is open while those in it are counted
-_FOR_ALL: Final = 0o777  # below a folder of ours that nobody may list
+_PRIVATE: Final = 0o700  # /proc/self/mountinfo shows the path to every user of the machine
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The user that writes a folder, and the folder's group. None: the agent's own."""
+
+    uid: int | None = None
+    gid: int | None = None
+
+    def take_over(self, folder: Path) -> None:
+        """The folder is this user's alone; its parent is the agent's, so that it is not a link. Raises ``OSError``."""
+        folder.chmod(_PRIVATE)
+        os.chown(folder, -1 if self.uid is None else self.uid, -1 if self.gid is None else self.gid)
 
 
 @dataclass
 class BoundedFolder:
-    """A folder at ``place`` for whoever knows its path. Blocking. Methods raise ``DiskFailedError``.
+    """A folder at ``place`` that its owner alone may read and write. Blocking. Methods raise ``DiskFailedError``.
 
     As an image it is an ext4 file system in a sparse file beside it, whose blocks go back to the disk when what they hold is deleted.
     ``is_kept``: it is to outlive a power cut, and has a journal.
@@ -38,6 +51,7 @@ class BoundedFolder:
     size: int
     bound: Bound
     is_kept: bool
+    owner: Owner = Owner()
     _used: int | None = field(default=None, init=False)
 
     @property
@@ -48,9 +62,9 @@ class BoundedFolder:
     def open(self) -> None:
         """Make it, or find it as it was left, by whatever end of an agent or a machine."""
         with disk_errors(self.place):
-            make_folder(self.place, 0o700)
+            make_folder(self.place, _PRIVATE)
             if self.bound == "watch":
-                self.place.chmod(_FOR_ALL)
+                self.owner.take_over(self.place)
             elif not is_mount_point(self.place):
                 if not self.image.exists():
                     self._make_image()
@@ -123,7 +137,7 @@ class BoundedFolder:
             _run("losetup", "--detach", device)  # from now on it lasts as long as the mount
         with suppress(OSError):
             (self.place / "lost+found").rmdir()
-        self.place.chmod(_FOR_ALL)
+        self.owner.take_over(self.place)
 
 
 def can_make_images(folder: Path) -> bool:

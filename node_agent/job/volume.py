@@ -14,7 +14,7 @@ from bdn.wire.shapes import body_of, moment
 from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import SetAside
-from node_agent.job.bounds import BoundedFolder
+from node_agent.job.bounds import BoundedFolder, Owner
 from node_agent.job.volume_sync import VolumeSync
 
 
@@ -34,6 +34,8 @@ class VolumeRecord(BaseModel):
     boot: str
     caches: CacheFolders | None = None
     team: str | None = None  # whose the project of the job is
+    uid: int | None = None  # the user and the group of the directories; None: the agent's
+    gid: int | None = None
     ended_at: float | None = None
 
 
@@ -51,10 +53,14 @@ class Volume:
 
     def __post_init__(self) -> None:
         record = self.record
-        self.scratch = BoundedFolder(self.folder / "scratch", record.scratch_bytes, record.bound, is_kept=False)
-        size = record.checkpoint_bytes
+        owner, size = Owner(record.uid, record.gid), record.checkpoint_bytes
+        self.scratch = BoundedFolder(
+            self.folder / "scratch", record.scratch_bytes, record.bound, is_kept=False, owner=owner
+        )
         self.checkpoints = (
-            None if size is None else BoundedFolder(self.folder / "checkpoints", size, record.bound, is_kept=True)
+            None
+            if size is None
+            else BoundedFolder(self.folder / "checkpoints", size, record.bound, is_kept=True, owner=owner)
         )
 
     @property
@@ -126,6 +132,8 @@ class Volume:
             id=record.id,
             run_id=record.run_id,
             rank=record.rank,
+            uid=record.uid,
+            gid=record.gid,
             state=self.state,
             created_at=moment(record.created_at),
             ended_at=None if record.ended_at is None else moment(record.ended_at),

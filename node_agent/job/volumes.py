@@ -6,6 +6,7 @@ under way when the machine stopped has ended.
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -89,11 +90,12 @@ class JobVolumes:
 
     # --- doing ---
 
-    async def create(self, request: JobVolumeRequest) -> Volume:
-        """The volume of a rank, which is made if there is none whose run goes on.
+    async def create(self, request: JobVolumeRequest, caller: int | None = None) -> Volume:
+        """The volume of a rank, which is made if there is none whose run goes on. ``caller`` is the user who requests it, if known.
 
         Raises:
-            InvalidRequestError: there is one of other sizes, for another job or cache; or these are half given; or this agent is none of a node.
+            InvalidRequestError: there is one of other sizes, for another user, job or cache; or these are half given; or this agent is none
+                of a node, or may not make directories for that user.
             GrantInvalidError, GrantExpiredError: of ``push_grant`` or ``cache_grant``.
             CacheNotSharedError: this node has another volume of training caches than the grant is for.
             CacheTooSmallError, CacheFullError, DiskFailedError: nothing is made.
@@ -102,6 +104,7 @@ class JobVolumes:
             raise InvalidRequestError("this agent has no volumes for jobs: it has not the role node")
         if (request.push_grant is None) != (request.checkpoint_bytes is None):
             raise InvalidRequestError("checkpoint_bytes and push_grant are given both or not at all")
+        uid = _user(request, caller)
         granted = None if request.push_grant is None else await self.verify(request.push_grant)
         cache = None if request.cache_grant is None else await self.caches.granted(request.cache_grant)
         async with self._lock:
@@ -111,11 +114,16 @@ class JobVolumes:
             if granted is not None and request.push_grant is not None:
                 await self._renew(granted, request.push_grant)
             if known is None:
-                return await to_the_end(self._create(request, granted))
+                return await to_the_end(self._create(request, granted, uid))
         record = known.record
         sizes = request.scratch_bytes or record.scratch_bytes, request.checkpoint_bytes
         if sizes != (record.scratch_bytes, record.checkpoint_bytes):
             raise InvalidRequestError(f"{_whose(known)} has a volume of other sizes; remove {record.id} first")
+        is_root = request.uid is None and caller == 0  # root may use every user's
+        if record.uid not in (None, uid) and not is_root:
+            raise InvalidRequestError(
+                f"{_whose(known)} has a volume of user {record.uid}, not of user {uid}; remove {record.id} first, or request it with that uid"
+            )
         wanted = _pushes_as(granted), cache.project if cache else None
         if wanted != (known.pushes_as, record.caches.project_id if record.caches else None):
             raise InvalidRequestError(
@@ -145,7 +153,7 @@ class JobVolumes:
             return True
         return known.expires_at - now < (granted.expires_at - now) / 2
 
-    async def _create(self, request: JobVolumeRequest, granted: PushGrant | None) -> Volume:
+    async def _create(self, request: JobVolumeRequest, granted: PushGrant | None, uid: int | None) -> Volume:
         record = VolumeRecord(
             id=f"jv_{secrets.token_hex(12)}",
             run_id=request.run_id,
@@ -157,6 +165,8 @@ class JobVolumes:
             job=str(granted.job) if granted else None,
             team=granted.team if granted else None,
             push_grant=request.push_grant,
+            uid=uid,
+            gid=request.gid,
             created_at=self.clock(),
             boot=boot_id(),
         )
@@ -351,6 +361,19 @@ class JobVolumes:
             volume.sync.give_up()
         elif not volume.is_gone:
             await self._remove(volume)
+
+
+def _user(request: JobVolumeRequest, caller: int | None) -> int:
+    """The owner of the directories. Raises ``InvalidRequestError``: only root may make them for another user, or for a group."""
+    own = os.geteuid()
+    caller = own if caller is None or caller == 0 else caller  # root may use every user's
+    uid = caller if request.uid is None else request.uid
+    if own and (uid, request.gid) not in ((own, None), (own, os.getegid())):
+        raise InvalidRequestError(
+            f"this agent runs as user {own} and makes job volumes for that user alone, not for user {uid} or group {request.gid}: run the "
+            f"agent as root, or the job as user {own} (uid {own})"
+        )
+    return uid
 
 
 def _pushes_as(granted: PushGrant | None) -> tuple[str | None, str | None, str | None]:

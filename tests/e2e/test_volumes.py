@@ -89,7 +89,7 @@ def test_scratch_is_empty_private_and_the_same_when_it_is_asked_for_again(cluste
     with node(cluster) as (shell, _):
         scratch = created(shell)["SCRATCH"]
         assert list(scratch.iterdir()) == []
-        assert scratch.stat().st_mode & 0o777 == 0o777
+        assert (scratch.stat().st_mode & 0o777, scratch.stat().st_uid) == (0o700, os.geteuid())
         assert not any(folder.stat().st_mode & 0o044 for folder in (scratch.parent, scratch.parent.parent))
         (scratch / "file").write_bytes(b"x")
         assert created(shell)["SCRATCH"] == scratch

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from node_agent.app import Agent
 from node_agent.job.volume import Volume
 from node_agent.job.volume_sync import VolumeSync
 from tests.support.agent.mirror import AgentMirror, fresh_mirror
-from tests.support.agent.mounts import needs_mounts, unmounting
+from tests.support.agent.mounts import needs_images, needs_mounts, unmounting
 from tests.support.agent.rig import MIB, Rig, noise, staged
 from tests.support.mirror.service import until
 
@@ -109,6 +110,70 @@ async def test_volumes_on_another_disk_are_bounded_by_that(rig: Rig, mirror: Age
             await agent.volumes.end(volume)
     finally:
         remove_tree(other)
+
+
+STRANGER, JOB = 65534, 65533
+
+
+def can_write(path: Path, uid: int) -> bool:
+    """Whether a process of this user can replace a file there."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            (path / "weights").write_bytes(str(uid).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.fixture
+def passable(tmp_path: Path) -> None:
+    """Other users reach what lies below the test's folder, as they do below that of a service."""
+    for folder in (tmp_path, *tmp_path.parents[:-1]):
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o011)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make directories of other users")
+@pytest.mark.parametrize("exposure", ["symlink", pytest.param("bind", marks=needs_images)])
+@pytest.mark.parametrize(
+    ("uid", "caller"), [(JOB, 0), (JOB, None), (None, JOB)], ids=["root-names", "port-names", "own"]
+)
+async def test_volume__other_local_user_knows_the_path__cannot_read_or_replace_files(
+    rig: Rig, mirror: AgentMirror, passable: None, exposure: str, uid: int | None, caller: int | None
+) -> None:
+    with unmounting(rig.cache):
+        async with rig.agent(exposure=exposure) as agent:
+            request = pushing(mirror, "run").model_copy(update={"uid": uid, "gid": JOB})
+            volume = await agent.volumes.create(request, caller)
+            assert volume.checkpoints is not None
+            for folder in (volume.scratch, volume.checkpoints):
+                found = folder.place.stat()
+                assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (JOB, JOB, 0o700)
+                assert can_write(folder.place, JOB)
+                assert not can_write(folder.place, STRANGER)
+                assert (folder.place / "weights").read_bytes() == str(JOB).encode()
+            assert (volume.document().uid, volume.document().gid) == (JOB, JOB)
+            assert await agent.volumes.create(request, caller) is volume
+            assert await agent.volumes.create(pushing(mirror, "run"), 0) is volume
+            with pytest.raises(InvalidRequestError, match=f"user {JOB}, not of user {STRANGER}"):
+                await agent.volumes.create(pushing(mirror, "run"), STRANGER)
+            await agent.volumes.end(volume)
+
+
+async def test_volume__agent_is_not_root__is_refused_for_other_users(
+    rig: Rig, mirror: AgentMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig.agent() as agent:
+        monkeypatch.setattr(os, "geteuid", lambda: JOB)
+        for request, caller in ((pushing(mirror, "run"), STRANGER), (JobVolumeRequest(run_id="run", uid=0), JOB)):
+            with pytest.raises(InvalidRequestError, match=f"this agent runs as user {JOB}"):
+                await agent.volumes.create(request, caller)
 
 
 def pushing(mirror: AgentMirror, run: str, expires_at: float = 4e9) -> JobVolumeRequest:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bdn.net.api_server import is_owner
+from bdn.net.api_server import caller_of, is_owner
 from tests.support.agent.mounts import needs_mounts
 
 NOBODY = 65534
@@ -65,3 +65,20 @@ def test_nobody_owns_a_connection_of_tcp() -> None:
         accepted, _ = listener.accept()
         with accepted:
             assert not is_owner(accepted)
+
+
+@needs_mounts
+def test_caller_of__client_is_of_another_user__returns_its_uid(listener: socket.socket) -> None:
+    name = listener.getsockname()[1:].decode()
+    command = [sys.executable, "-c", CONNECT, name, str(NOBODY), "goes"]
+    subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    accepted, _ = listener.accept()
+    with accepted:
+        assert caller_of(accepted) == NOBODY
+
+
+def test_caller_of__client_connected_to_a_port__returns_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        accepted, _ = server.accept()
+        with accepted:
+            assert caller_of(accepted) is None

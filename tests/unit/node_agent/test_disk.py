@@ -56,7 +56,7 @@ def test_content_is_private_to_the_agent_and_views_can_be_passed_but_not_listed(
     modes = {path.name: path.stat().st_mode & 0o777 for path in places.root.iterdir()}
     assert modes == {
         "files": 0o700, "filling": 0o700, "manifests": 0o700, "stages": 0o700, "quarantine": 0o700, "views": 0o711,
-        "mounts": 0o755,
+        "mounts": 0o711,
     }  # fmt: skip
 
 
