@@ -275,10 +275,22 @@ async def open_agent(
         async def verify_cache(token: str) -> CacheGrant:
             return await heartbeats.verify_cache(token)
 
+        async def report_caches() -> None:
+            await heartbeats.beat()
+
         volume_root = settings.effective_volume_root
         volume = CacheVolume(volume_root, stack.enter_context(Trash(volume_root / ".trash")))
         caches = stack.enter_context(
-            SharedCaches(volume, settings.cluster, client, verify_cache, elapsed=elapsed, clock=clock)
+            SharedCaches(
+                volume,
+                settings.cluster,
+                client,
+                verify_cache,
+                elapsed=elapsed,
+                clock=clock,
+                report=report_caches,
+                on_release=news.wake,
+            )
         )
 
         # Job volumes: what jobs write, for which room is kept before stages take any.
@@ -327,7 +339,11 @@ async def open_agent(
             ),
             news=news,
             journal=journal,
-            state=lambda: {"volume_id": caches.volume_id, "unsynced_bytes": volumes.unsynced_bytes},
+            state=lambda: {
+                "volume_id": caches.volume_id,
+                "unsynced_bytes": volumes.unsynced_bytes,
+                "caches": caches.mounted(),
+            },
         )
         stages = StageService(registry, lifecycle, heartbeats.verify, is_node="node" in settings.roles)
 

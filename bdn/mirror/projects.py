@@ -13,7 +13,8 @@ from typing import Final
 from bdn.core.errors import BdnError, Fact, InUseError, NotFoundError
 from bdn.core.events import Event
 from bdn.mirror.caches import forget_caches
-from bdn.mirror.db import checkpoints, events, mirrors, projects
+from bdn.mirror.db import caches, checkpoints, events, mirrors, projects
+from bdn.mirror.db.agents import FORGOTTEN_SECONDS
 from bdn.mirror.db.checkpoints import CheckpointState
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.projects import ProjectState
@@ -24,7 +25,7 @@ from bdn.wire.shapes import moment
 
 _EXPIRE_SECONDS: Final = 60.0
 _REMOVED_AT_ONCE: Final = 50  # checkpoints of one transaction, in which nobody else publishes
-_NAMED_PUSHES: Final = 10
+_NAMED: Final = 10
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Projects:
         Raises:
             NotFoundError: there is none, or it is another team's.
             InvalidRequestError: several teams have one of this name.
-            InUseError: a push of it goes on; one that began meanwhile leaves it with what it still has.
+            InUseError: a push of it goes on, or a job volume has its training cache mounted; a push that began meanwhile leaves it with what it still has.
         """
         async with self.database.read() as session:
             row = await projects.find(session, organisation, name, team)
@@ -79,7 +80,7 @@ class Projects:
         """Whether it is gone."""
         async with self.database.write() as session:
             await mirrors.hold_claims(session)
-            await _check_idle(session, project)
+            await _check_idle(session, project, self.database.now())
             found = await projects.checkpoints_of(session, project.id, _REMOVED_AT_ONCE)
             for row in found:
                 state = CheckpointState(row, project, project.name)
@@ -134,16 +135,18 @@ def gone_events(organisation: str, source: str, manifests: Sequence[str], why: s
     return [events.event_of("replaced", facts, manifest, organisation=organisation) for manifest in manifests]
 
 
-async def _check_idle(session: WriteSession, project: ProjectRow) -> None:
-    """Refuse while a push of the project goes on. The caller has called ``mirrors.hold_claims``: none begins or ends meanwhile."""
+async def _check_idle(session: WriteSession, project: ProjectRow, now: float) -> None:
+    """Refuse while a push of the project goes on, or a job has its training cache mounted. The caller has called ``mirrors.hold_claims``: none begins or ends meanwhile."""
     at_work = [
         row.id
         for row, uri in await mirrors.pushes(session, project.organisation)
         if row.team == project.team and uri.project in (project.id, project.name)
     ]
     if at_work:
-        named = tuple(f"push {push_id}" for push_id in at_work[:_NAMED_PUSHES])
+        named = tuple(f"push {push_id}" for push_id in at_work[:_NAMED])
         raise InUseError(f"project {project.name!r} ({project.id})", named)
+    if mounted := await caches.mounted(session, project.id, now - FORGOTTEN_SECONDS):
+        raise InUseError(f"the training cache of project {project.name!r} ({project.id})", tuple(mounted[:_NAMED]))
 
 
 def _team(row: TeamRow) -> Team:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, JsonValue
 
-from bdn.wire.cache_schema import RemoveCacheCommand, RemoveCacheReport, VolumeId
+from bdn.wire.cache_schema import ProjectId, RemoveCacheCommand, RemoveCacheReport, VolumeId
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
 from bdn.wire.mirror_schema import Holding, ManifestName
 from bdn.wire.operation_schema import (
@@ -55,6 +55,13 @@ class HoldingsChange(BaseModel):
     gone: list[ManifestName] = []
 
 
+class CacheUse(BaseModel):
+    """A project whose training cache job volumes of this node have mounted. ``holders`` are their ids."""
+
+    project: ProjectId
+    holders: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=1000, fail_fast=True)]
+
+
 _EXAMPLE: Final[dict[str, JsonValue]] = {
     "node": "node-1",
     "cluster": "gpus",
@@ -73,7 +80,7 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     ``changes`` is null when nothing changed since the last heartbeat that was answered. ``holdings`` is all that is held, from
     agents of the version before, and for mirrors that tell no ``holdings_digest``. ``epoch`` is of the members that
     the agent knows: they are not repeated to it, and it is told when there are others. ``volume_id`` is that of the volume that it
-    shares with others of its cluster, and null before that is used. ``unsynced_bytes`` are of checkpoints in its job volumes that were not pushed yet. ``leaving`` is its last word. ``events``
+    shares with others of its cluster, and null before that is used. ``unsynced_bytes`` are of checkpoints in its job volumes that were not pushed yet. ``caches`` are mounted now. ``leaving`` is its last word. ``events``
     are recorded once the heartbeat is answered; the agent repeats them until then.
     """
 
@@ -91,6 +98,7 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     epoch: int | None = None
     volume_id: VolumeId | None = None
     unsynced_bytes: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    caches: Annotated[list[CacheUse], Field(max_length=1000, fail_fast=True)] = []
     leaving: bool = False
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
 

@@ -35,7 +35,7 @@ from bdn.wire.cache_schema import (
 )
 from bdn.wire.cache_schema import SharedCaches as SharedCachesDocument
 from bdn.wire.grants import CacheGrant
-from bdn.wire.heartbeat_schema import Report
+from bdn.wire.heartbeat_schema import CacheUse, Report
 from bdn.wire.shapes import LARGEST
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.job.cache_volume import CachePaths, CacheVolume
@@ -44,6 +44,7 @@ from node_agent.job.cache_walk import summarized
 logger = logging.getLogger(__name__)
 CAPTURE_SECONDS: Final = 600.0
 _AGAIN_SECONDS: Final = 60.0  # after a capture or a removal that failed, and between two looks for the volume's id
+_MOUNTED, _HOLDERS = 1000, 1000  # as many as a heartbeat takes
 _PACKED_LIMIT: Final = 2_800_000  # characters: a mirror takes 4 MiB at once
 
 
@@ -74,6 +75,8 @@ class SharedCaches:
         client: for summaries.
         verify: the grant of a token; raises ``GrantInvalidError``, ``GrantExpiredError``.
         elapsed: seconds, of a clock that never jumps.
+        report: tells the mirror what is mounted, before a job may use it.
+        on_release: a cache is mounted no more.
         clock: the time of day.
     """
 
@@ -86,6 +89,8 @@ class SharedCaches:
         *,
         elapsed: Callable[[], float],
         clock: Callable[[], float],
+        report: Callable[[], Awaitable[None]],
+        on_release: Callable[[], None],
     ) -> None:
         self.volume = volume
         self._cluster = cluster
@@ -93,6 +98,8 @@ class SharedCaches:
         self._verify = verify
         self._elapsed = elapsed
         self._clock = clock
+        self._report = report
+        self._on_release = on_release
         self._uses: dict[str, _Use] = {}
         self._stop = threading.Event()
         self._thread = ThreadPoolExecutor(1, "cache-summary", initializer=prefer_others)
@@ -124,10 +131,11 @@ class SharedCaches:
         return OpenedCaches(grant, await in_thread(self.volume.open, grant, huggingface=huggingface))
 
     async def mount(self, token: str, holder: str, *, huggingface: bool) -> OpenedCaches:
-        """As ``open``, and held from before there is anything to lose."""
+        """As ``open``, and held and reported from before there is anything to lose. Raises also what the mirror answers."""
         grant = await self.granted(token)
         self.hold(grant.project, holder)
         try:
+            await self._report()
             return await self.open(token, huggingface=huggingface)
         except BaseException:
             self.release(holder)
@@ -155,6 +163,7 @@ class SharedCaches:
         for use in self._uses.values():
             if holder in use.holders:
                 use.holders.remove(holder)
+                self._on_release()
                 if not use.holders:
                     use.due_at = self._elapsed()
                     self._wake.set()
@@ -162,6 +171,14 @@ class SharedCaches:
     def holders(self, project: str) -> list[str]:
         """Who has a project's cache mounted."""
         return sorted(self._uses[project].holders) if project in self._uses else []
+
+    def mounted(self) -> list[CacheUse]:
+        """The projects whose caches are mounted now, for heartbeats."""
+        return [
+            CacheUse(project=project, holders=sorted(use.holders)[:_HOLDERS])
+            for project, use in sorted(self._uses.items())
+            if use.holders
+        ][:_MOUNTED]
 
     async def document(self) -> SharedCachesDocument:
         """What is mounted, and of which volume, whose id is made if nobody has used it. Raises ``DiskFailedError``."""

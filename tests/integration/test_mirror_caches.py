@@ -214,6 +214,21 @@ async def test_the_caches_of_a_deleted_project_are_removed_by_whoever_has_their_
     assert (left["state"], left["error"]["message"]) == ("FAILED", "a bug")
 
 
+async def test_a_project_whose_cache_a_job_of_another_node_has_mounted_is_not_deleted(mirror: MirrorUnderTest) -> None:
+    project = (await granted(mirror))["project_id"]
+    other = (await granted(mirror, EAST | {"project": "other"}))["project_id"]
+    agent = FakeAgent(mirror, "n2", "east", volume_id=VOLUME)
+    await agent.beat(caches=[{"project": project, "holders": ["jv_1"]}])
+    answer = await mirror.http.delete("/projects/llama")
+    assert refusal(answer) == (409, "IN_USE")
+    assert "jv_1 on n2" in answer.text
+    assert (await mirror.http.delete(f"/projects/{other}")).status_code == 200
+    await agent.beat(caches=[{"project": project, "holders": ["jv_1"]}], leaving=True)  # its job goes on
+    assert refusal(await mirror.http.delete("/projects/llama")) == (409, "IN_USE")
+    await agent.beat(caches=[])
+    assert (await mirror.http.delete("/projects/llama")).status_code == 200
+
+
 async def test_a_project_is_its_teams(mirror: MirrorUnderTest, tmp_path: Path) -> None:
     """Tokens of teams are tried in the access matrix; here the rows are looked at."""
     await mirror.http.post("/teams", json={"name": "research"})

@@ -9,6 +9,7 @@ from sqlalchemy import delete, select
 from bdn.mirror.db import projects
 from bdn.mirror.db.database import ReadSession, WriteSession, dialect_of, insert, insert_new
 from bdn.mirror.db.tables import (
+    AgentRow,
     CacheDirectoryRow,
     CachePinRow,
     CacheSummaryRow,
@@ -53,6 +54,20 @@ async def volume(session: WriteSession, project: str, cluster: str, asked: str, 
     await insert_new(session, CacheDirectoryRow, [row])
     found = await session.get(CacheDirectoryRow, (project, cluster))
     return asked if found is None else found.volume
+
+
+async def mounted(session: ReadSession, project: str, since: float) -> list[str]:
+    """The job volumes that have the project's cache mounted, with their nodes, as agents reported that were heard of since then."""
+    in_clusters = AgentRow.cluster.in_(select(CacheDirectoryRow.cluster).where(CacheDirectoryRow.project == project))
+    query = select(AgentRow.node, AgentRow.caches).where(in_clusters, AgentRow.last_heartbeat > since)
+    found = await session.execute(query.order_by(AgentRow.cluster, AgentRow.node))
+    return [
+        f"{holder} on {node}"
+        for node, uses in found
+        for use in uses or ()
+        if use["project"] == project
+        for holder in use["holders"]
+    ]
 
 
 async def directory(session: ReadSession, project: str, cluster: str) -> CacheDirectoryRow | None:

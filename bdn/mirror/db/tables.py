@@ -222,7 +222,8 @@ class AgentRow(Base):
 
     ``joined_at`` is null while it is no member of its cluster; ``left_at`` is set while that is so because it said that it
     leaves. ``holdings_digest`` is the agent's own name for what is in ``holdings``, null where it gave none, and ``manifests``
-    how many they are. ``unsynced_bytes`` are of checkpoints that its job volumes alone have. ``replaced`` names whoever spoke for this node before, until
+    how many they are. ``unsynced_bytes`` are of checkpoints that its job volumes alone have. ``caches`` are the training caches
+    that these have mounted, each a ``CacheUse``. ``replaced`` names whoever spoke for this node before, until
     ``replaced_at``; when that one speaks again, two agents have one name, which is the case until ``disputed_at`` is past.
     """
 
@@ -238,6 +239,7 @@ class AgentRow(Base):
     manifests: Mapped[int] = mapped_column(server_default="0")
     holdings_digest: Mapped[str | None] = mapped_column(String(64))
     unsynced_bytes: Mapped[int] = mapped_column(server_default="0")
+    caches: Mapped[list[Any] | None]
     last_heartbeat: Mapped[float]
     joined_at: Mapped[float | None]
     left_at: Mapped[float | None]

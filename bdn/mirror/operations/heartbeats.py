@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.5
 INTERVAL_SECONDS: Final = 10.0
 _SILENCE_SECONDS: Final = 15.0  # in which nobody at all is heard of: it is us who cannot be reached
+_SAID: Final = {"boot_id", "roles", "advertise", "version", "tiers", "unsynced_bytes", "caches"}
 _TOGETHER_SECONDS: Final = 1.0  # so long notes wait for others, and heartbeats for what another process has for them
 
 _Members = tuple[int, list[MemberDocument]]  # the epoch, and who is a member in it, in the order of their names
@@ -190,7 +191,7 @@ class Membership:
         """The digests of those that can be written down without their clusters' rows."""
         staying = {(note.heartbeat.cluster, note.heartbeat.node): note for note in notes if not note.heartbeat.leaving}
         said = {name: _columns(note) for name, note in staying.items()}
-        columns = ("tiers", "version", "unsynced_bytes", "last_heartbeat")
+        columns = ("tiers", "version", "unsynced_bytes", "caches", "last_heartbeat")
         async with self.database.write() as session:
             rows = await agents.note_heartbeats(
                 session, {name: {column: said[name][column] for column in columns} for name in said}
@@ -334,7 +335,7 @@ async def _hold(session: WriteSession, heartbeat: Heartbeat, digest: str) -> str
 
 
 def _columns(note: _Note) -> dict[str, Any]:
-    said = note.heartbeat.model_dump(include={"boot_id", "roles", "advertise", "version", "tiers", "unsynced_bytes"})
+    said = note.heartbeat.model_dump(include=_SAID)
     return said | {"last_heartbeat": note.heard_at}
 
 

@@ -40,6 +40,8 @@ class Told:
     at: list[float] = field(default_factory=list)
     bodies: list[CacheSummaryBody] = field(default_factory=list)
     failures: list[BdnError] = field(default_factory=list)
+    mounted: list[object] = field(default_factory=list)  # each time that the agent reported
+    released: int = 0
     most: int = 10**9
 
     async def record_cache_summary(self, project: str, cluster: str, body: CacheSummaryBody) -> None:
@@ -76,7 +78,16 @@ async def a_node(root: Path) -> AsyncIterator[Node]:
     volume = CacheVolume(root / "volumes", Trash(root / "volumes/.trash"))
     client: Any = told
     clock = asyncio.get_running_loop().time
-    with SharedCaches(volume, "east", client, verify, elapsed=clock, clock=clock) as caches:
+
+    async def report() -> None:
+        told.mounted.append([(use.project, use.holders) for use in node.caches.mounted()])
+
+    def on_release() -> None:
+        told.released += 1
+
+    with SharedCaches(
+        volume, "east", client, verify, elapsed=clock, clock=clock, report=report, on_release=on_release
+    ) as caches:
         node = Node(caches, told)
         keeping = asyncio.create_task(caches.keep())
         try:
@@ -229,5 +240,19 @@ def test_the_volumes_id_is_known_soon_after_another_node_wrote_it(tmp_path: Path
         name = CacheVolume(node.caches.volume.root, node.caches.volume.trash).id()
         await asyncio.sleep(100)
         assert node.caches.volume_id == name
+
+    on_a_node(tmp_path, life)
+
+
+def test_a_mount_is_reported_before_the_job_has_it_and_a_release_after_it(tmp_path: Path) -> None:
+    async def life(node: Node) -> None:
+        await node.opened()
+        await node.caches.mount("token", "jv_2", huggingface=False)
+        await node.caches.mount("token", "jv_1", huggingface=False)
+        assert node.told.mounted == [[(PROJECT, ["jv_2"])], [(PROJECT, ["jv_1", "jv_2"])]]
+        node.caches.release("jv_1")
+        assert [use.holders for use in node.caches.mounted()] == [["jv_2"]]
+        node.caches.release("jv_2")
+        assert (node.caches.mounted(), node.told.released) == ([], 2)
 
     on_a_node(tmp_path, life)
