@@ -11,12 +11,17 @@ PYTEST := $(VENV)/python -m pytest --dist worksteal -n 3
 
 setup: .venv/.ready
 
-.venv/.ready: requirements/dev.txt requirements/uv.txt pyproject.toml
+.venv/.ready: requirements/setup.txt requirements/uv.txt pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { apt-get update -q && apt-get install -qy --no-install-recommends python3-venv; }
 	$(PYTHON) -m venv .venv
 	$(VENV)/pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt
-	$(VENV)/uv pip install -q --python $(VENV)/python --require-hashes -r requirements/dev.txt
+	$(VENV)/uv pip install -q --python $(VENV)/python --require-hashes -r requirements/setup.txt
 	$(VENV)/uv pip install -q --python $(VENV)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+# What only tests and linters need: not all of it can be had for each Python and processor that BDN runs on.
+.venv/.tools: .venv/.ready requirements/dev.txt
+	$(VENV)/uv pip install -q --python $(VENV)/python --require-hashes -r requirements/dev.txt
 	@touch $@
 
 # The AWS command line pins another botocore than aiobotocore does: it lives in an environment of its own, for tests.
@@ -63,28 +68,28 @@ debian-tests:
 	        || echo "$${one%:*} cannot be installed here: its tests are skipped" >&2; \
 	done
 
-test: setup .venv-aws/.ready debian-tests
+test: .venv/.tools .venv-aws/.ready debian-tests
 	$(PYTEST)
 
 # What needs no service of its own: seconds after a change, it says whether the parts still do what they promise each other.
-quick: setup
+quick: .venv/.tools
 	$(PYTEST) tests/unit tests/property tests/architecture tests/contract
 
 # Every test of a promise, at full size: 10,000 restarts of the state machine, 300 kills of real processes, and the table of it all.
 # Those of a mirror, and all journeys, also on PostgreSQL and a bucket.
-fault: setup debian-tests
+fault: .venv/.tools debian-tests
 	BDN_FAULT=full $(PYTEST) -m "promise or production" -o faulthandler_timeout=900
 
 # Changes of one file that no test notices: make mutants FILE=node_agent/trust.py [OPTIONS='--count 40 --seed 1 --seconds 600'].
-mutants: setup
+mutants: .venv/.tools
 	@test -n "$(FILE)" || { echo "say which file: make mutants FILE=node_agent/trust.py" >&2; exit 2; }
 	$(VENV)/python -m tests.mutation $(FILE) $(OPTIONS)
 
 # Checkpoints as real frameworks write them, and a training that is killed with its node and resumed on another.
-training: setup .venv-training/.ready
+training: .venv/.tools .venv-training/.ready
 	$(VENV)/python -m pytest -m training -s tests/e2e
 
-lint: setup
+lint: .venv/.tools
 	sh requirements/lock.sh --check
 	$(VENV)/ruff format --check -q .
 	$(VENV)/ruff check -q .
@@ -92,13 +97,13 @@ lint: setup
 	$(VENV)/lint-imports
 
 # Lint and the demo run beside the tests. What they say is shown if they fail, so that the tests' summary comes last.
-check: setup .venv-aws/.ready debian-tests
+check: .venv/.tools .venv-aws/.ready debian-tests
 	@said=$$(mktemp); { $(MAKE) -s lint && $(MAKE) -s demo; } >$$said 2>&1 & beside=$$!; \
 	$(PYTEST); tests=$$?; \
 	wait $$beside || { cat $$said; echo "lint or demo failed: see above"; tests=1; }; \
 	rm -f $$said; exit $$tests
 
-bench: setup peers
+bench: .venv/.tools peers
 	$(VENV)/python -m tests.benchmarks
 
 clean:

@@ -14,14 +14,16 @@ lock() {
     .venv/bin/uv pip compile -q --no-header --no-annotate --generate-hashes --no-emit-index-url --no-emit-find-links \
         --python-version 3.11 $option "$@"
 }
-lock --extra mirror --extra agent pyproject.toml -o "$target/runtime.txt"
-lock --all-extras --group dev pyproject.toml -c "$target/runtime.txt" -o "$target/dev.txt"
+# What runs is installed on any Python from 3.11 on, and on any processor; what only tests need, where the tests run.
+lock --universal --extra mirror --extra agent pyproject.toml -o "$target/runtime.txt"
+lock --universal --all-extras pyproject.toml requirements/build.in -c "$target/runtime.txt" -o "$target/setup.txt"
+lock --all-extras --group dev pyproject.toml -c "$target/setup.txt" -o "$target/dev.txt"
 lock requirements/aws.in -o "$target/aws.txt"
 lock requirements/peers.in -o "$target/peers.txt"
 lock requirements/training.in --excludes requirements/torch.in -o "$target/training.txt"
 lock requirements/uv.in -o "$target/uv.txt"
-lock requirements/build.in -c "$target/dev.txt" -o "$target/build.txt"
-for file in runtime dev aws peers training uv build; do
+lock requirements/build.in -c "$target/setup.txt" -o "$target/build.txt"
+for file in runtime setup dev aws peers training uv build; do
     cmp -s "$target/$file.txt" "requirements/$file.txt" ||
         { echo "requirements/$file.txt does not fit pyproject.toml; run: sh requirements/lock.sh" >&2; exit 1; }
 done

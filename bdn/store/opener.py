@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 from bdn.core.errors import InvalidRequestError, InvalidSourceError
 from bdn.core.source.uri import BucketUri, parse_source
 from bdn.core.store import MirrorStore
+from bdn.sources.environment import check_environment
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import Secret, SourceContext
 from bdn.store.directory import DirectoryStore
@@ -33,7 +34,7 @@ def open_store(
     ``reread`` brings the secret of ``context`` as it is later. It is called on a loop of its own. ``exclusive`` says that nobody else writes there, so leftovers of a directory may go.
 
     Raises:
-        InvalidRequestError: no such store, or no credentials.
+        InvalidRequestError: no such store, no credentials, or a variable of the environment that cannot be used.
         SecretMalformedError: the secret does not hold what the bucket needs.
         StoreUnavailableError: it does not answer, or nothing is safe in it.
     """
@@ -57,6 +58,7 @@ def _open_bucket(uri: BucketUri, context: SourceContext, reread: Callable[[], Aw
     from bdn.store.bucket import Bucket  # noqa: PLC0415
     from bdn.store.bucket_store import open_bucket_store  # noqa: PLC0415
 
+    check_environment(uri.scheme)
     bucket = Bucket(uri, open_access(uri, context, reread))
     try:
         return open_bucket_store(bucket, context.clock)

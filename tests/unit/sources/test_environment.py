@@ -13,6 +13,7 @@ from bdn.sources.environment import check_environment, forbids_hub
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
+from bdn.store.opener import open_store
 
 URIS = {"hf": "hf://o/r", "s3": "s3://bucket", "r2": "r2://account.bucket", "gs": "gs://bucket"}
 EACH = tuple(URIS)
@@ -53,6 +54,17 @@ async def test_source__with_a_wrong_variable_of_a_library__is_refused_by_its_nam
     assert str(raised.value).startswith((f"{name}: ", f"{name}={value} "))
     assert "sesame" not in str(raised.value)
     assert not raised.value.transient
+
+
+@pytest.mark.parametrize(("address", "name"), [
+    ("s3://bucket/p", "AWS_CA_BUNDLE"), ("gs://bucket/p", "HTTPS_PROXY"), ("r2://account.bucket/p", "SSL_CERT_FILE"),
+])  # fmt: skip
+def test_store__with_a_wrong_variable_of_a_library__is_refused_by_its_name(
+    address: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "socks5:///missing")
+    with pytest.raises(InvalidRequestError, match=f"^{name}: "):
+        open_store(address, SourceContext("", UpstreamSettings()), exclusive=True)
 
 
 @pytest.mark.parametrize(("name", "value"), [
