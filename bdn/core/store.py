@@ -18,11 +18,12 @@ class ChunkStore(Protocol):
     def put(self, digest: Digest, content: Buffer) -> None:
         """Make the chunk durable under its name. An existing one is kept. Nothing partial is ever visible."""
 
-    def open(self, digest: Digest, *, at_once: bool = False) -> BinaryIO:
+    def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:
         """The chunk as a seekable file, which the caller closes. ``NotFoundError`` when it is not held.
 
-        ``at_once`` is for the threads that give chunks away: they alone make room for others, and must not wait for it.
-        ``StoreUnavailableError`` where that would be needed.
+        ``reader`` is the organisation that the chunk is sent to. The file may take memory for as long as the client reads, so
+        that an organisation has a share of it. ``StoreUnavailableError`` at once while it is at its share: the threads that
+        send chunks alone release memory, and must not wait for it.
         """
 
     def keep(self, digests: Sequence[Digest]) -> AbstractSet[Digest]:

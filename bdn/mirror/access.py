@@ -173,20 +173,19 @@ class Access:
                 raise NotFoundError(f"manifest {manifest}")
         return owner
 
-    async def check_chunk(self, bearer: str | None, chunk: Digest) -> None:
+    async def check_chunk(self, bearer: str | None, chunk: Digest) -> str:
         """May the bearer read this chunk, because its grant names a manifest that contains it, or a file inside it?"""
-        await self.check_chunks(bearer, [chunk])
+        return await self.check_chunks(bearer, [chunk])
 
-    async def check_chunks(self, bearer: str | None, chunks: Sequence[Digest], manifest: Digest | None = None) -> None:
-        """May the bearer read all of these chunks? With ``manifest``, because they belong to that one.
+    async def check_chunks(self, bearer: str | None, chunks: Sequence[Digest], manifest: Digest | None = None) -> str:
+        """May the bearer read all of these chunks? With ``manifest``, because they belong to that one. Returns its organisation.
 
         A slab is read as a whole, with the neighbours of the file that is wanted; so it must be one that the grant's
         organisation packed, or of public files. Of tokens the operator's alone reads chunks: the others' callers have grants.
         """
         reader = await self._reader(bearer)
         if isinstance(reader, Caller):
-            reader.acting(Role.OPERATOR, None)
-            return
+            return reader.acting(Role.OPERATOR, None).organisation
         owner = reader.organisation
         named = [mount.manifest.hex for mount in reader.mounts if manifest in (None, mount.manifest)]
         manifests, left = await self._standing_of(named, owner), list(chunks)
@@ -194,12 +193,13 @@ class Access:
             objects = await self._objects_of(name, owner, count)
             left = [chunk for chunk in left if chunk.to_bytes() not in objects]
             if not left:
-                return
+                return owner
         # Of a manifest that is not kept, a packed file by its own name, or a slab that came since we looked.
         opened = await self._opened(manifests, owner, left)
         for chunk in left:
             if chunk.hex not in opened:
                 raise NotFoundError(f"chunk {chunk}")
+        return owner
 
     async def _reader(self, bearer: str | None) -> Caller | Grant:
         """Who reads: by a token, or by a grant, which is its own proof."""

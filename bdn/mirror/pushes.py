@@ -165,10 +165,10 @@ class Pushes:
                 await checkpoints.record(session, push.scope, layouts, self.database.now())
         return [chunk for chunk in dict.fromkeys(chunks) if chunk not in kept]
 
-    async def check(self, bearer: str | None, push_id: str) -> None:
-        """May this bearer send chunks of this push? ``NotFoundError`` where it is another organisation's, or has ended."""
+    async def check(self, bearer: str | None, push_id: str) -> str:
+        """The organisation of this push, which this bearer may send chunks of. ``NotFoundError`` where it is another's, or has ended."""
         pusher = await self.access.pusher(bearer)
-        await self._get(push_id, None if pusher.is_operator else pusher)
+        return (await self._get(push_id, None if pusher.is_operator else pusher)).scope.organisation
 
     async def record(self, push_id: str, chunk: Digest, size: int) -> None:
         """A chunk is durable in the store, and the push counts on it from now on."""
@@ -386,9 +386,9 @@ class PushedChunks:
     pushes: Pushes
     loop: asyncio.AbstractEventLoop
 
-    def authorize(self, request: PushedChunk) -> None:
-        """Refuse whoever may not send chunks of this push."""
-        answer_of(self.loop, self.pushes.check(request.bearer, request.push))
+    def authorize(self, request: PushedChunk) -> str:
+        """The organisation of the push, which the bearer may send chunks of."""
+        return answer_of(self.loop, self.pushes.check(request.bearer, request.push))
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         """Durable when it returns, and the push counts on it."""

@@ -13,6 +13,7 @@ from bdn.mirror.access import Access
 from bdn.mirror.damages import ChunkDamagedError, Damages
 from bdn.mirror.db import contents
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
+from bdn.wire.access_schema import DEFAULT_ORGANISATION
 
 _ANSWER_SECONDS = 30
 _Answer = TypeVar("_Answer")
@@ -30,20 +31,20 @@ class StoreShelf:
     damages: Damages
     loop: asyncio.AbstractEventLoop
 
-    def authorize(self, request: ChunkRequest) -> None:
-        """Refuse whoever has no token and no grant for this chunk."""
+    def authorize(self, request: ChunkRequest) -> str:
+        """The organisation of the caller, which has a token or a grant for this chunk."""
         if self.access.token is None:
-            return
-        answer_of(self.loop, self.access.check_chunk(request.bearer, request.digest))
+            return DEFAULT_ORGANISATION
+        return answer_of(self.loop, self.access.check_chunk(request.bearer, request.digest))
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
         """From the store alone. Who got wrong bytes says so, and gets none before these were found right here."""
         if request.is_suspect:
             answer_of(self.loop, self.damages.examine(request.digest))
         try:
-            return self._whole(request.digest)
+            return self._whole(request)
         except NotFoundError:
-            return self._part(*answer_of(self.loop, self._slice(request.digest)))
+            return self._part(request, *answer_of(self.loop, self._slice(request.digest)))
 
     async def opened(self, request: ChunkRequest) -> OpenChunk:
         """As ``open_chunk``, for who is on the loop.
@@ -54,19 +55,19 @@ class StoreShelf:
         if request.is_suspect:
             await self.damages.examine(request.digest)
         try:
-            return await asyncio.to_thread(self._whole, request.digest)
+            return await asyncio.to_thread(self._whole, request)
         except NotFoundError:
-            return await asyncio.to_thread(self._part, *await self._slice(request.digest))
+            return await asyncio.to_thread(self._part, request, *await self._slice(request.digest))
 
-    def _whole(self, digest: Digest) -> OpenChunk:
-        file = self.store.open(digest, at_once=True)
+    def _whole(self, request: ChunkRequest) -> OpenChunk:
+        file = self.store.open(request.digest, reader=request.organisation)
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
         return OpenChunk(file, 0, size)
 
-    def _part(self, place: Slice, size: int) -> OpenChunk:
+    def _part(self, request: ChunkRequest, place: Slice, size: int) -> OpenChunk:
         """Of a slab: everything that a manifest names can be read by its name, also by who knows nothing of slabs."""
-        return OpenChunk(self.store.open(place.slab, at_once=True), place.offset, size)
+        return OpenChunk(self.store.open(place.slab, reader=request.organisation), place.offset, size)
 
     async def _slice(self, content: Digest) -> tuple[Slice, int]:
         async with self.damages.database.read() as session:

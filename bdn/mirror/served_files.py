@@ -1,10 +1,12 @@
 """One file of a manifest by an address that is signed: for who knows nothing of chunks, such as a browser or a loader of checkpoints."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import BinaryIO, Final
 
 from blake3 import blake3
@@ -14,6 +16,7 @@ from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.store import ChunkStore
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Database
+from bdn.mirror.waiting import SharedReads
 from bdn.wire.grants import FileGrant, GrantSigner, GrantVerifier, file_url
 from bdn.wire.location_schema import FileAddress
 from bdn.wire.shapes import moment
@@ -44,11 +47,12 @@ def parts_of(layout: FileLayout, wanted: ByteRange) -> Iterator[Part]:
 
 @dataclass(frozen=True)
 class OpenedFile:
-    """A file that may be read, and from where."""
+    """A file that this organisation may read, and from where."""
 
     entry: FileEntry
     layout: FileLayout
     store: ChunkStore
+    organisation: str
 
     async def begin(self, wanted: ByteRange) -> AsyncIterator[bytes]:
         """These bytes, a piece at a time; the first chunk is looked at before this returns.
@@ -74,7 +78,7 @@ class OpenedFile:
 
     def _open(self, part: Part) -> BinaryIO:
         try:
-            file = self.store.open(part.chunk, at_once=True)
+            file = self.store.open(part.chunk, reader=self.organisation)
         except NotFoundError as error:
             raise StoreUnavailableError(f"it lost {error.what} of {self.entry.path!r}") from error
         with ExitStack() as stack:
@@ -102,6 +106,7 @@ class ServedFiles:
     verifier: GrantVerifier
     seconds: int
     _kept: dict[str, dict[str, FileEntry]] = field(default_factory=dict)  # by manifest, least recently used first
+    _parses: SharedReads[str, dict[str, FileEntry]] = field(default_factory=partial(SharedReads, math.inf))
 
     async def addresses(
         self, manifest: Digest, paths: Sequence[str], organisation: str, team: str | None = None
@@ -135,21 +140,26 @@ class ServedFiles:
             layout = await contents.layout_of(session, entry.digest.hex, grant.organisation)
         if layout is None:
             raise StoreUnavailableError(f"{path!r} of manifest {manifest} is damaged")
-        return OpenedFile(entry, layout, self.store)
+        return OpenedFile(entry, layout, self.store, grant.organisation)
 
     async def _entries(self, manifest: Digest, organisation: str, team: str | None = None) -> dict[str, FileEntry]:
         """By path. What was read lately is kept: clients ask for eight bytes, and then for a header."""
         async with self.database.read() as session:
             if not await mirrors.may_read(session, organisation, manifest.hex, team):
                 raise NotFoundError(f"manifest {manifest}")
-            known = self._kept.pop(manifest.hex, None)
-            row = None if known is not None else await contents.manifest(session, manifest.hex)
-        if known is None:
-            if row is None:
-                raise NotFoundError(f"manifest {manifest}")
-            parsed = await asyncio.to_thread(Manifest.parse, row.canonical)
-            known = {entry.path: entry for entry in parsed.files}
+        known = self._kept.pop(manifest.hex, None)
+        if known is None:  # manifests are immutable: one parse is for all that wait for it
+            known = await self._parses.of(manifest.hex, partial(self._parsed, manifest)).get()
+        self._kept.pop(manifest.hex, None)
         self._kept[manifest.hex] = known
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _FILES_KEPT:
             del self._kept[next(iter(self._kept))]
         return known
+
+    async def _parsed(self, manifest: Digest) -> dict[str, FileEntry]:
+        async with self.database.read() as session:
+            row = await contents.manifest(session, manifest.hex)
+        if row is None:
+            raise NotFoundError(f"manifest {manifest}")
+        parsed = await asyncio.to_thread(Manifest.parse, row.canonical)
+        return {entry.path: entry for entry in parsed.files}

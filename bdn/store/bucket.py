@@ -29,6 +29,7 @@ from bdn.core.errors import (
 )
 from bdn.core.pace.limit import Outcome, Pace, PaceRule, outcome_of
 from bdn.core.pace.retry import Outage, RetryPolicy, StallPolicy, asked_to_wait
+from bdn.core.pace.shares import Place, Shares
 from bdn.core.source.uri import BucketUri
 from bdn.net.http1.answer import Answer
 from bdn.net.http1.connection import ProtocolError
@@ -42,7 +43,7 @@ _Result = TypeVar("_Result")
 # For so long a request is made again. A reader who waits for it has somebody else to ask, and a copy is made again as a whole.
 PATIENCE: Final = RetryPolicy(outage_seconds=20.0, attempts=4, longest_seconds=4.0, longest_retry_after_seconds=20.0)
 AT_ONCE: Final = 32  # requests in flight, at most
-OPEN_AT_ONCE: Final = 32  # chunks in memory that are given away, of at most 8 MiB
+OPEN_AT_ONCE: Final = 48  # chunks in memory that are sent to clients, of at most 8 MiB; half for one organisation
 _OWN_AT_ONCE: Final = 8  # and those that the store and copies look at, which are closed soon
 _OWN_SECONDS: Final = 30.0  # to wait until one of these is closed
 _LISTING: Final = 8 * 1024 * 1024  # bytes of a page, at most
@@ -96,7 +97,7 @@ class ListedPage(NamedTuple):
 class _Request:
     """``content`` None is no body. ``but`` are refusals that are answers; ``expected`` are bytes that will come.
 
-    It is not sent after ``until``, by ``since_boot``.
+    It is not sent after ``until``, by ``since_boot``. ``owner`` is the organisation that waits for it; nothing is the store itself.
     """
 
     method: str
@@ -107,6 +108,7 @@ class _Request:
     but: tuple[int, ...] = ()
     expected: int = 0
     until: float | None = None
+    owner: str = ""
 
 
 class ChunkInMemory(io.FileIO):
@@ -123,26 +125,52 @@ class ChunkInMemory(io.FileIO):
             self._release()
 
 
+class Room:
+    """Memory for ``count`` chunks, shared by organisation. Any thread."""
+
+    def __init__(self, count: int) -> None:
+        self._shares = Shares(count, spares=True)
+        self._lock = threading.Lock()
+
+    def acquire(self, organisation: str) -> Callable[[], None] | None:
+        """What releases the memory of one chunk; None while the organisation is at its share."""
+        with self._lock:
+            place = self._shares.request(organisation)
+            self._shares.grant()
+            if place.is_granted:
+                return partial(self._release, place)
+            self._shares.release(place)
+        return None
+
+    def _release(self, place: Place) -> None:
+        with self._lock:
+            self._shares.release(place)
+
+
 class Turns:
-    """Who may ask now: as many threads as the server copes with, none while it asks to wait."""
+    """Requests in flight: as many as the server copes with, round robin over organisations; none while it asks to wait."""
 
     def __init__(self, where: str, most: int) -> None:
         self._where = where
+        self._shares = Shares(0)
         self._pace = Pace(PaceRule(most, longest_pause_seconds=_LONGEST_PAUSE_SECONDS), time.monotonic())
         self._changed = threading.Condition()
 
     @contextmanager
-    def turn(self, size: int, seconds: float | None = None) -> Iterator[None]:
-        """One request, which moves ``size`` bytes. Raises ``UpstreamRateLimitedError`` at once while the server asks to wait.
+    def turn(self, size: int, seconds: float | None = None, owner: str = "") -> Iterator[None]:
+        """One request for ``owner``, which moves ``size`` bytes. Raises ``UpstreamRateLimitedError`` at once while the server asks to wait.
 
         ``UpstreamUnavailableError``: there was no turn in ``seconds``, where that is not None.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._pace.is_full, seconds):
-                raise UpstreamUnavailableError(self._where, "the requests before this one are not answered")
-            began = time.monotonic()
-            if (seconds := self._pace.closed_until - began) > 0:
-                raise UpstreamRateLimitedError(self._where, seconds)
+            place = self._shares.request(owner)
+            self._grant()
+            try:
+                began = self._wait(place, seconds)
+            except BaseException:
+                self._shares.release(place)
+                self._grant()
+                raise
             self._pace.take()
             self._pace.began(began)
         outcome, asked = Outcome.ARRIVED, None
@@ -156,7 +184,22 @@ class Turns:
                 now = time.monotonic()
                 self._pace.ended(now, outcome, size, now - began, asked)
                 self._pace.give_back()
-                self._changed.notify_all()
+                self._shares.release(place)
+                self._grant()
+
+    def _wait(self, place: Place, seconds: float | None) -> float:
+        """When the request may be sent: now."""
+        if not self._changed.wait_for(lambda: place.is_granted, seconds):
+            raise UpstreamUnavailableError(self._where, "the requests before this one are not answered")
+        now = time.monotonic()
+        if (pause := self._pace.closed_until - now) > 0:
+            raise UpstreamRateLimitedError(self._where, pause)
+        return now
+
+    def _grant(self) -> None:
+        self._shares.count = self._pace.limit
+        if self._shares.grant():
+            self._changed.notify_all()
 
 
 @dataclass
@@ -179,7 +222,7 @@ class Bucket:
         self._connections = ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS)  # the operator's own: no egress rule
         self._check_connections = ConnectionPool(timeout_seconds=_CHECK_SECONDS, idle_limit=1)
         self._turns = Turns(self._where, AT_ONCE)
-        self._room, self._own_room = threading.BoundedSemaphore(OPEN_AT_ONCE), threading.BoundedSemaphore(_OWN_AT_ONCE)
+        self._room, self._own_room = Room(OPEN_AT_ONCE), threading.BoundedSemaphore(_OWN_AT_ONCE)
 
     @property
     def dialect(self) -> Dialect:
@@ -203,30 +246,39 @@ class Bucket:
             self.list_some(key, 1)  # an answer to HEAD does not say whether the bucket is gone
         return found
 
-    def get(self, key: str, *, at_once: bool = False) -> BinaryIO | None:
+    def get(self, key: str, reader: str | None = None) -> BinaryIO | None:
         """All of the object, or as much as shows that it is longer than a chunk; None where there is none.
 
-        Waits while too many are open, or fails ``at_once``: so many threads that wait for each other would close none.
+        Waits while too many are open; for a ``reader``, an organisation at its share, it fails at once: so many threads that
+        wait for each other would close none.
         """
-        room = self._room if at_once else self._own_room
-        if not room.acquire(timeout=0 if at_once else _OWN_SECONDS):
-            raise StoreUnavailableError(
-                f"{OPEN_AT_ONCE if at_once else _OWN_AT_ONCE} chunks of {self._where} are being read; try again"
-            )
+        release = self._memory_for(reader)
         descriptor = -1
         try:
             descriptor = os.memfd_create("chunk")
-            found = self._ask(_Request("GET", key, but=(404,), expected=CHUNK_SIZE), partial(_fill, descriptor))
+            request = _Request("GET", key, but=(404,), expected=CHUNK_SIZE, owner=reader or "")
+            found = self._ask(request, partial(_fill, descriptor))
             if found is not None:
-                return ChunkInMemory(descriptor, room.release)
+                return ChunkInMemory(descriptor, release)
         except OSError as error:
-            _drop(descriptor, room)
+            _drop(descriptor, release)
             raise StoreUnavailableError(f"no memory for a chunk: {error.strerror}") from error
         except BaseException:
-            _drop(descriptor, room)
+            _drop(descriptor, release)
             raise
-        _drop(descriptor, room)
+        _drop(descriptor, release)
         return None
+
+    def _memory_for(self, reader: str | None) -> Callable[[], object]:
+        """Memory for one chunk; returns what releases it. Raises ``StoreUnavailableError``."""
+        if reader is not None:
+            release = self._room.acquire(reader)
+            if release is None:
+                raise StoreUnavailableError(f"too many chunks of {self._where} are being sent; try again")
+            return release
+        if not self._own_room.acquire(timeout=_OWN_SECONDS):
+            raise StoreUnavailableError(f"{_OWN_AT_ONCE} chunks of {self._where} are being read; try again")
+        return self._own_room.release
 
     def delete(self, key: str) -> None:
         """Remove the object, if it is there, asking as often as it takes: only for what nobody puts again under this name."""
@@ -318,7 +370,7 @@ class Bucket:
         connections = self._connections if check_seconds is None else self._check_connections
         with self.signed_in():
             url = self.access.address(request.method, request.key, request.query, request.headers)
-        with self._turns.turn(len(request.content or b"") or request.expected, check_seconds):
+        with self._turns.turn(len(request.content or b"") or request.expected, check_seconds, request.owner):
             if (
                 request.until is not None and since_boot() > request.until
             ):  # signing and waiting for a turn take their time
@@ -368,10 +420,10 @@ def _remedy(answer: Answer, code: str) -> str:
     return ""
 
 
-def _drop(descriptor: int, room: threading.Semaphore) -> None:
+def _drop(descriptor: int, release: Callable[[], object]) -> None:
     if descriptor >= 0:
         os.close(descriptor)
-    room.release()
+    release()
 
 
 def _listing_of(prefix: str, limit: int, token: str | None) -> _Request:

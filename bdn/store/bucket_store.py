@@ -122,9 +122,9 @@ class BucketStore:
                 return
         raise StoreUnavailableError(f"chunk {digest} is deleted as often as it is written")
 
-    def open(self, digest: Digest, *, at_once: bool = False) -> BinaryIO:
+    def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:
         """All of it, in memory."""
-        found = self._bucket.get(self._key(digest), at_once=at_once)
+        found = self._bucket.get(self._key(digest), reader)
         if found is None:
             raise NotFoundError(f"chunk {digest}")
         return found

@@ -97,7 +97,7 @@ class DirectoryStore:
                 raise
             sync_folder(target.parent)
 
-    def open(self, digest: Digest, *, at_once: bool = False) -> BinaryIO:  # noqa: ARG002 - needs no room
+    def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:  # noqa: ARG002 - needs no memory
         """The chunk's file."""
         with self._failures_mapped():
             target = self._chunks / digest.fanout

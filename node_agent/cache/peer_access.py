@@ -26,14 +26,15 @@ class PeerAccess:
     held: HeldChunks
     verify: Callable[[str], Grant] | None
 
-    def authorize(self, request: ChunkRequest) -> None:
+    def authorize(self, request: ChunkRequest) -> str:
         """The bearer's grant must allow the manifest of the request or, without one, a held manifest that names the chunk."""
         grant = self._grant(request.bearer)
         if grant is None:
-            return
+            return ""
         manifests = self.held.named_by(request.digest) if request.manifest is None else (request.manifest,)
         if not any(grant.allows(manifest) for manifest in manifests):
             raise NotFoundError(f"chunk {request.digest}")
+        return grant.organisation
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
         """The chunk, wherever it lies; ``NotFoundError`` when it is not here, or is not the manifest's."""

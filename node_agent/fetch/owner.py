@@ -46,9 +46,9 @@ class Owner:
     on_obtained: Callable[[int], None]
     _stop: threading.Event = field(default_factory=threading.Event)
 
-    def authorize(self, request: ChunkRequest) -> None:
+    def authorize(self, request: ChunkRequest) -> str:
         """Who may read a manifest may have its chunks obtained."""
-        self.access.authorize(request)
+        return self.access.authorize(request)
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
         """The chunk, or a Future until it is here. One that does not say to which manifest it belongs is not obtained."""

@@ -1,5 +1,6 @@
 """One file of a manifest by its signed address: for who knows nothing of chunks."""
 
+import asyncio
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of
 from bdn.wire.grants import FileGrant
 from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
@@ -108,6 +109,24 @@ async def test_an_address_ends_with_its_time_and_with_the_manifest(mirror: Mirro
     url = await address(mirror, manifest, "config.json")
     await mirror.evict(source="hf://org/model", tier="mirror")
     assert refusal(await read(mirror, url)) == (404, "NOT_FOUND")
+
+
+async def test_manifest__is_parsed_once_for_all_requests_that_wait_for_it(
+    mirror: MirrorUnderTest, manifest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = Digest.parse(manifest)
+    signature = mirror.service.requests.signer.sign_file(FileGrant("default", digest, "config.json", 4e9))
+    parsed, parse = [], Manifest.parse
+
+    def counted(content: bytes) -> Manifest:
+        parsed.append(content)
+        return parse(content)
+
+    monkeypatch.setattr(Manifest, "parse", counted)
+    url = f"/files/{manifest}/config.json?sig={signature}"
+    answers = await asyncio.gather(*(read(mirror, url) for _ in range(6)))
+    assert [answer.content for answer in answers] == [b"{}"] * 6
+    assert len(parsed) == 1
 
 
 @pytest.mark.parametrize("index", [0, 1])

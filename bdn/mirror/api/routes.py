@@ -309,8 +309,9 @@ async def layout(
 @contents_router.head("/chunks/{digest}", summary="A chunk's size", **_CHUNK)
 async def chunk(service: _Contents, digest: str, request: Request, bearer: Bearer) -> Response:
     name = digest_in(digest)
-    await service.access.check_chunk(bearer, name)
-    asked = ChunkRequest(name, bearer, is_suspect=SUSPECT_HEADER.lower() in request.headers)
+    organisation = await service.access.check_chunk(bearer, name)
+    is_suspect = SUSPECT_HEADER.lower() in request.headers
+    asked = ChunkRequest(name, bearer, is_suspect=is_suspect, organisation=organisation)
     opened = await service.shelf.opened(asked)
     headers = {"ETag": f'"{name}"', "Accept-Ranges": "bytes"}
     try:

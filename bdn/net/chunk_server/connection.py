@@ -1,9 +1,9 @@
 """One client of the data plane, as a state machine over a non-blocking socket.
 
     (shaking hands →) reading a head → (waiting for a Future →) sending → reading the next head … → draining
-                                     → (waiting for a buffer →) receiving → sending …
+                                     → (waiting for the body, for a buffer →) receiving → sending …
 
-``advance`` goes on until it would block and says what to wait for. It may be called again for any reason (an event, a timer,
+``advance`` goes on until it would block, or one request is answered, and says what to wait for. It may be called again for any reason (an event, a timer,
 or by mistake): each state checks for itself what has happened.
 """
 
@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -43,8 +43,8 @@ from bdn.net.chunk_server.messages import (
     find_head,
     parse_head,
 )
-from bdn.net.chunk_server.receiving import ReceiveBuffers, Receiving, buffer_of
-from bdn.net.chunk_server.sending import EndedError, Pace, Sending, StalledReaderError, Wait, has_happened
+from bdn.net.chunk_server.receiving import BufferTurn, ReceiveBuffers, Receiving
+from bdn.net.chunk_server.sending import NEXT_TURN, EndedError, Pace, Sending, StalledReaderError, Wait, has_happened
 from bdn.net.chunk_server.served_chunks import (
     ChunkRequest,
     DocumentRequest,
@@ -76,6 +76,7 @@ _PROCESSING: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: what is in the socket's buffer is given up
 _RECEIVE_BYTES: Final = 64 * 1024
+_EMPTY_LINES: Final = 16
 _SLOWEST: Final = StallPolicy(window_seconds=30.0)
 _SLOWEST_SENDER: Final = StallPolicy(least_bytes=1024 * 1024, window_seconds=30.0)
 
@@ -102,6 +103,7 @@ class RequestReader:
     timeouts: Timeouts
     _received: bytearray = field(default_factory=bytearray, init=False)
     _searched: int = field(default=0, init=False)  # bytes in which no head ends
+    _empty_lines: int = field(default=0, init=False)
     _until: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,8 +138,13 @@ class RequestReader:
                 raise HeadRefusedError(400, SPEAKS_PLAIN_HTTP)
         content = bytes(self._received[:end])
         del self._received[:end]
-        self._searched = 0
+        self._searched = self._empty_lines = 0
         return parse_head(content)
+
+    @property
+    def holds_bytes(self) -> bool:
+        """Whether something was received behind the last head."""
+        return bool(self._received)
 
     def take_into(self, buffer: memoryview) -> int:
         """What was received of a body along with its head."""
@@ -154,6 +161,9 @@ class RequestReader:
     def _find_head(self) -> int:
         while self._received.startswith(b"\r\n"):  # RFC 9112, section 2.2: some clients end a body with one too many
             del self._received[:2]
+            self._empty_lines += 1
+            if self._empty_lines > _EMPTY_LINES:  # a client that sends nothing else would keep its worker
+                raise HeadRefusedError(400, "there are too many empty lines before the request")
         end = find_head(self._received, self._searched)
         self._searched = len(self._received)
         return end
@@ -173,6 +183,7 @@ class Service:
     received: ReceivedChunks | None = None
     buffers: ReceiveBuffers = field(default_factory=ReceiveBuffers)
     on_received: Callable[[int], None] = lambda _: None
+    on_known: "Callable[[ChunkConnection, str], None]" = lambda _, __: None
 
 
 @dataclass(eq=False, slots=True)
@@ -183,11 +194,12 @@ class ChunkConnection:
     _service: Service
     is_watched: bool = field(default=False, init=False)  # these two belong to the poller
     awaited: Future[object] | None = field(default=None, init=False)
+    organisation: str | None = field(default=None, init=False)  # of the last request that was authorised
     _reader: RequestReader = field(init=False)
     _step: Callable[[], Wait | None] = field(init=False)
     _head: RequestHead = field(init=False)
     _request: ChunkRequest | DocumentRequest | PushedChunk = field(init=False)
-    _turn: Future[object] | None = field(default=None, init=False)  # for a buffer
+    _buffer: BufferTurn | None = field(default=None, init=False)
     _receiving: Receiving | None = field(default=None, init=False)
     _sending: Sending | None = field(default=None, init=False)
     _until: float = field(default=0.0, init=False)
@@ -211,8 +223,13 @@ class ChunkConnection:
         """What to wait for before the first ``advance``."""
         return self._reader.wait if self._service.certificate is None else Wait(select.EPOLLIN, self._until)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be closed for the sake of others: no request that was authorised is under way. Only while it waits."""
+        return self.organisation is None or self._step == self._read
+
     def advance(self) -> Wait | None:
-        """Go on until it would block. None: the connection has ended, and is closed."""
+        """Go on until it would block, or one request is answered. None: the connection has ended, and is closed."""
         try:
             while (wait := self._step()) is None:
                 pass
@@ -303,11 +320,21 @@ class ChunkConnection:
         request = self._request
         if isinstance(request, PushedChunk):
             assert self._service.received is not None  # noqa: S101 - else its path was not found
-            self._receive_with(self._service.received, request)
+            self._await_body_for(self._service.received, request)
             return
         if isinstance(request, ChunkRequest):
-            self._service.chunks.authorize(request)
+            request = replace(request, organisation=self._service.chunks.authorize(request))
+            self._know(request.organisation)
         self._open(request)
+
+    def _know(self, organisation: str) -> None:
+        if organisation != self.organisation:
+            try:
+                self._service.on_known(self, organisation)
+            except StoreUnavailableError:  # there is no room for this connection
+                self._head = replace(self._head, keeps_alive=False)
+                raise
+            self.organisation = organisation
 
     def _open(self, request: ChunkRequest | DocumentRequest) -> None:
         if isinstance(request, ChunkRequest):
@@ -316,6 +343,8 @@ class ChunkConnection:
             found = self._service.documents.open_document(request)
         else:
             raise NotFoundError(f"path {self._head.target[:100]!a}")
+        if self.organisation is None:  # a document, which is authorised where it is opened
+            self._know("")
         if isinstance(found, OpenChunk):
             self._send_file(found, lambda: self._answer(request, found))
         else:
@@ -373,35 +402,47 @@ class ChunkConnection:
 
     # --- receiving ---
 
-    def _receive_with(self, received: ReceivedChunks, request: PushedChunk) -> None:
-        """Who may not send it costs no memory, and nothing of its body is read."""
-        received.authorize(request)
-        buffer = self._service.buffers.take()
-        if isinstance(buffer, Future):
-            self._turn = buffer
-            self._step = partial(self._await_buffer, received, request, buffer)
-        else:
-            self._step = partial(self._begin_receiving, received, request, buffer)
+    def _await_body_for(self, received: ReceivedChunks, request: PushedChunk) -> None:
+        """A sender that may not send costs no memory, and none of its body is read. One that may has a buffer once it sends."""
+        organisation = received.authorize(request)
+        self._know(organisation)
+        self._until = time.monotonic() + self._service.timeouts.slowest_sender.window_seconds
+        self._step = partial(self._await_body, received, request, organisation)
+        if not self._reader.holds_bytes and awaits_continue(self._head):
+            self._send_interim(_CONTINUE)
 
-    def _await_buffer(self, received: ReceivedChunks, request: PushedChunk, turn: Future[object]) -> Wait | None:
-        if turn.done():
-            self._turn = None
-            self._step = partial(self._begin_receiving, received, request, buffer_of(turn))
+    def _await_body(self, received: ReceivedChunks, request: PushedChunk, organisation: str) -> Wait | None:
+        if not self._reader.holds_bytes:
+            try:
+                piece = self._socket.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                if time.monotonic() >= self._until:
+                    raise EndedError("the sender sends nothing") from None
+                return Wait(select.EPOLLIN, self._until)
+            if not piece:
+                raise EndedError("the sender has gone before its chunk")
+            self._reader.keep(piece)
+        self._until = time.monotonic() + self._service.timeouts.obtaining_seconds
+        self._buffer = self._service.buffers.request(organisation)
+        self._step = partial(self._await_buffer, received, request, self._buffer)
+        return None
+
+    def _await_buffer(self, received: ReceivedChunks, request: PushedChunk, turn: BufferTurn) -> Wait | None:
+        if turn.granted.done():
+            self._begin_receiving(received, request, self._service.buffers.buffer_of(turn))
         elif time.monotonic() >= self._until:
             self._end_receiving()
             self._send(answer_error(self._head, StoreUnavailableError("too many chunks are on their way in")))
         elif has_happened(self._socket, select.POLLRDHUP):
             raise EndedError("the sender did not wait for a buffer")
         else:
-            return Wait(select.EPOLLRDHUP, self._until, turn)
+            return Wait(select.EPOLLRDHUP, self._until, turn.granted)
         return None
 
     def _begin_receiving(self, received: ReceivedChunks, request: PushedChunk, buffer: memoryview) -> None:
         done = self._reader.take_into(buffer[: request.size])
         self._receiving = Receiving(buffer, request.size, self._service.timeouts.slowest_sender, done)
         self._step = partial(self._receive, received, request, self._receiving)
-        if not done and awaits_continue(self._head):
-            self._send_interim(_CONTINUE)
 
     def _receive(self, received: ReceivedChunks, request: PushedChunk, receiving: Receiving) -> Wait | None:
         wait = receiving.advance(self._socket)
@@ -426,14 +467,12 @@ class ChunkConnection:
             self._send(answer_error(self._head, wrong, 422))
 
     def _end_receiving(self) -> None:
-        turn, self._turn = self._turn, None
+        turn, self._buffer = self._buffer, None
         if turn is not None:
-            self._service.buffers.give_up(turn)
+            self._service.buffers.release(turn)
         receiving, self._receiving = self._receiving, None
-        if receiving is not None:
-            self._service.buffers.give_back(receiving.buffer)
-            if receiving.done:
-                self._service.on_received(receiving.done)
+        if receiving is not None and receiving.done:
+            self._service.on_received(receiving.done)
 
     # --- sending ---
 
@@ -461,8 +500,8 @@ class ChunkConnection:
             self._until, self._step = time.monotonic() + _DRAIN_SECONDS, self._drain
             return None
         self._step = self._read
-        # With no request received yet others go first: a client that never pauses must not keep a worker for itself.
-        return None if self._reader.begin_next() else self._reader.wait
+        # Others go first: a client that never pauses, or pipelines, must not keep a worker for itself.
+        return NEXT_TURN if self._reader.begin_next() else self._reader.wait
 
     def _end_sending(self) -> None:
         sending, self._sending = self._sending, None

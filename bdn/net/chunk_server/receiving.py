@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,59 +16,72 @@ from blake3 import blake3
 
 from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.pace.retry import StallPolicy, StallWindow
+from bdn.core.pace.shares import Place, Shares
 from bdn.net.chunk_server.sending import EndedError, Wait
 
-# Of 8 MiB each, made when first needed and kept. Fewer than a server has workers: a chunk that is being stored holds both, and a
-# store that is slow must leave some workers to those who read.
-BUFFERS: Final = 24
+# Of 8 MiB each, made when first needed and kept; one organisation has half of them at most. As many as a server has workers for
+# readers beside them: a chunk that is being stored holds both.
+BUFFERS: Final = 32
 _PIECE: Final = 1024 * 1024  # named at once: it is still in the cache of the core that received it
 
 
+@dataclass(eq=False, slots=True)
+class BufferTurn:
+    """A place for a buffer, which is granted once ``granted`` is done."""
+
+    place: Place
+    granted: Future[object] = field(default_factory=Future)
+    buffer: memoryview | None = None
+
+
 class ReceiveBuffers:
-    """Page-aligned buffers of ``CHUNK_SIZE`` bytes, ``count`` at most. Who finds none waits in turn, without a thread. Any thread."""
+    """Page-aligned buffers of ``CHUNK_SIZE`` bytes, ``count`` at most, shared by organisation. Waiting takes no thread. Any thread."""
 
     def __init__(self, count: int = BUFFERS) -> None:
-        self._unmade = count
+        self._shares = Shares(count, spares=True)
         self._free: list[memoryview] = []  # the one used last is used next, so that no more are touched than needed
-        self._waiting: dict[Future[object], None] = {}  # in their order
+        self._waiting: dict[Place, BufferTurn] = {}
         self._lock = threading.Lock()
 
-    def take(self) -> memoryview | Future[object]:
-        """A buffer, or a Future whose result will be one; it is given back, or up, by who has it."""
+    @property
+    def lent(self) -> int:
+        """How many are held now."""
+        return self._shares.taken
+
+    def request(self, organisation: str) -> BufferTurn:
+        """Queue up. The caller releases the turn, granted or not."""
         with self._lock:
-            if self._free:
-                return self._free.pop()
-            if self._unmade:
-                self._unmade -= 1
-                return _pages()
-            turn: Future[object] = Future()
-            self._waiting[turn] = None
-            return turn
+            turn = BufferTurn(self._shares.request(organisation))
+            self._waiting[turn.place] = turn
+            granted = self._grant()
+        _notify(granted)
+        return turn
 
-    def give_back(self, buffer: memoryview) -> None:
-        """Whoever has waited longest has it next."""
+    def buffer_of(self, turn: BufferTurn) -> memoryview:
+        """The buffer of a turn that was granted."""
         with self._lock:
-            turn = next(iter(self._waiting), None)
-            if turn is None:
-                self._free.append(buffer)
-                return
-            del self._waiting[turn]
-        turn.set_result(buffer)  # calls the poller, which has a lock of its own
+            if turn.buffer is None:
+                turn.buffer = self._free.pop() if self._free else _pages()
+            return turn.buffer
 
-    def give_up(self, turn: Future[object]) -> None:
-        """Wait no more. Its turn may have come meanwhile, or be about to come: then the next one has the buffer."""
+    def release(self, turn: BufferTurn) -> None:
+        """Give the buffer back, or wait no more."""
         with self._lock:
-            if turn in self._waiting:
-                del self._waiting[turn]
-                return
-        turn.add_done_callback(lambda _: self.give_back(buffer_of(turn)))
+            self._waiting.pop(turn.place, None)
+            if turn.buffer is not None:
+                self._free.append(turn.buffer)
+                turn.buffer = None
+            self._shares.release(turn.place)
+            granted = self._grant()
+        _notify(granted)
+
+    def _grant(self) -> list[BufferTurn]:
+        return [self._waiting.pop(place) for place in self._shares.grant()]
 
 
-def buffer_of(turn: Future[object]) -> memoryview:
-    """What has come of waiting, once it is done."""
-    buffer = turn.result()
-    assert isinstance(buffer, memoryview)  # noqa: S101 - nobody else sets it
-    return buffer
+def _notify(turns: Iterable[BufferTurn]) -> None:
+    for turn in turns:
+        turn.granted.set_result(None)  # calls the poller, which has a lock of its own
 
 
 def _pages() -> memoryview:

@@ -42,6 +42,11 @@ class Wait:
     future: Future[object] | None = None
 
 
+NEXT_TURN: Final = Wait(
+    0, 0.0
+)  # the next request has been received, and is answered when other connections had their turn
+
+
 @dataclass(slots=True)
 class Sending:
     """Sends an answer and its part of ``chunk``, whose file it closes. ``sent`` counts the bytes of the chunk.

@@ -13,13 +13,15 @@ class ChunkRequest:
     """Who asks for which chunk.
 
     ``manifest`` says more than a wish: the chunk belongs to it, the bearer's grant allows it, and the one who is asked owns
-    the chunk and shall obtain it if it is not held. ``is_suspect``: it came with wrong content a moment ago.
+    the chunk and shall obtain it if it is not held. ``is_suspect``: it came with wrong content a moment ago. ``organisation`` is
+    the caller's, known once the request is authorised.
     """
 
     digest: Digest
     bearer: str | None = field(default=None, repr=False)
     manifest: Digest | None = None
     is_suspect: bool = False
+    organisation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ class ServedDocuments(Protocol):
 class ServedChunks(Protocol):
     """Where a server finds chunks, and who may have them. Both methods may block: they run in the server's workers."""
 
-    def authorize(self, request: ChunkRequest) -> None:
-        """Raise ``UnauthenticatedError``, ``GrantInvalidError`` or ``NotFoundError`` (not yours and not there look alike)."""
+    def authorize(self, request: ChunkRequest) -> str:
+        """The organisation of the caller. Raise ``UnauthenticatedError``, ``GrantInvalidError`` or ``NotFoundError`` (not yours and not there look alike)."""
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
         """The chunk; ``NotFoundError`` when it is not held; or a Future, which holds no thread, when it is on its way.
@@ -76,8 +78,8 @@ class PushedChunk:
 class ReceivedChunks(Protocol):
     """Where a server puts chunks that are pushed. ``authorize`` and ``take`` may block: they run in the server's workers."""
 
-    def authorize(self, request: PushedChunk) -> None:
-        """Before the body is read.
+    def authorize(self, request: PushedChunk) -> str:
+        """The organisation that the push is for, before the body is read.
 
         Raise ``UnauthenticatedError``, ``GrantInvalidError``, ``GrantExpiredError``, ``NotFoundError`` or ``InUseError``.
         """

@@ -14,21 +14,23 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final
 
+from bdn.core.errors import StoreUnavailableError
 from bdn.net.api_server import SHORTAGES, bind_tcp
+from bdn.net.chunk_server.admission import Admission
 from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
 from bdn.net.chunk_server.receiving import BUFFERS, ReceiveBuffers
-from bdn.net.chunk_server.sending import Pace, Wait
+from bdn.net.chunk_server.sending import NEXT_TURN, Pace, Wait
 from bdn.net.chunk_server.served_chunks import ReceivedChunks, ServedChunks, ServedDocuments
 from bdn.net.tls import Certificate
 
 logger = logging.getLogger(__name__)
 _SHORTAGE_PAUSE_SECONDS: Final = 0.2  # without descriptors to spare, before the next client is accepted
-_WORKERS: Final = 32  # so many readings from the disk at once
+_WORKERS: Final = 48  # more than one organisation holds by its buffers and its chunks in memory, while a bucket is slow
 _LINGER_MILLISECONDS: Final = 2
 _ACCEPTED_AT_ONCE: Final = 64
 _SPARE_DESCRIPTORS: Final = 256  # for everything else that the process has open
@@ -88,7 +90,7 @@ class Poller:
     """
 
     def __init__(
-        self, listener: socket.socket, accept: Callable[[], bool], ready: Callable[[ChunkConnection], None]
+        self, listener: socket.socket, accept: Callable[[], bool], ready: Callable[[ChunkConnection], object]
     ) -> None:
         self._accept = accept
         self._ready = ready
@@ -126,6 +128,17 @@ class Poller:
         elif wait.future is not None and wait.future.done():
             self._resume(descriptor)
         return True
+
+    def withdraw_idle(self, connections: Iterable[ChunkConnection]) -> ChunkConnection | None:
+        """The first of these that waits here and is idle, which is the caller's from now on; None where none is."""
+        for connection in connections:
+            with self._lock:
+                descriptor = connection.fileno()
+                if self._waiting.get(descriptor) is connection and connection.is_idle:
+                    del self._waiting[descriptor]
+                    self._timers.clear(descriptor)
+                    return connection
+        return None
 
     def run(self) -> None:
         """Watch until ``stop``: what the thread does."""
@@ -207,11 +220,11 @@ class Workers:
         """Whether some connection waits for a thread."""
         return not self._queue.empty()
 
-    def put(self, connection: ChunkConnection) -> None:
-        """Have ``work`` called with it soon."""
+    def put(self, connection: ChunkConnection) -> bool:
+        """Have ``work`` called with it, behind those that wait. False: the threads have ended, or soon will."""
         with self._lock:
             if self._is_closed:
-                return
+                return False
             self._idle -= 1  # below zero: so many connections have no thread yet
             if self._idle < 0 and len(self._threads) < _WORKERS:
                 self._idle += 1
@@ -219,6 +232,7 @@ class Workers:
                 self._threads.append(thread)
                 thread.start()
             self._queue.put(connection)
+            return True
 
     def close(self, timeout_seconds: float) -> bool:
         """Let the threads end after what was put before. Says whether they did; a thread that does not is left behind."""
@@ -245,8 +259,9 @@ class ChunkServer:
     thread. ``pace``, called by any thread, is given the size of a piece and returns the seconds to wait before it goes out.
     ``documents`` has manifests, if any are served here. ``is_local``: no grants are asked for, so what foreign web pages ask for
     is refused. ``received`` takes chunks, if any are taken here, into ``buffers`` of 8 MiB at once. With a ``certificate`` it
-    speaks TLS and nothing else. Clients above ``connections``, or above what the process's limit of descriptors allows, are hung
-    up on at once, so that they go to another source.
+    speaks TLS and nothing else. For a client above ``connections``, or above what the process's limit of descriptors allows, the
+    oldest idle connection without an authorised request is closed, or else one of the organisation that has most; where none is
+    idle the new one is closed at once, so that its client goes to another source.
     """
 
     def __init__(
@@ -266,6 +281,7 @@ class ChunkServer:
         buffers: int = BUFFERS,
         connections: int = 4096,
     ) -> None:
+        self.buffers = ReceiveBuffers(buffers)
         self._service = Service(
             chunks,
             on_sent or (lambda _: None),
@@ -275,13 +291,14 @@ class ChunkServer:
             is_local,
             certificate,
             received,
-            ReceiveBuffers(buffers),
+            self.buffers,
             on_received or (lambda _: None),
+            self._know,
         )
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:  # each connection that is served has a socket and a file open
             connections = min(connections, max(16, (soft - _SPARE_DESCRIPTORS) // 2))
-        self._limit = connections
+        self._admission: Admission[ChunkConnection] = Admission(connections)
         self._listener = bind_tcp(host, port)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
@@ -315,7 +332,7 @@ class ChunkServer:
         """Accept clients. False: there are no descriptors left."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                connection, _ = self._listener.accept()
+                connection, peer = self._listener.accept()
             except BlockingIOError:
                 return True
             except OSError as error:
@@ -323,23 +340,43 @@ class ChunkServer:
                     logger.warning("a chunk client is not accepted", extra={"reason": str(error)})
                     return False
                 continue  # the client was gone before it was accepted (accept(2))
-            if len(self._open) >= self._limit:
+            others = self._admission.in_the_way(peer[0])
+            if others is None or self._end_idle(others):
+                self._admit(connection, peer[0])
+            else:
                 connection.close()
-                continue
-            self._admit(connection)
         return True
 
-    def _admit(self, connection: socket.socket) -> None:
+    def _end_idle(self, connections: Iterable[ChunkConnection]) -> bool:
+        """Close the first of these that is idle. False: none is."""
+        idle = self._poller.withdraw_idle(connections)
+        if idle is not None:
+            self._end(idle)
+        return idle is not None
+
+    def _know(self, connection: ChunkConnection, organisation: str) -> None:
+        others = self._admission.know(connection, organisation)
+        if others is not None and not self._end_idle(others):
+            raise StoreUnavailableError("this organisation has too many connections at work; try again")
+
+    def _admit(self, connection: socket.socket, address: str) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client = ChunkConnection(connection, self._service)
         self._open.add(client)
+        self._admission.admit(client, address)
         if not self._poller.add(client, client.first_wait):
             self._end(client)
 
     def _serve(self, connection: ChunkConnection) -> None:
         """Advance a connection in a worker, and hand it back to the poller."""
         while (wait := connection.advance()) is not None:
+            if wait is NEXT_TURN:
+                if not self._workers.are_behind:
+                    continue
+                if self._workers.put(connection):
+                    return
+                break
             if not self._is_back_soon(connection, wait):
                 if not self._poller.add(connection, wait):
                     self._end(connection)
@@ -356,4 +393,5 @@ class ChunkServer:
 
     def _end(self, connection: ChunkConnection) -> None:
         connection.close()
+        self._admission.leave(connection)
         self._open.discard(connection)

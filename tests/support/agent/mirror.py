@@ -292,12 +292,13 @@ class AgentMirror:
             return body.model_dump_json(exclude_defaults=True).encode()
         return self.manifests[digest].canonical
 
-    def authorize(self, request: ChunkRequest) -> None:
+    def authorize(self, request: ChunkRequest) -> str:
         if request.bearer is None:
             raise UnauthenticatedError
         grant = self._verify(request.bearer)
         if not any(request.digest in chunks and grant.allows(one) for one, chunks in self.chunks_of.items()):
             raise NotFoundError(f"chunk {request.digest}")
+        return grant.organisation
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
         if self.down:

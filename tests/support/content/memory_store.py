@@ -53,7 +53,7 @@ class MemoryStore:
             self._chunks.setdefault(digest, bytes(content))
             self._kept_at[digest] = self._clock()
 
-    def open(self, digest: Digest, *, at_once: bool = False) -> BinaryIO:
+    def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:
         """The chunk as a file in memory."""
         with self._lock:
             content = self._chunks.get(digest)

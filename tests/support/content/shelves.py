@@ -22,17 +22,18 @@ from tests.support.content.memory_store import MemoryStore
 
 @dataclass
 class Shelf:
-    """A ``ServedChunks`` over ``store``. ``refusal`` is raised by ``authorize``; ``bearers`` is what it was given."""
+    """A ``ServedChunks`` over ``store``. Each bearer is its own organisation. ``refusal`` is raised by ``authorize``; ``bearers`` is what it was given."""
 
     store: ChunkStore = field(default_factory=MemoryStore)
     refusal: Exception | None = None
     bearers: list[str | None] = field(default_factory=list)
     opened: list[BinaryIO] = field(default_factory=list)
 
-    def authorize(self, request: ChunkRequest) -> None:
+    def authorize(self, request: ChunkRequest) -> str:
         self.bearers.append(request.bearer)
         if self.refusal is not None:
             raise self.refusal
+        return request.bearer or ""
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
         file = self.store.open(request.digest)
@@ -50,7 +51,7 @@ class Shelf:
 
 @dataclass
 class Inbox:
-    """A ``ReceivedChunks`` over ``store``. ``refusal`` is raised by ``authorize``, ``failure`` by ``take``; they gather what they are given."""
+    """A ``ReceivedChunks`` over ``store``. Each bearer is its own organisation. ``refusal`` is raised by ``authorize``, ``failure`` by ``take``; they gather what they are given."""
 
     store: ChunkStore = field(default_factory=MemoryStore)
     refusal: Exception | None = None
@@ -58,10 +59,11 @@ class Inbox:
     requests: list[PushedChunk] = field(default_factory=list)
     taken: list[bytes] = field(default_factory=list)
 
-    def authorize(self, request: PushedChunk) -> None:
+    def authorize(self, request: PushedChunk) -> str:
         self.requests.append(request)
         if self.refusal is not None:
             raise self.refusal
+        return request.bearer or ""
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         if self.failure is not None:

@@ -101,10 +101,10 @@ class CountingStore(MemoryStore):
         self.on_put()
         super().put(digest, content)
 
-    def open(self, digest: Digest, *, at_once: bool = False) -> BinaryIO:
+    def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:
         self.opened += 1
         self.on_open()
-        return super().open(digest, at_once=at_once)
+        return super().open(digest, reader=reader)
 
 
 class Bench:

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -342,10 +342,11 @@ def test_a_stream_that_ends_anywhere_leaves_whole_chunks_alone(
 
 def begin(server: ChunkServer, content: bytes = CONTENT) -> socket.socket:
     """A client in the middle of a body, for which the server has a buffer."""
-    connection = connect(server)
+    connection, before = connect(server), server.buffers.lent
     connection.sendall(put_head(content, "Expect: 100-continue"))
     assert status_of_next(connection) == 100
     connection.sendall(content[: len(content) // 2])
+    wait_until(lambda: server.buffers.lent > before)
     return connection
 
 
@@ -393,6 +394,7 @@ def test_a_client_that_goes_in_the_middle_of_a_body_leaves_nothing(
     with serving(Shelf(), received=inbox, buffers=1, on_received=came.append) as server:
         for _ in range(3):
             go(begin(server))
+            wait_until(lambda: not server.buffers.lent)
         with connect(server) as other:
             other.sendall(put(CONTENT))
             assert status_of_next(other) == 204
@@ -402,14 +404,14 @@ def test_a_client_that_goes_in_the_middle_of_a_body_leaves_nothing(
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
-def test_who_waits_for_a_buffer_is_not_asked_for_its_body_and_holds_no_thread(inbox: Inbox) -> None:
+def test_waiting_for_a_buffer_holds_no_thread(inbox: Inbox) -> None:
     """More of them than the server has threads; each ends well."""
     with serving(Shelf(inbox.store), received=inbox, buffers=1) as server, ExitStack() as stack:
         first = stack.enter_context(begin(server))
-        crowd = [stack.enter_context(connect(server)) for _ in range(50)]
+        crowd = [stack.enter_context(connect(server)) for _ in range(60)]
         for connection in crowd:
-            connection.sendall(put_head(SMALL, "Expect: 100-continue"))
-        wait_until(lambda: len(inbox.requests) == 51)
+            connection.sendall(put(SMALL))
+        wait_until(lambda: len(inbox.requests) == 61)
         assert all(map(says_nothing, crowd[:3]))
         with connect(server) as reader:
             reader.sendall(get(SMALL))
@@ -417,11 +419,9 @@ def test_who_waits_for_a_buffer_is_not_asked_for_its_body_and_holds_no_thread(in
         assert finish(first) == 204
         while crowd:  # in whatever order the server has heard of them
             for connection in select.select(crowd, [], [], 20)[0]:
-                assert status_of_next(connection) == 100
-                connection.sendall(SMALL)
                 assert status_of_next(connection) == 204
                 crowd.remove(connection)
-    assert len(inbox.taken) == 51
+    assert len(inbox.taken) == 61
 
 
 def test_who_goes_while_it_waits_for_a_buffer_does_not_keep_it_from_others(inbox: Inbox) -> None:
@@ -500,32 +500,29 @@ def test_closing_ends_those_that_send_and_those_that_wait(inbox: Inbox) -> None:
 
 
 def test_buffers_are_pages_and_no_more_of_them_than_said() -> None:
-    buffers = ReceiveBuffers(2)
-    one, two = buffers.take(), buffers.take()
-    assert isinstance(one, memoryview)
-    assert isinstance(two, memoryview)
-    assert len(one) == len(two) == CHUNK_SIZE
-    turn = buffers.take()
-    assert isinstance(turn, Future)
-    buffers.give_back(two)
-    assert turn.result() is two
-    buffers.give_back(one)
-    assert buffers.take() is one
-
-
-def test_buffers_go_to_whoever_has_waited_longest_and_past_those_who_gave_up() -> None:
     buffers = ReceiveBuffers(1)
-    only = buffers.take()
-    assert isinstance(only, memoryview)
-    turns = [turn for turn in (buffers.take() for _ in range(4)) if isinstance(turn, Future)]
-    buffers.give_up(turns[1])
-    buffers.give_back(only)
-    assert [turn.done() for turn in turns] == [True, False, False, False]
-    buffers.give_up(turns[0])  # its turn had come
-    assert [turn.done() for turn in turns] == [True, False, True, False]
-    buffers.give_up(turns[3])
-    buffers.give_back(only)
-    assert buffers.take() is only
+    first, second = buffers.request("a"), buffers.request("b")
+    only = buffers.buffer_of(first)
+    assert len(only) == CHUNK_SIZE
+    assert buffers.buffer_of(first) is only
+    assert not second.granted.done()
+    buffers.release(first)
+    assert second.granted.done()
+    assert buffers.buffer_of(second) is only
+
+
+def test_buffers_go_round_the_organisations_and_past_turns_that_were_given_up() -> None:
+    buffers = ReceiveBuffers(1)
+    turns = [buffers.request(name) for name in "aaabbc"]
+    buffers.release(turns.pop(4))
+    order = ""
+    while turns:
+        held = next(turn for turn in turns if turn.granted.done())
+        order += held.place.owner
+        turns.remove(held)
+        buffers.release(held)
+    assert order == "aabca"
+    assert not buffers.lent
 
 
 # --- our own client, and TLS ---

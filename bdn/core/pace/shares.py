@@ -1,0 +1,70 @@
+"""Places that callers of several organisations hold: granted round robin over organisations, so that none delays another by more than a round."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """One place that ``owner`` holds once ``is_granted``, and waits for until then."""
+
+    owner: str
+    is_granted: bool = False
+
+
+class Shares:
+    """``count`` places, or as many as the caller sets later. Not thread-safe.
+
+    ``spares``: for places that a client holds as long as it likes. An owner is granted one only while it holds fewer than are
+    free (Choudhury and Hahne, "Dynamic Queue Length Thresholds", 1998): one owner gets half of all, two get a third each, and
+    the next owner finds a free one. Without it the places are all used: right where each is released soon.
+    """
+
+    def __init__(self, count: int, *, spares: bool = False) -> None:
+        self.count = count
+        self.taken = 0
+        self._spares = spares
+        self._held: dict[str, int] = {}
+        self._waiting: dict[
+            str, dict[Place, None]
+        ] = {}  # owners in the order of their turns, and places as they were requested
+
+    def request(self, owner: str) -> Place:
+        """Queue up; ``grant`` says when the place is granted."""
+        place = Place(owner)
+        self._waiting.setdefault(owner, {})[place] = None
+        return place
+
+    def grant(self) -> list[Place]:
+        """Every place that can be granted now, in order."""
+        granted = []
+        while (owner := next(self._next_owners(), None)) is not None:
+            queue = self._waiting.pop(owner)
+            place = next(iter(queue))
+            del queue[place]
+            if queue:  # behind the owners that wait as well
+                self._waiting[owner] = queue
+            place.is_granted = True
+            self.taken += 1
+            self._held[owner] = self._held.get(owner, 0) + 1
+            granted.append(place)
+        return granted
+
+    def release(self, place: Place) -> None:
+        """Give up a place, granted or not. Call ``grant`` afterwards."""
+        owner = place.owner
+        if place.is_granted:
+            self.taken -= 1
+            self._held[owner] -= 1
+            if not self._held[owner]:
+                del self._held[owner]
+            return
+        queue = self._waiting[owner]
+        del queue[place]
+        if not queue:
+            del self._waiting[owner]
+
+    def _next_owners(self) -> Iterator[str]:
+        free = self.count - self.taken
+        if free > 0:
+            yield from (one for one in self._waiting if not self._spares or self._held.get(one, 0) < free)
