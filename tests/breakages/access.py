@@ -27,7 +27,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_who_may_read_which_manifest"),
         ("what others mirrored is readable", "if not await mirrors.may_read(session, owner, manifest.hex, team):",
          "if False:", "test_who_may_read_which_manifest"),
-        ("each role reads chunks", "reader.acting(Role.OPERATOR, None)", "pass",
+        ("each role reads chunks", "reader.acting(Role.OPERATOR, None)", "reader",
          "test_who_may_read_which_chunk_on_either_plane"),
         ("a digest is enough", "if chunk.hex not in opened:", "if False:",
          "test_who_may_read_which_chunk_on_either_plane"),
