@@ -1,13 +1,17 @@
 """HuggingFaceSource keeps the contract of a Source, against a double that the real client cannot tell from a hub."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
+from huggingface_hub import get_session
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import SourceNotFoundError
 from bdn.core.source.upstream import Checksum, ChecksumKind
+from bdn.sources.huggingface.session import one_attempt
+from bdn.sources.huggingface.source import at_endpoint
 from tests.contract.access_contract import SESAME, Access, AccessContract
 from tests.contract.opening import Opened, open_hub
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed
@@ -15,6 +19,7 @@ from tests.doubles.content import Content, GeneratedContent, git_blob_of, sha256
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.ranges import read_range
+from tests.support.network.egress import LOOPBACK
 
 PAGE = 3
 LARGE = GeneratedContent(CHUNK_SIZE + 1)
@@ -212,3 +217,37 @@ async def test_a_listing_asks_for_no_more_pages_than_are_consumed(hub: Hub) -> N
         async for _ in source.list(resolution):
             break
     assert hub.log.count("/tree/") == 1
+
+
+async def test_the_next_page_is_requested_at_the_configured_endpoint_whatever_host_its_link_names(hub: Hub) -> None:
+    # A mirror of the hub passes the hub's Link headers on.
+    hub.repo("org/model", private=True).commit({f"{number:02}.txt": b"x" for number in range(10)})
+    hub.links_to = hub.cdn_url  # another host
+    async with open_hub(hub, "hf://org/model", hub.token) as source:
+        assert len(await listed(source)) == 10
+    assert hub.log.find(origin="cdn") == []
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (
+            "https://huggingface.co/api/models/o/r/tree/c?cursor=a%3D",
+            "http://mirror:81/hub/api/models/o/r/tree/c?cursor=a%3D",
+        ),
+        ("https://huggingface.co/hub/api/t?cursor=1", "http://mirror:81/hub/api/t?cursor=1"),
+        ("http://mirror:81/hub/api/t?cursor=1", "http://mirror:81/hub/api/t?cursor=1"),
+        ("https://mirror:81/hub/api/t?cursor=1", "http://mirror:81/hub/api/t?cursor=1"),
+        ("http://mirror/hub/api/t?cursor=1", "http://mirror:81/hub/api/t?cursor=1"),
+    ],
+)
+def test_a_link_keeps_path_and_query_below_the_endpoint(address: str, expected: str) -> None:
+    assert at_endpoint(address, "http://mirror:81/hub") == expected
+
+
+async def test_no_request_of_the_client_carries_the_token_to_another_origin(hub: Hub) -> None:
+    # The client itself forwards it to any host that it takes for a hub's.
+    with one_attempt(LOOPBACK, hub.url):
+        await asyncio.to_thread(get_session().get, f"{hub.cdn_url}/x", headers={"Authorization": "Bearer t"})
+    [request] = hub.log.find(origin="cdn")
+    assert "authorization" not in request.headers

@@ -92,6 +92,7 @@ class Hub:
         self.script = Script()
         self.repositories: dict[tuple[Kind, str], HubRepository] = {}
         self._page_size = page_size
+        self.links_to: str | None = None  # what a link to the next page begins with; None: the hub's own address
         self._origin = Origin("hub", self._respond, log=self.log, script=self.script)
         self._cdn = Cdn(log=self.log, script=self.script)
         self._stack = ExitStack()
@@ -137,6 +138,7 @@ class Hub:
         self._origin.go_on.clear()
         self._cdn.go_on.clear()
         self.repositories.clear()
+        self.links_to = None
         self.log.clear()
         self.script.clear()
 
@@ -210,7 +212,7 @@ class Hub:
         if stop < len(entries):
             cursor = base64.urlsafe_b64encode(str(stop).encode()).decode()
             kept = "&".join(f"{name}={query[name][0]}" for name in ("recursive", "expand") if name in query)
-            link = f"{self.url}{path}?{kept}&limit={self._page_size}&cursor={quote(cursor, safe='')}"
+            link = f"{self.links_to or self.url}{path}?{kept}&limit={self._page_size}&cursor={quote(cursor, safe='')}"
             headers["Link"] = f'<{link}>; rel="next"'
         return json_answer(entries[start:stop], headers=headers)
 

@@ -6,7 +6,9 @@ ever, and closes the shared session under other threads on a failed connection. 
 to it, ``set_client_factory``; calls outside :func:`one_attempt` behave as before.
 
 Within it every request passes the egress guard, redirects included: the host as it is written in a hook that httpx2 calls
-for each of them, by way of a proxy too, and the addresses that it resolves to where the connection is made.
+for each of them, by way of a proxy too, and the addresses that it resolves to where the connection is made. The same hook takes
+the token out of a request to any other origin than the configured endpoint: the SDK itself sends it along to each host that it
+takes for a hub's.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +18,7 @@ from functools import cache
 from ssl import SSLContext
 from threading import Lock
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpcore2
 import httpx2
@@ -52,6 +55,7 @@ _REPEATED_BY_THE_SDK: Final = (408, 429, 500, 502, 503, 504)
 _AGENT_REGISTRY: Final = "/api/agent-harnesses"
 
 _egress: Final[ContextVar[EgressPolicy | None]] = ContextVar("_egress", default=None)  # None: the call is not ours
+_endpoint: Final[ContextVar[str]] = ContextVar("_endpoint", default="")
 _installing: Final = Lock()
 
 
@@ -60,17 +64,19 @@ class HubUnreachableError(Exception):
 
 
 @contextmanager
-def one_attempt(egress: EgressPolicy) -> Iterator[None]:
+def one_attempt(egress: EgressPolicy, endpoint: str = "") -> Iterator[None]:
     """Within this, a call of the SDK makes each request once and fails at once, with a status or HubUnreachableError.
 
-    Requests that the policy refuses fail with EgressRefusedError, which the SDK lets through.
+    Requests that the policy refuses fail with EgressRefusedError, which the SDK lets through. A token is sent to the origin of
+    ``endpoint`` alone.
     """
     with _installing:
         _install()
-    token = _egress.set(egress)
+    token, place = _egress.set(egress), _endpoint.set(endpoint)
     try:
         yield
     finally:
+        _endpoint.reset(place)
         _egress.reset(token)
 
 
@@ -92,6 +98,14 @@ def _install() -> None:
 def _judge(request: httpx2.Request) -> None:
     if egress := _egress.get():
         egress.admit(request.url.raw_host.decode("ascii"))
+        if origin_of(str(request.url)) != origin_of(_endpoint.get()):
+            request.headers.pop("Authorization", None)
+
+
+def origin_of(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port: what a token belongs to. ``ValueError``: not an address."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 class _Session(httpx2.Client):

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
 from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
 from huggingface_hub.errors import RemoteEntryNotFoundError
@@ -22,7 +22,7 @@ from bdn.core.errors import SourceChangedError, UpstreamUnavailableError
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location, Resolution, UpstreamFile, listed_path
 from bdn.core.source.uri import COMMIT, HuggingFaceUri
 from bdn.core.store import PUBLIC, scope_of
-from bdn.sources.huggingface.session import SDK_ERRORS, one_attempt, translate, warm_up
+from bdn.sources.huggingface.session import SDK_ERRORS, one_attempt, origin_of, translate, warm_up
 from bdn.sources.sign_in import Secret, SourceContext, hugging_face_token
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class HuggingFaceSource:
         repository = self._repository
         headers = build_hf_headers(token=self._token or False, library_name="bdn")
         root = f"{self._endpoint}/api/{self._uri.kind}s/{self._uri.repo_id}/tree/{repository.commit}"
-        async for files in HubTree(root, headers, self._call).files(within):
+        async for files in HubTree(root, headers, self._endpoint, self._call).files(within):
             for entry in files:
                 yield self._file(entry, repository)
 
@@ -86,7 +86,7 @@ class HuggingFaceSource:
         if metadata.size is not None and metadata.size != file.size:
             reason = f"listed with {file.size} bytes, now {metadata.size}"
             raise SourceChangedError(str(self._uri), file.path, reason)
-        is_hub = _origin(metadata.location) == _origin(self._endpoint)
+        is_hub = origin_of(metadata.location) == origin_of(self._endpoint)
         return Location(metadata.location, self._credentials if is_hub else ())
 
     @property
@@ -127,7 +127,7 @@ class HuggingFaceSource:
         def once() -> T:
             # The session judges it as well, but its URLs refuse some spellings first, as if that might pass.
             egress.admit(urlsplit(self._endpoint).hostname or "")
-            with one_attempt(egress):
+            with one_attempt(egress, self._endpoint):
                 return work()
 
         async def ask() -> T:
@@ -137,11 +137,6 @@ class HuggingFaceSource:
                 raise translate(error, self._uri, path, anonymous=self._token is None) from error
 
         return await self._context.asker.ask(self._endpoint, ask)
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 @asynccontextmanager
@@ -166,7 +161,20 @@ class TreePage:
     following: str | None = None
 
 
-def read_page(address: str, headers: Mapping[str, str]) -> TreePage:
+def at_endpoint(address: str, endpoint: str) -> str:
+    """The same path and query at the configured endpoint, below its own path if it has one.
+
+    A mirror of the hub passes the hub's ``Link`` headers on, which name the hub. What the endpoint's token may be sent to is the
+    endpoint.
+    """
+    here, there = urlsplit(endpoint), urlsplit(address)
+    if origin_of(address) == origin_of(endpoint):
+        return address
+    path = there.path if there.path.startswith(f"{here.path}/") else f"{here.path}{there.path}"
+    return urlunsplit((here.scheme, here.netloc, path, there.query, ""))
+
+
+def read_page(address: str, headers: Mapping[str, str], endpoint: str) -> TreePage:
     """One request. Blocking; raises what the SDK raises: RemoteEntryNotFoundError for a folder that the commit lacks."""
     response = get_session().get(address, headers=dict(headers))
     hf_raise_for_status(response)
@@ -174,6 +182,8 @@ def read_page(address: str, headers: Mapping[str, str]) -> TreePage:
     files = tuple(_file(entry) for entry in entries if entry["type"] == "file")
     folders = tuple(_text(entry["path"]) for entry in entries if entry["type"] == "directory")
     following = response.links.get("next", {}).get("url")
+    if following is not None:
+        following = at_endpoint(urljoin(address, following), endpoint)
     if following == address:
         raise ValueError("a listing goes on where it is")
     return TreePage(files, folders, following)
@@ -243,6 +253,7 @@ class HubTree:
 
     root: str
     headers: Mapping[str, str]
+    endpoint: str
     call: Callable[[Callable[[], TreePage]], Awaitable[TreePage]]
 
     async def files(self, within: Sequence[str]) -> AsyncIterator[Sequence[RepoFile]]:
@@ -283,7 +294,7 @@ class HubTree:
         page = await self._first(folder, recursive=recursive)
         yield page
         while page.following is not None:
-            page = await self.call(partial(read_page, page.following, self.headers))
+            page = await self.call(partial(read_page, page.following, self.headers, self.endpoint))
             yield page
 
     async def _first(self, folder: str, *, recursive: bool) -> TreePage:
@@ -293,7 +304,7 @@ class HubTree:
 
         def read() -> TreePage:
             try:
-                return read_page(address, self.headers)
+                return read_page(address, self.headers, self.endpoint)
             except RemoteEntryNotFoundError:
                 if not folder:
                     raise

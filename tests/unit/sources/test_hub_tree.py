@@ -126,14 +126,14 @@ def url(pages: Pages) -> Iterator[str]:
 
 def test_a_page_tells_its_files_and_where_the_next_one_is(pages: Pages, url: str) -> None:
     pages.link = f"{url}?cursor=2"
-    page = read_page(url, {})
+    page = read_page(url, {}, url.partition("/api")[0])
     assert ([file.path for file in page.files], page.following) == (["a"], pages.link)
 
 
 def test_a_page_that_comes_after_itself_is_refused(pages: Pages, url: str) -> None:
     pages.link = url
     with pytest.raises(ValueError, match="goes on where it is"):
-        read_page(url, {})
+        read_page(url, {}, url.partition("/api")[0])
 
 
 @pytest.mark.parametrize("change", [
@@ -145,4 +145,4 @@ def test_an_entry_that_cannot_be_a_file_or_a_folder_is_refused(
 ) -> None:
     pages.entries = [FILE | change]
     with pytest.raises((TypeError, ValueError)):
-        read_page(url, {})
+        read_page(url, {}, url.partition("/api")[0])
