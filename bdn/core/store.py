@@ -109,28 +109,56 @@ PUBLIC: Final = "public"  # everybody
 _OWNED: Final = "organisation:"
 
 
-def scope_of(organisation: str) -> str:
-    """The scope of what needs an organisation's credentials."""
-    return f"{_OWNED}{organisation}"
+_TEAM: Final = ":"  # not a sign of an organisation's name
+
+
+def reader_of(organisation: str, team: str | None = None) -> str:
+    """An organisation, which reads slabs of all its teams, or one team of it, which reads its own."""
+    return f"{organisation}{_TEAM}{team}" if team else organisation
+
+
+def organisation_of(reader: str) -> str:
+    """The organisation that a reader is, or belongs to."""
+    return reader.partition(_TEAM)[0]
+
+
+def team_of(reader: str) -> str | None:
+    """The team that a reader is; None for a whole organisation."""
+    return reader.partition(_TEAM)[2] or None
+
+
+def scope_of(reader: str) -> str:
+    """The scope of what needs the credentials of an organisation or of a team. Scopes of its teams begin with an organisation's."""
+    return f"{_OWNED}{reader}"
+
+
+def below(scope: str) -> str:
+    """How the scopes of an organisation's teams begin."""
+    return f"{scope}{_TEAM}"
 
 
 def owner_of(scope: str) -> str | None:
-    """Whose the scope is; None when it is everybody's."""
-    return None if scope == PUBLIC else scope.removeprefix(_OWNED)
+    """The organisation whose scope it is; None: everybody's."""
+    return None if scope == PUBLIC else organisation_of(scope.removeprefix(_OWNED))
 
 
-_MAGIC: Final = b"\x00BDN slab seal\x00\x01\x00"
-SEAL_SIZE: Final = len(_MAGIC) + 16  # bytes
+_MAGIC: Final = b"\x00BDN slab seal\x00\x02\x00"
+_NAME_SIZE: Final = 8
+SEAL_SIZE: Final = len(_MAGIC) + 2 * _NAME_SIZE  # bytes
 
 
 def seal_of(scope: str) -> bytes:
-    """What a slab of this scope ends in: nothing, where everybody may read it."""
-    return b"" if scope == PUBLIC else _MAGIC + blake3(scope.encode()).digest(16)
+    """What a slab of this scope ends in: nothing, where everybody may read it; else its organisation, then organisation and team."""
+    if (owner := owner_of(scope)) is None:
+        return b""
+    return _MAGIC + b"".join(blake3(one.encode()).digest(_NAME_SIZE) for one in (scope_of(owner), scope))
 
 
-def is_closed_to(organisation: str, tail: bytes) -> bool:
-    """Whether a chunk that ends in these ``SEAL_SIZE`` bytes is a slab of somebody else."""
-    return len(tail) == SEAL_SIZE and tail.startswith(_MAGIC) and tail != seal_of(scope_of(organisation))
+def is_closed_to(reader: str, tail: bytes) -> bool:
+    """Whether a chunk that ends in these ``SEAL_SIZE`` bytes is a slab of another organisation or team."""
+    compared = SEAL_SIZE if team_of(reader) else SEAL_SIZE - _NAME_SIZE
+    is_sealed = len(tail) == SEAL_SIZE and tail.startswith(_MAGIC)
+    return is_sealed and tail[:compared] != seal_of(scope_of(reader))[:compared]
 
 
 SMALL_FILE_SIZE: Final = 1024 * 1024  # a file of this size or more has chunks of its own

@@ -13,6 +13,7 @@ from typing import Final
 from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.source.uri import CheckpointUri
+from bdn.core.store import organisation_of, reader_of, team_of
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.tokens import TokenTable, is_token
 from bdn.mirror.waiting import SharedReads
@@ -27,7 +28,7 @@ _STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its
 _STANDING_KEPT: Final = 10_000
 _NOT: Final = (0.0, 0)
 
-_Key = tuple[str, str]  # a manifest, and for which organisation
+_Key = tuple[str, str]  # a manifest, and the organisation or team that reads it
 
 
 class NotPermittedError(UnauthenticatedError):
@@ -159,19 +160,22 @@ class Access:
         return PushAccess(grant.organisation, grant.team, grant)
 
     async def check_manifest(self, bearer: str | None, manifest: Digest, organisation: str | None = None) -> str:
-        """For whom the bearer may read this manifest, or ``NotFoundError``. An operator acts for ``organisation``."""
-        reader, team = await self._reader(bearer), None
+        """As which organisation or team (``reader_of``) the bearer may read this manifest, or ``NotFoundError``.
+
+        An operator acts for ``organisation``.
+        """
+        reader = await self._reader(bearer)
         if isinstance(reader, Caller):
             caller = reader.acting(Role.CONTROLLER, organisation)
             owner, team = caller.organisation, caller.team
         else:
-            owner = reader.organisation
+            owner, team = reader.organisation, reader.team
             if not reader.allows(manifest):
                 raise NotFoundError(f"manifest {manifest}")
         async with self.tokens.database.read() as session:
             if not await mirrors.may_read(session, owner, manifest.hex, team):
                 raise NotFoundError(f"manifest {manifest}")
-        return owner
+        return reader_of(owner, team)
 
     async def check_chunk(self, bearer: str | None, chunk: Digest) -> str:
         """May the bearer read this chunk, because its grant names a manifest that contains it, or a file inside it?"""
@@ -181,25 +185,25 @@ class Access:
         """May the bearer read all of these chunks? With ``manifest``, because they belong to that one. Returns its organisation.
 
         A slab is read as a whole, with the neighbours of the file that is wanted; so it must be one that the grant's
-        organisation packed, or of public files. Of tokens the operator's alone reads chunks: the others' callers have grants.
+        organisation or team packed, or of public files. Of tokens the operator's alone reads chunks: the others' callers have grants.
         """
         reader = await self._reader(bearer)
         if isinstance(reader, Caller):
             return reader.acting(Role.OPERATOR, None).organisation
-        owner = reader.organisation
+        owner = reader.reader
         named = [mount.manifest.hex for mount in reader.mounts if manifest in (None, mount.manifest)]
         manifests, left = await self._standing_of(named, owner), list(chunks)
         for name, count in manifests.items():
             objects = await self._objects_of(name, owner, count)
             left = [chunk for chunk in left if chunk.to_bytes() not in objects]
             if not left:
-                return owner
+                return reader.organisation
         # Of a manifest that is not kept, a packed file by its own name, or a slab that came since we looked.
         opened = await self._opened(manifests, owner, left)
         for chunk in left:
             if chunk.hex not in opened:
                 raise NotFoundError(f"chunk {chunk}")
-        return owner
+        return reader.organisation
 
     async def _reader(self, bearer: str | None) -> Caller | Grant:
         """Who reads: by a token, or by a grant, which is its own proof."""
@@ -213,36 +217,36 @@ class Access:
         is_his = bearer is not None and hmac.compare_digest(bearer.encode(), self.token.encode())
         return _OPERATOR if is_his else None
 
-    async def _opened(self, manifests: Collection[str], organisation: str, chunks: Sequence[Digest]) -> set[str]:
+    async def _opened(self, manifests: Collection[str], reader: str, chunks: Sequence[Digest]) -> set[str]:
         if not manifests or not chunks:
             return set()
         async with self.tokens.database.read() as session:
-            return await contents.opened(session, list(manifests), organisation, [chunk.hex for chunk in chunks])
+            return await contents.opened(session, list(manifests), reader, [chunk.hex for chunk in chunks])
 
-    async def _standing_of(self, manifests: Iterable[str], organisation: str) -> dict[str, int]:
-        """Those that the organisation may still read, now or a second ago, and how many objects each can have.
+    async def _standing_of(self, manifests: Iterable[str], reader: str) -> dict[str, int]:
+        """Those that the organisation or team may still read, now or a second ago, and how many objects each can have.
 
         A reader asks a hundred times a second.
         """
         now, names = time.monotonic(), dict.fromkeys(manifests)
-        known = {name: self._standing.get((name, organisation), _NOT) for name in names}
+        known = {name: self._standing.get((name, reader), _NOT) for name in names}
         standing = {name: objects for name, (until, objects) in known.items() if until > now}
         asked = [name for name in names if name not in standing]
         if asked:
             async with self.tokens.database.read() as session:
-                found = await mirrors.readable(session, organisation, asked)
+                found = await mirrors.readable(session, organisation_of(reader), asked, team_of(reader))
             if len(self._standing) > _STANDING_KEPT:
                 self._standing.clear()
             for name in asked:
-                self._standing.pop((name, organisation), None)
+                self._standing.pop((name, reader), None)
             for name, (files, size) in found.items():
                 standing[name] = files + size // CHUNK_SIZE
-                self._standing[name, organisation] = now + _STANDING_SECONDS, standing[name]
+                self._standing[name, reader] = now + _STANDING_SECONDS, standing[name]
         return standing
 
-    async def _objects_of(self, manifest: str, organisation: str, count: int) -> frozenset[bytes]:
+    async def _objects_of(self, manifest: str, reader: str, count: int) -> frozenset[bytes]:
         """Manifests are immutable, so what they contain, ``count`` at most, can be kept. Nothing where there is no room for it."""
-        key = (manifest, organisation)
+        key = (manifest, reader)
         if (known := self._objects.get(key)) is not None:
             return known
         if not self._objects.make_room(count):
@@ -250,7 +254,7 @@ class Access:
 
         async def read() -> frozenset[bytes]:
             async with self.tokens.database.read() as session:
-                found = await contents.objects(session, manifest, organisation)
+                found = await contents.objects(session, manifest, reader)
             if found:
                 self._objects.keep(key, found)
             return found

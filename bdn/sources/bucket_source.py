@@ -43,15 +43,15 @@ class BucketSource(ABC):
 
     Args:
         uri: the bucket and prefix; a prefix without a final slash may name an object, which only the listing tells.
-        organisation: who alone may find the content again by its listing.
+        reader: the organisation or team that alone may find the content again by its listing.
         place: where the bucket is; identities begin with it.
     """
 
     is_size_in_identity: ClassVar[bool]  # changes every identity that a database holds
 
-    def __init__(self, uri: BucketUri, organisation: str, *place: str) -> None:
+    def __init__(self, uri: BucketUri, reader: str, *place: str) -> None:
         self._uri = uri
-        self._scope = scope_of(organisation)
+        self._scope = scope_of(reader)
         self._place = (*place, uri.bucket)
 
     @abstractmethod

@@ -222,12 +222,12 @@ SignIn = Secret | AwsWebIdentity | AwsAssumedRole | GoogleServiceAccount
 class SourceContext:
     """How a source is opened.
 
-    ``organisation`` is who asks; private content is found again by nobody else. ``sign_in`` is how the request signs in,
+    ``reader`` is the organisation or team that asks (``reader_of``); private content is found again by nobody else. ``sign_in`` is how the request signs in,
     already resolved; without one the source is read with the process's own credentials (``ambient_credentials``) or
     anonymously. ``clock`` (seconds since the epoch) is for credentials that end. ``asker`` sends every request.
     """
 
-    organisation: str
+    reader: str
     settings: UpstreamSettings
     sign_in: SignIn | None = None
     ambient_credentials: bool = False

@@ -19,6 +19,7 @@ from jwt.algorithms import OKPAlgorithm
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import GrantExpiredError, GrantInvalidError, InvalidSourceError
 from bdn.core.source.uri import CheckpointUri, check_mounts, normalise_mount, parse_source
+from bdn.core.store import reader_of
 
 AUDIENCE: Final = "bdn-agent"
 PUSH_AUDIENCE: Final = "bdn-push"
@@ -50,15 +51,21 @@ class GrantedMount:
 class Grant:
     """The right of an organisation's job to read these manifests until ``expires_at`` (seconds since the epoch).
 
-    That of a job without weights names none.
+    That of a job without weights names none. ``team`` is the team that mirrored them; None: the organisation did.
     """
 
     organisation: str
     mounts: tuple[GrantedMount, ...]
     expires_at: float
+    team: str | None = None
 
     def __post_init__(self) -> None:
         check_mounts([mount.mount_location for mount in self.mounts])
+
+    @property
+    def reader(self) -> str:
+        """The organisation or team whose slabs it opens."""
+        return reader_of(self.organisation, self.team)
 
     def allows(self, manifest: Digest) -> bool:
         """Whether this grant lets its bearer read the manifest and its chunks."""
@@ -178,12 +185,12 @@ class GrantSigner:
     def sign(self, grant: Grant) -> str:
         """The token."""
         mounts = [[mount.mount_location, str(mount.manifest), mount.source] for mount in grant.mounts]
-        return self._signed(AUDIENCE, grant.organisation, grant.expires_at, mounts=mounts)
+        return self._signed(AUDIENCE, grant.organisation, grant.expires_at, mounts=mounts, **_team(grant.team))
 
     def sign_push(self, grant: PushGrant) -> str:
         """The token. It is no grant to read, nor is one of those this."""
-        team = {} if grant.team is None else {"team": grant.team}
-        return self._signed(PUSH_AUDIENCE, grant.organisation, grant.expires_at, job=str(grant.job), **team)
+        job = str(grant.job)
+        return self._signed(PUSH_AUDIENCE, grant.organisation, grant.expires_at, job=job, **_team(grant.team))
 
     def sign_file(self, grant: FileGrant) -> str:
         """The token, the ``sig`` of a file's address. It is no grant for manifests, nor is one of those this."""
@@ -198,6 +205,15 @@ class GrantSigner:
     def _signed(self, audience: str, organisation: str, expires_at: float, **said: object) -> str:
         claims = {"iss": ISSUER, "aud": audience, "org": organisation, "exp": int(expires_at), **said}
         return jwt.encode(claims, self._key, algorithm=_ALGORITHM, headers={"kid": self.key_id})
+
+
+def _team(team: str | None) -> dict[str, str]:
+    return {} if team is None else {"team": team}
+
+
+def _team_in(claims: dict[str, Any]) -> str | None:
+    team = claims.get("team")
+    return None if team is None else str(team)
 
 
 class UnknownKeyError(GrantInvalidError):
@@ -251,7 +267,7 @@ class GrantVerifier:
             mounts = tuple(
                 GrantedMount(place, Digest.parse(manifest), source) for place, manifest, source in claims["mounts"]
             )
-            return Grant(str(claims["org"]), mounts, float(claims["exp"]))
+            return Grant(str(claims["org"]), mounts, float(claims["exp"]), _team_in(claims))
         except (ValueError, TypeError) as error:
             raise GrantInvalidError(str(error) or type(error).__name__) from error
 
@@ -266,8 +282,7 @@ class GrantVerifier:
             raise GrantInvalidError("it names no job")
         if now >= (expires_at := float(claims["exp"])):
             raise GrantExpiredError(datetime.fromtimestamp(expires_at, UTC).isoformat())
-        team = claims.get("team")
-        return PushGrant(str(claims["org"]), job, expires_at, None if team is None else str(team))
+        return PushGrant(str(claims["org"]), job, expires_at, _team_in(claims))
 
     def verify_file(self, token: str, *, now: float) -> FileGrant:
         """The grant for one file, as ``verify`` does. It is short, and verified each time."""

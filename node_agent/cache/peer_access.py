@@ -59,7 +59,7 @@ class PeerAccess:
         if chunk is None:
             return None
         grant = self._grant(request.bearer)
-        if grant is not None and is_closed_to(grant.organisation, _tail_of(chunk)):
+        if grant is not None and is_closed_to(grant.reader, _tail_of(chunk)):
             chunk.file.close()
             raise NotFoundError(f"chunk {request.digest}")
         return chunk
@@ -74,11 +74,11 @@ class PeerAccess:
         return OpenChunk(file, 0, file.seek(0, os.SEEK_END))
 
     def reader_of(self, bearer: str | None, manifest: Digest | None = None) -> str:
-        """The organisation whose grant this is, which must allow ``manifest``; where grants are not checked, nobody's."""
+        """The organisation or team whose grant this is, which must allow ``manifest``; where grants are not checked, nobody's."""
         grant = self._grant(bearer)
         if grant is not None and manifest is not None and not grant.allows(manifest):
             raise NotFoundError(f"manifest {manifest}")
-        return grant.organisation if grant else ""
+        return grant.reader if grant else ""
 
     def _grant(self, bearer: str | None) -> Grant | None:
         """What the bearer may read; None where everybody may read everything."""

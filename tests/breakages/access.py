@@ -14,7 +14,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     ],
     "bdn/core/store.py": [
         ("of a private slab everybody hears who has one of its files",
-         "return None if scope == PUBLIC else scope.removeprefix(_OWNED)", "return None",
+         "return None if scope == PUBLIC else organisation_of(scope.removeprefix(_OWNED))", "return None",
          "test_of_a_private_slab_its_owner_alone_hears"),
     ],
     "bdn/mirror/access.py": [
@@ -38,7 +38,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("what stands is forgotten while others are asked for", "        return standing\n",
          "        return {name: standing[name] for name in standing if (name, organisation) in self._standing}\n",
          "test_a_grant_reads_all_of_its_manifests_when_the_mirror_forgets_which_of_them_stand"),
-        ("a grant outlives its manifest", "found = await mirrors.readable(session, organisation, asked)",
+        ("a grant outlives its manifest", "found = await mirrors.readable(session, organisation_of(reader), asked, team_of(reader))",
          "found = dict.fromkeys(asked, (1, 1))", "test_who_may_read_which_chunk_on_either_plane"),
         ("who sends no token is the operator", "is_his = bearer is not None and hmac",
          "is_his = bearer is None or hmac", "test_every_route_is_closed_to_whoever_has_not_its_role"),
@@ -127,7 +127,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("what exists is looked at more closely", "    for batch in batches(digests):\n        content = ",
          "    for batch in batches(digests if await session.get(ContentRow, digests[0]) else []):\n        content = ",
          "test_what_is_not_yours_costs_nothing"),
-        ("a packed file opens all slabs that hold it", "            is_named,\n            is_of(scope_of(organisation)),\n", "            is_named,\n",
+        ("a packed file opens all slabs that hold it", "            is_named,\n            is_read_by(reader),\n", "            is_named,\n",
          "test_who_may_read_which_chunk_on_either_plane"),
     ],
     "bdn/mirror/db/events.py": [
@@ -160,7 +160,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     ],
     "bdn/mirror/db/objects.py": [
         ("a verification tells of everybody's slabs with a file of the manifest",
-         "inside.where(is_of(scope_of(reach.organisation)))", "inside", "test_a_verification_tells_nothing_of_others"),
+         "inside.where(is_read_by(reach.organisation))", "inside", "test_a_verification_tells_nothing_of_others"),
     ],
     "bdn/mirror/db/secrets.py": [
         ("secrets are everybody's", "SecretRow.organisation == organisation, SecretRow.name == name)",
@@ -219,7 +219,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          'if head.method in ("CONNECT", "TRACE"):', "test_no_other_verb_tells_what_exists_or_does_anything"),
     ],
     "bdn/sources/huggingface/source.py": [
-        ("private content is everybody's", "PUBLIC if repository.public else scope_of(self._context.organisation)", "PUBLIC",
+        ("private content is everybody's", "PUBLIC if repository.public else scope_of(self._context.reader)", "PUBLIC",
          "test_private_content_is_never_found_by_another_organisation"),
         ("public content is read once for each organisation", "PUBLIC if repository.public else scope_of", "scope_of",
          "test_public_content_of_the_hub_is_shared_between_organisations"),

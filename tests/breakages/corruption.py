@@ -102,7 +102,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
     ],
     "bdn/mirror/ingest/worker.py": [
         ("a damaged manifest is recalled",
-         'if is_alike(row, wanted) and not await contents.is_lost(session, row.manifest or "", organisation):', "if is_alike(row, wanted):",
+         'if is_alike(row, wanted) and not await contents.is_lost(session, row.manifest or "", reader):', "if is_alike(row, wanted):",
          "test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk"),
     ],
     "bdn/mirror/scrub.py": [

@@ -7,8 +7,9 @@ import pytest
 
 from bdn.core.chunk import digest_of
 from tests.doubles.hub import Hub
+from tests.doubles.s3 import S3Bucket
 from tests.support.mirror.access_world import UNKNOWN, World, access_world
-from tests.support.mirror.service import LONGEST_SECONDS, Json, source
+from tests.support.mirror.service import LONGEST_SECONDS, Json, source, with_secret
 from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -31,6 +32,37 @@ async def pushed(world: World, bearer: str, uri: str, content: bytes) -> Json:
     done = await world.ask(bearer, "POST", f"/pushes/{begun}/commit", json=files)
     assert done.status_code == 200, done.text
     return dict(done.json())
+
+
+async def test_small_files_of_another_team__are_in_slabs_that_a_grant_does_not_open(
+    world: World, bucket: S3Bucket, tally: Tally
+) -> None:
+    """Both teams have one small file alike, and each has packed it with files of its own."""
+    shared, uri = b"a licence that both have", f"s3://{bucket.name}"
+    bucket.put({"one/shared": shared, "one/own": b"of one", "two/shared": shared, "two/own": b"of two"})
+    teams = {"two": "team Default of a", "one": "team research of a", "all": "controller a"}
+    slabs: dict[str, set[str]] = {}
+    for name, bearer in teams.items():
+        folder = "two" if name == "all" else name
+        wanted = {"weights": [source(f"{uri}/{folder}", **with_secret("s3-keys"))]}
+        begun = (await world.ask(bearer, "POST", "/mirror", json=wanted)).json()
+        ready = (await world.ask(bearer, "GET", f"/mirror/{begun['id']}", params={"wait": LONGEST_SECONDS})).json()
+        assert ready["status"] == "READY", ready
+        world.bearers[f"grant {name}"] = {"Authorization": f"Bearer {ready['grant']}"}
+        layout = f"/manifests/{ready['sources'][0]['manifest']}/layout"
+        for reader in (f"grant {name}", bearer):
+            files = (await world.ask(reader, "GET", layout)).json()["files"]
+            assert len(files) == 2
+            slabs.setdefault(name, set()).update(file["slab"]["digest"] for file in files)
+    assert not slabs["one"] & slabs["two"]
+    for name, others in (("one", slabs["two"]), ("two", slabs["one"])):
+        reader = f"grant {name}"
+        for slab, expected in [(UNKNOWN, 404), *((one, 404) for one in others), *((one, 200) for one in slabs[name])]:
+            answer = await world.ask(reader, "GET", f"/chunks/{slab}")
+            assert answer.status_code == expected, (name, slab)
+            assert (await world.plane.get(f"/chunks/{slab}", headers=world.bearers[reader])).status_code == expected
+            tally.add(scenarios=2, refused=2 * (expected == 404))
+        assert (await world.ask(reader, "GET", f"/chunks/{digest_of(shared)}")).content == shared
 
 
 async def test_what_another_team_has_is_answered_like_nothing(world: World, tally: Tally) -> None:

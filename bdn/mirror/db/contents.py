@@ -1,8 +1,9 @@
 """What the store holds, where it lies, and what of it is damaged: contents, slabs, manifests, identities, half-copied files.
 
 A packed content may lie in several slabs. Organisation A mirrors a private file, and it rests in A's slab; B mirrors the same
-bytes from elsewhere. If B's layout pointed into A's slab, B's grant would let B read A's neighbouring files. So a layout for an
-organisation uses slabs of scope ``public`` and of its own scope only, and B's copy made a slab of B's.
+bytes from elsewhere. If B's layout pointed into A's slab, B's grant would let B read A's neighbouring files. So a layout uses
+slabs of scope ``public`` and of its reader's scope only, and B's copy made a slab of B's. A *reader* is an organisation, which
+also reads the slabs of its teams, or a team of it: see ``reader_of``.
 
 A content of which a chunk is damaged counts as half-copied, for every identity that leads to it: whoever mirrors it next
 fetches that chunk alone. A content in a damaged slab counts as missing, unless another slab or its own chunks serve.
@@ -41,7 +42,7 @@ from sqlalchemy import (
 from bdn.core.chunk import Digest, FileLayout, ManifestDocument, Slab, Slice
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.store import PUBLIC, content_fault, scope_of, split_digests
+from bdn.core.store import PUBLIC, below, content_fault, organisation_of, scope_of, split_digests, team_of
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import (
     Database,
@@ -161,8 +162,8 @@ async def layout_by_identity(session: ReadSession, identity: Identity) -> FileLa
     return FileLayout(Digest(digest), size, (Digest(digest),), Slice(Digest(slab.digest), slab.size, offset))
 
 
-async def layout_of(session: ReadSession, content: str, organisation: str) -> FileLayout | None:
-    """Where a content lies that this organisation may read: its own chunks, or a slice of a slab of its scope; none of it damaged."""
+async def layout_of(session: ReadSession, content: str, reader: str) -> FileLayout | None:
+    """Where a content lies that this reader may read: its own chunks, or a slice of a slab of its scope; none of it damaged."""
     whole = select(ContentRow.size, ContentRow.chunks).where(ContentRow.digest == content, chunks_are_sound())
     row = (await session.execute(whole)).one_or_none()
     if row is not None and (row[1] or not row[0]):
@@ -171,7 +172,7 @@ async def layout_of(session: ReadSession, content: str, organisation: str) -> Fi
         select(ContentRow.size, SlabRow.digest, SlabRow.size, SlabSliceRow.offset)
         .join(SlabSliceRow, SlabSliceRow.content == ContentRow.digest)
         .join(SlabRow, SlabRow.digest == SlabSliceRow.slab)
-        .where(ContentRow.digest == content, is_of(scope_of(organisation)), slab_is_sound())
+        .where(ContentRow.digest == content, is_read_by(reader), slab_is_sound())
         .order_by(SlabRow.digest)
         .limit(1)
     )
@@ -335,30 +336,30 @@ async def draft(session: WriteSession, document: ManifestDocument, now: float) -
     return Draft(name, now, is_published=False)
 
 
-async def add_names(session: WriteSession, draft: Draft, names: Sequence[str], organisation: str) -> list[Digest]:
+async def add_names(session: WriteSession, draft: Draft, names: Sequence[str], reader: str) -> list[Digest]:
     """Write which contents a draft names. What is named is not collected from then on.
 
-    Returns those that the store no longer holds, or holds in nobody's slab that this organisation may read; then nothing was
+    Returns those that the store no longer holds, or holds in nobody's slab of this reader's scope; then nothing was
     done.
     """
-    lost = await unreadable(session, names, scope_of(organisation))
+    lost = await unreadable(session, names, scope_of(reader))
     if not lost and not draft.is_published:
         await insert_new(session, ManifestContentRow, [{"manifest": draft.manifest, "content": name} for name in names])
     return [Digest(name) for name in lost]
 
 
-async def publish(session: WriteSession, draft: Draft, now: float, organisation: str) -> bool:
-    """Make a manifest, of which all names were added, readable for an organisation, also when it gave it up earlier.
+async def publish(session: WriteSession, draft: Draft, now: float, reader: str) -> bool:
+    """Make a manifest, of which all names were added, readable for this reader, also when its organisation gave it up earlier.
 
     False when it was collected meanwhile, or some of it was found damaged; then nothing was done.
     """
     found = await _state(session, draft.manifest)
     if found is None or found.created_at != draft.created_at or found.renewed_at == mirrors.COLLECTED:
         return False
-    if await unreadable(session, await _damaged(session, draft.manifest), scope_of(organisation)):
+    if await unreadable(session, await _damaged(session, draft.manifest), scope_of(reader)):
         return False
     await session.execute(delete(DraftRow).where(DraftRow.manifest == draft.manifest))
-    await mirrors.lift_tombstone(session, organisation, draft.manifest)
+    await mirrors.lift_tombstone(session, organisation_of(reader), draft.manifest)
     if draft.is_published:
         await touch(session, [draft.manifest], now)
     return True
@@ -447,18 +448,18 @@ class ContentLayout(NamedTuple):
 LAYOUTS_AT_ONCE: Final = 10_000
 
 
-async def layouts(session: ReadSession, manifest: str, organisation: str) -> AsyncIterator[list[ContentLayout]]:
+async def layouts(session: ReadSession, manifest: str, reader: str) -> AsyncIterator[list[ContentLayout]]:
     """Every distinct content of a manifest, by digest, page by page. ``RecordDamagedError`` where the database has it wrong.
 
     Of several slabs, a content's is the one that serves most of the manifest: an agent fetches slabs as a whole. What no
-    slab of this organisation holds is left out; ``publish`` sees to it that there is none.
+    slab of this reader holds is left out; ``publish`` sees to it that there is none.
     """
     packed = (
         select(SlabSliceRow.content, SlabSliceRow.slab, SlabRow.size, SlabSliceRow.offset, slab_is_sound())
         .join(ManifestContentRow, ManifestContentRow.content == SlabSliceRow.content)
         .join(ContentRow, ContentRow.digest == SlabSliceRow.content)
         .join(SlabRow, SlabRow.digest == SlabSliceRow.slab)
-        .where(ManifestContentRow.manifest == manifest, ContentRow.chunks == b"", is_of(scope_of(organisation)))
+        .where(ManifestContentRow.manifest == manifest, ContentRow.chunks == b"", is_read_by(reader))
     )
     counted = packed.with_only_columns(SlabSliceRow.slab, func.count(), maintain_column_froms=True)
     used = {slab: count for slab, count in (await session.execute(counted.group_by(SlabSliceRow.slab))).all()}  # noqa: C416 - rows are not pairs
@@ -504,19 +505,19 @@ def _best(slices: Sequence[Row[str, str, int, int, bool]], used: Mapping[str, in
     return found
 
 
-async def objects(session: ReadSession, manifest: str, organisation: str) -> frozenset[bytes]:
+async def objects(session: ReadSession, manifest: str, reader: str) -> frozenset[bytes]:
     """The raw names of the store's objects that a grant for the manifest opens: chunks, and slabs as a whole."""
     named = select(ManifestContentRow.content).where(ManifestContentRow.manifest == manifest)
     query = select(ContentRow.chunks).where(ContentRow.digest.in_(named), ContentRow.chunks != b"")
     found: set[bytes] = set()
     for raw in (await session.execute(query)).scalars():
         found.update(split_digests(raw))
-    slabs = select(SlabSliceRow.slab).distinct().where(SlabSliceRow.content.in_(named), is_of(scope_of(organisation)))
+    slabs = select(SlabSliceRow.slab).distinct().where(SlabSliceRow.content.in_(named), is_read_by(reader))
     found.update(bytes.fromhex(slab) for slab in (await session.execute(slabs)).scalars())
     return frozenset(found)
 
 
-async def opened(session: ReadSession, manifests: Sequence[str], organisation: str, digests: Sequence[str]) -> set[str]:
+async def opened(session: ReadSession, manifests: Sequence[str], reader: str, digests: Sequence[str]) -> set[str]:
     """Which of these contents, chunks and slabs a grant for these manifests opens, by one look. Also what came after ``objects``."""
     is_named = ManifestContentRow.manifest.in_(manifests)
     found = set[str]()
@@ -529,7 +530,7 @@ async def opened(session: ReadSession, manifests: Sequence[str], organisation: s
             SlabSliceRow.slab.in_(batch),
             ManifestContentRow.content == SlabSliceRow.content,
             is_named,
-            is_of(scope_of(organisation)),
+            is_read_by(reader),
         )
         found.update((await session.execute(union(content, chunk, slab))).scalars())
     return found
@@ -570,9 +571,18 @@ def _is_readable(scope: str) -> ColumnElement[bool]:
 
 
 def is_of(scope: str) -> ColumnElement[bool]:
-    """The slice's slab may be read as a whole by whoever is of this scope."""
+    """The slice's slab was packed for this very scope, or for everybody."""
     readable = (PUBLIC, scope)
     return exists().where(SlabScopeRow.slab == SlabSliceRow.slab, SlabScopeRow.scope.in_(readable))
+
+
+def is_read_by(reader: str) -> ColumnElement[bool]:
+    """The slice's slab may be read as a whole by this reader: an organisation reads slabs of all its teams."""
+    scope = scope_of(reader)
+    theirs: ColumnElement[bool] = SlabScopeRow.scope.in_((PUBLIC, scope))
+    if team_of(reader) is None:
+        theirs = or_(theirs, SlabScopeRow.scope.startswith(below(scope), autoescape=True))
+    return exists().where(SlabScopeRow.slab == SlabSliceRow.slab, theirs)
 
 
 def chunks_are_sound() -> ColumnElement[bool]:
@@ -608,9 +618,9 @@ async def held(session: ReadSession, files: Sequence[UpstreamFile], *, is_again:
     return held
 
 
-async def is_lost(session: ReadSession, manifest: str, organisation: str) -> bool:
-    """Whether the organisation cannot read all of the manifest any more, because some of it is damaged."""
-    return await is_any_damaged(session) and bool(await unreadable(session, manifest, scope_of(organisation)))
+async def is_lost(session: ReadSession, manifest: str, reader: str) -> bool:
+    """Whether this reader cannot read all of the manifest any more, because some of it is damaged."""
+    return await is_any_damaged(session) and bool(await unreadable(session, manifest, scope_of(reader)))
 
 
 async def _sound_chunks(session: ReadSession, identity_keys: Sequence[str]) -> dict[str, dict[int, Digest]]:

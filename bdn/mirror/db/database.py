@@ -325,7 +325,7 @@ Values = dict[str, Any]  # of a row, by column
 Dialect = NewType("Dialect", str)
 
 
-def dialect_of(session: WriteSession) -> Dialect:
+def dialect_of(session: ReadSession) -> Dialect:
     """Whose SQL it is."""
     return Dialect(session.get_bind().dialect.name)
 

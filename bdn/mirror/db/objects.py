@@ -14,9 +14,9 @@ from typing import Final
 from sqlalchemy import ColumnElement, Row, select
 
 from bdn.core.chunk import Digest, chunk_range
-from bdn.core.store import content_fault, manifest_fault, scope_of, split_digests
+from bdn.core.store import content_fault, manifest_fault, split_digests
 from bdn.mirror.db import events
-from bdn.mirror.db.contents import Record, content_faults, is_of
+from bdn.mirror.db.contents import Record, content_faults, is_read_by
 from bdn.mirror.db.database import ReadSession, WriteSession
 from bdn.mirror.db.tables import ContentRow, ManifestContentRow, ManifestRow, ScrubRow, SlabRow, SlabSliceRow
 
@@ -154,7 +154,7 @@ async def _slabs(session: ReadSession, slab: str, reach: Reach | None, wanted: i
     if reach is not None:
         inside = select(SlabSliceRow.slab).join(ContentRow, ContentRow.digest == SlabSliceRow.content)
         inside = inside.where(ContentRow.chunks == b"", *_of_manifests(reach.manifests))
-        query = query.where(SlabRow.digest.in_(inside.where(is_of(scope_of(reach.organisation)))))
+        query = query.where(SlabRow.digest.in_(inside.where(is_read_by(reach.organisation))))
     rows = (await session.execute(query.order_by(SlabRow.digest).limit(wanted))).all()
     return [StoredObject(Digest(digest), size, f"slab:{digest}") for digest, size in rows]
 

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from sqlalchemy import func, select
 
 from bdn.core.chunk import Digest, Manifest, chunk_range
-from bdn.core.store import Needed, Piece, manifest_fault, scope_of, split_digests
-from bdn.mirror.db.contents import is_of
+from bdn.core.store import Needed, Piece, manifest_fault, split_digests
+from bdn.mirror.db.contents import is_read_by
 from bdn.mirror.db.database import ReadSession
 from bdn.mirror.db.mirrors import is_mirrored_for
 from bdn.mirror.db.tables import (
@@ -123,7 +123,7 @@ async def places_in_slab(session: ReadSession, organisation: str, slab: str) -> 
     query = (
         select(ManifestContentRow.manifest, SlabSliceRow.content)
         .join(SlabSliceRow, SlabSliceRow.content == ManifestContentRow.content)
-        .where(SlabSliceRow.slab == slab, is_of(scope_of(organisation)))
+        .where(SlabSliceRow.slab == slab, is_read_by(organisation))
         .where(is_mirrored_for(organisation, ManifestContentRow.manifest))
         .limit(_LONGEST)
     )

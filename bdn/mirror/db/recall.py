@@ -30,15 +30,15 @@ class _Asked(Protocol):
     def source(self) -> str: ...
 
 
-def recall_key(organisation: str, wanted: WeightsSource, revision: str | None) -> str | None:
-    """The name of a commit of a repository, selected by these patterns, for this organisation.
+def recall_key(reader: str, wanted: WeightsSource, revision: str | None) -> str | None:
+    """The name of a commit of a repository, selected by these patterns, for this organisation or team.
 
     None where nothing can be recalled, because the upstream has no revisions, or a revision's content may change.
     """
     if not revision or not isinstance(wanted.source, HuggingFaceUri):
         return None
     patterns = wanted.patterns.allow, wanted.patterns.ignore
-    parts = [organisation, str(wanted.source).partition("@")[0], revision, *map(list, patterns)]
+    parts = [reader, str(wanted.source).partition("@")[0], revision, *map(list, patterns)]
     return digest_of(json.dumps(parts).encode()).hex
 
 

@@ -36,10 +36,19 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from bdn.core.chunk import Digest
-from bdn.core.store import KINDS, PUBLIC, Kind, SlabNeeds, StoredChunk, content_fault, scope_of, split_digests
+from bdn.core.store import KINDS, PUBLIC, Kind, SlabNeeds, StoredChunk, below, content_fault, scope_of, split_digests
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.contents import Record, chunks_are_sound, drop_slabs
-from bdn.mirror.db.database import Database, ReadSession, WriteSession, batches, delete_in, select_in
+from bdn.mirror.db.database import (
+    Database,
+    Dialect,
+    ReadSession,
+    WriteSession,
+    batches,
+    delete_in,
+    dialect_of,
+    select_in,
+)
 from bdn.mirror.db.tables import (
     Base,
     ContentChunkRow,
@@ -262,7 +271,10 @@ async def unread_slabs(
         among: some slabs; None is all.
     """
     query = select(SlabRow.digest, SlabRow.size).where(
-        ~exists().where(SlabScopeRow.slab == SlabRow.digest, _is_used(before, now, is_rehearsal=is_rehearsal)),
+        ~exists().where(
+            SlabScopeRow.slab == SlabRow.digest,
+            _is_used(dialect_of(session), before, now, is_rehearsal=is_rehearsal),
+        ),
         ~exists(select(SlabSliceRow.slab).where(SlabSliceRow.slab == SlabRow.digest, _is_kept(before))),
     )
     if among is not None:
@@ -275,13 +287,20 @@ async def unread_slabs(
     return found
 
 
-def _is_used(before: float, now: float, *, is_rehearsal: bool) -> ColumnElement[bool]:
+def _owner(dialect: Dialect) -> ColumnElement[str]:
+    """The organisation of the ``SlabScopeRow``, whose team may follow behind a colon."""
+    reader = func.substr(SlabScopeRow.scope, len(scope_of("")) + 1)
+    find = func.strpos if dialect == "postgresql" else func.instr
+    return func.substr(reader, 1, find(reader.concat(below("")), below("")) - 1)
+
+
+def _is_used(dialect: Dialect, before: float, now: float, *, is_rehearsal: bool) -> ColumnElement[bool]:
     """The ``SlabScopeRow``'s organisation reads a file of the slab, or may be about to.
 
     Each condition lies in the one before: joined, SQLite begins with all files of the organisation.
     """
     name, source = ManifestContentRow, MirrorSourceRow
-    owner = func.substr(SlabScopeRow.scope, len(scope_of("")) + 1)
+    owner = _owner(dialect)
     mirrored = exists().where(
         source.organisation == owner, source.manifest == name.manifest, ~mirrors.is_lost_to(source)
     )

@@ -71,7 +71,7 @@ class MirrorRequests:
 
         ``LimitExceededError``: its grant would be too long.
         """
-        self._check_grant(sources, organisation)
+        self._check_grant(sources, organisation, team)
         for source in sources:
             self.surveyor.check(source, organisation)
         bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
@@ -81,10 +81,10 @@ class MirrorRequests:
         # Of a thousand equal ones at once, two ask the database.
         return await self.asked.of((request_key, organisation, team), request).get(anew=True)
 
-    def _check_grant(self, sources: Sequence[WeightsSource], organisation: str) -> None:
+    def _check_grant(self, sources: Sequence[WeightsSource], organisation: str, team: str | None) -> None:
         """Refuse what could be mirrored and never be read: the grant names all mounts and goes into the head of each request."""
         mounts = tuple(GrantedMount(one.mount_location, _ANY, str(one.source)) for one in sources)
-        size = len(self.signer.sign(Grant(organisation, mounts, time.time() + self.grant_seconds)))
+        size = len(self.signer.sign(Grant(organisation, mounts, time.time() + self.grant_seconds, team)))
         if size > LONGEST_GRANT:
             what = (
                 f"bytes of the grant for {len(mounts)} sources (send fewer sources at once, or shorter mount locations)"
@@ -133,7 +133,7 @@ class MirrorRequests:
 
     async def plan(self, sources: Sequence[WeightsSource], organisation: str, team: str | None = None) -> Plan:
         """What mirroring would do now. Writes nothing."""
-        self._check_grant(sources, organisation)
+        self._check_grant(sources, organisation, team)
         planned: list[PlannedSource] = []
         counted: set[str] = set()
         for wanted in sources:
@@ -285,7 +285,8 @@ class MirrorRequests:
             for source in state.sources
             if source.manifest
         )
-        return self.signer.sign(Grant(state.row.organisation, mounts, time.time() + self.grant_seconds))
+        row, expires_at = state.row, time.time() + self.grant_seconds
+        return self.signer.sign(Grant(row.organisation, mounts, expires_at, row.team or None))
 
 
 def good_seconds(watch: Watch, mirror: Mirror) -> float:

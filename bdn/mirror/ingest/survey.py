@@ -101,7 +101,7 @@ class Surveyor:
     ) -> AsyncIterator[Source]:
         """The source with its credentials, on behalf of a job (None: a dry run); ``revision`` pins one that was resolved before.
 
-        Of checkpoints those of ``team``; None: of all teams.
+        Of checkpoints those of ``team``; None: of all teams. Private content is that team's, or the organisation's, alone.
         """
         uri = wanted.source
         if isinstance(uri, CheckpointUri):
@@ -110,7 +110,7 @@ class Surveyor:
         self._check_outside(uri)
         if revision is not None and isinstance(uri, HuggingFaceUri):
             uri = replace(uri, revision=revision)
-        async with open_source(uri, await self.sign_ins.context_of(wanted.auth, organisation, job)) as source:
+        async with open_source(uri, await self.sign_ins.context_of(wanted.auth, organisation, job, team)) as source:
             yield source
 
     async def survey(

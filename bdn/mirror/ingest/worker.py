@@ -25,7 +25,7 @@ from bdn.core.errors import (
 from bdn.core.pace.retry import Outage
 from bdn.core.source.upstream import Resolution
 from bdn.core.source.uri import WeightsSource
-from bdn.core.store import split_digests
+from bdn.core.store import organisation_of, reader_of, split_digests
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import contents, events, mirrors
 from bdn.mirror.db.database import Database, ReadSession, batches
@@ -298,11 +298,12 @@ class Ingest:
 
     async def _source(self, mirror: MirrorRow, row: MirrorSourceRow, progress: Progress) -> None:
         organisation, team = mirror.organisation, mirror.team or None
+        reader = reader_of(organisation, team)
         wanted = WeightsSourceBody.model_validate(row.request).to_core()
         progress.counters[row.position] = SourceCounters(row.bytes_transferred, row.bytes_reused)
         async with self.surveyor.open(wanted, organisation, row.mirror_id, row.resolved_revision, team) as source:
             resolution = await source.resolve()
-            if await self._reuse_published(organisation, row, wanted, resolution, progress):
+            if await self._reuse_published(reader, row, wanted, resolution, progress):
                 return
             for attempt in range(_PUBLISH_ATTEMPTS):
                 with self.copies.recorded_by_others(row.mirror_id) as recorded:
@@ -324,13 +325,13 @@ class Ingest:
                 manifest, revision = await self._manifest(survey, progress), survey.resolution.revision
                 del copying, survey  # hundreds of megabytes of a million files, which nobody needs any more
                 if manifest is not None and await self._publish(
-                    organisation, row, wanted, manifest, progress, revision=revision
+                    reader, row, wanted, manifest, progress, revision=revision
                 ):
                     return
         raise InternalError(f"contents of {wanted.source} were collected as fast as they were copied")
 
     async def _reuse_published(
-        self, organisation: str, row: MirrorSourceRow, wanted: WeightsSource, resolution: Resolution, progress: Progress
+        self, reader: str, row: MirrorSourceRow, wanted: WeightsSource, resolution: Resolution, progress: Progress
     ) -> bool:
         """Whether this commit was published before; then it is READY without being listed, because a commit never changes.
 
@@ -338,7 +339,7 @@ class Ingest:
         commits and has to be listed. Access was checked: resolving asked the upstream with the credentials of this request.
         """
         async with progress.writing() as session:
-            found = await published_before(session, organisation, wanted, resolution.revision)
+            found = await published_before(session, reader, wanted, resolution.revision)
             if found is None or found.manifest is None:
                 return False
             counters = progress.counters[row.position]
@@ -359,7 +360,7 @@ class Ingest:
                 warnings=found.warnings,
             )
             facts = {"mirror": row.mirror_id, "source": row.source, "revision": resolution.revision}
-            event = events.event_of("reused", facts, found.manifest, organisation=organisation)
+            event = events.event_of("reused", facts, found.manifest, organisation=organisation_of(reader))
             await events.record(session, self.database.now(), [event])
         return True
 
@@ -390,7 +391,7 @@ class Ingest:
 
     async def _publish(
         self,
-        organisation: str,
+        reader: str,
         row: MirrorSourceRow,
         wanted: WeightsSource,
         manifest: ManifestDocument,
@@ -403,10 +404,10 @@ class Ingest:
             draft = await contents.draft(session, manifest, self.database.now())
         for names in batches(split_digests(manifest.contents), contents.NAMES_AT_ONCE):
             async with progress.writing() as session:
-                if await contents.add_names(session, draft, [name.hex() for name in names], organisation):
+                if await contents.add_names(session, draft, [name.hex() for name in names], reader):
                     return False
         async with progress.writing() as session:
-            if not await contents.publish(session, draft, self.database.now(), organisation):
+            if not await contents.publish(session, draft, self.database.now(), reader):
                 return False
             await mirrors.update_source(
                 session,
@@ -414,7 +415,7 @@ class Ingest:
                 row.position,
                 status="READY",
                 manifest=manifest.digest.hex,
-                recall_key=recall_key(organisation, wanted, revision),
+                recall_key=recall_key(reader, wanted, revision),
             )
             counters = progress.counters[row.position]
             facts: dict[str, Fact] = {
@@ -425,25 +426,26 @@ class Ingest:
                 "transferred": counters.transferred,
                 "reused": counters.reused,
             }
-            event = events.event_of("mirrored", facts, manifest.digest.hex, organisation=organisation)
+            event = events.event_of("mirrored", facts, manifest.digest.hex, organisation=organisation_of(reader))
             await events.record(session, self.database.now(), [event])
         logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(manifest.digest)})
         return True
 
 
 async def published_before(
-    session: ReadSession, organisation: str, wanted: WeightsSource, revision: str | None, *, is_newest: bool = False
+    session: ReadSession, reader: str, wanted: WeightsSource, revision: str | None, *, is_newest: bool = False
 ) -> MirrorSourceRow | None:
-    """A READY source of this organisation with the same repository, revision and patterns, none of it damaged.
+    """A READY source of this organisation or team with the same repository, revision and patterns, none of it damaged.
 
     With ``is_newest`` and without a revision: the newest one that was asked for by this name.
     """
     rows: list[MirrorSourceRow] = []
-    if key := recall_key(organisation, wanted, revision):
+    organisation = organisation_of(reader)
+    if key := recall_key(reader, wanted, revision):
         rows = await mirrors.recalled(session, organisation, key)
     elif is_newest:
         rows = await mirrors.ready_from(session, organisation, str(wanted.source))
     for row in rows:
-        if is_alike(row, wanted) and not await contents.is_lost(session, row.manifest or "", organisation):
+        if is_alike(row, wanted) and not await contents.is_lost(session, row.manifest or "", reader):
             return row
     return None

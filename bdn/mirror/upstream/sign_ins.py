@@ -10,6 +10,7 @@ from typing import Final
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError, SecretNotFoundError
 from bdn.core.source.uri import Auth, AuthMethod
+from bdn.core.store import reader_of
 from bdn.mirror.db.secrets import SecretTable
 from bdn.mirror.upstream.issuer import DRY_RUN, IdentityIssuer, TokenSubject
 from bdn.sources.sign_in import (
@@ -113,9 +114,12 @@ class SignIns:
         if auth is not None and auth.method is not AuthMethod.CUSTOM_SECRET:
             self._cloud(auth, TokenSubject(organisation, DRY_RUN))
 
-    async def context_of(self, auth: Auth | None, organisation: str, job: str | None) -> SourceContext:
+    async def context_of(
+        self, auth: Auth | None, organisation: str, job: str | None, team: str | None = None
+    ) -> SourceContext:
         """How to open a source now, for this job. Raises what ``resolve`` does."""
-        return replace(self.context, organisation=organisation, sign_in=await self.resolve(auth, organisation, job))
+        sign_in = await self.resolve(auth, organisation, job)
+        return replace(self.context, reader=reader_of(organisation, team), sign_in=sign_in)
 
     async def resolve(self, auth: Auth | None, organisation: str, job: str | None) -> SignIn | None:
         """How to sign in now, for this job; None where the request names no way.

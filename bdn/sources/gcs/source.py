@@ -85,7 +85,7 @@ class GcsSource(BucketSource):
         self, uri: BucketUri, context: SourceContext, tokens: TokenProvider | None, files: GCSFileSystem
     ) -> None:
         self._endpoint = context.settings.gcs_endpoint_url
-        super().__init__(uri, context.organisation, "gs", self._endpoint)
+        super().__init__(uri, context.reader, "gs", self._endpoint)
         self._asker = context.asker
         self._tokens = tokens
         self._files = files

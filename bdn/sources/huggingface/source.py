@@ -113,7 +113,7 @@ class HuggingFaceSource:
             if entry.lfs
             else Checksum(ChecksumKind.GIT_BLOB, entry.blob_id)
         )
-        scope = PUBLIC if repository.public else scope_of(self._context.organisation)
+        scope = PUBLIC if repository.public else scope_of(self._context.reader)
         where = ("hf", self._endpoint, self._uri.kind, self._uri.repo_id)
         identity = Identity.of(scope, *where, checksum.hex, str(entry.size))
         return UpstreamFile(

@@ -23,7 +23,7 @@ class S3Source(BucketSource):
     is_size_in_identity: ClassVar[bool] = True
 
     def __init__(self, uri: BucketUri, context: SourceContext, bucket: RegionalBucket) -> None:
-        super().__init__(uri, context.organisation, *bucket.place)
+        super().__init__(uri, context.reader, *bucket.place)
         self._bucket = bucket
         self._may_read_versions: bool | None = None  # not known yet
 

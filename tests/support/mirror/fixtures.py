@@ -49,6 +49,7 @@ def bucket(s3: S3Server) -> S3Bucket:
 def upstreams(hub: Hub, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a mirror that is opened now finds its upstreams, with the bucket's keys as the secret ``s3-keys``."""
     monkeypatch.setenv("BDN_EGRESS_ALLOW", ALLOW_LOOPBACK)
+    monkeypatch.setenv("BDN_SECRETS_ORGANISATIONS", "acme, rival, third, red, blue, a, b")
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
     keys = (

@@ -20,6 +20,8 @@ from bdn.core.store import (
     is_closed_to,
     is_small,
     parcels,
+    reader_of,
+    scope_of,
     seal_of,
 )
 from tests.support.content.names import named
@@ -81,12 +83,21 @@ def test_the_whole_is_asked_for_by_the_object_s_own_name() -> None:
     assert needed.whole.content == digest_of(b"first")
 
 
-NAMES = st.text(min_size=1, max_size=20)
+NAMES = st.text(st.characters(exclude_characters=":"), min_size=1, max_size=20)
 
 
 @given(NAMES, NAMES)
 def test_a_seal_opens_for_its_organisation_alone(owner: str, asking: str) -> None:
     assert is_closed_to(asking, seal_of(f"organisation:{owner}")) is (asking != owner)
+
+
+@given(NAMES, NAMES, NAMES)
+def test_seal_of_a_team__opens_for_the_team_and_its_whole_organisation(owner: str, team: str, asking: str) -> None:
+    seal = seal_of(scope_of(reader_of(owner, team)))
+    readers = (asking, reader_of(asking, team), reader_of(owner, asking))
+    assert [is_closed_to(one, seal) for one in readers] == [asking != owner, asking != owner, asking != team]
+    assert is_closed_to(reader_of(owner, team), seal_of(scope_of(owner)))
+    assert len(seal) == SEAL_SIZE
 
 
 @given(st.binary(max_size=2 * SEAL_SIZE), NAMES)
