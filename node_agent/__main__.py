@@ -1,58 +1,11 @@
-"""``bdn-node-agent``: the daemon."""
+"""``bdn-node-agent``: its options. The daemon is imported when it runs, so that ``--help`` does not wait for it."""
 
-import asyncio
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import click
 
 from bdn import __version__
-from bdn.cli.logs import log_to_stderr
 from bdn.cli.main import missing_extra
-from bdn.cli.output import DONE, INTERRUPTED, USAGE, exit_code_of
-from bdn.core.errors import BdnError
-from bdn.net.host_lookups import run_program
-from bdn.settings import SettingsError, warn_of_service_links
-from node_agent.settings import AgentSettings, load_settings
-
-
-async def serve(settings: AgentSettings) -> int:
-    """Run the daemon until a signal; returns the exit code.
-
-    SIGTERM drains: no more requests, fills are canceled with their bitmaps written, and nothing is unmounted, because
-    stages survive. SIGINT does the same and is reported as an interruption.
-
-    Raises ``BdnError``: the agent cannot start: its directory, its socket or a port is somebody else's.
-    """
-    from node_agent.api import serving_api  # noqa: PLC0415 - of the extra bdn[agent], which may be absent
-    from node_agent.app import open_agent  # noqa: PLC0415
-
-    with _signals() as stop:
-        async with open_agent(settings) as agent, serving_api(agent):
-            return await stop
-
-
-@contextmanager
-def _signals() -> Iterator[asyncio.Future[int]]:
-    """The exit code, once a signal says that it is time."""
-    loop = asyncio.get_running_loop()
-    stop: asyncio.Future[int] = loop.create_future()
-    codes = {signal.SIGTERM: DONE, signal.SIGINT: INTERRUPTED}
-
-    def note(code: int) -> None:
-        if not stop.done():
-            stop.set_result(code)
-
-    for number, code in codes.items():
-        loop.add_signal_handler(number, note, code)
-    try:
-        yield stop
-    finally:
-        for number in codes:
-            loop.remove_signal_handler(number)
-
 
 _EPILOG = """\b
 Example:
@@ -71,19 +24,12 @@ def main(roles: str | None) -> None:
     if that is set.
     """
     try:
-        settings = load_settings(**({"roles": roles} if roles is not None else {}))
-    except SettingsError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(USAGE)
-    log_to_stderr(settings.log)
-    warn_of_service_links()
-    try:
-        sys.exit(run_program(serve(settings)))
-    except BdnError as error:
-        click.echo(f"error: {error} [{error.code}]", err=True)
-        sys.exit(exit_code_of(error))
+        from node_agent.daemon import run  # noqa: PLC0415 - a fifth of a second
+
+        code = run(roles)
     except ModuleNotFoundError as error:
         raise click.ClickException(missing_extra(error)) from error
+    sys.exit(code)
 
 
 if __name__ == "__main__":

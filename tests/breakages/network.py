@@ -159,7 +159,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          'code = "CHECKSUM_MISMATCH"\n    transient = False',
          "test_a_fault_on_the_way_to_the_mirror_costs_time_alone[api-flips_a_bit]"),
     ],
-    "node_agent/__main__.py": [
+    "node_agent/daemon.py": [
         ("the agent runs on asyncio's own loop", "run_program(serve(settings))",
          "__import__('asyncio').run(serve(settings))", "test_an_agent_ends_while_the_name_of_its_mirror_hangs"),
     ],

@@ -30,6 +30,7 @@ PRELOADED: Final = (
     "bdn.sources.huggingface",
     "node_agent.embedded",
     "node_agent.__main__",
+    "node_agent.daemon",
     "tests.support.crash.killing_steps",
     "uvicorn.protocols.http.h11_impl",
 )

@@ -55,12 +55,12 @@ def test_a_command_that_talks_to_a_service_loads_none(module: str) -> None:
     assert not {"sqlalchemy", "fastapi", "uvicorn", "bdn.mirror.app", "node_agent"} & set(loaded)
 
 
-@pytest.mark.parametrize("command", ["bdn pull", "bdn-admin"])
+@pytest.mark.parametrize("command", ["bdn pull", "bdn-admin", "bdn-node-agent"])
 def test_help_loads_no_module_that_only_a_command_at_work_needs(command: str) -> None:
-    module = {"bdn": "main", "bdn-admin": "admin"}[command.split(maxsplit=1)[0]]
+    programs = {"bdn": "bdn.cli.main", "bdn-admin": "bdn.cli.admin", "bdn-node-agent": "node_agent.__main__"}
     script = f"""
 import atexit, sys
-from bdn.cli.{module} import main
+from {programs[command.split(maxsplit=1)[0]]} import main
 atexit.register(lambda: print(*sys.modules, file=sys.stderr))
 main()
 """
