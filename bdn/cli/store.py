@@ -1,5 +1,6 @@
 """``bdn-admin store``: what is done with a mirror's store as a whole."""
 
+import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import islice
@@ -9,6 +10,7 @@ import click
 
 from bdn.cli.output import DONE, FAILED, Output, command_line, progress_bar
 from bdn.core.errors import InvalidRequestError
+from bdn.core.store import MirrorStore
 from bdn.core.units import counted, format_size
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store import opened_store
@@ -19,7 +21,31 @@ _LISTED: Final = 500  # wrong chunks, at most, as of a verification
 
 @click.group()
 def store() -> None:
-    """Copy the mirror's store to another place."""
+    """Copy the mirror's store to another place, or make it this database's."""
+
+
+@store.command()
+@command_line
+async def adopt(output: Output) -> None:
+    """Make the mirror's database the owner of BDN_STORE, whose owner is another one.
+
+    For a store whose database is lost. It needs the mirror's own settings. Collections delete what the database does not know: stop every
+    mirror of the other database first, and look at 'bdn-admin gc --dry-run' before the first collection.
+
+    \b
+    Example: bdn-admin store adopt
+    """
+    from bdn.mirror.app import adopt_store  # noqa: PLC0415 - all of a mirror, which 'store copy' does not need
+
+    settings = MirrorSettings()
+    before, owner = await adopt_store(settings)
+    said = (
+        "belongs to this database already"
+        if before == owner
+        else f"belongs to this database now (before: {before or 'none'})"
+    )
+    document = {"store": settings.effective_store, "before": before, "owner": owner}
+    output.result(document, [f"{settings.effective_store} {said}"])
 
 
 @store.command()
@@ -54,6 +80,7 @@ async def copy(
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(opened_store(ours, exclusive=False))
         target = await stack.enter_async_context(opened_store(theirs, exclusive=False))
+        await _check_owners(source, target, to)
         report = await StoreCopy(source, target, partial(progress_bar, output, "copying")).run(dry_run=dry_run)
     listed = report.listed
     if not listed.chunks:
@@ -67,6 +94,15 @@ async def copy(
         )
     output.result(_document(ours, to, report), _lines(to, report, dry_run=dry_run))
     return FAILED if listed.missing_chunks and not dry_run else DONE
+
+
+async def _check_owners(source: MirrorStore, target: MirrorStore, to: str) -> None:
+    """The owner is not copied: the database that starts on the copy becomes its owner."""
+    ours, theirs = await asyncio.to_thread(source.owner), await asyncio.to_thread(target.owner)
+    if theirs not in (None, ours):
+        raise InvalidRequestError(
+            f"{to} belongs to another mirror database (its owner is {theirs}), which would collect what is copied there: copy to another place"
+        )
 
 
 def _place(settings: MirrorSettings) -> tuple[str, str | None]:

@@ -89,6 +89,13 @@ class MirrorStore(CollectableStore, Protocol):
     def disk(self) -> StoreDisk | None:
         """Its disk, if it is this machine's."""
 
+    def owner(self, new: str | None = None, *, replace: bool = False) -> str | None:
+        """The id of the database that the store belongs to, or None.
+
+        ``new`` is written durably where the store has no owner, or with ``replace`` whatever its owner is; of several that are written
+        at once, one stays and is returned. The owner is no chunk: it is not listed, collected or copied.
+        """
+
     def close(self) -> None:
         """Let go of what is open for it."""
 

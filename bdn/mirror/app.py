@@ -24,6 +24,7 @@ from bdn.mirror.data_lock import DataLock, locked
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events
+from bdn.mirror.db.identity import database_id
 from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.copier import Copier
@@ -47,7 +48,7 @@ from bdn.mirror.scrub import AgentSource, Keeper, Repair, UpstreamSource
 from bdn.mirror.served_chunks import StoreShelf
 from bdn.mirror.served_files import ServedFiles
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.store import check_secret_files, opened_store
+from bdn.mirror.store import check_owner, check_secret_files, opened_store
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics
 from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
@@ -115,7 +116,7 @@ async def open_mirror(
         stall: tells when a body of an upstream comes too slowly.
 
     Raises:
-        InvalidRequestError: a setting makes no sense, or its file cannot be used.
+        InvalidRequestError: a setting makes no sense, or its file cannot be used; or the store belongs to another database.
         InUseError: another process has the data directory or the data port.
     """
     check_binding(settings)
@@ -134,10 +135,11 @@ async def open_mirror(
         with disk_errors(settings.data_dir):
             make_folder(settings.data_dir, is_durable=True)
         lock = stack.enter_context(locked(settings.data_dir, program)) if settings.is_embedded else None
-        database = await _open_database(stack, settings, clock)
+        database = await open_database(stack, settings, clock)
         table, served = SecretTable(database, keyring), settings.served_organisations
         secrets = Secrets(OperatorSecrets(settings.secrets_dir), table, served)
         store = await stack.enter_async_context(opened_store(settings, exclusive=settings.is_embedded, clock=clock))
+        await check_owner(settings, database, store)
         now, metrics, at_work = database.now, Metrics(database, store), dict[str, Progress]()
         signer = await asyncio.to_thread(load_grant_signer, settings)
         damages = Damages(database, store, now, metrics.repaired_chunks.inc)
@@ -285,7 +287,7 @@ def check_binding(settings: MirrorSettings) -> None:
         raise InvalidRequestError(f"BDN_HOST={settings.host} is not loopback; set BDN_AUTH=token and BDN_TOKEN first")
 
 
-async def _open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: Callable[[], float]) -> Database:
+async def open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: Callable[[], float]) -> Database:
     """The database at this version's schema; an embedded one is migrated, another one must be."""
     database = Database(settings.effective_database_url, settings.database_listen_url, clock)
     stack.push_async_callback(database.close)
@@ -299,3 +301,21 @@ async def _open_database(stack: AsyncExitStack, settings: MirrorSettings, clock:
     async with database.write() as session:
         await mirrors.release_claims(session)
     return database
+
+
+async def adopt_store(settings: MirrorSettings) -> tuple[str | None, str]:
+    """Make the settings' database the owner of their store. Returns the owner before, and the new one.
+
+    Raises ``InUseError``: a mirror has the embedded database, and so the store.
+    """
+    async with AsyncExitStack() as stack:
+        if settings.is_embedded:
+            with disk_errors(settings.data_dir):
+                make_folder(settings.data_dir, is_durable=True)
+            stack.enter_context(locked(settings.data_dir, "bdn-admin store adopt"))
+        own = await database_id(await open_database(stack, settings, time.time))
+        store = await stack.enter_async_context(opened_store(settings, exclusive=False))
+        before = await asyncio.to_thread(store.owner)
+        if before != own:
+            await asyncio.to_thread(partial(store.owner, own, replace=True))
+        return before, own

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from bdn.core.errors import InvalidRequestError
 from bdn.core.store import MirrorStore
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.identity import database_id
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.sign_ins import infrastructure_secret
 from bdn.sources.settings import UpstreamSettings
@@ -32,6 +34,21 @@ def check_secret_files(settings: MirrorSettings) -> None:
                 f"BDN_{name.upper()}={files.get(name, parent)} is in BDN_SECRETS_DIR, where a source could name it as its "
                 "secret; move it elsewhere, such as into a folder below that directory"
             )
+
+
+async def check_owner(settings: MirrorSettings, database: Database, store: MirrorStore) -> None:
+    """Refuse the store of another database, whose chunks the first collection would delete. A store without an owner gets one.
+
+    Raises ``InvalidRequestError``.
+    """
+    own = await database_id(database)
+    owner = await asyncio.to_thread(store.owner, own)
+    if owner != own:
+        raise InvalidRequestError(
+            f"BDN_STORE={settings.effective_store} belongs to another mirror database (its owner is {owner or 'unreadable'}, this database is "
+            f"{own}). The first collection would delete every chunk that this database does not know. Give this mirror a store of its own; or, "
+            "if the other database is gone for good, run 'bdn-admin store adopt' with this mirror's settings"
+        )
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Chunks as objects of a bucket: of S3, of what speaks S3, of R2, of Google Cloud Storage.
 
 ``b3/aa/bb/<hex>`` are the chunks; ``quarantine/<time>-<hex>`` is wrong content that is kept for people; ``leaving/`` is what
-collectors are about to delete; ``probe/`` is what the server is tried with. An object appears whole or not at all, and what was
+collectors are about to delete; ``probe/`` is what the server is tried with; ``owner`` is the id of the database that the store belongs to. An object appears whole or not at all, and what was
 answered with 200 is durable: so nothing here is ever half-written.
 
 Nobody can rename an object, or delete it only if nobody has touched it. So who counts on a chunk and who collects it see each
@@ -105,6 +105,23 @@ class BucketStore:
     def check(self) -> None:
         """By a listing of one object."""
         self._bucket.check(self._chunks)
+
+    def owner(self, new: str | None = None, *, replace: bool = False) -> str | None:
+        """In the object ``owner``. A server that overwrites what is there keeps the last id of several that are written at once."""
+        key = f"{self._prefix}owner"
+        if new is not None:
+            headers, but = (
+                ([self._bucket.dialect.only_if_absent], (412,)) if self._abilities.leaves_what_is_there else ([], ())
+            )
+            if replace:
+                self._bucket.put(key, new.encode())
+            elif self._bucket.head(key) is None:
+                self._bucket.put(key, new.encode(), headers, but)
+        file = self._bucket.get(key)
+        if file is None:
+            return None
+        with file:
+            return file.read().decode("utf-8", "replace").strip()
 
     def disk(self) -> None:
         """None: its room is the provider's."""

@@ -1,6 +1,6 @@
 """Chunks as files below a directory: the embedded default.
 
-``chunks/aa/bb/<hex>`` holds whole chunks, read-only; ``incoming/`` holds what is being written. A chunk is written aside,
+``chunks/aa/bb/<hex>`` holds whole chunks, read-only; ``incoming/`` holds what is being written, ``owner`` the id of the database that the store belongs to. A chunk is written aside,
 synced, and appears under its name with one rename; the folder is synced before ``put`` returns. After a crash
 ``incoming/`` holds rubbish that nobody refers to, and ``chunks/`` holds nothing but whole chunks. What a disk has made of
 them since is found by ``fault`` and kept in ``quarantine/``.
@@ -28,7 +28,7 @@ from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.store import StoredChunk, StoreDisk
 from bdn.disk.direct import DirectFile, DirectWrites
-from bdn.disk.durable import make_folder, sync_folder
+from bdn.disk.durable import kept_key, make_folder, sync_folder
 
 _PRIVATE: Final = 0o700  # chunks are tenants' bytes: other users of the machine read none
 KEPT: Final = 64  # chunks in quarantine; the oldest go
@@ -67,6 +67,18 @@ class DirectoryStore:
         with self._failures_mapped():
             found, device = os.statvfs(self._root), self._root.stat().st_dev
         return StoreDisk(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, device, str(self._root))
+
+    def owner(self, new: str | None = None, *, replace: bool = False) -> str | None:
+        """In the file ``owner``."""
+        path = self._root / "owner"
+        with self._failures_mapped():
+            if new is not None:
+                if replace:
+                    path.unlink(missing_ok=True)
+                return kept_key(path, new.encode).decode("utf-8", "replace").strip()
+            with suppress(FileNotFoundError):
+                return path.read_bytes().decode("utf-8", "replace").strip()
+        return None
 
     def clear_incoming(self) -> None:
         """Remove what a crash left half-written. Only while no other process writes here."""

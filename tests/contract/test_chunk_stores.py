@@ -129,6 +129,20 @@ def test_a_chunk_is_collected_once_and_can_be_put_again(store: CollectableStore)
     assert content_of(store, CHUNK) == CONTENT
 
 
+def test_owner__of_several_databases__the_first_stays_until_another_replaces_it(store: CollectableStore) -> None:
+    if isinstance(store, MemoryStore):
+        pytest.skip("no mirror's store")
+    assert isinstance(store, DirectoryStore | BucketStore)
+    assert store.owner() is None
+    assert store.owner("first") == "first"
+    assert (store.owner("second"), store.owner()) == ("first", "first")
+    store.put(CHUNK, memoryview(CONTENT))
+    assert [chunk.digest for chunk in store.stored()] == [CHUNK]
+    store.drop_leftovers(time.time() + 10**6, dry_run=False)
+    assert store.owner() == "first"
+    assert (store.owner("second", replace=True), store.owner("first")) == ("second", "second")
+
+
 @pytest.mark.parametrize("again", ["put", "kept"])
 def test_what_was_put_or_kept_since_it_was_seen_is_not_collected(store: CollectableStore, again: str) -> None:
     store.put(CHUNK, memoryview(CONTENT))

@@ -466,6 +466,15 @@ class ScrubRow(Base):
     cursor: Mapped[str | None]
 
 
+class DatabaseIdRow(Base):
+    """The random id of this database: one row. A store names it as its owner."""
+
+    __tablename__ = "database_ids"
+
+    name: Mapped[str] = mapped_column(String(16), primary_key=True)
+    id: Mapped[str] = mapped_column(String(64))
+
+
 class EventRow(Base):
     """Something that was decided, and why. ``node`` is null for the mirror's own decisions."""
 
