@@ -159,6 +159,13 @@ class Access:
             raise NotPermittedError("BDN-Organisation names another organisation than the grant's")
         return PushAccess(grant.organisation, grant.team, grant)
 
+    async def is_agent(self, token: str | None) -> bool:
+        """Whether it is a token of an agent, or of the operator."""
+        try:
+            return token is not None and (await self.caller(token)).role in (Role.AGENT, Role.OPERATOR)
+        except UnauthenticatedError:
+            return False
+
     async def check_manifest(self, bearer: str | None, manifest: Digest, organisation: str | None = None) -> str:
         """As which organisation or team (``reader_of``) the bearer may read this manifest, or ``NotFoundError``.
 

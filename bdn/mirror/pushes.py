@@ -151,12 +151,16 @@ class Pushes:
         return Push(push_id=push_id, expires_at=expires_at, data_port=data_port)
 
     async def missing(self, push_id: str, pusher: PushAccess, chunks: Sequence[Digest]) -> list[Digest]:
-        """Those that have to be sent. The others were pushed by this team, or the pusher may read them; they are kept for this push."""
+        """Those that have to be sent. The others were pushed by this team, or the pusher may read them; they are kept for this push.
+
+        A chunk of another team is answered as one that does not exist.
+        """
         push = await self._get(push_id, pusher)
         async with self.database.read() as session:
             held = await checkpoints.pushed_chunks(session, push.scope, chunks)
             others = [one for one in chunks if one not in held]
-            held |= await checkpoints.readable_chunks(session, push.scope.organisation, others, pusher.team)
+            for team in _counted_on(pusher, push.scope):
+                held |= await checkpoints.readable_chunks(session, push.scope.organisation, others, team)
         kept = await asyncio.to_thread(self.store.keep, list(held))
         layouts = [FileLayout.of(held[chunk], (chunk,)) for chunk in held if chunk in kept]
         if layouts:
@@ -182,8 +186,13 @@ class Pushes:
             await mirrors.add_transferred(session, push.id, sum(size for _, size in chunks))
         return [None] * len(chunks)
 
-    async def commit(self, push_id: str, pusher: PushAccess, request: CommitRequest) -> Mirror:
+    async def commit(
+        self, push_id: str, pusher: PushAccess, request: CommitRequest, *, is_agent: bool = False
+    ) -> Mirror:
         """Make the checkpoint visible, whole; said again, the same answer.
+
+        A grant to push reads nothing, so the answer to its bearer has no grant to read; except for an agent, which keeps the
+        newest checkpoint of its job.
 
         Raises:
             ChunksMissingError: some of it is not here.
@@ -193,8 +202,9 @@ class Pushes:
         """
         layouts = await asyncio.to_thread(self._layouts, request.files)
         document = await asyncio.to_thread(_document, layouts)
+        is_reader = pusher.grant is None or is_agent
         if (done := await self._committed(push_id, pusher, document)) is not None:
-            return done
+            return done if is_reader else _unreadable(done)
         push = await self._get(push_id, pusher)
         await self.damages.heal()
         await self._check_chunks(push, list(layouts.values()))
@@ -204,7 +214,8 @@ class Pushes:
                 await self._go_on(session, push)
                 await checkpoints.record(session, push.scope, some, self.database.now())
         await self._publish(push, document, request)
-        return await self.requests.get(push_id, pusher.organisation, pusher.team)
+        done = await self.requests.get(push_id, pusher.organisation, pusher.team)
+        return done if is_reader else _unreadable(done)
 
     async def _committed(self, push_id: str, pusher: PushAccess, document: ManifestDocument) -> Mirror | None:
         """The push that has become this very checkpoint."""
@@ -351,6 +362,21 @@ class Pushes:
         expires_at = time.time() + request.expires_seconds
         token = self.requests.signer.sign_push(PushGrant(organisation, job, expires_at, team))
         return PushGrantDocument(grant=token, job=str(job), expires_at=moment(expires_at))
+
+
+def _unreadable(mirror: Mirror) -> Mirror:
+    return mirror.model_copy(update={"grant": None})
+
+
+def _counted_on(pusher: PushAccess, scope: PushScope) -> list[str | None]:
+    """The teams of whose mirrors chunks need not be sent; None is all of the organisation.
+
+    The bearer of a grant is a job. It reads nothing by itself: it counts on mirrors of its own team, and, if a caller without a
+    team made the grant, on mirrors that such callers asked for.
+    """
+    if pusher.grant is None:
+        return [pusher.team]
+    return [scope.team] if pusher.team else [scope.team, mirrors.OF_ALL]
 
 
 def _check_held(is_held: bool) -> None:

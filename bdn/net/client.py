@@ -20,7 +20,7 @@ from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreU
 from bdn.core.pace.retry import Outage, RetryPolicy
 from bdn.net.ambient import check_proxies
 from bdn.net.tls import Authorities, advice_on, failure_of_tls
-from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, MANIFEST_HEADER, ORGANISATION_HEADER
+from bdn.wire.http_fields import AGENT_HEADER, LONGEST_WAIT_SECONDS, MANIFEST_HEADER, ORGANISATION_HEADER
 from bdn.wire.layout_form import Layout
 from bdn.wire.shapes import ServiceUnreachableError, UntrustedServiceError, WrongDocumentError, error_from
 
@@ -44,7 +44,7 @@ class ServiceClient:
 
     A request takes ``timeout_seconds`` at most, and in addition what it asks the service to wait, even while bytes come; and
     ``silence_seconds`` at most without any.
-    ``organisation`` is whom an operator acts for; None means its own. An answer of more than ``most_bytes``, unpacked, is not
+    ``organisation`` is whom an operator acts for; None means its own. ``agent_token`` is an agent's, where ``bearer`` is a job's grant. An answer of more than ``most_bytes``, unpacked, is not
     read to its end; None means no limit, for trusted services. ``authorities`` are for https; None means those of the system.
 
     Raises ``InvalidRequestError``: a proxy or authorities that the environment names cannot be used.
@@ -56,6 +56,7 @@ class ServiceClient:
         bearer: str | None = None,
         *,
         organisation: str | None = None,
+        agent_token: str | None = None,
         timeout_seconds: float = 30.0,
         silence_seconds: float = inf,
         most_bytes: int | None = None,
@@ -75,7 +76,8 @@ class ServiceClient:
             else None,
             "limits": _ONE_REQUEST_EACH,
             "headers": ({"Authorization": f"Bearer {bearer}"} if bearer else {})
-            | ({ORGANISATION_HEADER: organisation} if organisation else {}),
+            | ({ORGANISATION_HEADER: organisation} if organisation else {})
+            | ({AGENT_HEADER: agent_token} if agent_token else {}),
             "timeout": timeout_seconds,
             "trust_env": not socket and _host_of(address) not in ("127.0.0.1", "::1", "localhost"),
         }

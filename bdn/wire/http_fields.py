@@ -29,6 +29,7 @@ LONGEST_SOURCE: Final = 4096  # characters of a source to look for: SQLite takes
 MEDIA_CHUNK: Final = "application/octet-stream"
 MEDIA_JSON: Final = "application/json"
 MANIFEST_HEADER: Final = "BDN-Manifest"  # of a chunk request: fetch it if you do not hold it, because you own it
+AGENT_HEADER: Final = "BDN-Agent-Token"  # of an agent that commits with the grant of a job
 ORGANISATION_HEADER: Final = "BDN-Organisation"  # of an operator's call: for whom, if not for the token's own
 
 _TOKEN_SCHEMES: Final = ("bearer", "api-key")

@@ -57,7 +57,17 @@ async def open_volumes(
     rate = pacer(settings.sync_rate)
     settle = settings.settle_seconds
     syncers = Syncers(
-        settings.url, authorities, pool, namers, senders, outages, settle, rate, until_idle, is_noting=True
+        settings.url,
+        authorities,
+        pool,
+        namers,
+        senders,
+        outages,
+        settle,
+        rate,
+        until_idle,
+        is_noting=True,
+        agent_token=settings.token,
     )
 
     def open_sync(volume: Volume) -> VolumeSync:

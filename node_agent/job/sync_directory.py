@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -41,6 +41,7 @@ class Syncers:
     pace: Pace | None = None
     turn: Callable[[], Awaitable[None]] | None = None
     is_noting: bool = False
+    agent_token: str | None = field(default=None, repr=False)
 
     @asynccontextmanager
     async def syncer(
@@ -55,7 +56,8 @@ class Syncers:
     ) -> AsyncIterator[Syncer]:
         """One for the checkpoints below an absolute directory, with the file that says what was sent. Raises ``DiskFailedError``."""
         async with AsyncExitStack() as stack:
-            mirror = await stack.enter_async_context(MirrorClient(self.url, token, authorities=self.authorities))
+            client = MirrorClient(self.url, token, agent_token=self.agent_token, authorities=self.authorities)
+            mirror = await stack.enter_async_context(client)
             pusher = Pusher(
                 mirror, self.url, self.pool, self.namers, self.senders, token, self.outages, self.pace, self.turn
             )

@@ -333,6 +333,65 @@ async def test_checkpoints_are_kept_for_their_time(tmp_path: Path) -> None:
         await until(lambda: not mirror.count("checkpoints"))
 
 
+async def bearers_of_teams(mirror: MirrorUnderTest) -> dict[str | None, str]:
+    """Tokens of two teams of an organisation, and one without a team."""
+    operator, found = {"Authorization": "Bearer operator"}, dict[str | None, str]()
+    await mirror.http.post("/teams", json={"name": "beta"}, headers=operator | {"BDN-Organisation": "a"})
+    for team in ("beta", "Default", None):
+        body = {"name": "job", "organisation": "a", "role": "controller", "team": team}
+        found[team] = (await mirror.http.post("/tokens", json=body, headers=operator)).json()["token"]
+    return found
+
+
+async def test_push_grant__chunk_of_another_team__is_missing_as_an_unknown_one_and_the_answer_reads_nothing(
+    tmp_path: Path,
+) -> None:
+    tree, name = {"x": b"of beta alone"}, str(digest_of(b"of beta alone"))
+    async with mirror_under_test(tmp_path / "mirror", serve=True, auth="token", token="operator") as mirror:
+        tokens = await bearers_of_teams(mirror)
+        owner, controller = Job(mirror, tokens["beta"]), Job(mirror, tokens[None])
+        granted = await controller.ask("POST", "/pushes/grants", job="bt://llama@job1")
+        job = Job(mirror, granted.json()["grant"])
+        async with owner.plane, controller.plane, job.plane:
+            await owner.push(tree, "bt://theirs@job/checkpoint-1")
+            push = await job.begin()
+            unknown = str(digest_of(b"of nobody"))
+            assert await job.missing(push, [name, unknown]) == [name, unknown]
+            assert refusal(await job.commit(push, tree)) == (409, "CHUNKS_MISSING")
+            assert (await job.put(push, name, tree["x"])).status_code == 204
+            for _ in range(2):  # the second says the first again
+                answer = await job.commit(push, tree)
+                assert (answer.status_code, answer.json()["grant"]) == (200, None), answer.text
+            assert await job.missing(await job.begin("bt://llama@job1/checkpoint-2"), [name]) == []
+            seen = await controller.ask("GET", f"/mirror/{push}")
+            assert seen.json()["grant"] is not None
+
+            # An agent, which has a token of its own, gets the grant for the newest checkpoint that it keeps.
+            body = {"name": "agent", "organisation": "a", "role": "agent"}
+            made = await mirror.http.post("/tokens", json=body, headers={"Authorization": "Bearer operator"})
+            for token, gets_one in ((made.json()["token"], True), (tokens[None], False), ("bdn_" + "x" * 43, False)):
+                job.headers["BDN-Agent-Token"] = token
+                assert ((await job.commit(push, tree)).json()["grant"] is not None) == gets_one
+
+
+async def test_push_grant__without_a_team__counts_on_what_the_organisation_mirrored(tmp_path: Path, hub: Hub) -> None:
+    hub.repo("org/base").commit({"model.safetensors": TREE["model.safetensors"]})
+    async with mirror_under_test(tmp_path / "mirror", serve=True, auth="token", token="operator") as mirror:
+        tokens = await bearers_of_teams(mirror)
+        names = list(chunks_of({"x": TREE["model.safetensors"]}))
+        for team, expected in ((None, []), ("beta", names)):
+            controller = Job(mirror, tokens[team])
+            if team is None:
+                asked = await controller.ask("POST", "/mirror", weights=[source("hf://org/base")])
+                ended = await controller.ask("GET", f"/mirror/{asked.json()['id']}?wait=60")
+                assert ended.json()["status"] == "READY"
+            granted = await controller.ask("POST", "/pushes/grants", job=f"bt://{team}@job1")
+            job = Job(mirror, granted.json()["grant"])
+            async with controller.plane, job.plane:
+                push = await job.begin(f"bt://{team}@job1/checkpoint-1")
+                assert await job.missing(push, names) == expected
+
+
 async def test_no_organisation_learns_what_others_pushed(tmp_path: Path) -> None:
     async with mirror_under_test(tmp_path / "mirror", serve=True, auth="token", token="operator") as mirror:
         jobs = []

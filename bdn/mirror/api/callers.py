@@ -7,7 +7,7 @@ from fastapi import Depends, Header, Path, Query
 from bdn.mirror.access import Access, Caller, PushAccess
 from bdn.net.api_server import Bearer, provided
 from bdn.wire.access_schema import NAME_PATTERN, ORGANISATION_PATTERN, Role
-from bdn.wire.http_fields import ORGANISATION_HEADER
+from bdn.wire.http_fields import AGENT_HEADER, ORGANISATION_HEADER
 
 TEXT: Final = r"^[^\x00]*$"
 
@@ -34,6 +34,11 @@ Organisation = Annotated[
         pattern=f"^{ORGANISATION_PATTERN}$",
         description="Whom an operator acts for; others: themselves",
     ),
+]
+
+AgentToken = Annotated[
+    str | None,
+    Header(alias=AGENT_HEADER, description="An agent that shows a job's grant: its own token"),
 ]
 
 _Access = Annotated[Access, provided(Access)]

@@ -21,6 +21,7 @@ from bdn.mirror.api.caches import caches_router
 from bdn.mirror.api.callers import (
     TEXT,
     Agent,
+    AgentToken,
     CollectionId,
     Controller,
     EvictionId,
@@ -394,8 +395,10 @@ async def missing_chunks(pushes: _Pushes, push_id: MirrorId, body: ChunkList, pu
 
 
 @pushes_router.post("/pushes/{push_id}/commit", summary="Make a checkpoint of what was sent; once or again")
-async def commit_push(pushes: _Pushes, push_id: MirrorId, body: CommitRequest, pusher: Pushing) -> Mirror:
-    return await pushes.commit(push_id, pusher, body)
+async def commit_push(
+    pushes: _Pushes, push_id: MirrorId, body: CommitRequest, pusher: Pushing, agent: AgentToken = None
+) -> Mirror:
+    return await pushes.commit(push_id, pusher, body, is_agent=await pushes.access.is_agent(agent))
 
 
 @pushes_router.delete("/pushes/{push_id}", summary="Give a push up")
