@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -71,6 +72,9 @@ from bdn.wire.mirror_schema import Mirror
 
 _STALL: Final = StallPolicy()
 _STARTING: Final = RetryPolicy(outage_seconds=0, attempts=3)  # of a database that ends a connection in this very moment
+_STORE_READERS: Final = (
+    64  # threads; more than chunks of a bucket that clients may hold, so that an organisation at its share leaves some
+)
 _UPSTREAM_TIMEOUT_SECONDS: Final = 60.0
 _AGENT_TIMEOUT_SECONDS: Final = 10.0
 
@@ -222,7 +226,9 @@ async def open_mirror(
         tokens = TokenTable(database, now)
         token = settings.token if settings.auth == "token" else None
         access = Access(token, tokens, GrantVerifier(signer.public_keys))
-        chunks = StoreShelf(store, access, damages, asyncio.get_running_loop())
+        readers = ThreadPoolExecutor(_STORE_READERS, "store-read")
+        stack.push_async_callback(asyncio.to_thread, readers.shutdown)
+        chunks = StoreShelf(store, access, damages, asyncio.get_running_loop(), readers)
         pushes = Pushes(database, store, access, damages, requests, settings.limit_files, settings.limit_push_bytes)
         projects = Projects(database)
         if work and settings.checkpoint_seconds:
@@ -266,7 +272,7 @@ async def open_mirror(
             Names(database, store, settings.tombstone_seconds),
             ContentsService(database, access, chunks, layouts, metrics),
             locations,
-            ServedFiles(database, store, signer, access.verifier, settings.presign_seconds),
+            ServedFiles(database, store, signer, access.verifier, settings.presign_seconds, readers),
             pushes,
             projects,
             TrainingCaches(database, signer, settings.cache_bytes),

@@ -3,6 +3,7 @@
 import asyncio
 import io
 from collections.abc import Coroutine
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,13 +24,14 @@ _Answer = TypeVar("_Answer")
 class StoreShelf:
     """A ``ServedChunks``, whose methods run in the data plane's threads; what they ask of the database runs on ``loop``.
 
-    ``opened`` is for the API, which has no threads of its own.
+    ``opened`` is for the API, in ``threads``: a bucket that hangs holds none of the loop's own threads.
     """
 
     store: ChunkStore
     access: Access
     damages: Damages
     loop: asyncio.AbstractEventLoop
+    threads: Executor
 
     def authorize(self, request: ChunkRequest) -> str:
         """The organisation of the caller, which has a token or a grant for this chunk."""
@@ -55,9 +57,10 @@ class StoreShelf:
         if request.is_suspect:
             await self.damages.examine(request.digest)
         try:
-            return await asyncio.to_thread(self._whole, request)
+            return await self.loop.run_in_executor(self.threads, self._whole, request)
         except NotFoundError:
-            return await asyncio.to_thread(self._part, request, *await self._slice(request.digest))
+            found = await self._slice(request.digest)
+            return await self.loop.run_in_executor(self.threads, self._part, request, *found)
 
     def _whole(self, request: ChunkRequest) -> OpenChunk:
         file = self.store.open(request.digest, reader=request.organisation)

@@ -3,11 +3,12 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 from blake3 import blake3
 
@@ -22,6 +23,8 @@ from bdn.wire.location_schema import FileAddress
 from bdn.wire.shapes import moment
 
 _PIECE: Final = 1024 * 1024
+_Asked = TypeVar("_Asked")
+_Read = TypeVar("_Read")
 _FILES_KEPT: Final = 200_000  # of parsed manifests together, about 60 MB
 
 
@@ -53,6 +56,7 @@ class OpenedFile:
     layout: FileLayout
     store: ChunkStore
     organisation: str
+    threads: Executor
 
     async def begin(self, wanted: ByteRange) -> AsyncIterator[bytes]:
         """These bytes, a piece at a time; the first chunk is looked at before this returns.
@@ -60,21 +64,24 @@ class OpenedFile:
         Each chunk is compared with its name before any of it is given away: nobody behind this does. ``StoreUnavailableError``.
         """
         parts = list(parts_of(self.layout, wanted))
-        first = await asyncio.to_thread(self._open, parts[0])
+        first = await self._in_thread(self._open, parts[0])
         return self._pieces(first, parts)
 
     async def _pieces(self, file: BinaryIO, parts: Sequence[Part]) -> AsyncIterator[bytes]:
         for position, part in enumerate(parts):
             if position:
-                file = await asyncio.to_thread(self._open, part)
+                file = await self._in_thread(self._open, part)
             with file:
                 left = part.range.size
                 while left:
-                    piece = await asyncio.to_thread(file.read, min(left, _PIECE))
+                    piece = await self._in_thread(file.read, min(left, _PIECE))
                     if not piece:
                         raise StoreUnavailableError(f"chunk {part.chunk} is shorter than it was")
                     left -= len(piece)
                     yield piece
+
+    async def _in_thread(self, read: Callable[[_Asked], _Read], asked: _Asked) -> _Read:
+        return await asyncio.get_running_loop().run_in_executor(self.threads, read, asked)
 
     def _open(self, part: Part) -> BinaryIO:
         try:
@@ -98,13 +105,14 @@ class OpenedFile:
 
 @dataclass
 class ServedFiles:
-    """The service behind ``/files``. Addresses are good for ``seconds``, and everywhere that the keys of grants are known."""
+    """The service behind ``/files``, which reads the store in ``threads``. Addresses are good for ``seconds``, and everywhere that the keys of grants are known."""
 
     database: Database
     store: ChunkStore
     signer: GrantSigner
     verifier: GrantVerifier
     seconds: int
+    threads: Executor
     _kept: dict[str, dict[str, FileEntry]] = field(default_factory=dict)  # by manifest, least recently used first
     _parses: SharedReads[str, dict[str, FileEntry]] = field(default_factory=partial(SharedReads, math.inf))
 
@@ -140,7 +148,7 @@ class ServedFiles:
             layout = await contents.layout_of(session, entry.digest.hex, grant.organisation)
         if layout is None:
             raise StoreUnavailableError(f"{path!r} of manifest {manifest} is damaged")
-        return OpenedFile(entry, layout, self.store, grant.organisation)
+        return OpenedFile(entry, layout, self.store, grant.organisation, self.threads)
 
     async def _entries(self, manifest: Digest, organisation: str, team: str | None = None) -> dict[str, FileEntry]:
         """By path. What was read lately is kept: clients ask for eight bytes, and then for a header."""

@@ -156,6 +156,11 @@ class Turns:
         self._pace = Pace(PaceRule(most, longest_pause_seconds=_LONGEST_PAUSE_SECONDS), time.monotonic())
         self._changed = threading.Condition()
 
+    @property
+    def waiting(self) -> int:
+        """Requests that are not sent yet."""
+        return self._shares.waiting
+
     @contextmanager
     def turn(self, size: int, seconds: float | None = None, owner: str = "") -> Iterator[None]:
         """One request for ``owner``, which moves ``size`` bytes. Raises ``UpstreamRateLimitedError`` at once while the server asks to wait.

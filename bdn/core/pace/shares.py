@@ -29,6 +29,11 @@ class Shares:
             str, dict[Place, None]
         ] = {}  # owners in the order of their turns, and places as they were requested
 
+    @property
+    def waiting(self) -> int:
+        """Places that are requested and not granted."""
+        return sum(map(len, self._waiting.values()))
+
     def request(self, owner: str) -> Place:
         """Queue up; ``grant`` says when the place is granted."""
         place = Place(owner)

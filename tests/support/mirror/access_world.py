@@ -93,6 +93,7 @@ async def access_world(folder: Path, hub: Hub, **settings: Any) -> AsyncIterator
     """Everything mirrored; ``gone`` evicted again; every bearer made."""
     for name, files in FILES.items():
         hub.repo(f"org/{name}", private="private" in name).commit(files)
+    settings.setdefault("secrets_organisations", "a,b")
     async with mirror_under_test(folder, serve=True, auth="token", token=OPERATOR, **settings) as mirror:
         world = World(mirror)
         world.bearers |= {"none": {}, "operator": _bearing(OPERATOR), "malformed": _bearing("let-me-in")}
