@@ -5,6 +5,7 @@ Imports no service: a pull that has nothing to do says so in half a second.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel
 
-from bdn.core.errors import BdnError, NotFoundError
+from bdn.core.errors import NotFoundError
 from bdn.core.source.uri import HuggingFaceUri
 from bdn.core.units import counted, format_size
 from bdn.mirror.db.recall import held_in, note_use_in
@@ -25,7 +26,7 @@ from bdn.wire.stage_schema import BytesFrom, StageMount
 
 if TYPE_CHECKING:
     from bdn.cli.output import Output
-    from bdn.core.source.uri import SourceUri, WeightsSource
+    from bdn.core.source.uri import WeightsSource
     from bdn.mirror.settings import MirrorSettings
     from bdn.wire.mirror_schema import MirrorSource
 
@@ -123,10 +124,6 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
     is_asked = isinstance(uri, HuggingFaceUri) and wanted.auth is None
     if settings.database_url or standing is None or not (is_known or is_asked):
         return False
-    if not is_known:
-        from bdn.sources.opener import prepare  # noqa: PLC0415 - as long as all the rest; a mirror would need it, too
-
-        prepare(uri.scheme)
     began = time.perf_counter()
     held = held_in(settings.usual_database, wanted, DEFAULT_ORGANISATION, is_newest=True)
     if held is None or held[0].manifest is None:
@@ -135,8 +132,12 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
     look: _StandingPull = standing.load()
     place = wanted.mount_location
     mount = look(settings.data_dir, DEFAULT_ORGANISATION, place, manifest, destination, link=link)
-    if mount is None or not (is_known or await _revision_now(uri, settings) == mirrored.resolved_revision):
+    if mount is None:
         return False
+    if not is_known and isinstance(uri, HuggingFaceUri):
+        now = await asyncio.to_thread(_revision_now, uri, settings)
+        if now is None or now != mirrored.resolved_revision:
+            return False
     note_use_in(settings.usual_database, manifest.removeprefix("b3:"), time.time())
     if offline:
         output.say(f"offline: {as_mirrored(mirrored, mirrored_at)}")
@@ -144,15 +145,9 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
     return True
 
 
-async def _revision_now(uri: SourceUri, settings: MirrorSettings) -> str | None:
+def _revision_now(uri: HuggingFaceUri, settings: MirrorSettings) -> str | None:
     """The commit that the upstream names, asked once; None where it names none: then the mirror asks, and says what is wrong."""
-    from bdn.sources.opener import open_source  # noqa: PLC0415
+    from bdn.sources.huggingface.revision import commit_now  # noqa: PLC0415 - not of a pull that asks nobody
     from bdn.sources.settings import UpstreamSettings  # noqa: PLC0415
-    from bdn.sources.sign_in import SourceContext  # noqa: PLC0415
 
-    upstreams = UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url)
-    try:
-        async with open_source(uri, SourceContext(DEFAULT_ORGANISATION, upstreams, ambient_credentials=True)) as source:
-            return (await source.resolve()).revision
-    except BdnError:
-        return None
+    return commit_now(uri, UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url))

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,13 +200,14 @@ def test_pull__with_a_variable_that_forbids_the_hub__serves_what_is_held_and_nam
 ) -> None:
     hub.repo("org/model").commit({"config.json": b"held"})
     hub.repo("org/other").commit({"config.json": b"new"})
-    new = shell.run("bdn", "pull", "hf://org/model", "out", **{variable: "1"})
+    forbidden = replace(shell, extra={**shell.extra, variable: "1"})
+    new = forbidden.run("bdn", "pull", "hf://org/model", "out")
     asked_before = hub.log.count()
     shell.run("bdn", "pull", "hf://org/model", "first")
     hub.log.clear()
 
-    held = shell.run("bdn", "pull", "hf://org/model", "out", **{variable: "1"})
-    other = shell.run("bdn", "pull", "hf://org/other", "other", **{variable: "1"})
+    held = forbidden.run("bdn", "pull", "hf://org/model", "out")
+    other = forbidden.run("bdn", "pull", "hf://org/other", "other")
 
     assert (held.code, tree(tmp_path / "out")) == (0, {"config.json": b"held"}), held.err
     for done in (new, other):
