@@ -15,6 +15,8 @@ from ipaddress import ip_address
 from threading import Lock, Thread, current_thread
 from typing import Any, Final, TypeVar
 
+from bdn.net.descriptors import raise_descriptor_limit
+
 _Result = TypeVar("_Result")
 
 
@@ -158,6 +160,7 @@ class ServiceLoop(asyncio.SelectorEventLoop):
 
 
 def run_program(program: Coroutine[Any, Any, _Result]) -> _Result:
-    """``asyncio.run`` on such a loop."""
+    """``asyncio.run`` on such a loop, with as many descriptors as this process may have: each program begins here."""
+    raise_descriptor_limit()
     with asyncio.Runner(loop_factory=ServiceLoop) as runner:
         return runner.run(program)

@@ -193,7 +193,7 @@ async def test_a_hundred_clients_that_never_end_their_heads_delay_nobody_and_are
 async def test_more_clients_than_descriptors_wait_and_the_log_stays_small(
     service: Callable[..., AbstractAsyncContextManager[Service]], tmp_path: Path, tally: Tally
 ) -> None:
-    limited = ("sh", "-c", f'ulimit -Sn {DESCRIPTORS}; exec "$@"', "sh")
+    limited = ("sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh")
     async with service(tmp_path / "data", *limited) as running:
         open_files = Path(f"/proc/{running.pid}/fd")
         for port in running.ports:
