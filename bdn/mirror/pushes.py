@@ -2,13 +2,15 @@
 
 A push is a mirror at work that no worker has: so it is seen, counted, canceled and protected from collections as every mirror is. It
 is claimed by ``PUSHED`` as long as somebody calls for it. When nobody has for ``GIVEN_UP_SECONDS`` a worker takes it, and it fails.
+Collections wait for a push no longer than ``PUSH_SECONDS`` after its begin, so that one which stays open stops nobody's. The commit of
+an old push begins anew: it makes sure of each chunk that is still there, and answers CHUNKS_MISSING for the others.
 What was sent stays as long as other half-copied files do, and the next push of its organisation finds it.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,7 +47,7 @@ from bdn.mirror.damages import Damages
 from bdn.mirror.db import checkpoints, contents, events, mirrors, projects
 from bdn.mirror.db.checkpoints import PushScope
 from bdn.mirror.db.database import Database, WriteSession, batches
-from bdn.mirror.db.mirrors import PUSHED
+from bdn.mirror.db.mirrors import PUSH_SECONDS, PUSHED
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.projects import gone_events
 from bdn.mirror.served_chunks import answer_of
@@ -65,6 +67,9 @@ from bdn.wire.shapes import moment
 
 GIVEN_UP_SECONDS: Final = 3600.0
 _MOUNT: Final = "/checkpoint"  # where a grant of the push itself places it
+_OLD_SECONDS: Final = PUSH_SECONDS / 2  # the commit of an older push begins anew
+_LAST_SECONDS: Final = PUSH_SECONDS * 3 / 4  # an older push is not published: a collection may not wait for it any more
+_CLOCKS_SECONDS: Final = 600.0  # by which the clocks of processes that put chunks may differ
 _NAMED_MISSING: Final = 10
 _KNOWN: Final = 10_000  # pushes whose owner is remembered
 
@@ -207,6 +212,8 @@ class Pushes:
             return done if is_reader else _unreadable(done)
         push = await self._get(push_id, pusher)
         await self.damages.heal()
+        if self._now() - push.started_at > _OLD_SECONDS:
+            await self._begin_anew(push, {chunk for layout in layouts.values() for chunk in layout.chunks})
         await self._check_chunks(push, list(layouts.values()))
         await self._check_quota(push, layouts.values())
         for some in batches(list(layouts.values()), contents.NAMES_AT_ONCE):
@@ -244,6 +251,30 @@ class Pushes:
             raise InvalidRequestError(f"files: {error}") from error
         return dict(sorted(found.items()))
 
+    def _now(self) -> float:
+        """By the clock that is behind: this machine's dates files of the store, the database's dates rows."""
+        return min(self.database.now(), time.time())
+
+    async def _begin_anew(self, push: _Owned, chunks: Collection[Digest]) -> None:
+        """Protect the push from collections again, and record anew the chunks that the store still holds.
+
+        The row goes first. A collection that read it before may still take a chunk: then ``keep`` does not find that one. A collection
+        that reads it later waits for the push.
+        """
+        now = self._now()
+        async with self.database.write() as session:
+            await self._go_on(session, push)
+            await mirrors.begin_anew(session, push.id, now - _CLOCKS_SECONDS)
+        push.started_at = now
+        async with self.database.read() as session:
+            sizes = await checkpoints.pushed_chunks(session, push.scope, chunks)
+        for some in batches(list(sizes), contents.NAMES_AT_ONCE):
+            kept = await asyncio.to_thread(self.store.keep, some)
+            layouts = [FileLayout.of(sizes[chunk], (chunk,)) for chunk in some if chunk in kept]
+            async with self.database.write() as session:
+                await self._go_on(session, push)
+                await checkpoints.record(session, push.scope, layouts, self.database.now())
+
     async def _check_chunks(self, push: _Owned, layouts: Sequence[FileLayout]) -> None:
         wanted = {chunk for layout in layouts for chunk in layout.chunks}
         async with self.database.read() as session:
@@ -280,6 +311,7 @@ class Pushes:
             await mirrors.hold_claims(session)
             await self._go_on(session, push)
             now = self.database.now()
+            _check_held(self._now() - push.started_at <= _LAST_SECONDS)
             _check_held(await contents.publish(session, draft, now, organisation))
             before = await checkpoints.put(session, push.scope, push.uri, _row(push, document, request, now))
             transferred = await mirrors.end_push(

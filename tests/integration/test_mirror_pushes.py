@@ -1,5 +1,7 @@
 """What a job writes goes in chunk by chunk, and is a checkpoint at once and whole: a READY mirror by the name ``bt://…``."""
 
+import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import httpx2
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.mirror.pushes import GIVEN_UP_SECONDS
 from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
 from tests.support.mirror.job import STEP, Job, chunks_of
@@ -254,6 +257,51 @@ async def test_a_collection_leaves_what_a_push_at_work_has_sent(job: Job) -> Non
     assert (await job.commit(push, TREE)).status_code == 200
     await job.mirror.collect(grace_seconds=0)
     assert await job.mirror.tree(await job.mirror.manifest(source(STEP))) == TREE
+
+
+async def kept_open(job: Job, push: str, at: list[float]) -> None:
+    """Until collections wait for it no longer."""
+    for _ in range(2):
+        at[0] += 0.9 * GIVEN_UP_SECONDS
+        await job.missing(push, [])
+        assert (await job.begin()) == push
+
+
+@pytest.mark.embedded("dates files of a directory")
+@pytest.mark.parametrize("loses", ["its rows", "a chunk of the store"])
+async def test_push__kept_open_for_long__stops_no_collection_and_commits_only_what_is_there(
+    tmp_path: Path, hub: Hub, loses: str
+) -> None:
+    hub.repo("org/model").commit({"weights": b"of another organisation"})
+    at = [time.time() - 10**6]
+    settings: Json = {"clock": lambda: at[0], "collect_seconds": 0, "scrub_seconds": 0, "tombstone_seconds": 0}
+    async with mirror_under_test(tmp_path / "mirror", serve=True, **settings) as mirror:
+        job = Job(mirror)
+        async with job.plane:
+            push = await job.begin()
+            at[0] += 100
+            await mirror.ready(source("hf://org/model"))
+            sent = mirror.chunks()
+            await job.send(push, TREE)
+            own = mirror.chunks().keys() - sent.keys()
+            for name in mirror.chunks():  # a directory is dated by this machine, not by the test
+                os.utime(mirror.data_dir / "store/chunks" / name, (at[0], at[0]))
+            await kept_open(job, push, at)
+            if loses == "its rows":
+                await mirror.evict(source="hf://org/model", tier="mirror")
+                await mirror.collect(grace_seconds=0)
+                assert mirror.chunks() == {}
+            else:
+                (mirror.data_dir / "store/chunks" / min(own)).unlink()
+            answer = await job.commit(push, TREE)
+            assert refusal(answer) == (409, "CHUNKS_MISSING")
+            assert answer.json()["error"]["details"]["count"] == (len(own) if loses == "its rows" else 1)
+            await job.send(push, TREE)
+            await mirror.collect(grace_seconds=0)
+            done = await job.commit(push, TREE)
+            assert done.status_code == 200, done.text
+            await mirror.collect(grace_seconds=0)
+            assert await mirror.tree(done.json()["sources"][0]["manifest"]) == TREE
 
 
 async def test_a_collection_takes_what_a_push_that_ended_had_sent(job: Job) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     case,
     delete,
     exists,
+    false,
     func,
     or_,
     select,
@@ -57,6 +58,9 @@ from bdn.wire.access_schema import DEFAULT_TEAM
 RUNNING = ("PENDING", "SYNCING")
 OF_ALL: Final = ""  # the ``team`` of a mirror that whoever has no team asked for
 PUSHED: Final = "push"  # claims a mirror whose bytes its caller sends: see ``bdn.mirror.pushes``
+PUSH_SECONDS: Final = (
+    3600.0  # after its begin, collections wait no longer for a push: its commit makes sure of its chunks again
+)
 COLLECTED: Final = 0.0  # the ``renewed_at`` of a draft that a collection takes apart
 # A column, or a parameter of the statement.
 _Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None] | BindParameter[str]
@@ -500,8 +504,15 @@ async def all_readable(
 
 
 async def oldest_at_work(session: ReadSession, now: float) -> float | None:
-    """When the first of the mirrors began that are being worked on, canceled ones included whose worker is still at it."""
-    busy = or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now)
+    """When the first of the mirrors began that are being worked on, canceled ones included whose worker is still at it.
+
+    A push counts for ``PUSH_SECONDS``: otherwise one that a caller keeps open would stop the collections of all organisations.
+    """
+    is_old_push = and_(MirrorRow.claimed_by == PUSHED, MirrorRow.started_at < now - PUSH_SECONDS)
+    busy = and_(
+        or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now),
+        ~func.coalesce(is_old_push, false()),
+    )
     return (await session.execute(select(func.min(MirrorRow.started_at)).where(busy))).scalar()
 
 
@@ -748,6 +759,11 @@ async def take(session: WriteSession, mirror_id: str, claimant: str, began: floa
     statement = statement.values(status="SYNCING", claimed_by=claimant, claim_expires_at=until, started_at=began)
     await session.execute(statement)
     await update_source(session, mirror_id, 0, status="SYNCING")
+
+
+async def begin_anew(session: WriteSession, push_id: str, at: float) -> None:
+    """From now on collections wait for the push as for one that began then."""
+    await session.execute(update(MirrorRow).where(MirrorRow.id == push_id).values(started_at=at))
 
 
 async def began_earlier(session: WriteSession, mirror_id: str, at: float) -> None:
