@@ -4,13 +4,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from bdn.core.chunk import Digest, Manifest
-from bdn.core.errors import BdnError, DiskFailedError, InternalError
+from bdn.core.errors import BdnError, DiskFailedError, InternalError, InvalidRequestError
 from bdn.core.events import Ending
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.shapes import body_of
@@ -174,17 +174,31 @@ class Lifecycle:
         return self.views.is_intact(record.id, manifests)
 
     async def _publish(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
-        """Build, give what would otherwise be copied and nobody else needs, and let it appear."""
+        """Build, give what would otherwise be copied and nobody else needs, and let it appear.
+
+        A directory that appears is on record before; one that stood there, once the files are in it. So the next start knows
+        whose they are, wherever a kill comes.
+        """
         record, destination = stage.record, self._destination(stage.record)
         ((location, manifest),) = manifests.items()
-        try:
-            builder = await in_thread(destination.build, manifest, stage.earlier, stage.stop)
-            if builder.gifts:
-                idle = {one.record.id for one in self._pulled()}  # what they show is theirs, or has links of its own
-                await self.cache.give(manifest.digest, builder.gifts, record.holder, idle, builder.give)
-            built, record.inode = await in_thread(destination.publish, builder, manifest, stage.earlier)
-        finally:
-            await in_thread(destination.clear)
+        with ExitStack() as stack:
+            await in_thread(stack.enter_context, destination.claimed())
+            try:
+                builder = await in_thread(destination.build, manifest, stage.earlier, stage.stop)
+                if builder.gifts:
+                    idle = {
+                        one.record.id for one in self._pulled()
+                    }  # what they show is theirs, or has links of its own
+                    await self.cache.give(manifest.digest, builder.gifts, record.holder, idle, builder.give)
+                built, inode = await in_thread(destination.finish, builder, manifest, stage.earlier)
+                if not destination.is_in_place:
+                    await self._save(stage, {"inode": inode}, None)
+                await in_thread(destination.publish, manifest, stage.earlier)
+                if destination.is_in_place:
+                    await self._save(stage, {"inode": inode}, None)
+                    await in_thread(destination.settle)
+            finally:
+                await in_thread(destination.clear)
         return {location: built}
 
     async def _show(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
@@ -300,7 +314,9 @@ class Lifecycle:
 
     def _take_down(self, record: StageRecord) -> str | None:
         if record.destination is not None:
-            self._destination(record).clear()  # what was published there is the user's, and stays
+            destination = self._destination(record)
+            with suppress(InvalidRequestError), destination.claimed():  # refused: another pull is at work there
+                destination.clear()  # what was published there is the user's, and stays
             return None
         load = self.cache.files.records.load
         return self.views.drop(record.id, {mount.mount_location: load(mount.digest) for mount in record.mounts})
@@ -381,8 +397,10 @@ class Lifecycle:
         return earlier
 
     def published_at(self, path: Path) -> Earlier | None:
-        """What we published last at a directory, whatever stands there now. Blocking."""
-        known = (self._published(stage.record) for stage in self.registry.all() if stage.record.destination == path)
+        """What we published last at a directory: what stands there now, or else what did. Blocking."""
+        inode = Destination(path, "", self.views.files, 0).inode()
+        records = [stage.record for stage in self.registry.all() if stage.record.destination == path]
+        known = map(self._published, sorted(records, key=lambda record: record.inode != inode))
         return next(filter(None, known), None)
 
     def stands_at(self, path: Path) -> bool:

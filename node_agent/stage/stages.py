@@ -106,6 +106,8 @@ class StageService:
         if known and is_alike and is_ready and not known.is_ending and await in_thread(is_intact, known.record):
             return known
         earlier = await in_thread(self.lifecycle.check_destination, record)
+        if earlier and str(earlier.digest) == record.mounts[0].manifest:
+            record.inode = earlier.inode  # it stands there until this pull replaces it
         if known and is_ready:
             await self.lifecycle.release(known)
         return await self._start(NodeStage(record, earlier))

@@ -249,7 +249,7 @@ class ViewBuilder:
         with opened(self._root, _FOLDER) as top:
             os.fchmod(top, 0o755)
             for folder, among in folders.items():
-                descriptor = _open_below(top, folder)
+                descriptor = open_below(top, folder)
                 try:
                     for entry in among:
                         place(entry, descriptor)
@@ -266,8 +266,8 @@ def build_view(manifest: Manifest, root: Path, files: WholeFiles, stop: threadin
     return builder.finish()
 
 
-def _open_below(top: int, folder: str) -> int:
-    """Open a folder, making it and those above it as needed."""
+def open_below(top: int, folder: str, *, makes: bool = True) -> int:
+    """Open a folder, never through a link; unless it only looks, it makes the folder and those above it as needed."""
     descriptor = os.dup(top)
     for segment in folder.encode().split(b"/") if folder else ():
         above = descriptor
@@ -275,6 +275,8 @@ def _open_below(top: int, folder: str) -> int:
             try:
                 descriptor = os.open(segment, _FOLDER, dir_fd=above)
             except FileNotFoundError:
+                if not makes:
+                    raise
                 os.mkdir(segment, dir_fd=above)
                 descriptor = os.open(segment, _FOLDER, dir_fd=above)
                 os.fchmod(descriptor, 0o755)
@@ -335,24 +337,40 @@ def remove_view(root: Path, manifest: Manifest | None, files: WholeFiles) -> Non
             files.save(manifest)
 
 
-def compare_view(manifest: Manifest, root: Path, files: WholeFiles, stamp: int | None = None) -> Difference:
+def compare_view(
+    manifest: Manifest,
+    root: Path,
+    files: WholeFiles,
+    stamp: int | None = None,
+    *,
+    also: Iterable[tuple[Manifest, int]] = (),
+    is_skipped: Callable[[bytes], bool] = lambda _: False,
+) -> Difference:
     """Compare names and files. Blocking; two looks per file, as a rule. Folders without files are not looked at.
+
+    Files of ``also``, manifests with their stamps, may be there. Names right below the root may be skipped.
 
     A file is ours when it is the cache's own inode, as we left it, or a read-only one of the same size, with the ``stamp`` that
     it was given or the time of the cache's. Otherwise the bytes decide: that is slow, and happens after an eviction by force,
     or when somebody changed the file.
     """
     wanted = {entry.path.encode(): entry for entry in manifest.files}
+    others: defaultdict[bytes, list[tuple[FileEntry, int]]] = defaultdict(list)
+    for one, its_stamp in also:
+        for entry in one.files:
+            others[entry.path.encode()].append((entry, its_stamp))
     foreign: str | None = None
-    for path, found in _files(os.fsencode(root)):
-        entry = wanted.pop(path, None)
-        if entry is None or not _is_ours(entry, found, files, os.fsencode(root) + b"/" + path, stamp):
+    for path, found in _files(os.fsencode(root), is_skipped=is_skipped):
+        place, known = os.fsencode(root) + b"/" + path, wanted.pop(path, None)
+        is_known = known is not None and is_ours(known, found, files, place, stamp)
+        if not is_known and not any(is_ours(entry, found, files, place, its) for entry, its in others.get(path, ())):
             foreign = foreign or os.fsdecode(path)
     lacking = next(iter(wanted), None)
     return Difference(lacking.decode() if lacking is not None else None, foreign)
 
 
-def _is_ours(entry: FileEntry, found: os.stat_result, files: WholeFiles, path: bytes, stamp: int | None) -> bool:
+def is_ours(entry: FileEntry, found: os.stat_result, files: WholeFiles, path: bytes, stamp: int | None) -> bool:
+    """Whether a file that was found at a path is what we put there; see ``compare_view``."""
     if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
         return False
     content = files.look(entry.digest)
@@ -370,10 +388,14 @@ def _digest_of_file(path: bytes, size: int) -> Digest:
         return file_digest(size, map(digest_of, iter(lambda: file.read(CHUNK_SIZE), b"")))
 
 
-def _files(root: bytes, prefix: bytes = b"") -> Iterator[tuple[bytes, os.stat_result]]:
-    """Everything that is not a folder, by its path below the root."""
+def _files(
+    root: bytes, prefix: bytes = b"", *, is_skipped: Callable[[bytes], bool] = lambda _: False
+) -> Iterator[tuple[bytes, os.stat_result]]:
+    """Everything that is not a folder, by its path below the root, but for what is skipped right below it."""
     with os.scandir(root) as entries:
         for entry in entries:
+            if is_skipped(entry.name):
+                continue
             path = prefix + entry.name
             if entry.is_dir(follow_symlinks=False):
                 yield from _files(entry.path, path + b"/")

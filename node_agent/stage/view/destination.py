@@ -2,10 +2,13 @@
 
 import errno
 import os
+import stat
+import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -14,10 +17,15 @@ from bdn.core.errors import DiskFailedError, InvalidRequestError
 from bdn.disk.durable import remove_tree, sync_folder, sync_folders
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
-from node_agent.stage.view.build import Built, ViewBuilder, appear, compare_view, remove_view
+from node_agent.stage.view import in_place
+from node_agent.stage.view.build import Built, ViewBuilder, appear, compare_view, is_ours, remove_view
+from node_agent.stage.view.exposure import is_mount_point
 
+_NO_ENTRY: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _HINTS: Final = {
-    errno.EBUSY: "it is a mount point; name a directory below it",
+    errno.EBUSY: "something is mounted there; name a directory below it",
+    errno.EROFS: "its file system is read-only",
+    errno.EAGAIN: "another pull is at work there; wait for it",
     errno.ENOTEMPTY: "it is not empty",
     errno.EEXIST: "it is not empty",
     errno.EACCES: "you may not write there",
@@ -59,10 +67,42 @@ class Destination:
         """The cache's."""
         return self.files.places
 
+    @cached_property
+    def is_in_place(self) -> bool:
+        """Whether the directory stays and is filled file by file: a mount point, or one in a directory where we may not write."""
+        with _errors_at(self.path):
+            return self.path.is_dir() and (self._is_mount_point or not self._is_replaceable())
+
+    @cached_property
+    def _is_mount_point(self) -> bool:
+        try:
+            return is_mount_point(self.path)
+        except OSError:  # no /proc
+            return self.path.is_mount()
+
+    def _is_replaceable(self) -> bool:
+        parent, own = self.path.parent.stat(), self.path.stat()
+        if parent.st_mode & stat.S_ISVTX and os.geteuid() not in (0, parent.st_uid, own.st_uid):
+            return False  # rename(2): in such a directory only owners may
+        try:
+            _try_folder(self.path.parent)
+        except OSError as error:
+            if error.errno not in _NO_ENTRY:
+                raise
+            return False
+        return True
+
     @property
     def aside(self) -> Path:
         """Where the view is built, on the same file system."""
-        return self.path.parent / f".{self.path.name[:150]}.bdn-{self.stage_id}"
+        if self.is_in_place:
+            return in_place.hidden_folder(self.path, self.stage_id) / "tree"
+        return self._beside
+
+    @property
+    def _beside(self) -> Path:
+        name = os.fsencode(self.path.name)[:150].decode(errors="ignore")
+        return self.path.parent / f".{name}.bdn-{self.stage_id}"
 
     def inode(self) -> int | None:
         """The directory that stands here now, or None."""
@@ -85,65 +125,118 @@ class Destination:
                 self._refuse("it lies in the cache directory")
             if any(folder.exists() and not folder.is_dir() for folder in self.path.parents):
                 self._refuse("a part of the path is a file")
+            if self.path.exists() and not self.path.is_dir():
+                self._refuse("it is a file")
+            if not is_last:
+                self._try()
             if not self.path.exists():
                 return
-            if not self.path.is_dir():
-                self._refuse("it is a file")
             if self.path == Path.cwd() or self.path in Path.cwd().parents:
                 self._refuse("it is, or holds, the current directory; name a directory below it")
-            if any(self.path.iterdir()):
+            with os.scandir(os.fsencode(self.path)) as entries:
+                is_empty = all(self._is_skipped(entry.name) for entry in entries)
+            if not is_empty:
                 self._check_ours(earlier, is_last=is_last)
 
+    def _is_skipped(self, name: bytes) -> bool:
+        """What counts for nothing: what a pull was building here, and what mkfs made."""
+        return name.startswith(in_place.HIDDEN.encode()) or (name == b"lost+found" and self._is_mount_point)
+
+    def _try(self) -> None:
+        """Make a folder where the view will be built, and remove it."""
+        place = self.path if self.is_in_place else self.path.parent
+        _try_folder(next(folder for folder in (place, *place.parents) if folder.exists()))
+
     def _check_ours(self, earlier: Earlier | None, *, is_last: bool) -> None:
-        if earlier is None or self.inode() != earlier.inode:
-            self._refuse("it is not empty; name a new directory")
-        if earlier.manifest is None:
+        placed = in_place.unfinished(self.path)
+        if known := self._placed(earlier):
+            placed.append(known)
+        elif earlier is not None and self.inode() == earlier.inode:
             if is_last:
                 self._refuse("what an earlier pull put there is not known any more; move it away first")
             return
-        foreign = compare_view(earlier.manifest, self.path, self.files, earlier.stamp).foreign
+        if not placed:
+            self._refuse("it is not empty; name a new directory")
+        first, *others = placed
+        also = [(one.manifest, one.stamp) for one in others]
+        foreign = compare_view(
+            first.manifest, self.path, self.files, first.stamp, also=also, is_skipped=self._is_skipped
+        ).foreign
         if foreign is not None:
             self._refuse(f"it holds {foreign!r}, which did not come from bdn or was changed since; move it away first")
+
+    def _placed(self, earlier: Earlier | None) -> in_place.Placed | None:
+        """What is known to stand here of an earlier pull."""
+        if earlier is None or earlier.manifest is None or self.inode() != earlier.inode:
+            return None
+        return in_place.Placed(earlier.manifest, earlier.stamp)
 
     def is_intact(self, earlier: Earlier) -> bool:
         """Whether the directory is still exactly what we published."""
         if earlier.manifest is None or self.inode() != earlier.inode:
             return False
         try:
-            return compare_view(earlier.manifest, self.path, self.files, earlier.stamp).is_intact
+            look = partial(compare_view, is_skipped=self._is_skipped)
+            return look(earlier.manifest, self.path, self.files, earlier.stamp).is_intact
         except OSError:
             return False
 
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Until the block ends no other pull changes a directory that is filled in place. Raises ``InvalidRequestError``: one does."""
+        with _errors_at(self.path):
+            claim = in_place.claimed(self.path) if self.is_in_place else nullcontext()
+            with claim:
+                yield
+
     def build(self, manifest: Manifest, earlier: Earlier | None, stop: threading.Event) -> ViewBuilder:
-        """Build the view beside the destination, but for its gifts. What is there after a failure is for ``clear``."""
+        """Build the view aside, but for its gifts. What is there after a failure is for ``clear``."""
         self.check(_known(earlier, manifest), is_last=True)
         with _errors_at(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.clear()
-            builder = ViewBuilder(self.aside, self.files, stop, links=self.links, stamp=self.stamp)
+            self.aside.parent.mkdir(mode=0o700, exist_ok=True)
+            links = self.links and not self.is_in_place
+            builder = ViewBuilder(self.aside, self.files, stop, links=links, stamp=self.stamp)
             builder.build(manifest)
         return builder
 
-    def publish(self, builder: ViewBuilder, manifest: Manifest, earlier: Earlier | None) -> tuple[Built, int]:
-        """Finish what was built, and let it appear; an earlier view of ours goes.
-
-        Returns how it was made, and its inode. A failure leaves the destination as it was.
-        """
-        earlier = _known(earlier, manifest)
+    def finish(self, builder: ViewBuilder, manifest: Manifest, earlier: Earlier | None) -> tuple[Built, int]:
+        """Finish what was built, durably. Returns how it was made, and the inode that the directory will have."""
         with _errors_at(self.path):
             built = builder.finish()
             sync_folders(self.aside)
-            inode = self.aside.stat().st_ino
-            self.check(earlier, is_last=True)  # building took a while
+            inode = (self.path if self.is_in_place else self.aside).stat().st_ino
+            self.check(_known(earlier, manifest), is_last=True)  # building took a while
+        return built, inode
+
+    def publish(self, manifest: Manifest, earlier: Earlier | None) -> None:
+        """Let what is finished appear; an earlier view of ours goes.
+
+        A failure leaves the destination as it was. One that is filled in place may lack files of the earlier view then; ``clear``
+        removes what came.
+        """
+        earlier = _known(earlier, manifest)
+        with _errors_at(self.path):
+            if self.is_in_place:
+                placed = self._placed(earlier)
+                in_place.move_in(self.path, self.aside, manifest, [placed] if placed else [])
+                return
             appear(self.aside, self.path, replaces=earlier is not None)
             sync_folder(self.path.parent)
             remove_view(self.aside, earlier.manifest if earlier else None, self.files)
-        return built, inode
+
+    def settle(self) -> None:
+        """It is on record what was published: ``clear`` leaves it."""
+        with _errors_at(self.path):
+            if self.is_in_place:
+                in_place.finish(self.aside.parent)
 
     def clear(self) -> None:
-        """Remove what was being built here."""
+        """Remove what was being built here, and what was moved here by pulls that did not end."""
         with _errors_at(self.path):
-            remove_tree(self.aside)
+            remove_tree(self._beside)
+            in_place.undo(self.path, lambda entry, found, at, stamp: is_ours(entry, found, self.files, at, stamp))
 
     def _refuse(self, problem: str) -> NoReturn:
         raise InvalidRequestError(f"cannot put files at {self.path}: {problem}")
@@ -152,6 +245,13 @@ class Destination:
 def _known(earlier: Earlier | None, manifest: Manifest) -> Earlier | None:
     """The one that comes is known again."""
     return replace(earlier, manifest=manifest) if earlier and earlier.digest == manifest.digest else earlier
+
+
+def _try_folder(place: Path) -> None:
+    """Raises ``OSError``: no folder can be made there."""
+    made = tempfile.mkdtemp(prefix=f"{in_place.HIDDEN}try-", dir=place)
+    with suppress(OSError):
+        Path(made).rmdir()
 
 
 def resolved(destination: Path) -> Path:

@@ -15,6 +15,7 @@ import signal
 import struct
 import sys
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -137,16 +138,43 @@ async def two_at_a_time(one: Callable[[int], Awaitable[None]], total: int) -> No
             group.create_task(work())
 
 
+def dies_at(fuse: Fuse, action: Callable[[Callable[[], None]], None]) -> bool:
+    """Whether ``action`` was killed, in a fork of this process. It is given what lights the fuse; the test sets it before, by ``step``.
+
+    Raises ``AssertionError``: it failed by itself.
+    """
+    steps, last, is_after = _FORM.unpack_from(fuse.shared)
+    fuse.spare()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            _count_steps(_Counting(fuse.shared))
+            action(lambda: fuse.light(last - steps, after=bool(is_after)))
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL), "the action failed: its trace is above"
+    return status == signal.SIGKILL
+
+
+def _count_steps(counting: _Counting) -> None:
+    for name in _CALLS:
+        setattr(os, name, counting.counted(getattr(os, name)))
+    os.open = counting.opened(os.open)
+    assert shutil.rmtree.avoids_symlink_attacks
+
+
 def main() -> None:
     path, module, *arguments = sys.argv[1:]
     with Path(path).open("r+b") as file:
         counting = _Counting(mmap.mmap(file.fileno(), _FORM.size))
     sys.argv = [module, *arguments]
     target = importlib.import_module(module)
-    for name in _CALLS:
-        setattr(os, name, counting.counted(getattr(os, name)))
-    os.open = counting.opened(os.open)
-    assert shutil.rmtree.avoids_symlink_attacks
+    _count_steps(counting)
     if module.startswith("node_agent"):
         syscalls = importlib.import_module("bdn.disk.syscalls")
         vars(syscalls)["_libc"] = _Library(syscalls._libc, counting)

@@ -1,54 +1,22 @@
 import errno
 import os
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Manifest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
-from node_agent.disk.whole_files import WholeFiles
 from node_agent.stage.view import build as module
-from node_agent.stage.view.destination import Destination, Earlier
-from tests.support.agent.cache import cached, put, whole_files
+from node_agent.stage.view.destination import Earlier
+from tests.support.agent.destination import NEW, OLD, STAMP, Site
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.content.trees import tree
 from tests.support.crash.scripted_writes import failing
 
-OLD, NEW = {"config.json": b"{}", "a/old": b"old"}, {"config.json": b"{}", "a/new": b"new"}
-
-STAMP = 1_700_000_000_123_456_789
-
-
-@dataclass
-class Site:
-    """A cache that holds two trees, and a place to publish them."""
-
-    files: WholeFiles
-    old: Manifest
-    new: Manifest
-    path: Path
-
-    def publish(self, manifest: Manifest, earlier: Earlier | None = None) -> Earlier:
-        destination = Destination(self.path, "stg_x", self.files, STAMP)
-        try:
-            builder = destination.build(manifest, earlier, threading.Event())
-            _, inode = destination.publish(builder, manifest, earlier)
-        finally:
-            destination.clear()
-        return Earlier(inode, manifest.digest, manifest, STAMP)
-
-    def check(self, earlier: Earlier | None = None) -> None:
-        Destination(self.path, "stg_x", self.files, STAMP).check(earlier)
-
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    places, old = cached(tmp_path / "cache", OLD)
-    new = put(places, NEW)
-    return Site(whole_files(places), old, new, tmp_path / "here/model")
+    return Site.at(tmp_path)
 
 
 def names(folder: Path) -> list[str]:
@@ -175,9 +143,34 @@ def test_a_failure_leaves_nothing_behind(site: Site) -> None:
 
 
 @needs_mounts
-def test_a_mount_point_is_refused_with_advice(site: Site) -> None:
-    with (
-        mounted_tmpfs(site.path, "1m"),
-        pytest.raises(InvalidRequestError, match="it is a mount point; name a directory below"),
-    ):
-        site.publish(site.old)
+def test_mount_point_as_destination__is_filled_updated_and_mended(site: Site) -> None:
+    with mounted_tmpfs(site.path, "1m"):
+        (site.path / "lost+found").mkdir()  # as mkfs.ext4 makes it
+        inode = site.path.stat().st_ino
+
+        earlier = site.publish(site.old)
+
+        assert tree(site.path) == OLD
+        assert earlier.inode == inode
+        assert names(site.path.parent) == ["model"]
+        assert sorted(names(site.path)) == ["a", "config.json", "lost+found"]
+        assert {path.stat().st_mode & 0o777 for path in site.path.rglob("*") if path.is_file()} == {0o444}
+
+        later = site.publish(site.new, earlier)
+        assert tree(site.path) == NEW
+
+        (site.path / "a/new").unlink()
+        site.publish(site.new, later)
+        assert tree(site.path) == NEW
+
+
+@needs_mounts
+def test_mount_point_as_destination__keeps_the_files_of_its_user(site: Site) -> None:
+    with mounted_tmpfs(site.path, "1m"):
+        (site.path / "mine").write_bytes(b"mine")
+
+        for action in (site.check, lambda: site.publish(site.old)):
+            with pytest.raises(InvalidRequestError, match="it is not empty"):
+                action()
+
+        assert tree(site.path) == {"mine": b"mine"}
