@@ -82,7 +82,7 @@ class TrainingCaches:
         Raises ``InvalidRequestError``; ``NotFoundError``: the project has no cache on this volume of the cluster.
         """
         await asyncio.to_thread(unpack, body.packed)
-        captured_at = body.timestamp.timestamp()
+        captured_at = min(body.timestamp.timestamp(), self.database.now())  # a later look would never replace it
         async with self.database.write() as session:
             row = await caches.directory(session, project, cluster)
             if row is None or row.volume != body.volume_id:
@@ -94,7 +94,7 @@ class TrainingCaches:
             volume_id=row.volume,
             size_bytes=body.size_bytes,
             files=body.files,
-            captured_at=body.timestamp,
+            captured_at=moment(captured_at),
         )
 
     async def listed(self, organisation: str, team: str | None) -> Caches:

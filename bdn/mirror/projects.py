@@ -168,6 +168,8 @@ def _project(state: ProjectState) -> Project:
 def _checkpoint(state: CheckpointState, syncing: AbstractSet[tuple[str, str, str, str]]) -> Checkpoint:
     row, project = state.row, state.project
     names = {(project.team, name, row.job, row.name) for name in (project.name, project.id)}
+    details = {**row.details}
+    written_at = details.pop("created_at", row.created_at)
     return Checkpoint(
         id=row.id,
         checkpoint_id=row.name,
@@ -177,11 +179,11 @@ def _checkpoint(state: CheckpointState, syncing: AbstractSet[tuple[str, str, str
         team=project.team,
         job=row.job,
         rank=row.rank,
-        created_at=moment(row.created_at),
+        created_at=moment(written_at),
         committed_at=moment(row.committed_at),
         sync_status="SYNCING" if names & syncing else "COMPLETE",
         manifest=f"b3:{row.manifest}",
         files=row.files_total,
         size_bytes=row.bytes_total,
-        **row.details,
+        **details,
     )

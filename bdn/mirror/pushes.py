@@ -425,14 +425,15 @@ def _document(layouts: dict[str, FileLayout]) -> ManifestDocument:
 
 def _row(push: _Owned, document: ManifestDocument, request: CommitRequest, now: float) -> dict[str, object]:
     details = request.details
+    written_at = min(now, details.created_at.timestamp()) if details.created_at else now
     return {
         "mirror": push.id,
         "manifest": document.digest.hex,
-        "created_at": details.created_at.timestamp() if details.created_at else now,
+        "created_at": now,
         "committed_at": now,
         "files_total": document.files_total,
         "bytes_total": document.bytes_total,
-        "details": details.model_dump(mode="json", exclude={"created_at"}),
+        "details": details.model_dump(mode="json", exclude={"created_at"}) | {"created_at": written_at},
     }
 
 

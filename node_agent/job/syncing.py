@@ -23,6 +23,7 @@ from bdn.core.training.checkpoints import (
     LONGEST_READ,
     LOOSE,
     READ,
+    by_number,
     describe,
     place_of,
 )
@@ -227,6 +228,7 @@ class Syncer:
 
     def _count(self, known: Mapping[str, Found]) -> None:
         unsynced = [found for found in known.values() if not self._is_pushed(found)]
+        unsynced.sort(key=lambda one: (one.newest, by_number(one.name)))  # the mirror takes the last one for the newest
         self.unsynced = [found.name for found in unsynced]
         self.unsynced_bytes = sum(found.size for found in unsynced)
 

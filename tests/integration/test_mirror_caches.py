@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,17 @@ async def test_a_summary_is_the_newest_of_the_pinned_cluster(mirror: MirrorUnder
         ("east", 7, 1),
         ("west", 9, 1),
     ]
+
+
+async def test_summary__dated_in_the_future__counts_from_when_it_came(mirror: MirrorUnderTest) -> None:
+    project = (await granted(mirror))["project_id"]
+    assert await measured(mirror, project, 7, at="2099-01-01T00:00:00Z") == 200
+    now = datetime.now(UTC)
+    dated = (await mirror.http.get(f"/caches/{project}/summary")).json()["timestamp"]
+    assert datetime.fromisoformat(dated) <= now
+    assert await measured(mirror, project, 8, at=now.isoformat()) == 200
+    (cache,) = (await caches(mirror))["items"]
+    assert cache["directories"][0]["size_bytes"] == 8
 
 
 async def test_a_summary_of_what_is_not_there_or_is_none_is_not_kept(mirror: MirrorUnderTest) -> None:

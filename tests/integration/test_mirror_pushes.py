@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx2
@@ -146,14 +147,21 @@ async def test_what_is_mirrored_from_a_checkpoint_moves_nothing(job: Job) -> Non
     assert (await job.mirror.plan(source("bt://llama")))["bytes_to_transfer"] == 0
 
 
-async def test_the_newest_checkpoint_is_the_last_by_time_then_by_number(job: Job) -> None:
-    at = {"created_at": "2026-11-25T10:00:00Z"}
-    for name in ("checkpoint-900", "checkpoint-1000", "checkpoint-99"):
-        await job.push({"step": name.encode()}, f"bt://llama@job1/{name}", **at)
-    await job.push({"step": b"older"}, "bt://llama@job2/z", created_at="2026-11-25T09:59:59Z")
-    assert [one["checkpoint_id"] for one in await job.checkpoints(job="job1")] == [
-        "checkpoint-99", "checkpoint-900", "checkpoint-1000",
-    ]  # fmt: skip
+async def test_newest_checkpoint__whatever_its_job_dated_it__is_the_one_committed_last(job: Job) -> None:
+    dates = {
+        "checkpoint-900": "2099-01-01T00:00:00Z",
+        "checkpoint-99": "2026-11-25T10:00:00Z",
+        "checkpoint-1000": "2026-11-25T09:00:00Z",
+    }
+    await job.push({"step": b"older"}, "bt://llama@job2/z", created_at="2099-01-01T00:00:00Z")
+    for name, date in dates.items():
+        await job.push({"step": name.encode()}, f"bt://llama@job1/{name}", created_at=date)
+    # A further version of an older checkpoint stays as old as it was.
+    await job.push({"step": b"again"}, "bt://llama@job1/checkpoint-99", created_at="2026-11-26T10:00:00Z")
+    listed = await job.checkpoints(job="job1")
+    assert [one["checkpoint_id"] for one in listed] == list(dates)
+    assert [one["created_at"] for one in listed][1:] == list(dates.values())[1:]
+    assert datetime.fromisoformat(listed[0]["created_at"]) <= datetime.now(UTC)
     for uri, step in {"bt://llama": b"checkpoint-1000", "bt://llama@job2": b"older"}.items():
         assert await job.mirror.tree(await job.mirror.manifest(source(uri))) == {"step": step}
 

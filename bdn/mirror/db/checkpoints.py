@@ -116,7 +116,10 @@ async def found(
 
 
 def age(row: CheckpointRow) -> tuple[float, tuple[tuple[int, str], ...], int]:
-    """Sorts the newest last; of equally old ones by name, with numbers compared as numbers."""
+    """Sorts the one whose first version was committed last to the end, by the database's time: jobs date their files as they like.
+
+    Of equally old ones by name, with numbers compared as numbers.
+    """
     return row.created_at, by_number(row.name), row.rank
 
 
@@ -204,9 +207,11 @@ async def put(session: WriteSession, whose: PushScope, uri: CheckpointUri, row: 
         await session.flush()
         return None
     before = known.mirror
+    first = {"created_at": known.details.get("created_at", known.created_at)}
     for name, value in row.items():
         if name != "created_at":
             setattr(known, name, value)
+    known.details = {**known.details, **first}
     await session.flush()
     return before
 

@@ -364,7 +364,8 @@ class ProjectRow(Base):
 class CheckpointRow(Base):
     """What a rank of a job pushed under a name, as it is now. ``mirror`` is the push that brought it, ``manifest`` what it holds.
 
-    ``created_at`` is what the job's clock says of its first version, ``committed_at`` when the mirror got this one.
+    ``created_at`` is when the mirror got its first version, ``committed_at`` when it got this one. ``created_at`` in ``details`` is what
+    the job's clock says of the first version.
     """
 
     __tablename__ = "checkpoints"
