@@ -242,24 +242,27 @@ def normalise_path(path: str) -> str:
     return normal
 
 
-def check_tree(paths: Iterable[str]) -> None:
-    """Refuse normalised paths that cannot all be files of one tree.
-
-    Raises ``UnsafePathError``: one path twice, or one path that is both a file and a folder.
-    """
+def tree_problems(paths: Iterable[str]) -> Iterator[str]:
+    """Why normalised paths cannot all be files of one tree: one path twice, or one path that is both a file and a folder."""
     files: set[str] = set()
     for path in paths:
         if path in files:
-            raise UnsafePathError(f"path {path!a} stands twice in the listing")
+            yield f"path {path!a} stands twice in the listing"
         files.add(path)
     folders: set[str] = set()
     for path in files:
         folder = path.rpartition("/")[0]
         while folder and folder not in folders:
             if folder in files:
-                raise UnsafePathError(f"path {folder!a} is both a file and a folder")
+                yield f"path {folder!a} is both a file and a folder"
             folders.add(folder)
             folder = folder.rpartition("/")[0]
+
+
+def check_tree(paths: Iterable[str]) -> None:
+    """Refuse normalised paths that cannot all be files of one tree. Raises ``UnsafePathError`` for the first problem."""
+    for problem in tree_problems(paths):
+        raise UnsafePathError(problem)
 
 
 SCHEMA: Final = "bdn.manifest.v1"

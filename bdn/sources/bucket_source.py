@@ -76,7 +76,7 @@ class BucketSource(ABC):
         One listing for each text of ``within``, whose names begin with it exactly as it is written: of names with empty or
         ``.`` segments, only those are found in which such a segment comes after the text.
 
-        Raises ``InvalidSourceError``: a name cannot be a path, or the URI names an object and a folder.
+        Raises ``InvalidSourceError``: the URI names an object and a folder.
         """
         prefix = self._uri.prefix
         if prefix and not prefix.endswith("/"):
@@ -119,7 +119,6 @@ class BucketSource(ABC):
         return None
 
     def _file(self, entry: BucketObject, name: str) -> UpstreamFile:
-        path = listed_path(self._uri, name)  # before the identity: a name that is no text cannot be part of one
         size = (str(entry.size),) if self.is_size_in_identity else ()
         identity = Identity.of(self._scope, *self._place, entry.name, entry.version, *size)
-        return UpstreamFile(path, entry.size, identity, entry.name, entry.version, entry.checksum)
+        return UpstreamFile(listed_path(name), entry.size, identity, entry.name, entry.version, entry.checksum)

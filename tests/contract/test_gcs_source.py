@@ -88,11 +88,11 @@ class EmulatorContract(SourceContract):
         pytest.skip("the emulator ignores the generation that is asked for")
 
     @pytest.mark.parametrize("path", ["back\\slash", "nul\0byte", "x" * 300])
-    async def test_a_path_that_must_not_become_a_file_is_the_source_s_error(
+    async def test_a_path_that_must_not_become_a_file_is_listed_for_the_selector_to_refuse(
         self, upstream: Upstream, path: str
     ) -> None:
         """Without those with "..", which the emulator's own file system refuses to hold."""
-        await super().test_a_path_that_must_not_become_a_file_is_the_source_s_error(upstream, path)
+        await super().test_a_path_that_must_not_become_a_file_is_listed_for_the_selector_to_refuse(upstream, path)
 
 
 class TestFolderOfAnEmulator(EmulatorContract):

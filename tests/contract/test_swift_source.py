@@ -46,10 +46,10 @@ class TestFolderOfSwift(SourceContract):
 
     # Swift has no names with NUL.
     @pytest.mark.parametrize("path", ["a/../../etc/passwd", "../up", "back\\slash", "x" * 300])
-    async def test_a_path_that_must_not_become_a_file_is_the_source_s_error(
+    async def test_a_path_that_must_not_become_a_file_is_listed_for_the_selector_to_refuse(
         self, upstream: Upstream, path: str
     ) -> None:
-        await super().test_a_path_that_must_not_become_a_file_is_the_source_s_error(upstream, path)
+        await super().test_a_path_that_must_not_become_a_file_is_listed_for_the_selector_to_refuse(upstream, path)
 
 
 class TestBucketOfSwift(BucketContract):

@@ -12,7 +12,6 @@ from typing import Final, Protocol, TypeVar
 from blake3 import blake3
 
 from bdn.core.chunk import CHUNK_SIZE, UnsafePathError, normalise_path
-from bdn.core.errors import InvalidSourceError
 
 _Answer = TypeVar("_Answer")
 
@@ -60,12 +59,17 @@ class Identity:
     @classmethod
     def of(cls, scope: str, *parts: str) -> Identity:
         """The key is the BLAKE3 of scope and parts with their lengths, so that no two lists collide."""
-        return cls(scope, blake3("".join([f"{len(part)}:{part}" for part in (scope, *parts)]).encode()).hexdigest())
+        return cls(
+            scope,
+            blake3(
+                "".join([f"{len(part)}:{part}" for part in (scope, *parts)]).encode("utf-8", "surrogatepass")
+            ).hexdigest(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFile:
-    """One listed file. ``path`` is normalised and relative to the source; ``handle`` is the source's own name for it."""
+    """One listed file. ``path`` is relative to the source and as ``listed_path`` says; ``handle`` is the source's own name for it."""
 
     path: str
     size: int
@@ -80,12 +84,15 @@ class UpstreamFile:
         return self.size <= CHUNK_SIZE
 
 
-def listed_path(source: object, name: str) -> str:
-    """The path of what a source lists under this name. ``InvalidSourceError``: no file of a tree can have it."""
+def listed_path(name: str) -> str:
+    """The path of what a source lists under this name; the name itself where no file can have it.
+
+    Such a file can be listed and left out by patterns. What is selected is checked (``mirror/ingest/survey.py``).
+    """
     try:
         return normalise_path(name)
-    except UnsafePathError as error:
-        raise InvalidSourceError(str(source), f"{source} cannot become a tree of files: {error}") from error
+    except UnsafePathError:
+        return name
 
 
 class Listing:
@@ -194,8 +201,8 @@ class Source(Locator, Protocol):
     def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:
         """Every file whose path begins with one of ``within``, each once, by metadata alone.
 
-        A source may list more than that where its upstream can only be asked for folders. Paths are normalised, unsafe
-        ones are INVALID_SOURCE. No text in ``within`` begins with another one.
+        A source may list more than that where its upstream can only be asked for folders. Paths are as ``listed_path``
+        says. No text in ``within`` begins with another one.
         """
 
 

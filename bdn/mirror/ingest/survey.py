@@ -7,11 +7,20 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import compress, islice
 from operator import attrgetter
 from typing import Final
 
-from bdn.core.chunk import Digest, FileEntry, ManifestDocument, ManifestWriter, UnsafePathError, check_tree, chunk_range
+from bdn.core.chunk import (
+    Digest,
+    FileEntry,
+    ManifestDocument,
+    ManifestWriter,
+    UnsafePathError,
+    chunk_range,
+    normalise_path,
+    tree_problems,
+)
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
 from bdn.core.source.upstream import Listing, Resolution, Source, UpstreamFile
 from bdn.core.source.uri import (
@@ -182,6 +191,7 @@ def _by_path(files: Listing) -> Listing:
 
 
 _EVERYTHING: Final = ("",)
+_MOST_PROBLEMS: Final = 10  # named in one error
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +246,27 @@ class Selector:
         return listed
 
     def _check(self, wanted: WeightsSource, files: Listing) -> None:
-        try:
-            check_tree(file.path for file in files)
-        except UnsafePathError as error:
-            raise InvalidSourceError(str(wanted.source), str(error)) from error
+        problems = _problems(files)
+        if named := list(islice(problems, _MOST_PROBLEMS)):
+            if more := sum(1 for _ in problems):
+                named.append(f"and {more} more")
+            raise InvalidSourceError(
+                str(wanted.source),
+                f"{wanted.source} cannot become a tree of files: {'; '.join(named)}. Leave these out with ignore_patterns, "
+                "or rename them in the source",
+            )
         if (total := files.bytes_total) > self.limit_bytes:
             raise LimitExceededError(f"bytes of {wanted.source}", total, self.limit_bytes)
+
+
+def _problems(files: Listing) -> Iterator[str]:
+    """Why these files cannot be a tree, each name escaped."""
+    for file in files:
+        try:
+            normalise_path(file.path)
+        except UnsafePathError as error:
+            yield str(error)
+    yield from tree_problems(file.path for file in files)
 
 
 def _select(wanted: WeightsSource, listed: Listing) -> Selected:

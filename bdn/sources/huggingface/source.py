@@ -116,9 +116,7 @@ class HuggingFaceSource:
         scope = PUBLIC if repository.public else scope_of(self._context.reader)
         where = ("hf", self._endpoint, self._uri.kind, self._uri.repo_id)
         identity = Identity.of(scope, *where, checksum.hex, str(entry.size))
-        return UpstreamFile(
-            listed_path(self._uri, entry.path), entry.size, identity, entry.path, repository.commit, checksum
-        )
+        return UpstreamFile(listed_path(entry.path), entry.size, identity, entry.path, repository.commit, checksum)
 
     async def _call(self, work: Callable[[], T], path: str = "") -> T:
         """Run blocking SDK work, one request of it, in a thread. Cancelled, it leaves a thread that ends with it."""

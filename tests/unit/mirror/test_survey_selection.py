@@ -125,3 +125,27 @@ async def test_a_failure_of_the_second_look_is_the_upstream_s() -> None:
 
     with pytest.raises(BdnError):
         await choose(Failing(), ("config.json", "nothing"))
+
+
+IMPOSSIBLE = ("logs\\old.txt", f"logs/{'x' * 300}", "logs/../up.txt", "logs/half\ud83d")
+
+
+async def test_names_that_cannot_be_files_do_not_matter_where_patterns_leave_them_out() -> None:
+    source = Listed((*TREE, *IMPOSSIBLE))
+    for allow, ignore in (((), ("logs*", "logs/**")), (("*.json", "**/*.bin"), ())):
+        selected = await choose(source, allow, ignore)
+        assert {file.path for file in selected.files} <= set(TREE)
+
+
+async def test_every_selected_name_that_cannot_be_a_file_is_named_with_how_to_leave_it_out() -> None:
+    with pytest.raises(InvalidSourceError, match="cannot become a tree of files") as raised:
+        await choose(Listed((*TREE, *IMPOSSIBLE, "a/b", "a")), ())
+    said = str(raised.value)
+    for named in (r"logs\\old.txt", "xxx", "../up.txt", r"half\ud83d", "'a' is both", "ignore_patterns"):
+        assert named in said
+    assert said.isascii()
+
+
+async def test_many_impossible_names_are_counted() -> None:
+    with pytest.raises(InvalidSourceError, match="; and 15 more"):
+        await choose(Listed([f"{number}\\" for number in range(25)]), ())
