@@ -58,6 +58,7 @@ from bdn.wire.grants import PushGrant
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import (
     CommitRequest,
+    CommittedPush,
     Push,
     PushedFile,
     PushGrantDocument,
@@ -154,6 +155,15 @@ class Pushes:
             await self._go_on(session, push)
         expires_at = moment(self.database.now() + GIVEN_UP_SECONDS)
         return Push(push_id=push_id, expires_at=expires_at, data_port=data_port)
+
+    async def committed(self, source: str, pusher: PushAccess) -> CommittedPush:
+        """The push that brought the newest version of a checkpoint, which this pusher may push. Raises ``NotFoundError``."""
+        uri = _named(source)
+        async with self.database.read() as session:
+            push_id = await checkpoints.committed(session, pusher.organisation, pusher.team, uri)
+        if push_id is None or not pusher.may_push(uri):
+            raise NotFoundError(f"checkpoint {uri}")
+        return CommittedPush(push_id=push_id, source=str(uri))
 
     async def missing(self, push_id: str, pusher: PushAccess, chunks: Sequence[Digest]) -> list[Digest]:
         """Those that have to be sent. The others were pushed by this team, or the pusher may read them; they are kept for this push.

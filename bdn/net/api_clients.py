@@ -54,6 +54,7 @@ from bdn.wire.push_schema import (
     Checkpoint,
     ChunkList,
     CommitRequest,
+    CommittedPush,
     Project,
     Push,
     PushGrantDocument,
@@ -138,6 +139,9 @@ class MirrorClient(ContentClient):
 
     async def begin_push(self, body: PushRequest) -> Push:
         return await self._call(Push, "POST", "/pushes", body=body)
+
+    async def committed_push(self, source: str) -> CommittedPush:
+        return await self._call(CommittedPush, "GET", "/pushes", params={"source": source})
 
     async def missing(self, push_id: str, chunks: ChunkList) -> ChunkList:
         return await self._call(ChunkList, "POST", f"/pushes/{push_id}/missing", body=chunks)

@@ -35,6 +35,13 @@ class Push(BaseModel):
     data_port: int | None
 
 
+class CommittedPush(BaseModel):
+    """The push that brought the newest version of a checkpoint."""
+
+    push_id: str
+    source: str
+
+
 class PushGrantRequest(StrictModel, json_schema_extra={"examples": [{"job": "bt://project@job#rank-1"}]}):
     """A grant to push for one rank of a job, which is good for ``expires_seconds``; 30 days unless said."""
 

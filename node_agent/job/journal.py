@@ -92,6 +92,10 @@ class VolumeJournal:
         """A checkpoint is there, in this version, which replaces the one before."""
         self._note(_said_of(name, committed))
 
+    def note_lost(self, name: str) -> None:
+        """The mirror has no version of a checkpoint that was committed."""
+        self._note(["lost", name])
+
     def note_settled(self, name: str, state: str) -> None:
         """A checkpoint was seen in this state while nobody wrote it. No power cut takes that back."""
         self._note(["settled", name, state])
@@ -124,6 +128,8 @@ class VolumeJournal:
                         known[1][index] = Digest(digest)
             case ["commit", str(name), str(version), list(marks)]:
                 self._committed[name] = Committed(version, frozenset(mark for mark in marks if isinstance(mark, str)))
+            case ["lost", str(name)]:
+                self._committed.pop(name, None)
             case ["settled", str(name), str(state)]:
                 self._settled[name] = state
             case _:

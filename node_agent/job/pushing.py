@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range
-from bdn.core.errors import BdnError, DiskFailedError, QuotaExceededError, single_error
+from bdn.core.errors import BdnError, DiskFailedError, NotFoundError, QuotaExceededError, single_error
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.net.http1.connection import FileBody
@@ -94,6 +94,16 @@ class Pusher:
         await check()
         request = await asyncio.to_thread(_commit_of, files, chunks, details)
         return await self.outages.ask(partial(self.mirror.commit, push_id, request), but=_is_quota)
+
+    async def has_committed(self, source: str) -> bool:
+        """Whether the mirror has a version of this checkpoint. Raises ``BdnError`` where that cannot be known."""
+        try:
+            await self.outages.ask(partial(self.mirror.committed_push, source))
+        except BdnError as error:
+            if error.code == NotFoundError.code:
+                return False
+            raise
+        return True
 
     async def send(self, source: str, files: Sequence[SentFile]) -> tuple[str, dict[tuple[str, int], Digest]]:
         """Have the mirror hold all chunks of these files, for a push that goes on. Its id, and the chunks by path and index."""

@@ -177,6 +177,7 @@ class Syncer:
         refusal: BdnError | None = None
         known = await in_thread(self._found)
         await in_thread(self._count, known)
+        await self._confirm(known)
         if not is_after_restart:
             await in_thread(self._note, [known[name] for name in self.unsynced or ()])
         for name in self.unsynced or ():
@@ -199,6 +200,20 @@ class Syncer:
         if refusal is not None:
             raise refusal
         return left
+
+    async def _confirm(self, known: Mapping[str, Found]) -> None:
+        """Push again what the mirror has lost since it answered: a database may have been set back. Raises ``BdnError``.
+
+        What was deleted from the mirror is pushed again as well, as long as the job has it.
+        """
+        for name in known.keys() - set(self.unsynced or ()):
+            if not await self.pusher.has_committed(self._source(known[name])):
+                logger.warning(
+                    "the mirror has no version of a pushed checkpoint; pushing it again", extra={"checkpoint": name}
+                )
+                await in_thread(self.journal.note_lost, name)
+                self._pushed.pop(name, None)
+        await in_thread(self._count, known)
 
     def _is_pushed(self, found: Found) -> bool:
         """It, or all that is left of it: a job that rotates its checkpoints may end while it deletes one, which stays as it was."""

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import jsonschema  # type: ignore[import-untyped]
@@ -164,6 +164,11 @@ def settings() -> set[str]:
     }
 
 
+AMBIENT: Final = {
+    "ALL_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE",
+}  # fmt: skip
+
+
 def test_every_setting_has_its_row() -> None:
     section = PAGE.split("\n## Settings\n")[1].split("\n## ")[0]
     documented = [
@@ -171,7 +176,7 @@ def test_every_setting_has_its_row() -> None:
     ]
     of_upstreams = set(re.findall(r'"([A-Z]+_[A-Z0-9_]+)"', (ROOT / "bdn/sources/settings.py").read_text()))
 
-    assert sorted(documented) == sorted(settings() | of_upstreams | {"HTTPS_PROXY", "NO_PROXY"})
+    assert sorted(documented) == sorted(settings() | of_upstreams | AMBIENT)
 
 
 def codes() -> dict[str, type[BdnError]]:

@@ -157,6 +157,23 @@ async def test_a_syncer_that_starts_again_reads_and_sends_nothing_twice(
     assert mirror.query("SELECT count(*) FROM mirrors") == [(1,)]
 
 
+async def test_a_checkpoint_that_the_mirror_has_lost_is_pushed_again_before_a_last_sync_ends(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    for name in ("kept", "lost"):
+        (folder / name).mkdir()
+        (folder / name / "model.safetensors").write_bytes(name.encode())
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        assert await syncer.run_once() == []
+    found = await checkpoints(mirror)
+    await mirror.http.delete(f"/checkpoints/{found['lost']['id']}")  # as a database that lost its last commits has it
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        assert await syncer.run_once() == []
+    after = await checkpoints(mirror)
+    assert after.keys() == {"kept", "lost"}
+    assert (after["kept"]["id"], after["lost"]["files"]) == (found["kept"]["id"], 1)
+
+
 async def test_what_changes_while_it_is_pushed_is_not_seen(
     mirror: ServingProcess, folder: Path, tmp_path: Path
 ) -> None:
@@ -308,11 +325,12 @@ async def test_what_an_agent_of_the_version_before_has_committed_is_known(
     for name in ("1", "2"):
         (folder / "a" / name).write_bytes(b"as it was")
     async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        assert await syncer.run_once() == []
         (found,) = checkpoints_in(syncer.directory.look()).values()
         syncer.journal.note_commit("a", Committed("mir_earlier", found.marks(is_earlier=True)))
         (folder / "a/1").unlink()
         assert await syncer.run_once() == []
-    assert await checkpoints(mirror) == {}
+    assert (await checkpoints(mirror))["a"]["files"] == 2  # what is left of it is no version
 
 
 async def test_what_is_beyond_the_quota_is_pushed_once_there_is_room_and_holds_up_no_other(

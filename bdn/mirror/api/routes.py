@@ -94,6 +94,7 @@ from bdn.wire.operation_schema import (
 from bdn.wire.push_schema import (
     ChunkList,
     CommitRequest,
+    CommittedPush,
     Push,
     PushGrantDocument,
     PushGrantRequest,
@@ -381,6 +382,13 @@ async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]
 @pushes_router.post("/pushes", status_code=201, summary="Begin to push a checkpoint, or go on")
 async def begin_push(pushes: _Pushes, contents: _Contents, body: PushRequest, pusher: Pushing) -> Push:
     return await pushes.begin(body.source, pusher, contents.layouts.data_port)
+
+
+@pushes_router.get("/pushes", summary="The push that brought the newest version of a checkpoint")
+async def committed_push(
+    pushes: _Pushes, source: Annotated[str, Query(min_length=1, max_length=4096)], pusher: Pushing
+) -> CommittedPush:
+    return await pushes.committed(source, pusher)
 
 
 @pushes_router.post("/pushes/grants", status_code=201, summary="What lets one rank of a job push, and nothing else")
