@@ -14,6 +14,7 @@ from bdn.wire.stage_schema import PullLosses, StageDocument
 from node_agent.app import Agent, open_agent
 from node_agent.background_tasks import in_steps, in_thread
 from node_agent.settings import load_settings
+from node_agent.stage.view.exposure import mounts_below
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class LocalAgent:
             if stage.record.destination == path and stage.record.state == "READY" and stage.record.is_linked(link)
         ]
         return any([await in_thread(stages.lifecycle.is_intact_pull, record) for record in known])
+
+    async def mounted(self) -> list[Path]:
+        """What stages and job volumes have mounted: it stays when the agent ends, and is adopted by the next one."""
+        places, scratch = self.agent.places, self.agent.settings.effective_scratch_dir.absolute()
+        found = await in_thread(lambda: [mounts_below(folder) for folder in (places.root, places.mounts, scratch)])
+        return sorted({path for paths in found for path in paths})
 
     async def needs(self, destination: Path, before: Need | None, tree: Tree) -> list[Need]:
         """What the cache and the directory need of a tree, after what is written ``before``.

@@ -165,6 +165,9 @@ class EmbeddedAgent(PullAgent, Protocol):
     async def needs(self, destination: Path, before: Need | None, tree: Tree) -> list[Need]:
         """What the cache and the directory need of a tree, after what is written ``before``."""
 
+    async def mounted(self) -> list[Path]:
+        """What stages and job volumes have mounted: it stays when the agent ends, and is adopted by the next one."""
+
     @property
     def address(self) -> str:
         """Its control API where it serves one, otherwise empty."""

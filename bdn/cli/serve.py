@@ -83,6 +83,8 @@ async def migrate(output: Output) -> None:
 async def up(output: Output) -> None:
     """Run a mirror and an agent on this machine until they are interrupted, and print their addresses.
 
+    What stages and job volumes have mounted stays for the jobs that use it; the last lines say how to take it down.
+
     \b
     Example: bdn up &
     """
@@ -95,3 +97,8 @@ async def up(output: Output) -> None:
         )
         with mirror.for_pulls():
             await stop.wait()
+        if mounted := await agent.mounted():
+            output.say("still mounted for the jobs of stages and volumes:")
+            for path in mounted:
+                output.say(f"  {path}")
+            output.say("to remove them: start 'bdn up' again, then 'bdn unstage --all' and 'bdn volumes rm --all'")

@@ -12,7 +12,7 @@ from bdn.core.errors import CanceledError, InvalidRequestError
 from bdn.core.units import counted, format_size, parse_duration
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
 from bdn.wire.mirror_schema import Mirror
-from bdn.wire.shapes import ReportedError
+from bdn.wire.shapes import Items, ReportedError
 from bdn.wire.stage_schema import StageDocument, StageRequest
 
 
@@ -70,17 +70,27 @@ async def stage(
 
 
 @click.command()
-@click.argument("stage_id")
+@click.argument("stage_id", required=False)
+@click.option("--all", "is_all", is_flag=True, help="All stages of this node. Directories of pulls are not stages.")
 @command_line
-async def unstage(output: Output, *, stage_id: str) -> None:
-    """Take a job's files away; the cache keeps them.
+async def unstage(output: Output, *, stage_id: str | None, is_all: bool) -> None:
+    """Unmount and remove the files of a stage. The cache still holds them.
 
     \b
     Example: bdn unstage stg_0123456789abcdef01234567
+    Example: bdn unstage --all
     """
+    if (stage_id is None) != is_all:
+        raise InvalidRequestError("name a stage, or all stages of this node with --all")
     async with agent_client() as agent:
-        found = await agent.unstage(stage_id)
-    output.result(found, [f"{found.id} {found.state}"])
+        if stage_id is not None:
+            found = await agent.unstage(stage_id)
+            output.result(found, [f"{found.id} {found.state}"])
+            return
+        known = [stage for stage in (await agent.stages()).items if not stage.job_id.startswith("pull:")]
+        ended = [await agent.unstage(stage.id) for stage in known if stage.state not in ("RELEASED", "FAILED")]
+    lines = [f"{stage.id} {stage.state}" for stage in ended] or ["there is no stage on this node"]
+    output.result(Items[StageDocument](items=ended), lines, [stage.id for stage in ended])
 
 
 def grant_of(mirror: Mirror) -> str:

@@ -185,24 +185,26 @@ async def ls(output: Output) -> None:
 @volumes.command()
 @click.argument("volume", required=False)
 @click.option("--job", "run_id", metavar="ID", help="All volumes of this job on this node.")
+@click.option("--all", "is_all", is_flag=True, help="All job volumes of this node.")
 @click.option("--wait", is_flag=True, help="Until all checkpoints are pushed and nothing is left.")
 @command_line
-async def rm(output: Output, *, volume: str | None, run_id: str | None, wait: bool) -> None:
-    """The job has ended: remove VOLUME, or all of a job. Scratch goes now, the rest once its checkpoints are pushed.
+async def rm(output: Output, *, volume: str | None, run_id: str | None, is_all: bool, wait: bool) -> None:
+    """The job has ended: remove VOLUME, or all of a job or of this node. Scratch goes now, the rest once its checkpoints are pushed.
 
     \b
     Example: bdn volumes rm jv_0123456789abcdef01234567
     Example: bdn volumes rm --job train-42 --wait
+    Example: bdn volumes rm --all
     """
-    if (volume is None) == (run_id is None):
-        raise InvalidRequestError("name a volume, or a job with --job")
+    if (volume is not None) + (run_id is not None) + is_all != 1:
+        raise InvalidRequestError("name a volume, a job with --job, or all volumes of this node with --all")
     async with agent_client() as agent:
-        known = [] if run_id is None else (await agent.volumes()).items
-        names = [volume] if volume is not None else [one.id for one in known if one.run_id == run_id]
+        known = (await agent.volumes()).items if volume is None else []
+        names = [volume] if volume is not None else [one.id for one in known if is_all or one.run_id == run_id]
         ended = [await agent.end_volume(name) for name in names]
         if wait:
             ended = [await _until_ended(output, agent, one) for one in ended]
-    lines = [_line(one) for one in ended] or [f"job {run_id} has no volume on this node"]
+    lines = [_line(one) for one in ended] or [f"{'this node' if is_all else f'job {run_id}'} has no job volume"]
     output.result(Items[JobVolume](items=ended), lines, [one.id for one in ended])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 
 from bdn.mirror.db.recall import HEAD
 from bdn.wire.grants import new_signing_key
+from node_agent.stage.view.exposure import mounts_below
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
+from tests.support.agent.mounts import needs_mounts, unmounting
 from tests.support.content.trees import tree
 from tests.support.mirror.backends import write_keys
 from tests.support.mirror.service import mirror_under_test, source
@@ -135,3 +138,45 @@ def test_a_pull_waits_for_another_one_on_the_same_data(shell: Shell, hub: Hub) -
             hub.release_stalled()
             assert (first.wait(120), second.wait(120)) == (0, 0), log.read_text()
     assert tree(shell.root / "one") == tree(shell.root / "two") == MODEL
+
+
+@needs_mounts
+def test_up__stopped_or_killed__names_its_mounts_and_the_next_one_removes_them(shell: Shell, hub: Hub) -> None:
+    hub.repo("org/model").commit(MODEL)
+    here = given(shell, **FREE_PORTS, BDN_AGENT_EXPOSURE="bind")
+    log = shell.root / "bdn-up.log"
+
+    def run(up: Any, *words: str) -> Any:
+        done = here.run(
+            "bdn", *words, "--json", BDN_URL=up["mirror"], BDN_AGENT_SOCKET=up["agent"].removeprefix("unix:")
+        )
+        assert done.code == 0, done.out + done.err
+        return done.document
+
+    with unmounting(shell.root):
+        with here.running("bdn", "up", "--json") as process:
+            up = printed(log)
+            mirrored = run(up, "mirror", "hf://org/model", "--wait")
+            path = Path(run(up, "stage", mirrored["id"], "--job", "j")["mounts"][0]["path"])
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        said = log.read_text()
+        assert f"  {path}\n" in said
+        assert "'bdn unstage --all' and 'bdn volumes rm --all'" in said
+        assert tree(path) == MODEL  # its job reads on
+
+        log.unlink()
+        with here.running("bdn", "up", "--json") as process:
+            printed(log)
+            process.send_signal(signal.SIGKILL)
+            process.wait(60)
+        log.unlink()
+        with here.running("bdn", "up", "--json") as process:
+            up = printed(log)
+            assert [one["state"] for one in run(up, "unstage", "--all")["items"]] == ["RELEASED"]
+            assert run(up, "volumes", "rm", "--all")["items"] == []
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        assert "still mounted" not in log.read_text()
+        assert mounts_below(shell.root) == []
+        shutil.rmtree(shell.data)
