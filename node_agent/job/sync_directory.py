@@ -3,8 +3,10 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from threading import Semaphore
 from typing import Final
 
 from bdn.core.source.uri import CheckpointUri
@@ -23,6 +25,9 @@ from node_agent.job.tree import JobDirectory
 
 NAMERS: Final = 2  # with 1 a push was a tenth slower, with 4 no faster
 _SENDERS: Final = 16  # mostly waiting for the mirror to write; with 8 a push was a fifth slower, with 24 no faster
+_WALKS: Final = (
+    2  # at once, of all volumes: each holds 128 descriptors of 1,024 in a directory that is as deep as may be
+)
 _TIMEOUT_SECONDS: Final = 60.0
 _PRIVATE: Final = 0o700
 
@@ -42,6 +47,7 @@ class Syncers:
     turn: Callable[[], Awaitable[None]] | None = None
     is_noting: bool = False
     agent_token: str | None = field(default=None, repr=False)
+    walks: Semaphore = field(default_factory=partial(Semaphore, _WALKS))
 
     @asynccontextmanager
     async def syncer(
@@ -62,7 +68,7 @@ class Syncers:
                 mirror, self.url, self.pool, self.namers, self.senders, token, self.outages, self.pace, self.turn
             )
             kept = stack.enter_context(await in_thread(VolumeJournal, journal))
-            files = JobDirectory(directory, FILES_LIMIT)
+            files = JobDirectory(directory, FILES_LIMIT, self.walks)
             yield Syncer(files, job, pusher, kept, on_pushed, self.settle_seconds, self.is_noting, most_bytes)
 
 

@@ -8,9 +8,10 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from blake3 import blake3
@@ -89,10 +90,14 @@ class OpenFile:
 
 @dataclass(frozen=True)
 class JobDirectory:
-    """A directory of a job. Blocking; at most ``limit`` names are taken in, of files, folders and all else."""
+    """A directory of a job. Blocking; at most ``limit`` names are taken in, of files, folders and all else.
+
+    ``walks`` bounds the descriptors of all directories that share it: each walk holds one for each folder that it is in.
+    """
 
     root: Path
     limit: int
+    walks: AbstractContextManager[object] = field(default_factory=Lock)
 
     def look(self) -> Tree:
         """Everything below it now, but not inside temporary folders. What goes meanwhile is not there.
@@ -100,7 +105,7 @@ class JobDirectory:
         Raises ``LimitExceededError``, and ``DiskFailedError`` of the directory itself.
         """
         tree = Tree()
-        with disk_errors(self.root), opened(self.root, _ROOT) as root:
+        with self.walks, disk_errors(self.root), opened(self.root, _ROOT) as root:
             self._look(tree, root, "", os.fstat(root).st_dev, 0)
         return tree
 
@@ -150,7 +155,7 @@ class JobDirectory:
     def opened(self, path: str, stamp: Stamp) -> Iterator[OpenFile]:
         """A file as it was seen, open for reading. The folders on the way are not kept open. Raises ``ChangedError``, ``DiskFailedError``."""
         with _errors_of(path), ExitStack() as way:
-            found = self._open(way, path, stamp)
+            found = self._open(way, path, stamp, keeps_way=False)
             if found is None:
                 raise ChangedError(path)
             descriptor = os.dup(found[-1])
@@ -164,26 +169,30 @@ class JobDirectory:
 
         Raises ``DiskFailedError``.
         """
-        with disk_errors(self.root), opened(self.root, _ROOT) as root:
+        with self.walks, disk_errors(self.root), opened(self.root, _ROOT) as root:
             if len(files) >= FEW and is_trusted(root):
                 sync_file_system(root)
                 return True
         for path, stamp in files.items():
             with _errors_of(path), ExitStack() as stack:
-                found = self._open(stack, path, stamp)
+                found = self._open(stack, path, stamp, keeps_way=True)
                 if found is None:
                     return False
                 for descriptor in reversed(found):
                     os.fsync(descriptor)
         return True
 
-    def _open(self, stack: ExitStack, path: str, stamp: Stamp) -> list[int] | None:
-        """The directory, each folder on the way, and the file. None: it is not that file any more. Raises ``OSError``."""
+    def _open(self, stack: ExitStack, path: str, stamp: Stamp, *, keeps_way: bool) -> list[int] | None:
+        """The directory, each folder on the way, and the file. None: it is not that file any more. Raises ``OSError``.
+
+        Without ``keeps_way`` a folder is closed once the one below it is open, and only the file's descriptor, the last one, is good.
+        """
         try:
             found = [stack.enter_context(opened(self.root, _ROOT))]
             *folders, name = path.split("/")
             for one in folders:
-                found.append(stack.enter_context(opened(one, _FOLDER, found[-1])))
+                with ExitStack() if keeps_way else stack.pop_all():
+                    found.append(stack.enter_context(opened(one, _FOLDER, found[-1])))
             place = stack.enter_context(opened(name, _NAME, found[-1]))
             if not _is_still(place, stamp):
                 return None

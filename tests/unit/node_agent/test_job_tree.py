@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
@@ -174,6 +175,51 @@ def test_a_tree_of_any_depth_is_bounded(root: Path) -> None:
 
     assert tree.files == {}
     assert list(tree.skipped.values()) == ["lies too deep"]
+
+
+def test_opening__file_lies_deep__needs_few_descriptors(root: Path) -> None:
+    path = "/".join(["d"] * 100) + "/file"
+    put(root, path)
+    stamp = looked(root).files[path]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
+    try:
+        with JobDirectory(root, 1000).opened(path, stamp) as file:
+            assert file.digest_of(chunk_range(stamp.size, 0), memoryview(bytearray(8))) == digest_of(INSIDE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Walks:
+    """A bound of walks that looks whether folders are open outside of one."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.held: list[int] = []
+
+    def _open_folders(self) -> int:
+        found = 0
+        for link in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                found += self._root in (place := link.readlink(), *place.parents)
+        return found
+
+    def __enter__(self) -> None:
+        self.held.append(self._open_folders())
+
+    def __exit__(self, *_: object) -> None:
+        self.held.append(self._open_folders())
+
+
+def test_walk__directories_share_a_bound__folders_are_open_only_within_it(root: Path) -> None:
+    put(root, "checkpoint-1/a/b/c")
+    walks = Walks(root)
+    directory = JobDirectory(root, 1000, walks)
+    tree = directory.look()
+    assert walks.held == [0, 0]
+    assert directory.make_durable(tree.files)
+    assert walks.held == [0, 0, 0, 0]
 
 
 def test_a_directory_that_is_gone_is_an_error_of_the_disk_and_its_files_are_others(root: Path) -> None:
