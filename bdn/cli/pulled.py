@@ -124,6 +124,8 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
     is_asked = isinstance(uri, HuggingFaceUri) and wanted.auth is None
     if settings.database_url or standing is None or not (is_known or is_asked):
         return False
+    if not is_known:
+        from bdn.sources.huggingface import revision  # noqa: F401, PLC0415 - before the clock runs
     began = time.perf_counter()
     held = held_in(settings.usual_database, wanted, DEFAULT_ORGANISATION, is_newest=True)
     if held is None or held[0].manifest is None:

@@ -13,7 +13,18 @@ from tests.support.services.commands import Finished, Shell
 
 pytestmark = pytest.mark.embedded("what was pulled is looked up in SQLite")
 FILES = {"config.json": b"{}", "nested/model.bin": bytes(range(256)) * 5_000, "README.md": b"# hello\n"}
-OF_SERVICES = {"sqlalchemy", "fastapi", "uvicorn", "huggingface_hub", "aiobotocore", "httpx2", "cryptography"}
+OF_SERVICES = {
+    "sqlalchemy",
+    "fastapi",
+    "uvicorn",
+    "huggingface_hub",
+    "aiobotocore",
+    "httpx2",
+    "cryptography",
+    "rich",
+    "tqdm",
+    "yaml",
+}
 IN_FULL = (
     "sqlite:///{data}/mirror.sqlite"  # a database that is named, even if it is the usual one, is opened by a mirror
 )
