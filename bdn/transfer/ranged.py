@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Final, NoReturn
 from urllib.parse import urlsplit
 
 from bdn.core.chunk import ByteRange
@@ -59,23 +59,38 @@ class UpstreamUntrustedError(UpstreamUnavailableError):
     transient = False
 
 
+class RangesIgnoredError(UpstreamUnavailableError):
+    """The server sent a whole file of several chunks for a range, again and again. Retrying does not help."""
+
+    transient = False
+
+
+_IGNORED_RANGES_LIMIT: Final = 3  # requests for one range; one answer without a range may come from one cache of many
+
+
 def check_head(answer: Answer, location: Location, request: RangeRequest, wanted: ByteRange | None) -> None:
     """Accept an answer that holds the bytes ``wanted``, or, when no range was asked for (None), the whole file.
+
+    A server may ignore a range (RFC 9110, section 14.2): a 200 is the answer where the range is the whole file. Without a
+    length it is read to its end.
 
     Raises ``BdnError``: the answer is something else; which one says who is to blame.
     """
     headers = answer.headers
-    if answer.status == 200 and wanted is None:
+    if answer.status == 200 and (wanted is None or wanted.size == request.size):
         _check_encoding(answer, location, request, request.size)
-        if answer.length != request.size:
-            stated = "of unknown size" if answer.length is None else answer.length
-            raise SourceChangedError(request.source, request.path, f"its size was {request.size} and is {stated}")
+        if answer.length not in (None, request.size):
+            raise _other_size(request, f"is {answer.length}")
     elif answer.status == 206:
         _check_range(answer, location, request, wanted or request.range)
     else:
         raise _error_for(answer.status, headers, request)
     if location.etag is not None and plain_etag(headers) != location.etag.removeprefix("W/").strip('"'):
         raise SourceChangedError(request.source, request.path, "its ETag is another one")
+
+
+def _other_size(request: RangeRequest, found: str) -> SourceChangedError:
+    return SourceChangedError(request.source, request.path, f"its size was {request.size} and {found}")
 
 
 def plain_etag(headers: Headers) -> str:
@@ -86,7 +101,7 @@ def plain_etag(headers: Headers) -> str:
 def _check_range(answer: Answer, location: Location, request: RangeRequest, wanted: ByteRange) -> None:
     stated = parse_content_range(answer.headers.get("content-range"))
     if stated is not None and stated[1] != request.size:  # first: of a file that shrank, the range may be cut
-        raise SourceChangedError(request.source, request.path, f"its size was {request.size} and is {stated[1]}")
+        raise _other_size(request, f"is {stated[1]}")
     if stated is None or stated[0] != wanted:
         raise UpstreamUnavailableError(request.source, f"{request.path}: the answer holds other bytes than asked for")
     _check_encoding(answer, location, request, wanted.size)
@@ -95,9 +110,12 @@ def _check_range(answer: Answer, location: Location, request: RangeRequest, want
 
 
 def _check_encoding(answer: Answer, location: Location, request: RangeRequest, size: int) -> None:
-    """An encoding that the server applied changes the bytes, and their number; one that the file was stored with does not."""
-    encoding = answer.headers.get("content-encoding")
-    if encoding in (None, "", "identity") or (location.may_be_encoded and answer.length == size):
+    """An encoding that the server applied changes the bytes, and their number; one that the file was stored with does not.
+
+    ``aws-chunked`` frames an upload, never what is stored; some servers keep it and state it with every GET.
+    """
+    encodings = {name.strip().lower() for name in (answer.headers.get("content-encoding") or "").split(",")}
+    if encodings <= {"", "identity", "aws-chunked"} or (location.may_be_encoded and answer.length == size):
         return
     raise UpstreamUnavailableError(request.source, f"{request.path}: the answer is encoded or has the wrong length")
 
@@ -113,7 +131,11 @@ def _error_for(status: int, headers: Headers, request: RangeRequest) -> BdnError
     if status == 429:
         return UpstreamRateLimitedError(source, parse_retry_after(headers))
     if status == 200:
-        return UpstreamUnavailableError(source, f"{path}: the whole file came where a range was asked for")
+        return RangesIgnoredError(
+            source,
+            f"{path}: the server ignores Range and sent the whole file ({request.size} bytes). Files of more than one chunk "
+            "are read by ranges: use an endpoint or a proxy that supports them",
+        )
     return UpstreamUnavailableError(source, f"{path}: status {status}", parse_retry_after(headers))
 
 
@@ -145,7 +167,7 @@ class RangedReader:
             LocationRefusedError: locate the file again, once.
             SourceChangedError: the file is not the one that was listed.
             UpstreamRateLimitedError, UpstreamUnavailableError: may work later; the buffer's content is then undefined.
-            UpstreamUntrustedError: will not work.
+            UpstreamUntrustedError, RangesIgnoredError: will not work.
             EgressRefusedError: the address, or one that it redirects to, may not be contacted.
             CanceledError: ``goes_on`` said no while the body came. A trickle would hold its thread for many minutes.
         """
@@ -164,6 +186,7 @@ class _Reading:
     done: int = 0
     first: Headers | None = None  # of the answer that the buffer begins with
     asked: str = ""  # the address asked last; it may be signed
+    ignored: int = 0  # answers with the whole file where a range was requested
 
     def run(self) -> Checksum | None:
         """Ask until the buffer is full, or until asking at once for the rest is of no use."""
@@ -172,6 +195,12 @@ class _Reading:
             before = self.done
             try:
                 self._ask()
+            except RangesIgnoredError:
+                self.ignored += 1
+                if self.ignored >= _IGNORED_RANGES_LIMIT:
+                    raise
+                if self.request.is_whole:  # a server without ranges cannot resume the file, but can send it again
+                    self.done, self.first = 0, None
             except DowngradeError:
                 raise UpstreamUntrustedError(
                     self.request.source, f"{self.request.path}: it redirects from https to http"
@@ -227,6 +256,10 @@ class _Reading:
         finally:
             self.done += answer.received
             self.goes_on(self.done)
+        # The end of a body in pieces is stated, so it is the end of the file.
+        is_whole = answer.status == 200 and "transfer-encoding" in answer.headers
+        if is_whole and (self.done != len(self.buffer) or not answer.has_ended()):
+            raise _other_size(self.request, "the answer has another one")
         if self.done != len(self.buffer):
             raise ConnectionResetError(f"the answer ended after {self.done} of {len(self.buffer)} bytes")
         if not answer.has_ended():

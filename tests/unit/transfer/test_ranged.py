@@ -71,10 +71,29 @@ def test_an_answer_without_an_etag_where_one_is_expected_means_that_the_source_c
         read_range(reader, Location(server.url, etag=ETAG), 0, 10)
 
 
-def test_the_whole_file_is_no_data_even_when_the_whole_file_was_asked_for(source: Upstream) -> None:
+def test_the_whole_file_is_taken_where_the_range_is_the_whole_file(source: Upstream) -> None:
     source.script.add(faults.ignore_range())
-    with pytest.raises(UpstreamUnavailableError, match="the whole file came"):
-        source.read(0, SIZE)
+    assert source.read(0, SIZE) == CONTENT
+
+
+def test_a_server_that_ignores_the_range_of_a_larger_file_is_refused_without_an_end_of_retries(
+    source: Upstream,
+) -> None:
+    source.script.add(faults.ignore_range(), times=None)
+    with pytest.raises(UpstreamUnavailableError, match="ignores Range") as raised:
+        source.read(0, 10)
+    assert not raised.value.transient
+    assert source.log.count() == 3
+
+
+def test_one_answer_that_ignores_a_range_is_survived(source: Upstream) -> None:
+    source.script.add(faults.ignore_range())
+    assert source.read(0, 10) == CONTENT[:10]
+
+
+def test_the_encoding_of_an_upload_is_not_of_the_stored_bytes(reader: RangedReader) -> None:
+    headers = ("Content-Range: bytes 0-9/4096", "Content-Encoding: aws-chunked")
+    assert read_raw(reader, answering(message("206 Partial Content", *headers, body=CONTENT[:10]))) == CONTENT[:10]
 
 
 @pytest.mark.parametrize(("stated", "expected"), [
@@ -194,7 +213,7 @@ def test_an_upstream_may_say_how_long_to_wait(
     "fault", [faults.answer(403), faults.answer(500), faults.ignore_range(), faults.truncate(3), faults.drop()]
 )
 def test_no_error_holds_a_signed_address_or_a_credential(source: Upstream, fault: Fault) -> None:
-    source.script.add(fault)
+    source.script.add(fault, times=3)
     with pytest.raises(BdnError) as raised:
         source.read(0, 10, path="/file?X-Amz-Signature=5igned", headers={"Authorization": "Bearer hf_t0ken"})
     check_discreet(raised.value)
@@ -375,6 +394,12 @@ def test_the_rest_of_a_file_that_broke_off_is_asked_for_with_a_range(summing: Up
     assert [request.headers.get("range") for request in summing.heard] == [None, f"bytes=1000-{SIZE - 1}"]
 
 
+def test_a_file_that_broke_off_is_read_again_from_its_start_where_ranges_are_ignored(summing: Upstream) -> None:
+    summing.script.add(faults.truncate(SIZE - 1))
+    summing.script.add(faults.ignore_range())
+    assert read(summing.reader, location_of(summing))[0] == CONTENT
+
+
 def test_a_file_that_did_not_begin_is_asked_for_as_a_whole_again(summing: Upstream) -> None:
     summing.script.add(faults.drop())
     with pytest.raises(UpstreamUnavailableError):
@@ -394,7 +419,9 @@ def test_an_upstream_may_answer_with_the_range_that_is_the_whole() -> None:
 @pytest.mark.parametrize(("answer", "expected"), [
     (message("200 OK", f"Content-Length: {SIZE - 1}", body=CONTENT[:-1]), SourceChangedError),
     (message("200 OK", f"Content-Length: {SIZE + 1}", body=CONTENT + b"x"), SourceChangedError),
-    (message("200 OK", body=CONTENT), SourceChangedError),
+    (message("200 OK", body=CONTENT[:-1]), UpstreamUnavailableError),
+    (message("200 OK", body=CONTENT + b"x"), UpstreamUnavailableError),
+    (message("200 OK", "Transfer-Encoding: chunked", body=b"%x\r\n%s\r\n0\r\n\r\n" % (SIZE + 1, CONTENT + b"x")), SourceChangedError),
     (message("200 OK", "Transfer-Encoding: chunked", body=b"0\r\n\r\n"), SourceChangedError),
     (message("200 OK", f"Content-Length: {SIZE}", body=CONTENT[:-1]), UpstreamUnavailableError),
     (message("203 Changed on the way", f"Content-Length: {SIZE}", body=CONTENT), UpstreamUnavailableError),
@@ -406,6 +433,17 @@ def test_an_answer_that_is_not_exactly_the_file_is_no_data(answer: bytes, expect
     with pytest.raises(expected) as raised:
         read_whole(answer)
     assert type(raised.value) is expected
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        message("200 OK", body=CONTENT),
+        message("200 OK", "Transfer-Encoding: chunked", body=b"%x\r\n%s\r\n0\r\n\r\n" % (SIZE, CONTENT)),
+    ],
+)
+def test_an_absent_length_is_not_another_length(answer: bytes) -> None:
+    assert read_whole(answer)[0] == CONTENT
 
 
 @pytest.mark.parametrize("etag", ['ETag: "v2"', "X: no etag"])
