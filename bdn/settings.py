@@ -40,6 +40,13 @@ def _service_url(text: str) -> str:
     return text
 
 
+def _bearer(text: str) -> str:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("must be printable ASCII without spaces, or no header can hold it")
+    return text
+
+
+Bearer = Annotated[str, AfterValidator(_bearer)]  # a token
 ServiceUrl = Annotated[str, AfterValidator(_service_url)]
 LogForm = Literal["logfmt", "json"]
 

@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.settings import (
+    Bearer,
     FileSettings,
     LogForm,
     Port,
@@ -53,7 +54,7 @@ class AgentSettings(FileSettings):
 
     data_dir: Path = Field(default_factory=default_data_dir, validation_alias=_SHARED["data_dir"])
     url: ServiceUrl = Field(default="http://127.0.0.1:8460", validation_alias=_SHARED["url"])
-    token: str | None = Field(default=None, repr=False, validation_alias=_SHARED["token"])
+    token: Bearer | None = Field(default=None, repr=False, validation_alias=_SHARED["token"])
     auth: Literal["off", "token"] = Field(default="off", validation_alias=_SHARED["auth"])
     outage_seconds: Annotated[float, Field(ge=0)] = Field(
         default=OUTAGE_SECONDS, validation_alias=_SHARED["outage_seconds"]

@@ -10,7 +10,7 @@ from pydantic import Field
 from bdn.cli.output import Output
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.net.tls import Authorities
-from bdn.settings import FileSettings, ServiceUrl, default_data_dir
+from bdn.settings import Bearer, FileSettings, ServiceUrl, default_data_dir
 from bdn.wire.access_schema import ORGANISATION_PATTERN
 
 
@@ -18,7 +18,7 @@ class ClientSettings(FileSettings):
     """The addresses and the token that commands use."""
 
     url: ServiceUrl = "http://127.0.0.1:8460"
-    token: str | None = Field(default=None, repr=False)
+    token: Bearer | None = Field(default=None, repr=False)
     organisation: Annotated[str | None, Field(pattern=f"^{ORGANISATION_PATTERN}$")] = None  # for an operator's commands
     tls_ca: Path | None = None  # None means the authorities of the system
     data_dir: Path = Field(default_factory=default_data_dir)

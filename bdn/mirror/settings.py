@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from bdn.core.egress import EgressPolicy
 from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.core.store import GRACE_SECONDS, TOMBSTONE_SECONDS
-from bdn.settings import FileSettings, LogForm, Port, Rate, Size, default_data_dir
+from bdn.settings import Bearer, FileSettings, LogForm, Port, Rate, Size, default_data_dir
 from bdn.sources.settings import CLOUDFLARE_R2, check_r2_template
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, ORGANISATION_PATTERN
 from bdn.wire.location_schema import Delivery
@@ -63,13 +63,13 @@ class MirrorSettings(FileSettings):
     store_endpoint: Annotated[str | None, AfterValidator(_endpoint)] = (
         None  # None means where sources of this scheme are
     )
-    store_region: str | None = None
+    store_region: Annotated[str | None, Field(pattern=r"^([A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)?$")] = None
     store_delivery: Delivery = "direct"  # of a store that agents can read by themselves
     host: str = "127.0.0.1"
     port: Port = 8460
     data_port: Port = 8461
     auth: Literal["off", "token"] = "off"
-    token: str | None = Field(default=None, repr=False)
+    token: Bearer | None = Field(default=None, repr=False)
     tls_cert: Path | None = None  # with the key: API and data plane speak TLS, and nothing else
     tls_key: Path | None = None
     tls_ca: Path | None = None  # whom agents are believed by; None means the authorities of the system

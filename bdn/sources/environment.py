@@ -24,7 +24,7 @@ _AUTHORITIES: Final[Mapping[Scheme, tuple[str, ...]]] = {
 }
 _SECONDS: Final = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")  # huggingface_hub reads them when it is imported
 _OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # as huggingface_hub.constants reads them
-_REGION: Final = re.compile(r"[A-Za-z0-9-]{1,63}")
+_REGION: Final = re.compile(r"[A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
 
 def forbids_hub(environ: Mapping[str, str] = os.environ) -> str | None:

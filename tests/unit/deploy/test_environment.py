@@ -14,7 +14,7 @@ PROGRAMS: Final = (MirrorSettings, AgentSettings, ClientSettings)
 LINK: Final = "tcp://10.43.0.1:8460"
 # Any text is one: paths, names, and addresses that only the library behind them can judge.
 FREE: Final = {
-    *(f"BDN_{name}" for name in ("DATABASE_URL", "DATABASE_LISTEN_URL", "STORE", "STORE_SECRET", "STORE_REGION", "HOST")),
+    *(f"BDN_{name}" for name in ("DATABASE_URL", "DATABASE_LISTEN_URL", "STORE", "STORE_SECRET", "HOST")),
     *("BDN_TOKEN", "BDN_SECRETS_KEY", "BDN_DATA_DIR", "BDN_SECRETS_DIR", "BDN_TLS_CERT", "BDN_TLS_KEY", "BDN_TLS_CA"),
     *("BDN_IDENTITY_KEY_FILE", "BDN_GRANT_KEY_FILE", "BDN_AGENT_HOST", "BDN_AGENT_SOCKET", "BDN_AGENT_NODE"),
     *(f"BDN_AGENT_{name}" for name in ("CLUSTER", "CACHE_DIR", "SCRATCH_DIR", "VOLUME_ROOT", "MOUNTS_DIR", "TLS_CERT", "TLS_KEY")),
@@ -36,6 +36,17 @@ def test_setting__with_a_wrong_value__error_names_variable_form_and_value(
     assert text.startswith(f"{variable}: ")
     assert text.endswith("(it is 'some:nonsense')") or not program.model_fields[name].repr
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("value", ["t\u00f6ken", "sesame open", "sesame\n"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_token__that_no_header_can_hold__is_refused_without_its_value(
+    program: type[FileSettings], value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BDN_TOKEN", value)
+    with pytest.raises(SettingsError, match=r"^BDN_TOKEN: must be printable ASCII without spaces") as raised:
+        program()
+    assert value.strip() not in str(raised.value)
 
 
 def test_settings_that_any_text_fits_are_the_only_ones_that_are_not_judged() -> None:

@@ -55,9 +55,9 @@ def test_a_file_that_is_named_and_cannot_be_read_is_refused(
 def test_commands_read_the_file_that_the_services_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "bdn.toml").write_text('url = "http://mirror:1"\ntoken = "t"\njobs = 3\n[agent]\nroles = "node"\n')
     monkeypatch.setenv("BDN_CONFIG", str(tmp_path / "bdn.toml"))
-    monkeypatch.setenv("BDN_TOKEN", "of the environment")
+    monkeypatch.setenv("BDN_TOKEN", "of-the-environment")
     settings = ClientSettings()
-    assert (settings.url, settings.token) == ("http://mirror:1", "of the environment")
+    assert (settings.url, settings.token) == ("http://mirror:1", "of-the-environment")
     assert settings.model_fields_set == {"url", "token"}
 
 
