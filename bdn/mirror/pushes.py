@@ -31,6 +31,7 @@ from bdn.core.chunk import (
     normalise_path,
 )
 from bdn.core.errors import (
+    BdnError,
     ChunksMissingError,
     Fact,
     InvalidRequestError,
@@ -48,6 +49,7 @@ from bdn.mirror.db import checkpoints, contents, events, mirrors, projects
 from bdn.mirror.db.checkpoints import PushScope
 from bdn.mirror.db.database import Database, WriteSession, batches
 from bdn.mirror.db.mirrors import PUSH_SECONDS, PUSHED
+from bdn.mirror.db.tables import MirrorRow
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.projects import gone_events
 from bdn.mirror.served_chunks import answer_of
@@ -64,7 +66,7 @@ from bdn.wire.push_schema import (
     PushGrantDocument,
     PushGrantRequest,
 )
-from bdn.wire.shapes import moment
+from bdn.wire.shapes import body_of, moment
 
 GIVEN_UP_SECONDS: Final = 3600.0
 _MOUNT: Final = "/checkpoint"  # where a grant of the push itself places it
@@ -85,7 +87,11 @@ def _named(source: str) -> CheckpointUri:
     return uri
 
 
-def _ended(push_id: str) -> NotFoundError:
+def _ended(push_id: str, row: MirrorRow | None = None) -> BdnError:
+    """Why a push takes nothing any more: where it failed for the quota that, to all of its calls; otherwise there is none."""
+    error = row.error if row else None
+    if error and error["code"] == QuotaExceededError.code:
+        return QuotaExceededError(**error["details"])
     return NotFoundError(f"push {push_id} that goes on")
 
 
@@ -93,7 +99,7 @@ def _ended(push_id: str) -> NotFoundError:
 class _Owned:
     """A push that goes on: whose project it is for, which checkpoint, and since when nothing that it brought is collected.
 
-    ``recorded`` tells the database of chunks and their sizes.
+    ``recorded`` tells the database of chunks and their sizes; ``reserved`` counts their bytes before they are stored.
     """
 
     id: str
@@ -101,6 +107,7 @@ class _Owned:
     uri: CheckpointUri
     started_at: float
     recorded: Batched[tuple[Digest, int], None] = field(init=False)
+    reserved: Batched[tuple[Digest, int], int] = field(init=False)
 
     def is_of(self, pusher: PushAccess | None) -> bool:
         """Whether it is this one's organisation's and team's, or nobody is asked for."""
@@ -111,7 +118,10 @@ class _Owned:
 
 @dataclass
 class Pushes:
-    """The service behind ``/pushes``; ``limit_bytes`` is that of an organisation's checkpoints together."""
+    """The service behind ``/pushes``.
+
+    ``limit_bytes`` is that of an organisation's checkpoints together, and likewise of what its pushes sent and did not commit yet.
+    """
 
     database: Database
     store: ChunkStore
@@ -189,6 +199,41 @@ class Pushes:
         pusher = await self.access.pusher(bearer)
         return (await self._get(push_id, None if pusher.is_operator else pusher)).scope.organisation
 
+    async def reserve(self, push_id: str, chunk: Digest, size: int) -> int:
+        """Count a chunk that is not stored yet against what the organisation may have sent and not committed. How much it counts.
+
+        Raises ``QuotaExceededError``: it goes beyond the limit. Its push fails, and so holds no room of other pushes.
+        """
+        if self.limit_bytes is None:
+            return 0
+        push = await self._get(push_id, None)
+        try:
+            return await push.reserved.of((chunk, size))
+        except QuotaExceededError as error:
+            async with self.database.write() as session:
+                await mirrors.finish(
+                    session, push.id, "FAILED", now=self.database.now(), error=body_of(error).model_dump()
+                )
+            self._forget(push)
+            raise
+
+    async def _reserve(self, push: _Owned, chunks: Sequence[tuple[Digest, int]]) -> list[int]:
+        async with self.database.write() as session:
+            uncommitted = await mirrors.hold_uncommitted(session, push.scope.organisation)
+            await self._go_on(session, push)
+            known = await checkpoints.pushed_chunks(session, push.scope, dict(chunks), push.started_at)
+            sizes = {digest: size for digest, size in chunks if digest not in known}
+            needed = uncommitted + sum(sizes.values())
+            if sizes and self.limit_bytes is not None and needed > self.limit_bytes:
+                raise QuotaExceededError(needed, self.limit_bytes)
+            await mirrors.add_transferred(session, push.id, sum(sizes.values()))
+        return [sizes.pop(digest, 0) for digest, _ in chunks]
+
+    async def release(self, push_id: str, size: int) -> None:
+        """Count no more what could not be stored."""
+        async with self.database.write() as session:
+            await mirrors.add_transferred(session, push_id, -size)
+
     async def record(self, push_id: str, chunk: Digest, size: int) -> None:
         """A chunk is durable in the store, and the push counts on it from now on."""
         await (await self._get(push_id, None)).recorded.of((chunk, size))
@@ -198,7 +243,8 @@ class Pushes:
         async with self.database.write() as session:
             await self._go_on(session, push)
             await checkpoints.record(session, push.scope, layouts, self.database.now())
-            await mirrors.add_transferred(session, push.id, sum(size for _, size in chunks))
+            if self.limit_bytes is None:  # otherwise they were counted before they were stored
+                await mirrors.add_transferred(session, push.id, sum(size for _, size in chunks))
         return [None] * len(chunks)
 
     async def commit(
@@ -376,13 +422,14 @@ class Pushes:
             raise _ended(push_id) from None
         row = state.row
         if row.status != "SYNCING" or not mirrors.is_push(state):
-            raise _ended(push_id)
+            raise _ended(push_id, row)
         # Of all processes that put chunks the one whose clock is most behind counts: see ``mirrors.claim``.
         began = min(row.started_at or inf, time.time())
         async with self.database.write() as session:
             await mirrors.began_earlier(session, push_id, began)
         found = _Owned(push_id, PushScope(row.organisation, row.team), _named(state.sources[0].source), began)
         found.recorded = Batched(partial(self._record, found), contents.NAMES_AT_ONCE)
+        found.reserved = Batched(partial(self._reserve, found), contents.NAMES_AT_ONCE)
         return found
 
     def _forget(self, push: _Owned) -> None:
@@ -392,7 +439,7 @@ class Pushes:
         """Write in the name of a push that goes on from now on. ``NotFoundError``: it has ended meanwhile."""
         if not await mirrors.renew_claim(session, push.id, PUSHED, self.database.now() + GIVEN_UP_SECONDS):
             self._forget(push)
-            raise _ended(push.id)
+            raise _ended(push.id, await session.get(MirrorRow, push.id))
 
     def grant(self, request: PushGrantRequest, organisation: str, team: str | None = None) -> PushGrantDocument:
         """The right to push checkpoints of one rank of a job, of this team's project, and nothing else: what a job gets instead of a token."""
@@ -461,5 +508,11 @@ class PushedChunks:
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         """Durable when it returns, and the push counts on it."""
-        self.store.put(request.digest, content)
+        reserved = answer_of(self.loop, self.pushes.reserve(request.push, request.digest, request.size))
+        try:
+            self.store.put(request.digest, content)
+        except BaseException:
+            if reserved:
+                answer_of(self.loop, self.pushes.release(request.push, reserved))
+            raise
         answer_of(self.loop, self.pushes.record(request.push, request.digest, request.size))

@@ -233,7 +233,7 @@ class _Sending:
                     return digest
                 return await self._run(self._pusher.senders, chunk, work)
 
-        sent = await self._pusher.outages.ask(attempt, but=_is_of_disk)
+        sent = await self._pusher.outages.ask(attempt, but=lambda error: _is_of_disk(error) or _is_quota(error))
         if sent != known:
             await in_thread(chunk.file.on_known, chunk.index, sent)
         return sent

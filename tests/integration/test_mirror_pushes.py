@@ -1,5 +1,6 @@
 """What a job writes goes in chunk by chunk, and is a checkpoint at once and whole: a READY mirror by the name ``bt://…``."""
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
@@ -347,6 +348,31 @@ async def test_beyond_the_quota_nothing_is_committed(tmp_path: Path) -> None:
             for checkpoint in await job.checkpoints():
                 await job.ask("DELETE", f"/checkpoints/{checkpoint['id']}")
             assert (await job.commit(push, {"b": b"abc"})).status_code == 200
+
+
+async def test_chunks_beyond_the_quota__are_not_stored_while_they_are_not_committed(tmp_path: Path) -> None:
+    async with mirror_under_test(tmp_path / "mirror", serve=True, limit_push_bytes=10) as mirror:
+        job = Job(mirror)
+        async with job.plane:
+            first, second = [await job.begin(f"bt://llama@job1/{name}") for name in ("first", "second")]
+            contents = {str(digest_of(one)): one for one in (b"1234", b"abcd", b"ABCD", b"WXYZ")}
+            sent = zip([first, second, first, second], contents.items(), strict=True)
+            answers = await asyncio.gather(*[job.put(push, name, content) for push, (name, content) in sent])
+            refused = [answer for answer in answers if answer.status_code != 204]
+            assert refused
+            assert {refusal(answer) for answer in refused} == {(507, "QUOTA_EXCEEDED")}
+            assert sum(mirror.chunks().values()) <= 10
+            for push in (first, second):
+                await job.ask("DELETE", f"/pushes/{push}")
+
+            # What a push that ended had sent counts no more, and a chunk that is sent again counts once.
+            third = await job.begin("bt://llama@job1/third")
+            for _ in range(3):
+                assert (await job.put(third, str(digest_of(b"12345678")), b"12345678")).status_code == 204
+            assert refusal(await job.put(third, str(digest_of(b"abc")), b"abc")) == (507, "QUOTA_EXCEEDED")
+            seen = await mirror.get(f"/mirror/{third}")
+            assert (seen["status"], seen["error"]["code"]) == ("FAILED", "QUOTA_EXCEEDED")
+            await job.push({"a": b"12345678"}, "bt://llama@job1/fourth")
 
 
 async def test_a_push_for_which_nobody_calls_any_more_fails(tmp_path: Path) -> None:

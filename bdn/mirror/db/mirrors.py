@@ -772,6 +772,24 @@ async def began_earlier(session: WriteSession, mirror_id: str, at: float) -> Non
     await session.execute(update(MirrorRow).where(MirrorRow.id == mirror_id, later).values(started_at=at))
 
 
+async def hold_uncommitted(session: WriteSession, organisation: str) -> int:
+    """Bytes that pushes of this organisation sent and did not commit. No other process counts any until this transaction ends.
+
+    The caller has written nothing before: two that hold a push each and want the other one would wait for ever.
+    """
+    going = select(MirrorRow.id).where(
+        MirrorRow.organisation == organisation, MirrorRow.status == "SYNCING", MirrorRow.claimed_by == PUSHED
+    )
+    held = (await session.execute(going.order_by(MirrorRow.id).with_for_update())).scalars().all()
+    sent = select(func.coalesce(func.sum(MirrorSourceRow.bytes_transferred), 0))
+    return sum(
+        [
+            int((await session.execute(sent.where(MirrorSourceRow.mirror_id.in_(some)))).scalar_one())
+            for some in batches(held)
+        ]
+    )
+
+
 _ADD_TRANSFERRED: Final = (
     update(MirrorSourceRow)
     .where(MirrorSourceRow.mirror_id == bindparam("mirror"), MirrorSourceRow.position == 0)
