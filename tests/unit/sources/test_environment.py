@@ -21,10 +21,10 @@ WRONG = [
     *(("ALL_PROXY", value, EACH) for value in ("socks5h://127.0.0.1:1", "socks://h:1", "http://[::1", "://", "http://h:x")),
     *((name, "socks5://u:sesame@h:1", EACH) for name in ("all_proxy", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")),
     *(("HTTPS_PROXY", value, EACH) for value in ("https://proxy:3128", "ftp://proxy", "http://u:sesame@:1", "proxy:x")),
-    *(("SSL_CERT_FILE", value, EACH) for value in ("/missing/ca.pem", "/", __file__)),
-    ("SSL_CERT_DIR", "/missing", EACH),
-    *(("AWS_CA_BUNDLE", value, ("s3", "r2", "gs")) for value in ("/missing/ca.pem", __file__)),
-    ("REQUESTS_CA_BUNDLE", "/missing/ca.pem", ("s3", "r2")),
+    *(("SSL_CERT_FILE", value, EACH) for value in ("/dev/null/missing/ca.pem", "/", __file__)),
+    ("SSL_CERT_DIR", "/dev/null/missing", EACH),
+    *(("AWS_CA_BUNDLE", value, ("s3", "r2", "gs")) for value in ("/dev/null/missing/ca.pem", __file__)),
+    ("REQUESTS_CA_BUNDLE", "/dev/null/missing/ca.pem", ("s3", "r2")),
     *(("HF_ENDPOINT", value, ("hf",)) for value in ("hub.example", "http://[::1", "http://h:x", "ftp://h", "http://a b", "https://")),
     *(("AWS_ENDPOINT_URL", value, ("s3",)) for value in ("minio:9000", "https://u:sesame@", "http://h:x")),
     ("AWS_ENDPOINT_URL_S3", "minio:9000", ("s3",)),
@@ -62,7 +62,7 @@ async def test_source__with_a_wrong_variable_of_a_library__is_refused_by_its_nam
 def test_store__with_a_wrong_variable_of_a_library__is_refused_by_its_name(
     address: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(name, "socks5:///missing")
+    monkeypatch.setenv(name, "socks5:///dev/null/missing")
     with pytest.raises(InvalidRequestError, match=f"^{name}: "):
         open_store(address, SourceContext("", UpstreamSettings()), exclusive=True)
 
@@ -72,7 +72,7 @@ def test_store__with_a_wrong_variable_of_a_library__is_refused_by_its_name(
     ("ALL_PROXY", ""), ("ftp_proxy", "socks5://h:1"), ("HF_HUB_OFFLINE", "0"), ("TRANSFORMERS_OFFLINE", "false"),
     ("HF_DATASETS_OFFLINE", "1"), ("HF_ENDPOINT", "https://hub.example/"), ("STORAGE_EMULATOR_HOST", "localhost:9023"),
     ("HF_TOKEN", "hf_abc\n"), ("HF_HUB_ETAG_TIMEOUT", "10"), ("HF_HOME", "/proc/nowhere"), ("AWS_PROFILE", "missing"),
-    ("AWS_CONFIG_FILE", "/missing"), ("AWS_SHARED_CREDENTIALS_FILE", "/missing"), ("CURL_CA_BUNDLE", "/missing"),
+    ("AWS_CONFIG_FILE", "/dev/null/missing"), ("AWS_SHARED_CREDENTIALS_FILE", "/dev/null/missing"), ("CURL_CA_BUNDLE", "/dev/null/missing"),
     *(("NO_PROXY", value) for value in ("[::1", "10.0.0.0/8, *.corp, ,::1", "http://[bad", "h:x", "a b", "*")),
 ])  # fmt: skip
 @pytest.mark.parametrize("uri", URIS.values())
@@ -104,7 +104,7 @@ def test_hub__forbidden_by_the_variables_of_its_own_client__is_what_that_client_
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("ALL_PROXY", "socks5://h:1"), ("HTTPS_PROXY", "http://h:x"), ("SSL_CERT_FILE", "/missing/ca.pem"), ("SSL_CERT_DIR", "/missing"),
+    ("ALL_PROXY", "socks5://h:1"), ("HTTPS_PROXY", "http://h:x"), ("SSL_CERT_FILE", "/dev/null/missing/ca.pem"), ("SSL_CERT_DIR", "/dev/null/missing"),
 ])  # fmt: skip
 def test_client_of_a_service__with_a_wrong_variable__is_refused_by_its_name(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
