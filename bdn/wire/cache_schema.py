@@ -11,13 +11,14 @@ from typing import Annotated, Final, Literal
 from pydantic import AwareDatetime, BaseModel, Field, StrictBool, StrictStr, TypeAdapter
 
 from bdn.core.errors import InvalidRequestError
+from bdn.core.source.uri import PROJECT_PATTERN
 from bdn.core.training.cache_summary import ENTRIES_LIMIT, FileType, SummaryEntry
 from bdn.wire.shapes import LARGEST, ErrorBody, Items, Quantity, StrictModel, moment
 
 _UNPACKED_LIMIT: Final = (
     128 * 1024**2
 )  # bytes of JSON; 100,000 files have 25 MB, and six times as many where names are odd
-ProjectName = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+ProjectName = Annotated[StrictStr, Field(pattern=f"^{PROJECT_PATTERN}$")]
 ProjectId = Annotated[StrictStr, Field(pattern=r"^[a-z0-9]{10}$")]
 ClusterName = Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
 VolumeId = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{32}$")]

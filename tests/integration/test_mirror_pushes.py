@@ -375,6 +375,22 @@ async def test_chunks_beyond_the_quota__are_not_stored_while_they_are_not_commit
             await job.push({"a": b"12345678"}, "bt://llama@job1/fourth")
 
 
+async def test_project__whose_name_holds_spaces__is_pushed_mirrored_listed_and_removed(job: Job) -> None:
+    for step in ("1", "2"):
+        await job.push({"step": step.encode()}, f"bt://My Fine%20Tune@job1/{step}")
+    assert {one["source"] for one in await job.checkpoints(project="My Fine Tune")} == {
+        f"bt://My Fine Tune@job1/{step}" for step in ("1", "2")
+    }
+    for uri in ("bt://My Fine Tune", "bt://My%20Fine%20Tune@job1/2"):
+        assert await job.mirror.tree(await job.mirror.manifest(source(uri))) == {"step": b"2"}
+    granted = await job.ask("POST", "/pushes/grants", job="bt://My Fine Tune@job1")
+    assert granted.json()["job"] == "bt://My Fine Tune@job1"
+    assert (await job.ask("DELETE", "/projects/My%20Fine%20Tune")).status_code == 200
+    assert await job.checkpoints() == []
+    for wrong in ("bt:// x@job/1", "bt://x @job/1", "bt://a%2Fb@job/1", "bt://a%40b@job/1"):
+        assert refusal(await job.ask("POST", "/pushes", source=wrong)) == (422, "INVALID_SOURCE"), wrong
+
+
 async def test_a_push_for_which_nobody_calls_any_more_fails(tmp_path: Path) -> None:
     at = [1_800_000_000.0]
     async with mirror_under_test(tmp_path / "mirror", serve=True, clock=lambda: at[0]) as mirror:

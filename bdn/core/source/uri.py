@@ -325,7 +325,9 @@ _REPO_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _R2_AUTHORITY: Final = re.compile(r"([A-Za-z0-9-]+)\.(?:([a-z]+)\.)?([a-z0-9][a-z0-9-]+)")
 
-_PROJECT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # also a job
+PROJECT_PATTERN: Final = r"[A-Za-z0-9]([A-Za-z0-9 ._-]{0,126}[A-Za-z0-9._-])?"
+_PROJECT: Final = re.compile(PROJECT_PATTERN)
+_JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RANK: Final = re.compile(r"#rank-(0|[1-9][0-9]{0,5})$")
 LATEST: Final = "latest"
 
@@ -466,10 +468,9 @@ def _parse_checkpoint(text: str, rest: str) -> CheckpointUri:
     found = _RANK.search(rest)
     name, slash, checkpoint = (rest[: found.start()] if found else rest).partition("/")
     project, at, job = name.partition("@")
+    project = project.replace("%20", " ")
     if not (
-        _PROJECT.fullmatch(project)
-        and (not at or _PROJECT.fullmatch(job))
-        and (not slash or _is_folder_name(checkpoint))
+        _PROJECT.fullmatch(project) and (not at or _JOB.fullmatch(job)) and (not slash or _is_folder_name(checkpoint))
     ):
         raise InvalidSourceError(
             text,

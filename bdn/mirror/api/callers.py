@@ -4,6 +4,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Depends, Header, Path, Query
 
+from bdn.core.source.uri import PROJECT_PATTERN
 from bdn.mirror.access import Access, Caller, PushAccess
 from bdn.net.api_server import Bearer, provided
 from bdn.wire.access_schema import NAME_PATTERN, ORGANISATION_PATTERN, Role
@@ -24,7 +25,7 @@ CollectionId = Annotated[str, _id("col")]
 CheckpointId = Annotated[str, _id("chk")]
 TokenId = Annotated[str, _id("tok")]
 SecretName = Annotated[str, Path(pattern=f"^{NAME_PATTERN}$")]
-ProjectName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+ProjectName = Annotated[str, Path(pattern=f"^{PROJECT_PATTERN}$")]
 Name = Annotated[str | None, Query(max_length=256, pattern=TEXT)]
 
 Organisation = Annotated[

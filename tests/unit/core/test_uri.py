@@ -67,7 +67,7 @@ def test_the_latest_job_and_rank_0_are_what_is_meant_without_them() -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "bt://", "bt://@job1", "bt://llama@", "bt://llama/", "bt://llama@job1/a/b", "bt://llama@job1/..", "bt://llama@job1/\udc9a", "bt://-x", "bt://a b",
+    "bt://", "bt://@job1", "bt://llama@", "bt://llama/", "bt://llama@job1/a/b", "bt://llama@job1/..", "bt://llama@job1/\udc9a", "bt://-x", "bt://a b ",
     "bt://llama@job 1", "bt://llama@job1/a\\b", f"bt://llama@job1/{'x' * 256}", "bt://llama@a@b",
 ])  # fmt: skip
 def test_what_names_no_checkpoint_is_refused(text: str) -> None:
