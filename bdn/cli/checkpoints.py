@@ -105,7 +105,9 @@ async def pull(output: Output, *, source: str, dest: Path) -> int:
 
 @checkpoints.command()
 @click.argument("source")
-@click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Delete all but the N newest names.")
+@click.option(
+    "--keep-last", type=click.IntRange(min=1), metavar="N", help="Delete all with weights but the N newest names."
+)
 @command_line
 async def rm(output: Output, *, source: str, keep_last: int | None) -> None:
     """Delete a checkpoint, of all ranks, or all of a job's. There is no way back; what was mirrored from it stays.
@@ -121,7 +123,9 @@ async def rm(output: Output, *, source: str, keep_last: int | None) -> None:
         found = await _found(client, uri)
         if not found:
             raise NotFoundError(f"checkpoint {uri}")
-        names = list(dict.fromkeys(one.checkpoint_id for one in found))
+        loadable = {one.checkpoint_id for one in found if one.is_loadable}
+        counted_names = loadable if keep_last is not None else {one.checkpoint_id for one in found}
+        names = list(dict.fromkeys(one.checkpoint_id for one in found if one.checkpoint_id in counted_names))
         going = set(names if keep_last is None else names[:-keep_last])
         removed = [await client.remove_checkpoint(one.id) for one in found if one.checkpoint_id in going]
     lines = [f"deleted {one.source}" for one in removed] or ["nothing is deleted"]

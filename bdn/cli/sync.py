@@ -68,7 +68,7 @@ async def sync(
     found = list(entry_points(group="bdn.embedded", name="sync"))
     if not found:
         raise InvalidRequestError("the agent is not installed here; install bdn[agent]")
-    sync_directory: Callable[..., Awaitable[list[str]]] = found[0].load()
+    sync_directory: Callable[..., Awaitable[dict[str, str]]] = found[0].load()
     settings = ClientSettings()
     pushed: list[MirrorSource] = []
 
@@ -91,7 +91,9 @@ async def sync(
         on_pushed=tell,
         outages=waiting_for(output, str(uri)),
     )
-    document = {"pushed": [part.model_dump(mode="json") for part in pushed], "left": left}
-    lines = [f"not complete: {name}" for name in left] or [f"{counted(len(pushed), 'checkpoint')} pushed"]
+    document = {"pushed": [part.model_dump(mode="json") for part in pushed], "left": list(left), "reasons": left}
+    lines = [f"not complete: {name}: {why}" for name, why in left.items()] or [
+        f"{counted(len(pushed), 'checkpoint')} pushed"
+    ]
     output.result(document, lines, [part.source for part in pushed])
     return FAILED if left else DONE

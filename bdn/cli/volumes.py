@@ -164,6 +164,8 @@ async def _ranks(mirror: MirrorClient, uri: CheckpointUri, nodes: int | None) ->
     for one in (await mirror.checkpoints(uri.project, uri.job)).items:  # the oldest first
         if uri.checkpoint in (None, one.checkpoint_id):
             named.setdefault((one.job, one.checkpoint_id), []).append(one)
+    if uri.checkpoint is None:
+        named = {name: ranks for name, ranks in named.items() if any(one.is_loadable for one in ranks)}
     newest = sorted(named.values(), key=lambda ranks: nodes is not None and len(ranks) >= nodes)
     return sorted(newest[-1], key=lambda one: one.rank) if newest else []
 

@@ -185,5 +185,6 @@ def _checkpoint(state: CheckpointState, syncing: AbstractSet[tuple[str, str, str
         manifest=f"b3:{row.manifest}",
         files=row.files_total,
         size_bytes=row.bytes_total,
+        is_loadable=row.is_loadable,
         **details,
     )

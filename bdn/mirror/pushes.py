@@ -43,6 +43,7 @@ from bdn.core.errors import (
 )
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.store import ChunkStore, split_digests
+from bdn.core.training.checkpoints import is_loadable
 from bdn.mirror.access import Access, NotPermittedError, PushAccess
 from bdn.mirror.damages import Damages
 from bdn.mirror.db import checkpoints, contents, events, mirrors, projects
@@ -490,6 +491,7 @@ def _row(push: _Owned, document: ManifestDocument, request: CommitRequest, now: 
         "committed_at": now,
         "files_total": document.files_total,
         "bytes_total": document.bytes_total,
+        "is_loadable": is_loadable(details.checkpoint_type, [file.path for file in request.files]),
         "details": details.model_dump(mode="json", exclude={"created_at"}) | {"created_at": written_at},
     }
 

@@ -100,7 +100,7 @@ class Project(BaseModel):
 
 
 class Checkpoint(BaseModel):
-    """A checkpoint as one rank pushed it; ``sync_status`` is SYNCING while any rank pushes one of this name. ``source`` is what mirrors, stages and pulls name it by; ``size_bytes`` is this rank's."""
+    """A checkpoint as one rank pushed it; ``sync_status`` is SYNCING while any rank pushes one of this name. ``source`` is what mirrors, stages and pulls name it by; ``size_bytes`` is this rank's. Only one that ``is_loadable`` is the newest of a project or a job."""
 
     id: str
     checkpoint_id: str
@@ -120,3 +120,4 @@ class Checkpoint(BaseModel):
     manifest: str
     files: int
     size_bytes: int
+    is_loadable: bool

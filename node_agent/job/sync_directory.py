@@ -85,10 +85,10 @@ async def sync_directory(
     is_once: bool,
     on_pushed: Callable[[Mirror], object],
     outages: OutageRetry,
-) -> list[str]:
+) -> dict[str, str]:
     """Push what lies below an absolute directory to the mirror at ``url``; for ever, or once.
 
-    Returns the names of checkpoints that are not complete. ``data_dir`` is where it is kept what was pushed. ``on_pushed`` is told of each. ``rate``
+    Returns why checkpoints are not complete, by name. ``data_dir`` is where it is kept what was pushed. ``on_pushed`` is told of each. ``rate``
     is in bytes per second; None is no limit.
     """
 
@@ -105,6 +105,6 @@ async def sync_directory(
         syncers = Syncers(url, authorities, pool, namers, senders, outages, settle_seconds, pacer(rate))
         syncer = await stack.enter_async_context(syncers.syncer(directory, job, token, kept, tell))
         if is_once:
-            return await syncer.run_once()
+            return {left: syncer.reasons.get(left, "") for left in await syncer.run_once()}
         await syncer.run()
-    return []
+    return {}

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from bdn.core.chunk import chunk_count, digest_of
+from bdn.core.chunk import ByteRange, chunk_count, digest_of
 from bdn.core.errors import BdnError, DiskFailedError, InvalidSourceError, QuotaExceededError
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.training.checkpoints import (
@@ -28,6 +28,7 @@ from bdn.core.training.checkpoints import (
     place_of,
 )
 from bdn.core.training.settling import Settling, Stamp, why_incomplete
+from bdn.core.training.wholeness import why_not_whole
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import CheckpointDetails
 from node_agent.background_tasks import in_thread
@@ -124,6 +125,7 @@ class Syncer:
     unsynced_bytes: int = field(default=0, init=False)  # by the last look: all of what is not committed
     unsynced: Sequence[str] | None = field(default=None, init=False)  # by name; None before the first look
     error: BdnError | None = field(default=None, init=False)  # of the last push
+    reasons: dict[str, str] = field(default_factory=dict, init=False)  # why one is not complete, by name
     _settling: Settling = field(init=False)
     _again_at: dict[str, float] = field(default_factory=dict)
     # As which version; as it was seen last.
@@ -149,8 +151,8 @@ class Syncer:
                 except BdnError as error:
                     self.error = error
                     self._again_at[name] = self.clock() + AGAIN_SECONDS
-                    facts = {"checkpoint": name, "code": error.code, "error": str(error)}
-                    logger.warning("a checkpoint was not pushed, and is tried again", extra=facts)
+                    facts = {"code": error.code, "error": str(error)}
+                    logger.warning("checkpoint %a was not pushed, and is tried again", name, extra=facts)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await over.wait()
@@ -187,9 +189,10 @@ class Syncer:
                     await self._push(found)
                     continue
             except ChangedError:
-                pass
+                self.reasons[name] = "it changed while it was pushed"
             except InvalidSourceError as error:
-                logger.warning("a checkpoint was not pushed", extra={"checkpoint": name, "error": str(error)})
+                self.reasons[name] = str(error)
+                logger.warning("checkpoint %a was not pushed", name, extra={"error": f"{error!a}"})
             except BdnError as error:
                 if error.transient and error.code not in _OF_ONE:
                     raise
@@ -234,6 +237,7 @@ class Syncer:
         self._settling.look(now, {name: found.files for name, found in known.items()}, tree.folders)
         self.journal.retain(tree.files)
         self._pushed = {name: seen for name, seen in self._pushed.items() if name in known}
+        self.reasons = {name: why for name, why in self.reasons.items() if name in known}
         self._count(known)
         self._note([known[name] for name in self.unsynced or () if self._settling.is_settled(name, now)])
         return now, known
@@ -248,12 +252,24 @@ class Syncer:
         self.unsynced_bytes = sum(found.size for found in unsynced)
 
     def _is_complete(self, found: Found) -> bool:
-        """Whether nothing says that more will come: an open file, a shard that an index names, the job itself. Blocking.
+        """Whether nothing says that more will come. A reason is logged once. Blocking."""
+        why = self._why_incomplete(found)
+        if why is None:
+            self.reasons.pop(found.name, None)
+        elif self.reasons.get(found.name) != why:
+            self.reasons[found.name] = why
+            logger.warning("checkpoint %a is not complete, and is not pushed: %a", found.name, why[:_LONGEST_NAMED])
+        return why is None
+
+    def _why_incomplete(self, found: Found) -> str | None:
+        """An open file, a shard that an index names, what its format misses, the job itself.
 
         Nor is one complete of which something cannot be read, or that is much larger than there is room for: its files are mostly holes.
         """
-        if found.is_unreadable or (self.most_bytes is not None and found.size > _SPARSE * self.most_bytes):
-            return False
+        if found.is_unreadable:
+            return next((why for why in found.skipped if ": cannot be read" in why), "some of it cannot be read")
+        if self.most_bytes is not None and found.size > _SPARSE * self.most_bytes:
+            return "it is much larger than there is room for"
         left = _INDEXES
 
         def read(path: str) -> bytes | bytearray | None:
@@ -264,7 +280,12 @@ class Syncer:
         def writing() -> set[tuple[int, int]]:
             return open_for_writing({(stamp.device, stamp.inode) for stamp in found.files.values()})
 
-        return why_incomplete(found.files, read, writing) is None
+        return why_incomplete(found.files, read, writing) or why_not_whole(
+            {path: stamp.size for path, stamp in found.files.items()},
+            partial(self._part, found),
+            is_first_rank=not self.job.rank,
+            is_loose=found.name == LOOSE,
+        )
 
     def _is_as_noted(self, found: Found) -> bool:
         return self.journal.settled(found.name) == found.state
@@ -282,6 +303,12 @@ class Syncer:
         if not self.directory.make_durable({f"{found.prefix}{path}": stamp for path, stamp in found.files.items()}):
             raise ChangedError(found.name)
         self.journal.note_settled(found.name, found.state)
+
+    def _part(self, found: Found, path: str, start: int, stop: int) -> bytearray | None:
+        try:
+            return self.directory.read_part(f"{found.prefix}{path}", found.files[path], ByteRange(start, stop))
+        except DiskFailedError:
+            return None
 
     def _small(self, found: Found, path: str, limit: int) -> bytes | bytearray | None:
         try:

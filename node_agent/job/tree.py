@@ -154,6 +154,11 @@ class JobDirectory:
     @contextmanager
     def opened(self, path: str, stamp: Stamp) -> Iterator[OpenFile]:
         """A file as it was seen, open for reading. The folders on the way are not kept open. Raises ``ChangedError``, ``DiskFailedError``."""
+        with self._opened(path, stamp) as file:
+            yield file
+
+    @contextmanager
+    def _opened(self, path: str, stamp: Stamp) -> Iterator[OpenFile]:
         with _errors_of(path), ExitStack() as way:
             found = self._open(way, path, stamp, keeps_way=False)
             if found is None:
@@ -163,6 +168,16 @@ class JobDirectory:
             yield OpenFile(path, descriptor, stamp)
         finally:
             os.close(descriptor)
+
+    def read_part(self, path: str, stamp: Stamp, part: ByteRange) -> bytearray | None:
+        """Some of a file as it was seen. None: it is another by now. Raises ``DiskFailedError``."""
+        content = bytearray(part.size)
+        try:
+            with self._opened(path, stamp) as file:
+                file.read(part.start, memoryview(content))
+        except ChangedError:
+            return None
+        return content
 
     def make_durable(self, files: Mapping[str, Stamp]) -> bool:
         """No power cut takes away these files as they were seen, nor their names. False: one of them is another by now.

@@ -134,7 +134,7 @@ def test_what_is_not_complete_is_not_pushed(node: Shell, tmp_path: Path) -> None
     index = json.dumps(
         {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
     )
-    shards = {"model.safetensors.index.json": index.encode(), "model-00001-of-00002.safetensors": b"1"}
+    shards = {"model.safetensors.index.json": index.encode(), "model-00001-of-00002.safetensors": b"1st shard"}
     write(tmp_path / "lacks-a-shard", shards)
     write(tmp_path / "says-so", {"x": b"1", ".bdn-open": b""})
     write(tmp_path / "is-open", {"x": b"1"})
@@ -143,7 +143,7 @@ def test_what_is_not_complete_is_not_pushed(node: Shell, tmp_path: Path) -> None
         done = command(node, "sync", str(tmp_path), JOB, "--once", code=1)
     assert sorted(done["left"]) == ["is-open", "lacks-a-shard", "says-so"]
     assert sources(node) == [f"{JOB}/whole"]
-    write(tmp_path / "lacks-a-shard", {"model-00002-of-00002.safetensors": b"2"})
+    write(tmp_path / "lacks-a-shard", {"model-00002-of-00002.safetensors": b"2nd shard"})
     (tmp_path / "says-so/.bdn-open").unlink()
     assert len(command(node, "sync", str(tmp_path), JOB, "--once")["pushed"]) == 3
 

@@ -146,7 +146,7 @@ def test_volumes_outlive_an_agent_that_is_killed_and_end_with_their_machine(clus
         assert tree(places["SCRATCH"]) == {"file": b"x"}
         wait_until(lambda: [one["checkpoint_id"] for one in _checkpoints(shell)] == ["step-1"], 240)
         (places["CHECKPOINT"] / ".late").mkdir()
-        (places["CHECKPOINT"] / ".late/model.safetensors").write_bytes(b"late")
+        (places["CHECKPOINT"] / ".late/model.safetensors").write_bytes(b"late weights")
         agent.kill()
         agent.wait(240)
     (places["CHECKPOINT"] / ".late").rename(places["CHECKPOINT"] / "step-2")

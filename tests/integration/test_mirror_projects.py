@@ -83,13 +83,13 @@ async def test_every_organisation_has_a_team_named_default_and_those_that_it_mad
     ]
     body: Json = {"name": "n", "organisation": "other", "role": "controller", "team": "research"}
     assert refusal(await world.mirror.http.post("/tokens", json=body)) == (404, "NOT_FOUND")
-    for wrong in ({"role": "agent", "team": "Default"}, {"role": "operator", "team": "Default"}, {"team": "a/b"}):
+    for wrong in ({"role": "agent", "team": "Default"}, {"role": "operator", "team": "Default"}, {"team.pt": "a/b"}):
         assert refusal(await world.mirror.http.post("/tokens", json=body | wrong)) == (422, "INVALID_REQUEST")
 
 
 async def test_a_project_s_name_is_its_own_within_its_team(world: World) -> None:
     for job in (world.default, world.research):
-        await job.push({"team": job.headers["Authorization"].encode()}, ONE)
+        await job.push({"team.pt": job.headers["Authorization"].encode()}, ONE)
     ours, theirs = await world.of(world.default), await world.of(world.research)
     assert ours != theirs
     for job in (world.default, world.research):
@@ -98,7 +98,7 @@ async def test_a_project_s_name_is_its_own_within_its_team(world: World) -> None
         done = await mirrored(job, "bt://llama")
         assert done["sources"][0]["manifest"] == checkpoint["manifest"]
         tree = await world.mirror.tree(checkpoint["manifest"], done["grant"])
-        assert tree == {"team": job.headers["Authorization"].encode()}
+        assert tree == {"team.pt": job.headers["Authorization"].encode()}
     assert (await world.projects(world.everybody)).keys() == {ours, theirs}
 
 

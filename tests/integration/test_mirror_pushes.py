@@ -154,60 +154,60 @@ async def test_newest_checkpoint__whatever_its_job_dated_it__is_the_one_committe
         "checkpoint-99": "2026-11-25T10:00:00Z",
         "checkpoint-1000": "2026-11-25T09:00:00Z",
     }
-    await job.push({"step": b"older"}, "bt://llama@job2/z", created_at="2099-01-01T00:00:00Z")
+    await job.push({"step.pt": b"older"}, "bt://llama@job2/z", created_at="2099-01-01T00:00:00Z")
     for name, date in dates.items():
-        await job.push({"step": name.encode()}, f"bt://llama@job1/{name}", created_at=date)
+        await job.push({"step.pt": name.encode()}, f"bt://llama@job1/{name}", created_at=date)
     # A further version of an older checkpoint stays as old as it was.
-    await job.push({"step": b"again"}, "bt://llama@job1/checkpoint-99", created_at="2026-11-26T10:00:00Z")
+    await job.push({"step.pt": b"again"}, "bt://llama@job1/checkpoint-99", created_at="2026-11-26T10:00:00Z")
     listed = await job.checkpoints(job="job1")
     assert [one["checkpoint_id"] for one in listed] == list(dates)
     assert [one["created_at"] for one in listed][1:] == list(dates.values())[1:]
     assert datetime.fromisoformat(listed[0]["created_at"]) <= datetime.now(UTC)
     for uri, step in {"bt://llama": b"checkpoint-1000", "bt://llama@job2": b"older"}.items():
-        assert await job.mirror.tree(await job.mirror.manifest(source(uri))) == {"step": step}
+        assert await job.mirror.tree(await job.mirror.manifest(source(uri))) == {"step.pt": step}
 
 
 async def test_a_mirror_that_runs_on_is_pinned_to_what_latest_was(job: Job) -> None:
-    await job.push({"step": b"1"}, "bt://llama@job1/1")
+    await job.push({"step.pt": b"1"}, "bt://llama@job1/1")
     first = await job.mirror.ready(source("bt://llama"))
-    await job.push({"step": b"2"}, "bt://llama@job1/2")
+    await job.push({"step.pt": b"2"}, "bt://llama@job1/2")
     assert (await job.mirror.get(f"/mirror/{first['id']}"))["sources"][0]["resolved_revision"] == "job1/1"
     assert (await job.mirror.ready(source("bt://llama")))["sources"][0]["resolved_revision"] == "job1/2"
 
 
 async def test_a_rank_has_checkpoints_of_its_own(job: Job) -> None:
-    await job.push({"rank": b"0"})
-    await job.push({"rank": b"3"}, f"{STEP}#rank-3")
+    await job.push({"rank.pt": b"0"})
+    await job.push({"rank.pt": b"3"}, f"{STEP}#rank-3")
     for uri, rank in {"bt://llama": b"0", "bt://llama#rank-3": b"3"}.items():
-        assert await job.mirror.tree(await job.mirror.manifest(source(uri))) == {"rank": rank}
+        assert await job.mirror.tree(await job.mirror.manifest(source(uri))) == {"rank.pt": rank}
     assert (await job.mirror.failed(source("bt://llama#rank-1")))["code"] == "REVISION_NOT_FOUND"
 
 
 async def test_a_checkpoint_is_syncing_while_any_rank_pushes_one_of_its_name(job: Job) -> None:
-    await job.push({"rank": b"0"})
-    await job.push({"rank": b"0"}, "bt://llama@job1/other")
+    await job.push({"rank.pt": b"0"})
+    await job.push({"rank.pt": b"0"}, "bt://llama@job1/other")
     push = await job.begin(f"{STEP}#rank-1")
     seen = {one["source"]: one["sync_status"] for one in await job.checkpoints()}
     assert seen == {STEP: "SYNCING", "bt://llama@job1/other": "COMPLETE"}
-    await job.send(push, {"rank": b"1"})
-    assert (await job.commit(push, {"rank": b"1"})).status_code == 200
+    await job.send(push, {"rank.pt": b"1"})
+    assert (await job.commit(push, {"rank.pt": b"1"})).status_code == 200
     assert {one["sync_status"] for one in await job.checkpoints()} == {"COMPLETE"}
 
 
 async def test_the_next_version_replaces_the_one_before_and_what_was_mirrored_from_it_stays(job: Job) -> None:
-    first = await job.push({"step": b"first"})
-    second = await job.push({"step": b"second"})
+    first = await job.push({"step.pt": b"first"})
+    second = await job.push({"step.pt": b"second"})
     assert [one["manifest"] for one in await job.checkpoints()] == [second["sources"][0]["manifest"]]
     assert (await job.mirror.http.get(f"/manifests/{first['sources'][0]['manifest']}")).status_code == 404
     assert (await job.mirror.http.get(f"/mirror/{first['id']}")).status_code == 404
     deployed = await job.mirror.manifest(source(STEP))
-    await job.push({"step": b"third"})
-    assert await job.mirror.tree(deployed) == {"step": b"second"}
+    await job.push({"step.pt": b"third"})
+    assert await job.mirror.tree(deployed) == {"step.pt": b"second"}
 
 
 async def test_a_deleted_checkpoint_is_gone_and_its_bytes_with_the_next_collection(job: Job) -> None:
     await job.push(TREE)
-    await job.push({"config.json": b"{}"}, "bt://llama@job1/other")
+    await job.push({"config.json": b"{}"}, "bt://llama@job1/other", checkpoint_type="full")
     checkpoint = next(one for one in await job.checkpoints() if one["source"] == STEP)
     assert (await job.ask("DELETE", f"/checkpoints/{checkpoint['id']}")).json()["source"] == STEP
     assert refusal(await job.ask("DELETE", f"/checkpoints/{checkpoint['id']}")) == (404, "NOT_FOUND")
@@ -522,3 +522,25 @@ async def test_no_organisation_learns_what_others_pushed(tmp_path: Path) -> None
                     401,
                     "UNAUTHENTICATED",
                 )
+
+
+async def test_newest__folder_of_logs_and_rank_without_metadata_committed_last__is_the_one_with_weights(
+    job: Job,
+) -> None:
+    await job.push(TREE)
+    await job.push({"events.out.tfevents.1": b"x"}, "bt://llama@job1/runs")
+    await job.push({"latest": b"checkpoint-100"}, "bt://llama@job1/.")
+    await job.push({"__1_0.distcp": b"x"}, "bt://llama@job1/step-7#rank-1")
+
+    for named in ("bt://llama", "bt://llama@job1"):
+        (part,) = (await job.mirror.ready(source(named)))["sources"]
+        assert part["resolved_revision"] == "job1/checkpoint-100"
+    assert (await job.mirror.ready(source("bt://llama@job1/runs")))["status"] == "READY"
+    found = {one["checkpoint_id"]: one["is_loadable"] for one in await job.checkpoints()}
+    assert found == {"checkpoint-100": True, "runs": False, ".": False, "step-7": False}
+
+
+async def test_newest__nothing_with_weights__is_not_found(job: Job) -> None:
+    await job.push({"events.out.tfevents.1": b"x"}, "bt://llama@job1/runs")
+
+    assert (await job.mirror.failed(source("bt://llama")))["code"] == "SOURCE_NOT_FOUND"

@@ -162,7 +162,7 @@ async def test_a_checkpoint_that_the_mirror_has_lost_is_pushed_again_before_a_la
 ) -> None:
     for name in ("kept", "lost"):
         (folder / name).mkdir()
-        (folder / name / "model.safetensors").write_bytes(name.encode())
+        (folder / name / "model.bin").write_bytes(name.encode())
     async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
         assert await syncer.run_once() == []
     found = await checkpoints(mirror)
@@ -434,3 +434,19 @@ def test_a_file_that_a_network_file_system_calls_stale_is_gone(folder: Path, mon
     monkeypatch.setattr("node_agent.job.tree.opened", stale)
     with pytest.raises(ChangedError), directory.opened("x", stamp):
         pass
+
+
+async def test_run_once__writer_killed_before_its_last_file__pushes_what_is_whole_and_says_what_is_missing(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    for name in ("step-1", "step-2"):
+        (folder / name).mkdir()
+        (folder / name / "__0_0.distcp").write_bytes(b"x")
+    (folder / "step-1/.metadata").write_bytes(b"x")
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        assert await syncer.run_once() == ["step-2"]
+        assert ".metadata is missing" in syncer.reasons["step-2"]
+        assert (await checkpoints(mirror)).keys() == {"step-1"}
+        (folder / "step-2/.metadata").write_bytes(b"x")
+        assert await syncer.run_once() == []
+        assert syncer.reasons == {}

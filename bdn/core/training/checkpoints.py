@@ -69,6 +69,32 @@ def describe(paths: Iterable[str], read: Mapping[str, bytes | bytearray]) -> Des
     return Description("full" if CONFIG in names or has_weights else "other")
 
 
+_WEIGHTS: Final = (
+    *(".safetensors", ".distcp", ".pt", ".pth", ".ckpt", ".bin"),
+    *(".gguf", ".h5", ".keras", ".msgpack", ".nemo", ".npz"),
+)
+# Beside weights: what Trainer and accelerate keep of optimizers, random states and arguments.
+_BESIDE: Final = re.compile(r"(optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)[^/]*")
+
+
+def is_weights(path: str) -> bool:
+    """Whether a file holds weights or a training state, by its name."""
+    name = posixpath.basename(path)
+    return name.endswith(_WEIGHTS) and _BESIDE.fullmatch(name) is None
+
+
+def is_loadable(kind: CheckpointType, paths: Iterable[str]) -> bool:
+    """Whether a checkpoint of this type with these files is one that a job resumes from.
+
+    Logs and markers are not, nor one rank's part of what ``torch.distributed.checkpoint`` wrote, without the ``.metadata`` of the rank that holds it.
+    """
+    names = set(paths)
+    parts = {posixpath.dirname(name) for name in names if name.endswith(".distcp")}
+    if parts and not any(posixpath.join(folder, ".metadata") in names for folder in parts):
+        return False
+    return kind != "other" or any(is_weights(name) for name in names)
+
+
 def shards_of(index: bytes | bytearray) -> set[str]:
     """The files that an index names, relative to it; none where it is no index. What no file can be named is not waited for."""
     named = (_object(index) or {}).get("weight_map")

@@ -97,7 +97,7 @@ async def syncing(session: ReadSession, organisation: str) -> set[tuple[str, str
 async def found(
     session: ReadSession, organisation: str, uri: CheckpointUri, team: str | None = None
 ) -> CheckpointState:
-    """What a source names now. Without a job: of the newest checkpoint's job.
+    """What a source names now. Without a job: of the newest checkpoint's job. Without a checkpoint: of those that a rank can be loaded of.
 
     Raises:
         SourceNotFoundError: no such project, job or checkpoint is this organisation's, or this team's.
@@ -108,6 +108,11 @@ async def found(
     named = [one for one in known if uri.checkpoint in (None, one.row.name)]
     if not named:
         raise SourceNotFoundError(str(uri), "no such checkpoint was pushed, or it was deleted")
+    if uri.checkpoint is None:
+        loadable = {(one.row.job, one.row.name) for one in named if one.row.is_loadable}
+        named = [one for one in named if (one.row.job, one.row.name) in loadable]
+    if not named:
+        raise SourceNotFoundError(str(uri), "nothing pushed holds weights; name a checkpoint: bt://project@job/name")
     newest = max(named, key=lambda one: age(one.row)).row
     for one in named:
         if (one.row.job, one.row.name, one.row.rank) == (newest.job, newest.name, uri.rank):

@@ -16,7 +16,7 @@ from bdn.core.chunk import digest_of
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.wire.mirror_schema import RECORDED, MirrorSource, body_from
 
-HEAD: Final = "0015.6"  # the newest migration; a test compares it with the folder
+HEAD: Final = "0015.7"  # the newest migration; a test compares it with the folder
 USE_SECONDS: Final = 60.0  # a later use of a manifest is not noted before
 
 

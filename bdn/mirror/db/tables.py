@@ -13,6 +13,7 @@ from sqlalchemy import (
     String,
     UniqueConstraint,
     text,
+    true,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -383,6 +384,7 @@ class CheckpointRow(Base):
     committed_at: Mapped[float]
     files_total: Mapped[int]
     bytes_total: Mapped[int]
+    is_loadable: Mapped[bool] = mapped_column(server_default=true())
     details: Mapped[Json]
 
 
