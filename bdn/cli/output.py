@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 import click
 
 from bdn.cli.main import missing_extra
-from bdn.core.errors import BdnError, InvalidRequestError
+from bdn.core.errors import NAME_A_SECRET, BdnError, InvalidRequestError
 from bdn.core.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ _OPTIONS: Final = {
 
 def in_options(text: str) -> str:
     """A message of a service, which names the fields of requests, with the options of commands in their places."""
+    text = text.replace(NAME_A_SECRET, "Give --secret NAME")
     return re.sub(rf"\b({'|'.join(_OPTIONS)})\b", lambda found: _OPTIONS[found[1]], text)
 
 

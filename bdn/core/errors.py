@@ -8,7 +8,7 @@ signed URL. HTTP statuses live in ``bdn.wire.shapes`` alone.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import ClassVar, dataclass_transform
+from typing import ClassVar, Final, dataclass_transform
 
 from bdn.core.units import format_size
 
@@ -65,6 +65,12 @@ class InvalidMountError(CallerError):
     problem: str
 
 
+# As callers of the API write it; commands put their option in its place.
+NAME_A_SECRET: Final = (
+    'Add "auth": {"auth_method": "CUSTOM_SECRET", "auth_secret_name": "NAME"} to the source (bdn pull: --secret NAME)'  # noqa: S105 - a name
+)
+
+
 class AuthRequiredError(CallerError):
     code = "AUTH_REQUIRED"
     source: str
@@ -73,8 +79,7 @@ class AuthRequiredError(CallerError):
 
     def __str__(self) -> str:
         remedy = self.remedy or (
-            'Add "auth": {"auth_method": "CUSTOM_SECRET", "auth_secret_name": "NAME"} to the source '
-            "(bdn pull: --secret NAME) and store the credentials under that name, for example in the environment variable "
+            f"{NAME_A_SECRET} and store the credentials under that name, for example in the environment variable "
             "BDN_SECRET_NAME. If the source names a secret already, its value does not open it; if it names a role or a "
             "service account, that one may not read it"
         )

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from bdn.core.errors import InvalidRequestError
 from bdn.core.source.uri import Scheme
 from bdn.net.ambient import check_authorities, check_proxies
+from bdn.sources.settings import FALSE, S3_ADDRESSING, TRUE
 
 _AWS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL")
 _GOOGLE: Final = ("BDN_GOOGLE_STS_URL", "BDN_GOOGLE_IAM_URL", "BDN_GOOGLE_TOKEN_URL")
@@ -62,9 +63,20 @@ def check_environment(scheme: Scheme, environ: Mapping[str, str] = os.environ) -
             raise InvalidRequestError(
                 f"{name}: holds a character that no key has; set it anew, without quotes and spaces"
             )
+    if scheme == "s3":
+        _check_s3(environ)
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         if scheme == "s3" and (value := environ.get(name)) and not _REGION.fullmatch(value):
             raise InvalidRequestError(f"{name}: must be a region, such as eu-west-1 (it is {value!r})")
+
+
+def _check_s3(environ: Mapping[str, str]) -> None:
+    for name, allowed in (
+        ("BDN_SOURCE_S3_REQUESTER_PAYS", (*TRUE, *FALSE)),
+        ("BDN_SOURCE_S3_ADDRESSING", S3_ADDRESSING),
+    ):
+        if (value := environ.get(name)) and value.lower() not in allowed:
+            raise InvalidRequestError(f"{name}: must be one of {', '.join(allowed)} (it is {value!r})")
 
 
 def is_address(text: str) -> bool:

@@ -11,6 +11,9 @@ from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 DEFAULT_REGION: Final = "us-east-1"
 HUGGING_FACE: Final = "https://huggingface.co"
 CLOUDFLARE_R2: Final = "https://{account}[.jurisdiction].r2.cloudflarestorage.com"
+TRUE: Final = ("1", "true", "yes", "on")
+FALSE: Final = ("0", "false", "no", "off")
+S3_ADDRESSING: Final = ("auto", "path", "virtual")
 GOOGLE_STS: Final = "https://sts.googleapis.com/v1/token"
 GOOGLE_IAM: Final = "https://iamcredentials.googleapis.com"
 GOOGLE_OAUTH: Final = "https://oauth2.googleapis.com/token"
@@ -41,6 +44,8 @@ class UpstreamSettings:
     s3_endpoint_url: str | None = None  # None is AWS itself
     s3_region: str = DEFAULT_REGION
     s3_credentials: S3Credentials | None = None
+    s3_requester_pays: bool = False
+    s3_addressing: str = "auto"  # or "path", "virtual"
     r2_endpoint_url: str = CLOUDFLARE_R2  # the program's own setting; for placeholders see ``r2_address``
     sts_endpoint_url: str | None = None  # None is AWS itself, in the region that the request names
     google_sts_url: str = GOOGLE_STS
@@ -77,6 +82,8 @@ class UpstreamSettings:
             s3_endpoint_url=(first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or "").rstrip("/") or None,
             s3_region=region or DEFAULT_REGION,
             s3_credentials=credentials,
+            s3_requester_pays=(first("BDN_SOURCE_S3_REQUESTER_PAYS") or "").lower() in TRUE,
+            s3_addressing=(first("BDN_SOURCE_S3_ADDRESSING") or "auto").lower(),
             r2_endpoint_url=r2_endpoint_url,
             sts_endpoint_url=(first("AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL") or "").rstrip("/") or None,
             google_sts_url=first("BDN_GOOGLE_STS_URL") or GOOGLE_STS,

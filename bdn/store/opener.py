@@ -16,7 +16,7 @@ from bdn.store.directory import DirectoryStore
 
 def settings_of_store(upstreams: UpstreamSettings, endpoint: str | None, region: str | None) -> UpstreamSettings:
     """Where the store's server is: where sources are, but for what the operator says of the store."""
-    found = replace(upstreams, s3_region=region or upstreams.s3_region)
+    found = replace(upstreams, s3_region=region or upstreams.s3_region, s3_requester_pays=False, s3_addressing="auto")
     if endpoint is None:
         return found
     return replace(found, s3_endpoint_url=endpoint, r2_endpoint_url=endpoint, gcs_endpoint_url=endpoint)

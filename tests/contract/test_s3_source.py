@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import md5
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,7 +15,7 @@ from bdn.core.errors import InvalidSourceError, UpstreamUnavailableError
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Source, UpstreamFile
 from bdn.core.source.uri import BucketUri
 from bdn.sources.s3.bucket import RegionalBucket
-from bdn.sources.s3.client import S3Endpoint, s3_client
+from bdn.sources.s3.client import S3Endpoint, bucket_address, s3_client
 from bdn.sources.s3.credentials import StaticS3Credentials
 from bdn.sources.s3.source import S3Source
 from bdn.sources.settings import S3Credentials, UpstreamSettings
@@ -429,3 +429,19 @@ async def test_a_failure_to_renew_keys_comes_out_as_it_is(bucket: S3Bucket, keys
     for attempt in (source.locate(file), listed(source)):
         with pytest.raises(UpstreamUnavailableError, match="the token service is away"):
             await attempt
+
+
+async def test_every_request_of_a_requester_pays_source_says_so(s3: S3Like, s3_server: S3Server) -> None:
+    bucket = s3.bucket()
+    bucket.put({"small.txt": CONTENT, "large.bin": b"x" * (CHUNK_SIZE + 1)})
+    paying = replace(s3, settings=replace(s3.settings, s3_requester_pays=True))
+    async with paying.open(bucket.name, account=s3.account) as source:
+        for file in (await listed(source)).values():
+            assert read_range(await source.locate(file), 0, 4).status == 206  # the server checks what is signed
+    assert {request.headers.get("x-amz-request-payer") for request in s3_server.log.find()} == {"requester"}
+
+
+async def test_virtual_addressing_puts_the_bucket_into_the_host_of_another_endpoint(s3: S3Like) -> None:
+    endpoint = S3Endpoint("https://store.example:9000", "us-east-1", None, ("s3",), "virtual")
+    async with s3_client("models", endpoint, "us-east-1", s3.settings) as client:
+        assert await bucket_address(client, "models") == "https://models.store.example:9000/"

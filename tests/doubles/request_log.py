@@ -14,6 +14,7 @@ NOTED_HEADERS = (
     "bdn-manifest",
     "bdn-suspect",
     "x-amz-checksum-mode",
+    "x-amz-request-payer",
 )
 
 

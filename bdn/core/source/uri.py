@@ -487,6 +487,12 @@ _WITHOUT_ACCOUNT: Final[Mapping[str, Literal["gs", "s3"]]] = {"gs": "gs", "s3": 
 
 def _parse_bucket(text: str, scheme: str, rest: str) -> BucketUri:
     name = scheme.upper()
+    if scheme == "s3" and rest.startswith("arn:"):
+        raise InvalidSourceError(
+            text,
+            f"Source {text!r} is an ARN; use the access point's alias as the bucket: s3://NAME-…-s3alias/path "
+            "('aws s3control get-access-point' shows the alias)",
+        )
     if "@" in rest:
         raise InvalidSourceError(
             text,

@@ -32,7 +32,9 @@ REDIRECT_LIMIT: Final = 5
 REDIRECT_BODY_LIMIT: Final = 64 * 1024  # read to keep the connection; a longer one is not worth it
 
 # Headers that another origin may see. Any other may be a credential, by whatever name a source signs its requests.
-_HARMLESS: Final = frozenset({"accept", "accept-encoding", "if-match", "range", "user-agent", "x-amz-checksum-mode"})
+_HARMLESS: Final = frozenset(
+    {"accept", "accept-encoding", "if-match", "range", "user-agent", "x-amz-checksum-mode", "x-amz-request-payer"}
+)
 
 
 class UnsendableError(ValueError):

@@ -151,6 +151,7 @@ BAD_CREDENTIALS: Final = {
 OTHER_REGION: Final = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
 _OTHER_REGION_STATUSES: Final = (301, 302, 307)
 _REGION: Final = re.compile(r"[a-z]{2,12}(?:-[a-z0-9]{1,20}){1,4}")  # it becomes part of a host's name
+_PATH_STYLE_REFUSED: Final = ("SecondLevelDomainForbidden", "VirtualHostDomainRequired", "PathStyleDomainForbidden")
 SLOW_DOWN: Final = ("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests")
 
 
@@ -199,14 +200,28 @@ def _of_head(error: ClientError, source: str, path: str) -> BdnError | None:
             return None
 
 
-def _answered(error: ClientError, source: str, *, anonymous: bool) -> BdnError:
-    code, status, headers = facts_of(error)
+def _misplaced(code: str, status: int, source: str) -> BdnError | None:
+    """The bucket is not read here, or not so, whatever the credentials."""
     if code in OTHER_REGION or status in _OTHER_REGION_STATUSES:
         return InvalidSourceError(source, f'{source} lies in another region ({code}); add "aws_region" to the secret')
+    if code in _PATH_STYLE_REFUSED:
+        reason = "the service refuses path-style addresses; the operator sets BDN_SOURCE_S3_ADDRESSING=virtual"
+        return InvalidSourceError(source, f"{source}: {reason} ({code})")
+    if code == "AllAccessDisabled":
+        return SourceNotFoundError(source, f"the bucket's owner or the service has disabled it ({code})")
+    return None
+
+
+def _answered(error: ClientError, source: str, *, anonymous: bool) -> BdnError:
+    code, status, headers = facts_of(error)
+    if misplaced := _misplaced(code, status, source):
+        return misplaced
     if code in BAD_CREDENTIALS:
         return AuthRequiredError(source, f"{code}: {BAD_CREDENTIALS[code]}")
     if status in (401, 403):
         who = "anonymous reading is not allowed" if anonymous else "these credentials may not read it"
+        if not anonymous and code in ("403", "AccessDenied", "Forbidden"):
+            who += "; if the bucket is requester pays, the operator sets BDN_SOURCE_S3_REQUESTER_PAYS=true"
         return AuthRequiredError(source, f"{code}: {who}")
     if code in SLOW_DOWN or status == 429:
         return UpstreamRateLimitedError(source, parse_retry_after(headers))

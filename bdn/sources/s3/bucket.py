@@ -11,7 +11,7 @@ from bdn.core.source.uri import BucketUri
 from bdn.sources.s3.answers import SDK_ERRORS, region_told, translate
 from bdn.sources.s3.client import S3Endpoint, bucket_address, s3_client
 from bdn.sources.s3.credentials import endpoint_of
-from bdn.sources.s3.signature import CHECKSUM_MODE, AddressSigner, plain_address
+from bdn.sources.s3.signature import CHECKSUM_MODE, REQUESTER_PAYS, AddressSigner, plain_address
 from bdn.sources.sign_in import SourceContext
 
 ADDRESS_SECONDS: Final = 3600
@@ -22,7 +22,7 @@ Answer = TypeVar("Answer")
 class RegionalBucket:
     """A bucket of another region than it was opened in is followed there, once. ``open_client`` opens a client for a region.
 
-    ``place`` is what the identities of its objects begin with.
+    ``place`` is what the identities of its objects begin with, ``headers`` have to be sent to their addresses.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class RegionalBucket:
         open_client: Callable[[str], Awaitable[Any]],
     ) -> None:
         self.place: Final = endpoint.place
+        self.headers: Final = (CHECKSUM_MODE, REQUESTER_PAYS) if endpoint.requester_pays else (CHECKSUM_MODE,)
         self._uri = uri
         self._context = context
         self._credentials = endpoint.credentials
@@ -63,7 +64,7 @@ class RegionalBucket:
         return await self._context.asker.ask(base, once)
 
     async def address(self, key: str, version_id: str | None) -> tuple[str, float | None]:
-        """Where the object is read with ``CHECKSUM_MODE``, and until when; made without a request, in some microseconds.
+        """Where the object is read with ``headers``, and until when; made without a request, in some microseconds.
 
         It is signed for the region in which the bucket answered before.
         """
@@ -75,7 +76,7 @@ class RegionalBucket:
         if signer is None or signer.signed_at != now or signer.credentials is not credentials or signer.base != base:
             signer = self._signer = AddressSigner.of(base, self._region, credentials, now, ADDRESS_SECONDS)
         version = {} if version_id is None else {"versionId": version_id}
-        return signer.address(key, version, headers=(CHECKSUM_MODE,)), signer.expires_at
+        return signer.address(key, version, headers=self.headers), signer.expires_at
 
     async def _base_address(self) -> str:
         """The bucket's own address, with a final slash: the client knows the rules of all regions and partitions."""

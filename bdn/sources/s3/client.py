@@ -27,6 +27,7 @@ from bdn.core.errors import EgressRefusedError
 from bdn.sources.guarded_connector import GuardedConnector, GuardedResolver
 from bdn.sources.refreshing import CredentialsProvider
 from bdn.sources.s3.answers import LISTING
+from bdn.sources.s3.signature import REQUESTER_PAYS
 from bdn.sources.settings import S3Credentials, UpstreamSettings
 
 # In botocore's form: (name in a config file, environment variable, default, conversion).
@@ -113,17 +114,20 @@ class S3Endpoint:
     region: str
     credentials: CredentialsProvider[S3Credentials] | None
     place: tuple[str, ...]
+    addressing: str = "auto"  # or "path", "virtual"
+    requester_pays: bool = False
 
 
 @asynccontextmanager
 async def s3_client(bucket: str, endpoint: S3Endpoint, region: str, settings: UpstreamSettings) -> AsyncIterator[Any]:
     """A client of S3 for this bucket, without a request yet; its connections are closed at the end."""
+    # Names with dots have no certificate under virtual hosting; servers other than AWS often have no wildcard DNS.
+    style = "path" if endpoint.url or "." in bucket else "virtual"
     config = guarded_config(
         settings.egress,
         "s3v4" if endpoint.credentials else None,
         read_timeout=60,
-        # Names with dots have no certificate under virtual hosting; servers other than AWS often have no wildcard DNS.
-        s3={"addressing_style": "path" if endpoint.url or "." in bucket else "virtual"},
+        s3={"addressing_style": style if endpoint.addressing == "auto" else endpoint.addressing},
     )
     session = aws_session()
     session.register_component("credential_provider", _ProvidedKeys(endpoint.credentials))
@@ -134,6 +138,8 @@ async def s3_client(bucket: str, endpoint: S3Endpoint, region: str, settings: Up
         client.meta.events.unregister("before-parse.s3.*", handlers._handle_200_error)  # noqa: SLF001
         client.meta.events.register("before-parse.s3.ListObjectsV2", _leave_listing_unread)
         client.meta.events.register_first("needs-retry.s3", _do_not_change_regions)
+        if endpoint.requester_pays:
+            client.meta.events.register("before-sign.s3", _pay)
         yield client
 
 
@@ -170,6 +176,11 @@ def _leave_listing_unread(
     if response_dict["status_code"] == 200:
         customized_response_dict[LISTING] = response_dict["body"]
         response_dict["body"] = b""
+
+
+def _pay(request: Any, **_: object) -> None:  # noqa: ANN401 - the client's own
+    name, value = REQUESTER_PAYS
+    request.headers[name] = value
 
 
 def _do_not_change_regions(request_dict: Mapping[str, Any], **_: object) -> None:

@@ -64,7 +64,14 @@ def endpoint_of(uri: BucketUri, context: SourceContext) -> S3Endpoint:
         address = r2_address(settings.r2_endpoint_url, uri.account, uri.jurisdiction)
         return S3Endpoint(address, _R2_REGION, credentials, ("r2", address, uri.account, uri.jurisdiction))
     url = settings.s3_endpoint_url
-    return S3Endpoint(url, region or settings.s3_region, credentials, ("s3", url or _AWS))
+    return S3Endpoint(
+        url,
+        region or settings.s3_region,
+        credentials,
+        ("s3", url or _AWS),
+        settings.s3_addressing,
+        settings.s3_requester_pays,
+    )
 
 
 @dataclass(frozen=True, slots=True)

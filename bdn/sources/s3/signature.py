@@ -22,6 +22,7 @@ from bdn.sources.settings import S3Credentials
 
 # S3 refuses an x-amz-* header that is sent beside a signature and is not part of it, so this one is, and has to be sent.
 CHECKSUM_MODE: Final = ("x-amz-checksum-mode", "ENABLED")
+REQUESTER_PAYS: Final = ("x-amz-request-payer", "requester")
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _SEPARATOR: Final = "%3B"  # of the names of headers, in an address
 

@@ -11,7 +11,6 @@ from bdn.core.source.uri import BucketUri
 from bdn.sources.bucket_source import BucketPage, BucketSource
 from bdn.sources.s3.answers import LISTING, read_page, stated_checksum
 from bdn.sources.s3.bucket import RegionalBucket, open_bucket
-from bdn.sources.s3.signature import CHECKSUM_MODE
 from bdn.sources.sign_in import SourceContext
 
 _NO_VERSION: Final = "null"  # what S3 calls the version of an object that was written while versioning was off
@@ -55,7 +54,7 @@ class S3Source(BucketSource):
         url, expires_at = await self._bucket.address(file.handle, version_id)
         return Location(
             url,
-            (("If-Match", file.version), CHECKSUM_MODE),
+            (("If-Match", file.version), *self._bucket.headers),
             etag=file.version,
             expires_at=expires_at,
             checksum=checksum,

@@ -15,7 +15,7 @@ from bdn.cli.main import main as bdn
 from bdn.cli.operations import _eviction_lines, is_path
 from bdn.cli.output import in_options
 from bdn.cli.stage import _seconds, stage_code
-from bdn.core.errors import NoFilesMatchedError
+from bdn.core.errors import AuthRequiredError, NoFilesMatchedError
 from bdn.net.client import Params
 from bdn.wire.access_schema import NewToken, Token, TokenRequest
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
@@ -251,3 +251,9 @@ def test_a_ready_stage_that_lacks_something_is_no_success(
     )
 
     assert stage_code(stage) == code
+
+
+def test_the_remedy_of_auth_required_names_the_option_of_the_command() -> None:
+    said = in_options(str(AuthRequiredError("hf://o/m", "it is gated")))
+    assert "Give --secret NAME and store" in said
+    assert '"auth' not in said
