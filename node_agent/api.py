@@ -11,6 +11,7 @@ from typing import Annotated, Final
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import HTTPConnection
 
 from bdn import __version__
 from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError, UnauthenticatedError
@@ -56,11 +57,34 @@ caches_router = new_router("caches")
 service_router = new_router("service")
 
 
+async def _check_owner(connection: HTTPConnection) -> None:
+    """A pull writes where its caller says: for the agent's own user, who can do that anyway, and sees the same directories.
+
+    Raises ``UnauthenticatedError``: somebody else asks, or the port is asked, or a process in a container.
+    """
+    if not getattr(connection.state, OWNER, False):
+        raise UnauthenticatedError(
+            "a pull is for the user of this agent alone, over its unix socket, and from its own mount namespace: not from a container, "
+            "nor for a service with PrivateTmp; stage the files with POST /stages"
+        )
+
+
+async def _check_caller(head: HTTPConnection) -> None:
+    """Before a body is read. There are no tokens here: a caller is known by its way in.
+
+    The mode of the unix socket admits the agent's user and group; the loopback port is closed to what browsers send for foreign pages
+    (``serving(is_local=True)``). Pulls are for the agent's own user.
+    """
+    if head.url.path.startswith("/pulls"):
+        await _check_owner(head)
+
+
 def build_app(agent: Agent) -> FastAPI:
     """The whole API of one agent."""
     return new_service(
         "BDN node agent",
         limit_request_bytes=agent.settings.limit_request_bytes,
+        authenticate=_check_caller,
         routers=(stages_router, pulls_router, volumes_router, caches_router, service_router),
         provides=(agent,),
     )
@@ -137,19 +161,7 @@ async def end_volume(agent: _Agent, volume_id: str) -> JobVolume:
     return found.document()
 
 
-async def _owner(request: Request) -> None:
-    """A pull writes where its caller says: for the agent's own user, who can do that anyway, and sees the same directories.
-
-    Raises ``UnauthenticatedError``: somebody else asks, or the port is asked, or a process in a container.
-    """
-    if not getattr(request.state, OWNER, False):
-        raise UnauthenticatedError(
-            "a pull is for the user of this agent alone, over its unix socket, and from its own mount namespace: not from a container, "
-            "nor for a service with PrivateTmp; stage the files with POST /stages"
-        )
-
-
-@pulls_router.post("/pulls/checks", dependencies=[Depends(_owner)])
+@pulls_router.post("/pulls/checks", dependencies=[Depends(_check_owner)])
 async def check_pull(agent: _Agent, request: PullCheck) -> PullLosses:
     """Refuse a directory where no pull could be published; with a grant, tell what would be lost there."""
     await agent.stages.check_destination(Path(request.destination))
@@ -160,7 +172,7 @@ async def check_pull(agent: _Agent, request: PullCheck) -> PullLosses:
     )
 
 
-@pulls_router.post("/pulls", status_code=202, dependencies=[Depends(_owner)])
+@pulls_router.post("/pulls", status_code=202, dependencies=[Depends(_check_owner)])
 async def pull(agent: _Agent, request: PullRequest) -> StageDocument:
     """Put the files of a grant's only manifest at a directory; the stage is released when the directory is gone."""
     begun = await agent.stages.pull(request.grant, Path(request.destination), link=request.link)

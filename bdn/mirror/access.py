@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest
-from bdn.core.errors import NotFoundError, UnauthenticatedError
+from bdn.core.errors import GrantInvalidError, NotFoundError, UnauthenticatedError
 from bdn.core.source.uri import CheckpointUri
 from bdn.core.store import organisation_of, reader_of, team_of
 from bdn.mirror.db import contents, mirrors
@@ -148,6 +148,19 @@ class Access:
         if bearer is None:
             raise UnauthenticatedError
         raise UnauthenticatedError("the token is not known here, or it was revoked or has expired")
+
+    async def check_known(self, bearer: str | None) -> None:
+        """Refuse a bearer that is neither a token nor a grant, whatever it is for: before a body is read.
+
+        Raises ``UnauthenticatedError``, or for what has the form of a grant ``GrantInvalidError``, ``GrantExpiredError``.
+        """
+        if bearer is None or self.token is None or is_token(bearer) or bearer.count(".") != 2:
+            await self.caller(bearer)
+        elif self._operator(bearer) is None:
+            try:
+                self.verifier.verify_push(bearer, now=time.time())
+            except GrantInvalidError:  # it may be one to read
+                self.verifier.verify(bearer, now=time.time())
 
     async def pusher(self, bearer: str | None, organisation: str | None = None) -> PushAccess:
         """Who pushes: a controller, for all jobs of its organisation, or the bearer of a grant to push, for one rank of one job."""

@@ -67,7 +67,7 @@ from bdn.store.opener import bucket_of
 from bdn.transfer.byte_threads import ByteThreads, pacer
 from bdn.transfer.ranged import RangedReader
 from bdn.wire.grants import GrantVerifier
-from bdn.wire.http_fields import is_loopback
+from bdn.wire.http_fields import bearer_of, is_loopback
 from bdn.wire.mirror_schema import Mirror
 
 _STALL: Final = StallPolicy()
@@ -280,7 +280,11 @@ async def open_mirror(
             *filter(None, [issuer]),
         )
         api = new_service(
-            "BDN mirror", limit_request_bytes=settings.limit_request_bytes, routers=ROUTERS, provides=services
+            "BDN mirror",
+            limit_request_bytes=settings.limit_request_bytes,
+            authenticate=lambda head: access.check_known(bearer_of(head.headers.get("authorization"))),
+            routers=ROUTERS,
+            provides=services,
         )
         yield MirrorService(api, requests, room, data_port, shown, database.watch, lock)
 

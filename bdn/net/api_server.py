@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import errno
 import fcntl
-import json
 import logging
 import os
 import re
@@ -17,7 +16,7 @@ import struct
 import termios
 import time
 from asyncio.sslproto import SSLProtocol
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import bdn
@@ -49,23 +48,22 @@ from bdn.core.errors import (
     InternalError,
     InUseError,
     InvalidRequestError,
-    LimitExceededError,
     NotFoundError,
     single_error,
 )
 from bdn.core.pace.retry import StallPolicy
+from bdn.net.request_bodies import Authenticate, RequestBodies, error_answer
 from bdn.net.tls import HANDSHAKE, Certificate, refusal_of_plain_http
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, bearer_of, check_local
-from bdn.wire.shapes import ErrorDocument, document_of, status_of
+from bdn.wire.shapes import ErrorDocument
 
-_LIMITED: Final = "bytes of the request"
-# Where half a surrogate pair may stand: as an escape, as bytes, or in a body of UTF-16, which JSON's parser takes as well.
-_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\x00")
 _Kind = TypeVar("_Kind")
 _IN_PART: Final = (h11.IDLE, h11.SEND_BODY)
 WaitSeconds = Annotated[
     float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Answer early on a terminal state, at the latest then")
 ]
+_PROBLEMS_NAMED: Final = 20
+_LONGEST_PART: Final = 100  # characters of a field's name, which may be the caller's own
 _GRACE_SECONDS = 5  # for answers that are under way when the service stops
 _AGAIN_SECONDS: Final = 60.0  # between two warnings of one shortage
 SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -102,34 +100,6 @@ def provided(kind: type[_Kind]) -> _Kind:
     return cast("_Kind", Depends(find))
 
 
-async def _check_text(request: Request) -> None:
-    """Refuse a body with half a surrogate pair in its text: no answer, file or database could hold what was made of it."""
-    body = await request.body() if request.method in ("POST", "PUT") else b""
-    if not _HALF.search(body):
-        return
-    try:
-        place = _place_of_half(json.loads(body))
-    except (ValueError, RecursionError):
-        return  # not JSON: a route that reads it says so
-    if place is not None:
-        raise InvalidRequestError(f"{place.lstrip('.') or 'the body'}: half a surrogate pair, which is no text")
-
-
-def _place_of_half(value: Any, place: str = "") -> str | None:  # noqa: ANN401 - any JSON
-    """Where in a document text is none, such as ``.weights.0.source``."""
-    match value:
-        case str():
-            return place if any("\ud800" <= sign <= "\udfff" for sign in value) else None
-        case list():
-            parts = [(f"{place}.{index}", one) for index, one in enumerate(value)]
-        case dict():
-            parts = [(place, name) for name in value] + [(f"{place}.{name}", one) for name, one in value.items()]
-        case _:
-            return None
-    return next((found for part, one in parts if (found := _place_of_half(one, part)) is not None), None)
-
-
-_DEPENDENCIES: Final = [Depends(_check_text)]
 _RESPONSES: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": ErrorDocument, "description": "Any failure"}}
 
 
@@ -168,17 +138,21 @@ _DOCS: Final = (Route("/docs", _docs), Mount("/docs", StaticFiles(packages=[("fa
 
 def new_router(tag: str) -> APIRouter:
     """A router for applications of ``new_service``."""
-    return APIRouter(
-        tags=[tag], dependencies=_DEPENDENCIES, responses=_RESPONSES, generate_unique_id_function=_operation_id
-    )
+    return APIRouter(tags=[tag], responses=_RESPONSES, generate_unique_id_function=_operation_id)
 
 
 def new_service(
-    title: str, *, limit_request_bytes: int, routers: Iterable[APIRouter] = (), provides: Iterable[object] = ()
+    title: str,
+    *,
+    limit_request_bytes: int,
+    authenticate: Authenticate,
+    routers: Iterable[APIRouter] = (),
+    provides: Iterable[object] = (),
 ) -> FastAPI:
     """An application that answers every failure with the error document of docs/contract.md.
 
-    ``provides`` are the objects that the routes of ``routers`` ask for by their classes.
+    ``provides`` are the objects that the routes of ``routers`` ask for by their classes. ``authenticate`` raises for a caller whose
+    body must not be read; it sees the head of each request that has a body, before anything of the body is read.
     """
     app = _Service(
         title=title,
@@ -187,29 +161,26 @@ def new_service(
         responses=_RESPONSES,
         docs_url=None,
         redoc_url=None,
-        dependencies=_DEPENDENCIES,
         generate_unique_id_function=_operation_id,
     )
     app.router.routes.extend(_DOCS)
     app.state.provided = {type(each): each for each in provides}
     for router in routers:
         app.router.routes.extend(router.routes)  # ``include_router`` would build them again
-    app.add_middleware(_LimitedRequests, limit=limit_request_bytes)
+    app.add_middleware(RequestBodies, limit=limit_request_bytes, authenticate=authenticate)
 
     @app.exception_handler(BdnError)
     async def on_error(_: Request, error: BdnError) -> JSONResponse:
-        return _answer(error)
+        return error_answer(error)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return _answer(InvalidRequestError(describe_validation(error.errors())))
+        return error_answer(InvalidRequestError(describe_validation(error.errors())))
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
         if error.status_code == 404:
-            return _answer(NotFoundError(f"path {request.url.path[:200]}"))
-        if error.status_code == 413:
-            return _answer(LimitExceededError(_LIMITED, limit_request_bytes + 1, limit_request_bytes))
+            return error_answer(NotFoundError(f"path {request.url.path[:200]}"))
         headers, said = error.headers, error.detail
         if error.status_code == 405:
             # Starlette names those of the first route of this path alone, and none for a file.
@@ -220,41 +191,13 @@ def new_service(
             headers = {"Allow": ", ".join(sorted(methods))}
             said = f"{said}; this path has {headers['Allow']}"
         problem = InvalidRequestError(f"{request.method} {request.url.path[:200]}: {said}")
-        return _answer(problem, error.status_code, headers)
+        return error_answer(problem, error.status_code, headers)
 
     @app.exception_handler(Exception)
     async def on_bug(_: Request, error: Exception) -> JSONResponse:
-        return _answer(InternalError(type(error).__name__))  # the server logs it with its traceback
+        return error_answer(InternalError(type(error).__name__))  # the server logs it with its traceback
 
     return app
-
-
-class _LimitedRequests:
-    """Refuses a body over the limit, whether its length is announced or not.
-
-    ``FastAPI(max_body_size=…)`` does the same, but answers an announced length in plain text, past our handlers.
-    """
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app = app
-        self._limit = limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        announced = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
-        if re.fullmatch(r"[0-9]{1,30}", announced) and int(announced) > self._limit:
-            await _answer(LimitExceededError(_LIMITED, int(announced), self._limit))(scope, receive, send)
-            return
-        received = 0
-
-        async def receive_limited() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._limit:
-                raise HTTPException(413)  # an error of ours would be taken for a body that cannot be parsed
-            return message
-
-        await self._app(scope, receive_limited, send)
 
 
 class _LocalRequests:
@@ -268,25 +211,21 @@ class _LocalRequests:
         try:
             check_local(*(", ".join(headers.getlist(name)) if name in headers else None for name in ("host", "origin")))
         except ForeignRequestError as error:
-            await _answer(error)(scope, receive, send)
+            await error_answer(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-
-def _answer(error: BdnError, status: int | None = None, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    challenge = {"WWW-Authenticate": "Bearer"} if status_of(error) == 401 else {}
-    return JSONResponse(document_of(error), status or status_of(error), headers={**(headers or {}), **challenge})
 
 
 def describe_validation(problems: Any) -> str:  # noqa: ANN401 - pydantic's own list of dictionaries
     """One line that names each field and what is wrong with it, without repeating the value: it may be a secret."""
     lines: list[str] = []
-    for problem in problems:
-        parts = [str(part) for part in problem["loc"] if part != "body"]
+    for problem in problems[:_PROBLEMS_NAMED]:
+        parts = [str(part)[:_LONGEST_PART] for part in problem["loc"] if part != "body"]
         place = "the body" if not parts or problem["type"] == "json_invalid" else ".".join(parts)
         wrong = "is not a known field" if problem["type"] == "extra_forbidden" else problem["msg"]
         lines.append(f"{place}: {wrong}")
-    return "; ".join(lines)
+    left = len(problems) - len(lines)
+    return "; ".join([*lines, *([f"and {left} more"] if left else [])])
 
 
 _Document = TypeVar("_Document", bound=BaseModel)

@@ -104,7 +104,7 @@ class SecretBody(StrictModel, json_schema_extra={"examples": [{"value": "hf_exam
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    value: StrictStr = Field(repr=False)
+    value: Annotated[StrictStr, Field(max_length=64 * LIMIT_VALUE_BYTES)] = Field(repr=False)
 
     def check(self) -> None:
         """Refuse what no upstream could be opened with; whether one opens is seen when it is used."""

@@ -4,20 +4,24 @@ import base64
 import binascii
 import gzip
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field, StrictBool, StrictStr, TypeAdapter
 
-from bdn.core.errors import InvalidRequestError
+from bdn.core.errors import BdnError, InvalidRequestError
 from bdn.core.source.uri import PROJECT_PATTERN
 from bdn.core.training.cache_summary import ENTRIES_LIMIT, FileType, SummaryEntry
-from bdn.wire.shapes import LARGEST, ErrorBody, Items, Quantity, StrictModel, moment
+from bdn.wire.json_bounds import ElementCount
+from bdn.wire.shapes import LARGEST, ErrorBody, Items, Label, Quantity, StrictModel, moment
 
 _UNPACKED_LIMIT: Final = (
     128 * 1024**2
 )  # bytes of JSON; 100,000 files have 25 MB, and six times as many where names are odd
+_PIECE: Final = 256 * 1024
+_UNPACKED_SLACK: Final = 8 * 1024**2
+_BYTES_PER_ELEMENT: Final = 512  # of an entry's path, its size, its time, …: on an average
 ProjectName = Annotated[StrictStr, Field(pattern=f"^{PROJECT_PATTERN}$")]
 ProjectId = Annotated[StrictStr, Field(pattern=r"^[a-z0-9]{10}$")]
 ClusterName = Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
@@ -38,7 +42,7 @@ class CacheRequest(
     volume_id: VolumeId
     require_cache_affinity: StrictBool = True
     gpu_type: Annotated[StrictStr | None, Field(max_length=128)] = None
-    offered_in: Annotated[list[ClusterName], Field(max_length=10_000)] | None = None
+    offered_in: Annotated[list[ClusterName], Field(max_length=10_000, fail_fast=True)] | None = None
 
 
 class CacheGrantDocument(BaseModel):
@@ -60,11 +64,11 @@ class CacheLimit(StrictModel, json_schema_extra={"examples": [{"limit_bytes": 2_
 class FileSummary(BaseModel):
     """One entry of a cache. ``size_bytes`` of a directory is 0, or what all files in it have where these are not listed."""
 
-    path: str
+    path: Annotated[str, Field(max_length=4 * 4096)]  # an odd byte is written as four characters
     size_bytes: Quantity
     modified: datetime
     file_type: FileType
-    permissions: str
+    permissions: Label
 
     @classmethod
     def of(cls, entry: SummaryEntry) -> "FileSummary":
@@ -80,7 +84,10 @@ class FileSummary(BaseModel):
         )
 
 
-_SUMMARIES: Final = TypeAdapter(list[FileSummary])
+_SUMMARIES: Final = TypeAdapter(
+    Annotated[list[FileSummary], Field(max_length=ENTRIES_LIMIT, fail_fast=True)],
+)
+_ELEMENTS_LIMIT: Final = ENTRIES_LIMIT * (len(FileSummary.model_fields) + 1) + 1
 
 
 def pack(entries: Iterable[FileSummary]) -> str:
@@ -91,14 +98,36 @@ def pack(entries: Iterable[FileSummary]) -> str:
 def unpack(packed: str) -> list[FileSummary]:
     """What was packed. Raises ``InvalidRequestError``: it is none, or too many."""
     try:
-        stream = zlib.decompressobj(wbits=31)
-        content = stream.decompress(base64.b64decode(packed, validate=True), _UNPACKED_LIMIT)
-        found = _SUMMARIES.validate_json(content) if stream.eof else None
-    except (ValueError, binascii.Error, zlib.error):
-        found = None
-    if found is None or len(found) > ENTRIES_LIMIT:
-        raise InvalidRequestError("the summary's entries are not what an agent packs")
-    return found
+        content = _unpacked(base64.b64decode(packed, validate=True))
+        return _SUMMARIES.validate_json(content)
+    except (ValueError, binascii.Error, zlib.error, BdnError):
+        raise InvalidRequestError("the summary's entries are not what an agent packs") from None
+
+
+def _unpacked(compressed: bytes) -> bytes:
+    """The JSON, counted before any of it is kept: a few kilobytes may be gigabytes of anything.
+
+    Raises ``ValueError``, ``zlib.error``, ``LimitExceededError``: it is too much, or cut off.
+    """
+    elements = ElementCount("the summary", _ELEMENTS_LIMIT)
+    for piece, size in _pieces(compressed):
+        elements.add(piece)
+        if size > _UNPACKED_SLACK + elements.count * _BYTES_PER_ELEMENT:
+            raise ValueError("more text than entries have")
+    elements.check_depth()
+    return b"".join(piece for piece, _ in _pieces(compressed))
+
+
+def _pieces(compressed: bytes) -> Iterator[tuple[bytes, int]]:
+    """What is unpacked, piece by piece, and how much it is so far."""
+    stream, size = zlib.decompressobj(wbits=31), 0
+    while not stream.eof:
+        piece = stream.decompress(compressed, _PIECE)
+        size += len(piece)
+        if size > _UNPACKED_LIMIT or not (piece or stream.eof):
+            raise ValueError("too large, or cut off")
+        yield piece, size
+        compressed = stream.unconsumed_tail
 
 
 class CacheSummaryBody(
@@ -115,7 +144,7 @@ class CacheSummaryBody(
     timestamp: AwareDatetime
     size_bytes: Quantity
     files: Quantity
-    packed: StrictStr
+    packed: Annotated[StrictStr, Field(max_length=_UNPACKED_LIMIT)]
 
 
 class CacheSummaryDocument(BaseModel):

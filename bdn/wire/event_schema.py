@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from bdn.core.errors import Fact
 from bdn.core.events import Event
-from bdn.wire.shapes import moment
+from bdn.wire.shapes import Facts, moment
 from bdn.wire.stage_schema import StageDocument
 
 EVENTS_AT_ONCE: Final = 500  # in one heartbeat
@@ -26,7 +26,7 @@ class NodeEvent(BaseModel):
     manifest: Annotated[str, Field(pattern=_DIGEST)] | None = None
     digest: Annotated[str, Field(pattern=_DIGEST)] | None = None
     organisation: Annotated[str, Field(max_length=256, pattern=_TEXT)] | None = None
-    facts: dict[str, Fact]
+    facts: Facts
 
     @classmethod
     def of(cls, event: Event) -> Self:

@@ -16,7 +16,7 @@ from bdn.wire.operation_schema import (
     VerifyCommand,
     VerifyReport,
 )
-from bdn.wire.shapes import ErrorBody
+from bdn.wire.shapes import MOST_FIELDS, MOST_LISTED, ErrorBody, Label, Locator, Number
 from bdn.wire.stage_schema import TierUse
 
 
@@ -33,7 +33,7 @@ class Command(BaseModel):
 class Report(BaseModel):
     """How far an agent is with a command. The mirror repeats what is neither reported as ``running`` nor answered."""
 
-    id: str
+    id: Label
     running: bool = False
     evict: EvictReport | None = None
     prefetch: PrefetchReport | None = None
@@ -51,8 +51,8 @@ class HoldingsChange(BaseModel):
 
     base: Annotated[str, Field(max_length=64)] | None
     digest: Annotated[str, Field(max_length=64)]
-    held: list[Holding] = []
-    gone: list[ManifestName] = []
+    held: Annotated[list[Holding], Field(max_length=MOST_LISTED, fail_fast=True)] = []
+    gone: Annotated[list[ManifestName], Field(max_length=MOST_LISTED, fail_fast=True)] = []
 
 
 class CacheUse(BaseModel):
@@ -86,16 +86,16 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
 
     node: Annotated[str, Field(min_length=1, max_length=256)]
     cluster: Annotated[str, Field(min_length=1, max_length=256)]
-    boot_id: str
-    roles: list[str]
-    advertise: str | None
-    version: str
-    tiers: dict[str, TierUse]
-    holdings: list[Holding] | None
+    boot_id: Label
+    roles: Annotated[list[Label], Field(max_length=MOST_FIELDS, fail_fast=True)]
+    advertise: Locator | None
+    version: Label
+    tiers: Annotated[dict[Label, TierUse], Field(max_length=MOST_FIELDS)]
+    holdings: Annotated[list[Holding], Field(max_length=MOST_LISTED, fail_fast=True)] | None
     changes: HoldingsChange | None = None
-    reports: list[Report] = []
-    events: Annotated[list[NodeEvent], Field(max_length=EVENTS_AT_ONCE)] = []
-    epoch: int | None = None
+    reports: Annotated[list[Report], Field(max_length=10_000, fail_fast=True)] = []
+    events: Annotated[list[NodeEvent], Field(max_length=EVENTS_AT_ONCE, fail_fast=True)] = []
+    epoch: Number | None = None
     volume_id: VolumeId | None = None
     unsynced_bytes: Annotated[int, Field(ge=0, lt=2**63)] = 0
     caches: Annotated[list[CacheUse], Field(max_length=1000, fail_fast=True)] = []

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
-from bdn.wire.shapes import ErrorBody, StrictModel
+from bdn.wire.shapes import ErrorBody, GivenGrant, StrictModel
 
 Bound = Literal["image", "watch"]
 VolumeState = Literal["OPEN", "DRAINING", "ENDED"]
@@ -32,9 +32,9 @@ class JobVolumeRequest(
     gid: Annotated[int, Field(ge=0, le=LARGEST_ID)] | None = None
     scratch_bytes: _Bytes | None = None
     checkpoint_bytes: _Bytes | None = None
-    cache_grant: Annotated[StrictStr, Field(min_length=1)] | None = Field(default=None, repr=False)
+    cache_grant: GivenGrant | None = Field(default=None, repr=False)
     huggingface: StrictBool = False
-    push_grant: Annotated[StrictStr, Field(min_length=1)] | None = Field(default=None, repr=False)
+    push_grant: GivenGrant | None = Field(default=None, repr=False)
 
 
 class BoundedDirectory(BaseModel):

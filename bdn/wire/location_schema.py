@@ -20,7 +20,7 @@ class LocationsRequest(StrictModel, json_schema_extra={"examples": [_EXAMPLE]}):
     """Chunks and slabs that belong to ``manifest``."""
 
     manifest: ManifestName
-    digests: Annotated[list[ManifestName], Field(min_length=1, max_length=LOCATIONS_AT_ONCE)]
+    digests: Annotated[list[ManifestName], Field(min_length=1, max_length=LOCATIONS_AT_ONCE, fail_fast=True)]
 
 
 class ChunkLocation(BaseModel):
@@ -60,7 +60,10 @@ PATHS_AT_ONCE: Final = 1000
 class AddressesRequest(StrictModel, json_schema_extra={"examples": [{"paths": ["config.json"]}]}):
     """Files of a manifest, by their paths in it."""
 
-    paths: Annotated[list[Annotated[StrictStr, Field(max_length=4096)]], Field(min_length=1, max_length=PATHS_AT_ONCE)]
+    paths: Annotated[
+        list[Annotated[StrictStr, Field(max_length=4096)]],
+        Field(min_length=1, max_length=PATHS_AT_ONCE, fail_fast=True),
+    ]
 
 
 class FileAddress(BaseModel):

@@ -12,22 +12,27 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from bdn.core.errors import InvalidRequestError
 from bdn.core.source.uri import Auth, AuthMethod, Patterns, WeightsSource, check_mounts, normalise_mount, parse_source
-from bdn.wire.shapes import ErrorBody, StrictModel
+from bdn.wire.shapes import MOST_LISTED, ErrorBody, Locator, Number, StrictModel
 
 SOURCES_LIMIT: Final = 256  # of one mirror; a grant names them all, and has to fit into the head of a request
+
+
+_Given = Annotated[StrictStr, Field(max_length=4096)]
+_Patterns = Annotated[list[_Given], Field(max_length=10_000, fail_fast=True)]
+_MOST_SOURCES: Final = 10_000  # are read, to say how many are too many
 
 
 class AuthBody(StrictModel):
     """How to sign in to a source; each method has fields of its own."""
 
-    auth_method: StrictStr
-    auth_secret_name: StrictStr | None = None
-    aws_oidc_role_arn: StrictStr | None = None
-    aws_oidc_region: StrictStr | None = None
-    gcp_oidc_service_account: StrictStr | None = None
-    gcp_oidc_workload_id_provider: StrictStr | None = None
-    aws_assume_role_arn: StrictStr | None = None
-    aws_assume_role_region: StrictStr | None = None
+    auth_method: _Given
+    auth_secret_name: _Given | None = None
+    aws_oidc_role_arn: _Given | None = None
+    aws_oidc_region: _Given | None = None
+    gcp_oidc_service_account: _Given | None = None
+    gcp_oidc_workload_id_provider: _Given | None = None
+    aws_assume_role_arn: _Given | None = None
+    aws_assume_role_region: _Given | None = None
 
     def to_core(self) -> Auth:
         """The checked value; ``InvalidRequestError`` names what is missing or too much."""
@@ -48,9 +53,9 @@ class WeightsSourceBody(StrictModel):
     source: Annotated[StrictStr, Field(min_length=1, max_length=4096, examples=["hf://org/model@main"])]
     mount_location: Annotated[StrictStr, Field(min_length=1, max_length=4096, examples=["/app/models/model"])]
     auth: AuthBody | None = None
-    auth_secret_name: StrictStr | None = None
-    allow_patterns: list[StrictStr] | None = None
-    ignore_patterns: list[StrictStr] | None = None
+    auth_secret_name: _Given | None = None
+    allow_patterns: _Patterns | None = None
+    ignore_patterns: _Patterns | None = None
 
     def to_core(self) -> WeightsSource:
         """The checked value. Raises ``CallerError``: INVALID_SOURCE, INVALID_MOUNT or INVALID_REQUEST."""
@@ -81,7 +86,7 @@ class TrainingJobBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    weights: list[WeightsSourceBody] | None
+    weights: Annotated[list[WeightsSourceBody], Field(max_length=_MOST_SOURCES, fail_fast=True)] | None
 
 
 class MirrorRequestBody(
@@ -92,7 +97,7 @@ class MirrorRequestBody(
 ):
     """``{"weights": […]}``, or the body that ``truss train push`` sends, unchanged."""
 
-    weights: list[WeightsSourceBody] | None = None
+    weights: Annotated[list[WeightsSourceBody], Field(max_length=_MOST_SOURCES, fail_fast=True)] | None = None
     training_job: TrainingJobBody | None = None
 
     def sources(self) -> tuple[WeightsSource, ...]:
@@ -202,7 +207,8 @@ class Plan(BaseModel):
     bytes_reused: int
 
 
-ManifestName = Annotated[str, Field(pattern=r"^b3:[0-9a-f]{64}$")]
+ManifestName = Annotated[str, Field(pattern=r"^b3:[0-9a-f]{64}$", max_length=67)]
+Locators = Annotated[list[Locator], Field(max_length=MOST_LISTED, fail_fast=True)]
 
 
 class Holding(BaseModel):
@@ -212,12 +218,12 @@ class Holding(BaseModel):
     """
 
     manifest: ManifestName
-    bytes: int
+    bytes: Number
     complete: bool = True
     last_used: float | None = None
-    sources: list[str] = []
-    held_by: list[str] = []
-    cluster_bytes: int = 0
+    sources: Locators = []
+    held_by: Locators = []
+    cluster_bytes: Number = 0
 
 
 class HeldManifest(BaseModel):

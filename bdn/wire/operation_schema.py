@@ -11,10 +11,24 @@ from pydantic import BaseModel, Field, StrictBool, StrictStr
 from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.core.store import Kind
 from bdn.wire.http_fields import LONGEST_SOURCE
-from bdn.wire.shapes import ErrorBody, OperationModel, Quantity, SelectingModel, StrictModel, body_of
+from bdn.wire.mirror_schema import Locators
+from bdn.wire.shapes import (
+    LARGEST,
+    MOST_LISTED,
+    ErrorBody,
+    Label,
+    Number,
+    OperationModel,
+    Quantity,
+    SelectingModel,
+    StrictModel,
+    Text,
+    body_of,
+)
 from bdn.wire.stage_schema import BytesFrom
 
 _Source = Annotated[StrictStr, Field(max_length=LONGEST_SOURCE)]
+_Name = Annotated[StrictStr, Field(max_length=256)]
 Tier = Literal["node", "cluster", "mirror"]
 
 
@@ -29,13 +43,13 @@ class EvictionRequest(SelectingModel, json_schema_extra={"examples": [{"source":
     selectors = ("source", "manifest", "job", "lru_bytes", "all")
 
     source: _Source | None = None
-    manifest: StrictStr | None = None
-    job: StrictStr | None = None
-    lru_bytes: Annotated[int, Field(gt=0)] | None = None
+    manifest: _Name | None = None
+    job: _Source | None = None
+    lru_bytes: Annotated[int, Field(gt=0, le=LARGEST)] | None = None
     all: StrictBool = False
     tier: Tier | None = None
-    cluster: StrictStr | None = None
-    node: StrictStr | None = None
+    cluster: _Name | None = None
+    node: _Name | None = None
     dry_run: StrictBool = False
     force: StrictBool = False
     purge: StrictBool = False
@@ -54,13 +68,13 @@ class EvictedItem(BaseModel):
     """
 
     tier: Tier
-    cluster: str | None = None
-    node: str | None = None
-    manifest: str
-    sources: list[str] = []
-    bytes: int
+    cluster: Label | None = None
+    node: Label | None = None
+    manifest: Label
+    sources: Locators = []
+    bytes: Number
     refused: bool = False
-    holders: list[str] = []
+    holders: Locators = []
     restorable_until: datetime | None = None
 
 
@@ -113,7 +127,7 @@ class EvictCommand(BaseModel):
 class EvictReport(BaseModel):
     """What went on an agent, and what was refused."""
 
-    items: list[EvictedItem] = []
+    items: Annotated[list[EvictedItem], Field(max_length=MOST_LISTED, fail_fast=True)] = []
 
 
 class PrefetchRequest(
@@ -127,11 +141,11 @@ class PrefetchRequest(
 
     selectors = ("mirror_id", "manifest", "source")
 
-    mirror_id: StrictStr | None = None
-    manifest: StrictStr | None = None
+    mirror_id: _Name | None = None
+    manifest: _Name | None = None
     source: _Source | None = None
-    cluster: StrictStr | None = None
-    nodes: Annotated[list[StrictStr], Field(max_length=10_000)] = []
+    cluster: _Name | None = None
+    nodes: Annotated[list[_Name], Field(max_length=10_000, fail_fast=True)] = []
 
     def check(self) -> None:
         """Refuse to select by nothing or by several things, and for no node."""
@@ -187,11 +201,11 @@ class VerificationRequest(
     selectors = ("source", "manifest", "all")
 
     source: _Source | None = None
-    manifest: StrictStr | None = None
+    manifest: _Name | None = None
     all: StrictBool = False
     tier: Tier | None = None
-    cluster: StrictStr | None = None
-    node: StrictStr | None = None
+    cluster: _Name | None = None
+    node: _Name | None = None
     repair: StrictBool = True
 
 
@@ -213,14 +227,14 @@ class DamagedItem(BaseModel):
     """
 
     tier: Tier
-    cluster: str | None = None
-    node: str | None = None
-    manifest: str | None = None
-    sources: list[str] = []
-    path: str | None = None  # of one file that contains it, in the manifest or, of a staged copy, on the node
-    chunk: str
+    cluster: Label | None = None
+    node: Label | None = None
+    manifest: Label | None = None
+    sources: Locators = []
+    path: Text | None = None  # of one file that contains it, in the manifest or, of a staged copy, on the node
+    chunk: Label
     outcome: Outcome
-    reason: str
+    reason: Text
 
 
 class Verification(OperationModel):
@@ -252,7 +266,7 @@ class VerifyCommand(BaseModel):
 class VerifyReport(BaseModel):
     """What an agent has read, and what was wrong."""
 
-    items: list[DamagedItem] = []
+    items: Annotated[list[DamagedItem], Field(max_length=MOST_LISTED, fail_fast=True)] = []
     chunks_read: Quantity = 0
     bytes_read: Quantity = 0
 
@@ -311,7 +325,7 @@ class RestorationRequest(SelectingModel, json_schema_extra={"examples": [{"sourc
 
     selectors = ("manifest", "source")
 
-    manifest: StrictStr | None = None
+    manifest: _Name | None = None
     source: _Source | None = None
 
 

@@ -1,11 +1,13 @@
 """Pushes and checkpoints: what ``/pushes``, ``/checkpoints`` and the data port's ``PUT`` take and answer."""
 
+import json
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, Field, JsonValue, StrictStr
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, JsonValue, StrictStr
+from pydantic_core import PydanticCustomError
 
-from bdn.core.training.checkpoints import CheckpointType
+from bdn.core.training.checkpoints import ADAPTER_CONFIG_BYTES, CheckpointType
 from bdn.wire.access_schema import LONGEST_SECONDS
 from bdn.wire.mirror_schema import ManifestName
 from bdn.wire.shapes import Quantity, StrictModel
@@ -13,9 +15,26 @@ from bdn.wire.shapes import Quantity, StrictModel
 CHUNKS_AT_ONCE: Final = 1000
 
 _Text = Annotated[StrictStr, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+_MOST_FILES: Final = 10_000_000  # of a push; the request's bytes and BDN_LIMIT_FILES end it sooner
+_MOST_CHUNKS: Final = 10_000_000  # of one file: 80 TB
 _ZEROS: Final = f"b3:{'0' * 64}"
 _FILE: Final[dict[str, JsonValue]] = {"path": "model.safetensors", "size": 1, "chunks": [_ZEROS]}
 _SOURCE: Final = "bt://project@job/checkpoint-100"
+
+
+def _check_small(value: dict[str, Any]) -> dict[str, Any]:
+    if (size := len(json.dumps(value).encode())) > ADAPTER_CONFIG_BYTES:
+        raise PydanticCustomError(
+            "too_large", "is {size} bytes of JSON; the limit is {limit}", {"size": size, "limit": ADAPTER_CONFIG_BYTES}
+        )
+    return value
+
+
+_AdapterConfig = Annotated[
+    dict[str, Any],
+    Field(max_length=1000, json_schema_extra={"x-max-bytes": ADAPTER_CONFIG_BYTES}),
+    AfterValidator(_check_small),
+]
 
 
 class PushRequest(StrictModel, json_schema_extra={"examples": [{"source": _SOURCE}]}):
@@ -60,7 +79,7 @@ class PushGrantDocument(BaseModel):
 class ChunkList(StrictModel, json_schema_extra={"examples": [{"chunks": [_ZEROS]}]}):
     """Chunks by name."""
 
-    chunks: Annotated[list[ManifestName], Field(max_length=CHUNKS_AT_ONCE)]
+    chunks: Annotated[list[ManifestName], Field(max_length=CHUNKS_AT_ONCE, fail_fast=True)]
 
 
 class PushedFile(StrictModel):
@@ -68,7 +87,7 @@ class PushedFile(StrictModel):
 
     path: Annotated[StrictStr, Field(min_length=1, max_length=4096)]
     size: Quantity
-    chunks: list[ManifestName]
+    chunks: Annotated[list[ManifestName], Field(max_length=_MOST_CHUNKS, fail_fast=True)]
 
 
 class CheckpointDetails(StrictModel):
@@ -76,15 +95,15 @@ class CheckpointDetails(StrictModel):
 
     checkpoint_type: CheckpointType = "other"
     base_model: _Text | None = None
-    lora_adapter_config: dict[str, Any] | None = None
-    created_at: datetime | None = None
-    skipped: Annotated[list[_Text], Field(max_length=1000)] = []
+    lora_adapter_config: _AdapterConfig | None = None
+    created_at: AwareDatetime | None = None
+    skipped: Annotated[list[_Text], Field(max_length=1000, fail_fast=True)] = []
 
 
 class CommitRequest(StrictModel, json_schema_extra={"examples": [{"files": [_FILE]}]}):
     """All files of the checkpoint. Every chunk was sent in this push, or was not missing."""
 
-    files: Annotated[list[PushedFile], Field(min_length=1)]
+    files: Annotated[list[PushedFile], Field(min_length=1, max_length=_MOST_FILES, fail_fast=True)]
     details: CheckpointDetails = CheckpointDetails()
 
 

@@ -7,7 +7,8 @@ import json
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StrictStr, model_validator
+from pydantic_core import PydanticCustomError
 
 from bdn.core import errors
 from bdn.core.errors import BdnError, InvalidRequestError, ServiceError
@@ -25,6 +26,26 @@ def moment(seconds: float) -> datetime:
 
 
 Quantity = Annotated[int, Field(ge=0, le=LARGEST)]
+Number = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+LONGEST_TEXT: Final = 64 * 1024  # characters of a message, or of a fact
+Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
+Label = Annotated[str, Field(max_length=256)]  # a node, a cluster, a digest, an id
+Locator = Annotated[str, Field(max_length=4096)]  # a source, a path, a job
+GivenGrant = Annotated[
+    StrictStr, Field(min_length=1, max_length=64 * 1024)
+]  # more than fits into the head of a request
+MOST_LISTED: Final = 100_000  # of what one document lists without a bound of its own
+MOST_FIELDS: Final = 64  # of an object that a caller sends; no document of ours has as many
+_WIDE: Final = 10**36  # of a number that somebody else has written, and an error repeats
+BoundedFact = (
+    Text
+    | Annotated[int, Field(ge=-_WIDE, le=_WIDE)]
+    | float
+    | bool
+    | None
+    | Annotated[list[Text], Field(max_length=MOST_LISTED, fail_fast=True)]
+)
+Facts = Annotated[dict[Label, BoundedFact], Field(max_length=MOST_FIELDS)]
 
 
 def added(one: int, other: int) -> int:
@@ -55,9 +76,16 @@ class Page(BaseModel, Generic[_Item]):
 
 
 class StrictModel(BaseModel):
-    """A request in which an unknown field is a mistake."""
+    """A request in which an unknown field is a mistake. Each of them would be an error of its own, so their number is bounded first."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, value: object) -> object:
+        if isinstance(value, dict) and len(value) > MOST_FIELDS:
+            raise PydanticCustomError("too_many_fields", "has more than {most} fields", {"most": MOST_FIELDS})
+        return value
 
 
 class SelectingModel(StrictModel):
@@ -165,10 +193,10 @@ STATUS: Final[dict[type[BdnError], int]] = {
 class ErrorBody(BaseModel):
     """What went wrong, for people (``message``) and programs (``code``, ``retryable``, ``details``)."""
 
-    code: str
-    message: str
+    code: Label
+    message: Text
     retryable: bool
-    details: dict[str, errors.Fact] = {}
+    details: Facts = {}
 
 
 _EXAMPLE: Final[dict[str, JsonValue]] = {
@@ -218,7 +246,21 @@ def status_of(error: BdnError) -> int:
 
 def body_of(error: BdnError) -> ErrorBody:
     """The document's inside, as it is stored, sent and printed."""
-    return ErrorBody(code=error.code, message=str(error), retryable=error.transient, details=error.details())
+    message, details = str(error)[:LONGEST_TEXT], {name: _short(fact) for name, fact in error.details().items()}
+    return ErrorBody(code=error.code, message=message, retryable=error.transient, details=details)
+
+
+def _short(fact: errors.Fact) -> errors.Fact:
+    """The fact, within the bounds of a document: it may repeat what was sent."""
+    match fact:
+        case str():
+            return fact[:LONGEST_TEXT]
+        case list():
+            return [one[:LONGEST_TEXT] for one in fact[:MOST_LISTED]]
+        case bool() | None | float():
+            return fact
+        case int():
+            return min(max(fact, -_WIDE), _WIDE)
 
 
 def document_of(error: BdnError) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from bdn.core.chunk import digest_of
 from bdn.wire.mirror_schema import Holding
-from bdn.wire.shapes import ErrorBody, StrictModel
+from bdn.wire.shapes import ErrorBody, GivenGrant, Number, StrictModel, Text
 
 StageState = Literal["PENDING", "STAGING", "READY", "FAILED", "RELEASED"]
 TERMINAL: frozenset[StageState] = frozenset({"READY", "FAILED", "RELEASED"})
@@ -34,7 +34,7 @@ class StageRequest(
     """Make a grant's files appear on this node for a job. With ``warm`` they are then read into memory, too."""
 
     job_id: Annotated[StrictStr, Field(min_length=1, max_length=256)]
-    grant: Annotated[StrictStr, Field(min_length=1)]
+    grant: GivenGrant
     ttl_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
     wait: StrictBool = False
     warm: StrictBool = False
@@ -47,7 +47,7 @@ class PullCheck(StrictModel, json_schema_extra={"examples": [{"destination": "/h
     """Whether a pull could put files at a directory, and with ``grant`` what would go there."""
 
     destination: _Directory
-    grant: Annotated[StrictStr, Field(min_length=1)] | None = None
+    grant: GivenGrant | None = None
 
 
 class PullRequest(
@@ -57,7 +57,7 @@ class PullRequest(
     """Put the files of a grant's only manifest at a directory, with ``link`` as hard links into the cache."""
 
     destination: _Directory
-    grant: Annotated[StrictStr, Field(min_length=1)]
+    grant: GivenGrant
     link: StrictBool = False
 
 
@@ -77,9 +77,9 @@ class RenewRequest(StrictModel, json_schema_extra={"examples": [{"ttl_seconds": 
 class BytesFrom(BaseModel):
     """Where a mount's bytes came from: this node's cache, the cluster's ring, the mirror."""
 
-    node: int = 0
-    cluster: int = 0
-    mirror: int = 0
+    node: Number = 0
+    cluster: Number = 0
+    mirror: Number = 0
 
     @property
     def total(self) -> int:
@@ -163,12 +163,12 @@ class TierUse(BaseModel):
     what is held.
     """
 
-    budget: int
-    committed: int
-    reserved: int
-    leased: int
-    pressed: int = 0
-    problem: str | None = None
+    budget: Number
+    committed: Number
+    reserved: Number
+    leased: Number
+    pressed: Number = 0
+    problem: Text | None = None
 
 
 class Writes(BaseModel):

@@ -22,6 +22,7 @@ LONGEST_READ: Final = (
     64 * 1024**2
 )  # bytes of a file that is looked into; larger ones say nothing. The index of DeepSeek-V3 has 9 MB
 LONGEST_DESCRIBED: Final = 1024**2  # of one of ``READ``: it goes into the record of a checkpoint
+ADAPTER_CONFIG_BYTES: Final = 64 * 1024  # of JSON, of an adapter_config.json that is kept beside its checkpoint
 LONGEST_NAME: Final = 4096  # characters of a base model
 
 
@@ -62,6 +63,8 @@ def describe(paths: Iterable[str], read: Mapping[str, bytes | bytearray]) -> Des
     if ADAPTER_CONFIG in names:
         adapter = _object(read.get(ADAPTER_CONFIG))
         base = (adapter or {}).get("base_model_name_or_path")
+        if adapter is not None and len(json.dumps(adapter)) > ADAPTER_CONFIG_BYTES:
+            adapter = None
         return Description("lora", base if isinstance(base, str) and len(base) <= LONGEST_NAME else None, adapter)
     if (_object(read.get(CONFIG)) or {}).get("model_type") == "whisper":
         return Description("whisper")

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Final
 
 from sqlalchemy import BindParameter, Select, and_, bindparam, delete, exists, func, or_, select
+from sqlalchemy.orm import defer
 
 from bdn.core.chunk import Digest, FileLayout, chunk_range
 from bdn.core.errors import NotFoundError, RevisionNotFoundError, SourceNotFoundError
@@ -72,12 +73,15 @@ async def listed(
     *,
     project: str | None = None,
     job: str | None = None,
+    with_details: bool = True,
 ) -> list[CheckpointState]:
     """Those of an organisation or a team, of a project by name or id, of a job; in no order. Not what was evicted and collected since.
 
     ``InvalidRequestError``: the name is that of several projects.
     """
     query = _states(organisation, team).where(exists().where(ManifestRow.digest == CheckpointRow.manifest))
+    if not with_details:  # 64 KiB each
+        query = query.options(defer(CheckpointRow.details, raiseload=True))
     if project is not None:
         found = await projects.find(session, organisation, project, team)
         query = query.where(CheckpointRow.project == (found.id if found else ""))
@@ -104,7 +108,7 @@ async def found(
         RevisionNotFoundError: the checkpoint is there, and not of this rank.
         InvalidRequestError: several teams have a project of this name.
     """
-    known = await listed(session, organisation, team, project=uri.project, job=uri.job)
+    known = await listed(session, organisation, team, project=uri.project, job=uri.job, with_details=False)
     named = [one for one in known if uri.checkpoint in (None, one.row.name)]
     if not named:
         raise SourceNotFoundError(str(uri), "no such checkpoint was pushed, or it was deleted")

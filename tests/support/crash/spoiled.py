@@ -56,7 +56,7 @@ class Spoiler:
 
     def _bodies(self, schema: Mapping[str, Any]) -> Iterator[tuple[bytes, str]]:
         known = self._resolved(schema)
-        every = self._right(known)
+        every = self.right(known)
         must = {name: every[name] for name in known.get("required", ())}
         optional = [name for name in every if name not in must]
         examples = [(every, set(every)), *(({**must, name: every[name]}, {name}) for name in optional)]
@@ -82,16 +82,17 @@ class Spoiler:
                 schema = self.document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         return schema
 
-    def _right(self, schema: Mapping[str, Any]) -> Any:
+    def right(self, schema: Mapping[str, Any]) -> Any:
+        """A value that is right."""
         known = self._resolved(schema)
         if "enum" in known or "const" in known:
             return known.get("const", known.get("enum", [None])[0])
         if known.get("type") == "object":
-            named = {name: self._right(inside) for name, inside in known.get("properties", {}).items()}
+            named = {name: self.right(inside) for name, inside in known.get("properties", {}).items()}
             others = known.get("additionalProperties")
-            return named or ({"x": self._right(others)} if isinstance(others, dict) else {})
+            return named or ({"x": self.right(others)} if isinstance(others, dict) else {})
         if known.get("type") == "array":
-            return [self._right(known["items"])]
+            return [self.right(known["items"])]
         if known.get("type") == "string":
             return next(text for text in _RIGHT if re.search(known.get("pattern", ""), text))
         return False if known.get("type") == "boolean" else known.get("minimum", 1)

@@ -11,6 +11,7 @@ import httpx2
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
+from starlette.requests import HTTPConnection
 
 from bdn.core.errors import CacheFullError, NotFoundError, UnauthenticatedError
 from bdn.net.api_server import Bearer, bind_tcp, new_service, serving
@@ -23,8 +24,12 @@ class Order(BaseModel):
     count: int
 
 
+async def anybody(_: HTTPConnection) -> None:
+    """Knows each caller."""
+
+
 def new_app() -> FastAPI:
-    app = new_service("a service", limit_request_bytes=LIMIT_REQUEST_BYTES)
+    app = new_service("a service", limit_request_bytes=LIMIT_REQUEST_BYTES, authenticate=anybody)
 
     @app.post("/orders")
     async def place(order: Order) -> Order:
@@ -78,7 +83,7 @@ class Scripted:
     url: str = ""
 
     def app(self) -> FastAPI:
-        app = new_service("scripted", limit_request_bytes=10**6)
+        app = new_service("scripted", limit_request_bytes=10**6, authenticate=anybody)
 
         @app.api_route("/{path:path}", methods=["GET", "POST", "DELETE"])
         async def answer(path: str, request: Request) -> Response:

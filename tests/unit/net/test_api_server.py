@@ -31,7 +31,7 @@ from bdn.net.api_server import (
 from bdn.net.chunk_server.messages import HEAD_LIMIT
 from bdn.wire.grants import LONGEST_GRANT
 from tests.support.mirror.service import until
-from tests.support.network.service import Order, client_of, listening, new_app
+from tests.support.network.service import Order, anybody, client_of, listening, new_app
 
 
 def test_a_port_that_is_taken_is_in_use() -> None:
@@ -65,7 +65,7 @@ async def test_an_error_of_the_block_is_raised_alone_and_ends_the_server() -> No
 
 
 async def test_a_canceled_block_ends_the_server_in_order() -> None:
-    app = new_service("slow", limit_request_bytes=100)
+    app = new_service("slow", limit_request_bytes=100, authenticate=anybody)
     entered, asked, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @app.get("/slow")

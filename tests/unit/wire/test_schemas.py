@@ -1,5 +1,7 @@
 """Dates of clocks that are far off, selectors that say one thing, and secrets that nothing repeats."""
 
+import base64
+import gzip
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -11,8 +13,10 @@ from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.core.events import Event
 from bdn.core.units import format_time
 from bdn.wire.access_schema import LIMIT_VALUE_BYTES, SecretBody, is_secret_name
+from bdn.wire.cache_schema import unpack
 from bdn.wire.event_schema import EventDocument
 from bdn.wire.operation_schema import EvictionRequest
+from bdn.wire.push_schema import CheckpointDetails, CommitRequest
 from bdn.wire.shapes import moment
 
 
@@ -82,7 +86,7 @@ def test_text_is_kept_as_it_is(value: str) -> None:
 
 
 @pytest.mark.parametrize(("value", "problem"), [
-    ("", "is empty"), (" \n\t", "is empty"), ("sesame\0", "is not text"), ("sesame\ud800", "is not text"),
+    ("", "is empty"), (" \n\t", "is empty"), ("sesame\0", "is not text"),
     ('{"sesame": 1', "begins like a JSON object and is none"),
     ("\n{sesame}", "begins like a JSON object and is none"),
     ("ü" * (LIMIT_VALUE_BYTES // 2) + "x", "bytes of the secret"),  # bytes count, and not characters
@@ -104,3 +108,43 @@ def test_a_wrong_body_is_refused_without_repeating_it(document: str) -> None:
 def test_a_name_can_be_a_variable_a_file_and_a_row() -> None:
     assert all(map(is_secret_name, ("a", "HF_TOKEN", "team-1.key", "_x", "x" * 128)))
     assert not any(map(is_secret_name, ("", ".", "..", "-x", "a/b", "a b", "a\n", "ü", "x" * 129)))
+
+
+def packed_of(content: bytes) -> str:
+    return base64.b64encode(gzip.compress(content)).decode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" + b"{}," * 3_000_000 + b"{}]",
+        b'["' + b"a" * 10_000_000 + b'"]',
+        b" " * 10_000_000 + b"[]",
+        b"[" * 1000,
+        b"[0,0]",
+    ],
+    ids=["objects", "a long string", "whitespace", "depth", "zeros"],
+)
+def test_a_summary_that_unpacks_to_more_than_entries__is_refused(content: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="not what an agent packs"):
+        unpack(packed_of(content))
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        {"created_at": "0001-01-01T00:00:00"},
+        {"lora_adapter_config": {"a": "x" * 65536}},
+        {"lora_adapter_config": {str(number): 0 for number in range(1001)}},
+    ],
+    ids=["naive", "large", "wide"],
+)
+def test_details_of_a_checkpoint__have_bounds(details: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        CheckpointDetails.model_validate(details)
+
+
+def test_a_commit__is_refused_at_its_first_wrong_file() -> None:
+    with pytest.raises(ValidationError) as raised:
+        CommitRequest.model_validate({"files": [0] * 100})
+    assert raised.value.error_count() == 1

@@ -1,0 +1,110 @@
+"""The gate of an API: a body is read once its caller is known, and parsed once its size, depth and elements are.
+
+FastAPI reads and parses a body before it runs a route's dependencies, which check what the caller may do; so it stands in front.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bdn.core.errors import BdnError, LimitExceededError
+from bdn.wire.json_bounds import BYTES_PER_ELEMENT, FEW_ELEMENTS, check_json
+from bdn.wire.shapes import document_of, status_of
+
+Authenticate = Callable[[HTTPConnection], Awaitable[None]]
+_LIMITED: Final = "bytes of the request"
+
+
+def error_answer(error: BdnError, status: int | None = None, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The error's document."""
+    challenge = {"WWW-Authenticate": "Bearer"} if status_of(error) == 401 else {}
+    return JSONResponse(document_of(error), status or status_of(error), headers={**(headers or {}), **challenge})
+
+
+class RequestBodies:
+    """Passes on a request whose body was read, is within ``limit`` bytes, and is JSON that may be parsed; answers any other.
+
+    ``authenticate`` sees the head alone and raises for an unknown caller. What a caller may do is the routes' business. A request
+    without a body is passed on: its head is all that there is.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, authenticate: Authenticate) -> None:
+        self._app = app
+        self._limit = limit
+        self._elements = max(FEW_ELEMENTS, limit // BYTES_PER_ELEMENT)
+        self._authenticate = authenticate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http" or not _has_body(headers := Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check_announced(headers.get("content-length", ""))
+            await self._authenticate(HTTPConnection(scope))
+        except BdnError as error:
+            await _refuse(error, self._limit, scope, receive, send)
+            return
+        body = bytearray()
+        try:
+            while (message := await receive())["type"] == "http.request":
+                body += message.get("body", b"")
+                if len(body) > self._limit:
+                    raise LimitExceededError(_LIMITED, len(body), self._limit)
+                if not message.get("more_body", False):
+                    break
+            else:
+                return  # the client has gone
+            content = bytes(body)
+            del body
+            check_json(content, self._elements)
+        except BdnError as error:
+            await error_answer(error)(scope, receive, send)
+            return
+        await self._app(scope, _Replayed(content, receive), send)
+
+    def _check_announced(self, announced: str) -> None:
+        if re.fullmatch(r"[0-9]{1,30}", announced) and int(announced) > self._limit:
+            raise LimitExceededError(_LIMITED, int(announced), self._limit)
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0").strip() not in ("", "0")
+
+
+class _Replayed:
+    """The body, once; then what else the client does."""
+
+    def __init__(self, content: bytes, receive: Receive) -> None:
+        self._content: bytes | None = content
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._content is None:
+            return await self._receive()
+        content, self._content = self._content, None
+        return {"type": "http.request", "body": content, "more_body": False}
+
+
+async def _refuse(error: BdnError, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at once, and drop what of the body still comes, up to ``limit`` bytes: a connection that is closed before is reset.
+
+    A client that is reset while it sends may never see the answer.
+    """
+
+    async def send_open(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+    await error_answer(error)(scope, receive, send_open)
+    dropped = 0
+    if "expect" not in Headers(scope=scope):
+        while dropped <= limit and (message := await receive())["type"] == "http.request":
+            dropped += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                break
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
