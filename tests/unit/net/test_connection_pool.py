@@ -44,7 +44,6 @@ def test_a_connection_is_used_again_after_a_good_answer(reader: RangedReader) ->
 
 BAD = {
     "a refusal": message("503 Busy", "Content-Length: 4", body=b"busy"),
-    "the whole file": message("200 OK", f"Content-Length: {SIZE}", body=CONTENT),
     "other bytes": partial(CONTENT[1:11], 1, SIZE),
     "a wrong length": message(
         "206 Partial Content", "Content-Range: bytes 0-9/4096", "Content-Length: 12", body=bytes(12)
@@ -57,6 +56,13 @@ def test_a_connection_is_not_used_again_after_a_bad_answer(reader: RangedReader,
     with RawServer(answering(bad, GOOD), answering(GOOD)) as server:
         with pytest.raises(BdnError):
             read(reader, server)
+        assert read(reader, server) == CONTENT[:10]
+        assert server.connections == 2
+
+
+def test_a_connection_is_not_used_again_after_a_whole_file_for_a_range(reader: RangedReader) -> None:
+    whole = message("200 OK", f"Content-Length: {SIZE}", body=CONTENT)
+    with RawServer(answering(whole, GOOD), answering(GOOD)) as server:
         assert read(reader, server) == CONTENT[:10]
         assert server.connections == 2
 
