@@ -68,7 +68,7 @@ async def sync(
     found = list(entry_points(group="bdn.embedded", name="sync"))
     if not found:
         raise InvalidRequestError("the agent is not installed here; install bdn[agent]")
-    sync_directory: Callable[..., Awaitable[dict[str, str]]] = found[0].load()
+    sync_directory: Callable[..., Awaitable[tuple[dict[str, str], dict[str, str]]]] = found[0].load()
     settings = ClientSettings()
     pushed: list[MirrorSource] = []
 
@@ -78,7 +78,7 @@ async def sync(
         size = f"{counted(part.files_total, 'file')}, {format_size(part.bytes_total or 0)}"
         output.say(f"pushed {part.source}: {size}, {format_size(part.bytes_transferred)} sent")
 
-    left = await sync_directory(
+    left, skipped = await sync_directory(
         directory,
         uri,
         url=settings.url,
@@ -91,9 +91,14 @@ async def sync(
         on_pushed=tell,
         outages=waiting_for(output, str(uri)),
     )
-    document = {"pushed": [part.model_dump(mode="json") for part in pushed], "left": list(left), "reasons": left}
-    lines = [f"not complete: {name}: {why}" for name, why in left.items()] or [
-        f"{counted(len(pushed), 'checkpoint')} pushed"
-    ]
+    document = {
+        "pushed": [part.model_dump(mode="json") for part in pushed],
+        "left": list(left),
+        "reasons": left,
+        "skipped": skipped,
+    }
+    lines = [f"not complete: {name}: {why}" for name, why in left.items()]
+    lines += [f"not pushed: {path} {why}" for path, why in skipped.items()]
+    lines = lines or [f"{counted(len(pushed), 'checkpoint')} pushed"]
     output.result(document, lines, [part.source for part in pushed])
-    return FAILED if left else DONE
+    return FAILED if left or skipped else DONE

@@ -1,6 +1,6 @@
 """Syncers put together: those of job volumes, and one by itself, which the entry point ``sync`` of ``bdn.embedded`` names for ``bdn sync``."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -85,10 +85,10 @@ async def sync_directory(
     is_once: bool,
     on_pushed: Callable[[Mirror], object],
     outages: OutageRetry,
-) -> dict[str, str]:
+) -> tuple[dict[str, str], Mapping[str, str]]:
     """Push what lies below an absolute directory to the mirror at ``url``; for ever, or once.
 
-    Returns why checkpoints are not complete, by name. ``data_dir`` is where it is kept what was pushed. ``on_pushed`` is told of each. ``rate``
+    Returns why checkpoints are not complete, by name, and why something in the others was left out, by path. ``data_dir`` is where it is kept what was pushed. ``on_pushed`` is told of each. ``rate``
     is in bytes per second; None is no limit.
     """
 
@@ -105,6 +105,6 @@ async def sync_directory(
         syncers = Syncers(url, authorities, pool, namers, senders, outages, settle_seconds, pacer(rate))
         syncer = await stack.enter_async_context(syncers.syncer(directory, job, token, kept, tell))
         if is_once:
-            return {left: syncer.reasons.get(left, "") for left in await syncer.run_once()}
+            return {left: syncer.reasons.get(left, "") for left in await syncer.run_once()}, syncer.skipped
         await syncer.run()
-    return {}
+    return {}, {}

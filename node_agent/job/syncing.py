@@ -59,12 +59,17 @@ class Found:
     name: str
     files: Mapping[str, Stamp]
     skipped: Sequence[str]
+    targets: Mapping[str, str] = field(default_factory=dict)  # below the directory, of files that are links to others
     is_unreadable: bool = False  # in part
 
     @property
     def prefix(self) -> str:
         """Where it lies below the directory."""
         return "" if self.name == LOOSE else f"{self.name}/"
+
+    def place(self, path: str) -> str:
+        """Where the file lies below the directory."""
+        return self.targets.get(path, f"{self.prefix}{path}")
 
     @property
     def size(self) -> int:
@@ -102,7 +107,14 @@ def checkpoints_in(tree: Tree) -> dict[str, Found]:
         if (place := place_of(path)) is not None:
             skipped.setdefault(place[0], []).append(f"{path!a:.{_LONGEST_NAMED}}: {why}")
     unreadable = {place[0] for path in tree.unreadable if (place := place_of(path)) is not None}
-    return {name: Found(name, found, skipped.get(name, ()), name in unreadable) for name, found in files.items()}
+    targets: dict[str, dict[str, str]] = {}
+    for path, target in tree.targets.items():
+        if (place := place_of(path)) is not None:
+            targets.setdefault(place[0], {})[place[1]] = target
+    return {
+        name: Found(name, found, skipped.get(name, ()), targets.get(name, {}), name in unreadable)
+        for name, found in files.items()
+    }
 
 
 @dataclass
@@ -126,6 +138,7 @@ class Syncer:
     unsynced: Sequence[str] | None = field(default=None, init=False)  # by name; None before the first look
     error: BdnError | None = field(default=None, init=False)  # of the last push
     reasons: dict[str, str] = field(default_factory=dict, init=False)  # why one is not complete, by name
+    skipped: Mapping[str, str] = field(default_factory=dict, init=False)  # why something is not pushed, by its path
     _settling: Settling = field(init=False)
     _again_at: dict[str, float] = field(default_factory=dict)
     # As which version; as it was seen last.
@@ -177,7 +190,9 @@ class Syncer:
         """
         left: list[str] = []
         refusal: BdnError | None = None
-        known = await in_thread(self._found)
+        tree = await in_thread(self.directory.look)
+        self.skipped = {path: why for path, why in tree.skipped.items() if place_of(path) is not None}
+        known = await in_thread(checkpoints_in, tree)
         await in_thread(self._count, known)
         await self._confirm(known)
         if not is_after_restart:
@@ -300,19 +315,19 @@ class Syncer:
     def _note_settled(self, found: Found) -> None:
         if self.journal.settled(found.name) == found.state:
             return
-        if not self.directory.make_durable({f"{found.prefix}{path}": stamp for path, stamp in found.files.items()}):
+        if not self.directory.make_durable({found.place(path): stamp for path, stamp in found.files.items()}):
             raise ChangedError(found.name)
         self.journal.note_settled(found.name, found.state)
 
     def _part(self, found: Found, path: str, start: int, stop: int) -> bytearray | None:
         try:
-            return self.directory.read_part(f"{found.prefix}{path}", found.files[path], ByteRange(start, stop))
+            return self.directory.read_part(found.place(path), found.files[path], ByteRange(start, stop))
         except DiskFailedError:
             return None
 
     def _small(self, found: Found, path: str, limit: int) -> bytes | bytearray | None:
         try:
-            return self.directory.read_small(f"{found.prefix}{path}", found.files[path], limit)
+            return self.directory.read_small(found.place(path), found.files[path], limit)
         except DiskFailedError:
             return None
 
@@ -364,6 +379,6 @@ class Syncer:
         return [self._sent(found, path) for path in sorted(paths)]
 
     def _sent(self, found: Found, path: str) -> SentFile:
-        place, stamp = f"{found.prefix}{path}", found.files[path]
+        place, stamp = found.place(path), found.files[path]
         known, note = self.journal.chunks(place, stamp), partial(self.journal.note_chunk, place, stamp)
         return SentFile(path, stamp.size, partial(self.directory.opened, place, stamp), known, note)

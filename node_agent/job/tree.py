@@ -28,9 +28,10 @@ _ROOT: Final = os.O_RDONLY | os.O_DIRECTORY  # its own path is ours, and may lea
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NAME: Final = os.O_PATH | os.O_NOFOLLOW  # opens nothing: a FIFO or a device that was swapped in notices nothing
 # It was a folder, or a file, a moment ago; ESTALE is how network file systems say that it is gone.
-_SWAPPED: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
+_SWAPPED: Final = frozenset({errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 _DEEPEST: Final = 128  # folders; each is open while its own are looked at
 _NAMED: Final = 1000  # of what is skipped
+_MOST_LINKS: Final = 40  # one to another, as path_resolution(7) has it
 
 
 @dataclass
@@ -38,6 +39,8 @@ class Tree:
     """What a look found, by path below the directory. ``skipped`` says why something is not pushed, of the first thousand."""
 
     files: dict[str, Stamp] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)  # as they are written
+    targets: dict[str, str] = field(default_factory=dict)  # of links among the files: the path of the file itself
     folders: dict[str, Folder] = field(default_factory=dict)  # directly below the directory, where births are known
     skipped: dict[str, str] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)  # among those, or more: what may be read some day
@@ -107,6 +110,8 @@ class JobDirectory:
         tree = Tree()
         with self.walks, disk_errors(self.root), opened(self.root, _ROOT) as root:
             self._look(tree, root, "", os.fstat(root).st_dev, 0)
+        for path in tree.links:
+            _follow(tree, path)
         return tree
 
     def _look(self, tree: Tree, folder: int, prefix: str, device: int, depth: int) -> None:
@@ -120,8 +125,10 @@ class JobDirectory:
                     self._look_below(tree, folder, path, device, depth)
                 elif stat.S_ISREG(found.st_mode):
                     _add(tree, path, found)
+                elif stat.S_ISLNK(found.st_mode):
+                    tree.links[path] = os.readlink(name, dir_fd=folder)
                 else:
-                    tree.skip(path, "is a link" if stat.S_ISLNK(found.st_mode) else "is no file")
+                    tree.skip(path, "is no file")
             except OSError as error:
                 if error.errno not in _SWAPPED:
                     tree.skip(path, f"cannot be read: {error.strerror}")
@@ -240,14 +247,45 @@ def _errors_of(path: str) -> Iterator[None]:
 
 
 def _add(tree: Tree, path: str, found: os.stat_result) -> None:
+    _put(tree, path, _stamp(found))
+
+
+def _put(tree: Tree, path: str, stamp: Stamp) -> None:
     try:
         is_normal = normalise_path(path) == path
     except UnsafePathError:
         is_normal = False
     if is_normal:
-        tree.files[path] = _stamp(found)
+        tree.files[path] = stamp
     else:
         tree.skip(path, "has no name that a manifest can hold")
+
+
+def _follow(tree: Tree, path: str) -> None:
+    """Make a link to a file below the directory that very file, by what the look found: nothing is opened through a link."""
+    at, text = path, ""
+    for _ in range(_MOST_LINKS):
+        text, parts = tree.links[at], at.split("/")[:-1]
+        for part in text.split("/"):
+            if "/".join(parts) in tree.links:
+                tree.skip(path, "is a link that leads through another link")
+                return
+            if part == ".." and parts:
+                parts.pop()
+            elif part == ".." or text.startswith("/"):
+                tree.skip(path, "is a link that leads out of the directory")
+                return
+            elif part not in ("", "."):
+                parts.append(part)
+        at = "/".join(parts)
+        if at not in tree.links:
+            break
+    if at not in tree.files or at in tree.targets:
+        tree.skip(path, f"is a link to {text!a:.{_NAMED}}, which is not a file in the directory")
+        return
+    _put(tree, path, tree.files[at])
+    if path in tree.files:
+        tree.targets[path] = at
 
 
 def _is_still(file: int, stamp: Stamp) -> bool:

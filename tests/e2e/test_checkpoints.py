@@ -170,8 +170,8 @@ def test_the_job_comes_first_where_processors_are_short(node: Shell, tmp_path: P
 
 def test_checkpoints_are_deleted_by_name_or_but_for_the_newest(node: Shell, tmp_path: Path) -> None:
     for step in (9, 10, 100):
-        write(tmp_path / f"checkpoint-{step}", {"step": str(step).encode()})
-        os.utime(tmp_path / f"checkpoint-{step}/step", (1_800_000_000, 1_800_000_000))
+        write(tmp_path / f"checkpoint-{step}", {"step.pt": str(step).encode()})
+        os.utime(tmp_path / f"checkpoint-{step}/step.pt", (1_800_000_000, 1_800_000_000))
     command(node, "sync", str(tmp_path), JOB, "--once")
     command(node, "sync", str(tmp_path), f"{JOB}#rank-1", "--once")
     assert len(sources(node)) == 6

@@ -75,12 +75,12 @@ def test_a_look_finds_every_regular_file_with_its_stamp(root: Path) -> None:
 def test_a_link_is_named_with_the_checkpoint_that_it_lies_in(root: Path) -> None:
     put(root, "ünï/model")
     put(root, "other/model")
-    (root / "ünï/link").symlink_to("model")
+    (root / "ünï/link").symlink_to("/etc/passwd")
 
     found = checkpoints_in(looked(root))
 
     assert {name: list(one.skipped) for name, one in found.items()} == {
-        "ünï": ["'\\xfcn\\xef/link': is a link"],
+        "ünï": ["'\\xfcn\\xef/link': is a link that leads out of the directory"],
         "other": [],
     }
 
@@ -90,6 +90,52 @@ def test_a_link_is_named_with_the_checkpoint_that_it_lies_in(root: Path) -> None
 )
 def test_a_checkpoint_has_a_date_however_its_files_are_dated(nanoseconds: int, year: int) -> None:
     assert Found("a", {"model": Stamp(1, nanoseconds, 0, 1, 1)}, ()).newest.year == year
+
+
+def test_look__link_to_a_file_of_the_directory__is_that_file(root: Path) -> None:
+    put(root, "a/epoch=3.ckpt")
+    put(root, "b/model")
+    links = {"a/last.ckpt": "epoch=3.ckpt", "a/last2": "./last.ckpt", "a/other": "../b/model", "loose": "a/last2"}
+    for path, text in links.items():
+        (root / path).symlink_to(text)
+
+    tree = looked(root)
+
+    assert tree.skipped == {}
+    assert tree.targets == {
+        "a/last.ckpt": "a/epoch=3.ckpt",
+        "a/last2": "a/epoch=3.ckpt",
+        "a/other": "b/model",
+        "loose": "a/epoch=3.ckpt",
+    }
+    assert all(tree.files[path] == tree.files[target] for path, target in tree.targets.items())
+    assert checkpoints_in(tree)["a"].place("last.ckpt") == "a/epoch=3.ckpt"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/etc/passwd",
+        "../../etc/passwd",
+        "../a/../../x",
+        "../a",
+        "..",
+        "link",
+        "gone",
+        "../folder/model",
+        "../folder/../a/model",
+    ],
+)
+def test_look__link_elsewhere__is_skipped_and_named(root: Path, text: str) -> None:
+    put(root, "a/model")
+    (root / "folder").symlink_to("a")
+    (root / "a/link").symlink_to(text)
+
+    tree = looked(root)
+
+    assert list(tree.files) == ["a/model"]
+    assert tree.targets == {}
+    assert sorted(tree.skipped) == ["a/link", "folder"]
 
 
 def test_temporary_folders_are_known_and_not_looked_into(root: Path) -> None:
@@ -105,7 +151,7 @@ def test_temporary_folders_are_known_and_not_looked_into(root: Path) -> None:
 def test_what_is_no_file_and_what_no_manifest_can_name_is_skipped_and_named(root: Path) -> None:
     put(root, "a/model")
     (root / "a/folder").symlink_to("/etc")
-    (root / "a/file").symlink_to("model")
+    (root / "a/dangling").symlink_to("nothing")
     os.mkfifo(root / "a/fifo")
     with socket.socket(socket.AF_UNIX) as bound, in_folder(root / "a"):
         bound.bind("socket")
@@ -116,8 +162,8 @@ def test_what_is_no_file_and_what_no_manifest_can_name_is_skipped_and_named(root
 
     assert list(tree.files) == ["a/model"]
     assert tree.skipped == {
-        "a/folder": "is a link",
-        "a/file": "is a link",
+        "a/folder": "is a link that leads out of the directory",
+        "a/dangling": "is a link to 'nothing', which is not a file in the directory",
         "a/fifo": "is no file",
         "a/socket": "is no file",
         "a/back\\slash": "has no name that a manifest can hold",
