@@ -76,7 +76,7 @@ class LazyGroup(click.Group):
         "migrate": ("bdn.cli.serve:migrate", "Bring the database to the schema of this version."),
         "mirror": ("bdn.cli.mirror:mirror", "Mirror sources, and print the mirror's id for 'bdn stage'."),
         "stage": ("bdn.cli.stage:stage", "Stage the files of a READY mirror on this node, and print where they are."),
-        "unstage": ("bdn.cli.stage:unstage", "Take a job's files away; the cache keeps them."),
+        "unstage": ("bdn.cli.stage:unstage", "Unmount and remove the files of a stage."),
         "sync": ("bdn.cli.sync:sync", "Push what a job writes to the mirror, as checkpoints."),
         "checkpoints": ("bdn.cli.checkpoints:checkpoints", "List, fetch and delete the checkpoints of jobs."),
         "volumes": ("bdn.cli.volumes:volumes", "Make, list and remove the directories that a job writes on this node."),

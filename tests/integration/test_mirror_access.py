@@ -1,7 +1,6 @@
 """Grants, keys and organisations of a mirror. Who may read what is in ``promises/test_access_matrix.py``."""
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -52,25 +51,6 @@ async def test_the_signing_key_survives_a_restart_and_is_its_owners_alone(upstre
         keys = (await FakeAgent(mirror, "n1").beat())["public_keys"]
     GrantVerifier(keys).verify(grant, now=time.time())
     assert modes_of(tmp_path, "*grant*") == {"grant-key.pem": 0o600}
-
-
-async def test_other_users_of_the_machine_read_nothing_that_a_mirror_stores(upstreams: None, tmp_path: Path) -> None:
-    before = os.umask(0o022)
-    try:
-        async with mirror_under_test(tmp_path / "data") as mirror:
-            await mirror.ready(source("hf://org/one"))
-            stored = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
-            assert {"mirror.sqlite", "mirror.sqlite-wal"} < {path.name for path in stored}
-            assert any("chunks" in path.parts for path in stored)
-            assert [path for path in stored if is_open_to_others(path, tmp_path)] == []
-    finally:
-        os.umask(before)
-
-
-def is_open_to_others(path: Path, above: Path) -> bool:
-    """Another user may read the file, and may pass each folder between it and ``above``."""
-    folders = [folder for folder in path.parents if above in folder.parents]
-    return bool(path.stat().st_mode & 0o004) and all(folder.stat().st_mode & 0o001 for folder in folders)
 
 
 def modes_of(folder: Path, names: str) -> dict[str, int]:

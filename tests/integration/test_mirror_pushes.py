@@ -377,12 +377,12 @@ async def test_chunks_beyond_the_quota__are_not_stored_while_they_are_not_commit
 
 async def test_project__whose_name_holds_spaces__is_pushed_mirrored_listed_and_removed(job: Job) -> None:
     for step in ("1", "2"):
-        await job.push({"step": step.encode()}, f"bt://My Fine%20Tune@job1/{step}")
+        await job.push({"step.pt": step.encode()}, f"bt://My Fine%20Tune@job1/{step}")
     assert {one["source"] for one in await job.checkpoints(project="My Fine Tune")} == {
         f"bt://My Fine Tune@job1/{step}" for step in ("1", "2")
     }
     for uri in ("bt://My Fine Tune", "bt://My%20Fine%20Tune@job1/2"):
-        assert await job.mirror.tree(await job.mirror.manifest(source(uri))) == {"step": b"2"}
+        assert await job.mirror.tree(await job.mirror.manifest(source(uri))) == {"step.pt": b"2"}
     granted = await job.ask("POST", "/pushes/grants", job="bt://My Fine Tune@job1")
     assert granted.json()["job"] == "bt://My Fine Tune@job1"
     assert (await job.ask("DELETE", "/projects/My%20Fine%20Tune")).status_code == 200

@@ -28,7 +28,7 @@ async def pushed(world: World, bearer: str, uri: str, content: bytes) -> Json:
     name = str(digest_of(content))
     sent = await world.plane.put(f"/pushes/{begun}/chunks/{name}", content=content, headers=world.bearers[bearer])
     assert sent.status_code == 204, sent.text
-    files = {"files": [{"path": "x", "size": len(content), "chunks": [name]}]}
+    files = {"files": [{"path": "x", "size": len(content), "chunks": [name]}], "details": {"checkpoint_type": "full"}}
     done = await world.ask(bearer, "POST", f"/pushes/{begun}/commit", json=files)
     assert done.status_code == 200, done.text
     return dict(done.json())

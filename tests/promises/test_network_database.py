@@ -412,7 +412,7 @@ async def test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_noth
         await one.evict(all=True)
         await one.collect(grace_seconds=0)
         await two.collect(grace_seconds=0)
-    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+    assert [path for path in (tmp_path / "store/chunks").rglob("*") if path.is_file()] == []
 
 
 def _worker(url: str, root: Path, name: str) -> AbstractAsyncContextManager[MirrorUnderTest]:

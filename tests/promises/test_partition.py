@@ -87,8 +87,9 @@ async def mirror(upstreams: None, hub: Hub, disk: ForgetfulDisk, tmp_path: Path)
 
 
 def files(disk: ForgetfulDisk) -> list[Path]:
-    """All of the store but its evidence."""
-    return [path for path in (disk.place / "store").rglob("*") if path.is_file() and path.parent.name != "quarantine"]
+    """All of the store but its evidence and its owner."""
+    found = (path for path in (disk.place / "store").rglob("*") if path.is_file())
+    return [path for path in found if path.parent.name != "quarantine" and path.name != "owner"]
 
 
 def switch_off(disk: ForgetfulDisk) -> None:

@@ -164,7 +164,7 @@ class Cluster:
                     done = (await mirror.http.get(f"/{what}/{done['id']}", params={"wait": 30})).json()
                 assert done["status"] == "DONE", done
             assert mirror.behind.chunks() == {}
-            assert not [path for path in self.root.glob("mirror/store/**/*") if path.is_file()]
+            assert not [path for path in self.root.glob("mirror/store/*/**/*") if path.is_file()]
 
     @staticmethod
     async def _check_disk(daemon: Daemon, cache: Path) -> None:

@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError, SecretNotFoundError
 from bdn.mirror.db.secrets import Keyring, SecretTable, new_key
 from bdn.mirror.settings import MirrorSettings
+from bdn.settings import SettingsError
 from bdn.mirror.store import check_secret_files
 from bdn.mirror.upstream.sign_ins import OperatorSecrets, Secrets, infrastructure_secret
 from tests.support.mirror.service import database_under_test
@@ -118,7 +118,7 @@ def test_configuration_file_in_the_directory_of_secrets__is_refused(
 
 
 def test_organisation_that_operator_secrets_serve__is_checked() -> None:
-    with pytest.raises(ValidationError, match=r"'a:b' cannot be the name of an organisation"):
+    with pytest.raises(SettingsError, match=r"'a:b' cannot be the name of an organisation"):
         MirrorSettings(secrets_organisations="red,a:b")
 
 
