@@ -31,7 +31,7 @@ from bdn.wire.heartbeat_schema import (
     HoldingsChange,
     MemberDocument,
 )
-from bdn.wire.shapes import Items, moment
+from bdn.wire.shapes import Items, added, moment
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.5
@@ -399,5 +399,5 @@ def _sum_tiers(members: list[AgentDocument]) -> dict[str, dict[str, int]]:
         for name, use in member.tiers.items():
             sizes = sums.setdefault(name, {})
             for size, count in use.model_dump(exclude={"problem"}).items():
-                sizes[size] = sizes.get(size, 0) + count
+                sizes[size] = added(sizes.get(size, 0), count)
     return sums
