@@ -180,9 +180,12 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
         except BdnError as error:
             code = output.fail(error)
         except (ValidationError, SettingsError) as error:
-            problem = _describe(error) if isinstance(error, ValidationError) else error
-            click.echo(f"error: {problem}", err=True)
-            code = USAGE
+            problem = _describe(error) if isinstance(error, ValidationError) else str(error)
+            if as_json:
+                code = output.fail(InvalidRequestError(problem))
+            else:
+                click.echo(f"error: {problem}", err=True)
+                code = USAGE
         except ModuleNotFoundError as error:
             click.echo(f"error: {missing_extra(error)}", err=True)
             code = FAILED

@@ -149,7 +149,7 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
 
 def _revision_now(uri: HuggingFaceUri, settings: MirrorSettings) -> str | None:
     """The commit that the upstream names, asked once; None where it names none: then the mirror asks, and says what is wrong."""
-    from bdn.sources.huggingface.revision import commit_now  # noqa: PLC0415 - not of a pull that asks nobody
+    from bdn.sources.huggingface.revision import commit_now  # noqa: PLC0415 - an offline pull does not need it
     from bdn.sources.settings import UpstreamSettings  # noqa: PLC0415
 
     return commit_now(uri, UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url))

@@ -89,7 +89,7 @@ async def unstage(output: Output, *, stage_id: str | None, is_all: bool) -> None
             return
         known = [stage for stage in (await agent.stages()).items if not stage.job_id.startswith("pull:")]
         ended = [await agent.unstage(stage.id) for stage in known if stage.state not in ("RELEASED", "FAILED")]
-    lines = [f"{stage.id} {stage.state}" for stage in ended] or ["there is no stage on this node"]
+    lines = [f"{stage.id} {stage.state}" for stage in ended] or ["no stages on this node"]
     output.result(Items[StageDocument](items=ended), lines, [stage.id for stage in ended])
 
 

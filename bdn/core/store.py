@@ -93,7 +93,7 @@ class MirrorStore(CollectableStore, Protocol):
         """The id of the database that the store belongs to, or None.
 
         ``new`` is written durably where the store has no owner, or with ``replace`` whatever its owner is; of several that are written
-        at once, one stays and is returned. The owner is no chunk: it is not listed, collected or copied.
+        at once, one stays and is returned. The owner is not a chunk: it is not listed, collected or copied.
         """
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ def below(scope: str) -> str:
 
 
 def owner_of(scope: str) -> str | None:
-    """The organisation whose scope it is; None: everybody's."""
+    """The organisation of a scope; None for the public scope."""
     return None if scope == PUBLIC else organisation_of(scope.removeprefix(_OWNED))
 
 
@@ -155,7 +155,7 @@ SEAL_SIZE: Final = len(_MAGIC) + 2 * _NAME_SIZE  # bytes
 
 
 def seal_of(scope: str) -> bytes:
-    """What a slab of this scope ends in: nothing, where everybody may read it; else its organisation, then organisation and team."""
+    """What a slab of this scope ends in: nothing for the public scope; else the organisation, then organisation and team."""
     if (owner := owner_of(scope)) is None:
         return b""
     return _MAGIC + b"".join(blake3(one.encode()).digest(_NAME_SIZE) for one in (scope_of(owner), scope))

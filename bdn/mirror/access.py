@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import math
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ _OBJECTS_KEPT: Final = (
 _IN_USE_SECONDS: Final = 60.0  # since its last chunk a manifest makes room for no other
 _STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its manifest was given up
 _STANDING_KEPT: Final = 10_000
+_TAKES_GRANTS: Final = re.compile(
+    r"/chunks/locations|/pushes(?!/grants$)(/.*)?"
+)  # paths of routes that take a body and grants
 _NOT: Final = (0.0, 0)
 
 _Key = tuple[str, str]  # a manifest, and the organisation or team that reads it
@@ -149,12 +153,13 @@ class Access:
             raise UnauthenticatedError
         raise UnauthenticatedError("the token is not known here, or it was revoked or has expired")
 
-    async def check_known(self, bearer: str | None) -> None:
-        """Refuse a bearer that is neither a token nor a grant, whatever it is for: before a body is read.
+    async def check_known(self, bearer: str | None, path: str) -> None:
+        """Refuse a bearer that is neither a token nor, where the path takes grants, a grant: before a body is read.
 
         Raises ``UnauthenticatedError``, or for what has the form of a grant ``GrantInvalidError``, ``GrantExpiredError``.
         """
-        if bearer is None or self.token is None or is_token(bearer) or bearer.count(".") != 2:
+        takes_grants = _TAKES_GRANTS.fullmatch(path) is not None
+        if bearer is None or self.token is None or not takes_grants or is_token(bearer) or bearer.count(".") != 2:
             await self.caller(bearer)
         elif self._operator(bearer) is None:
             try:

@@ -282,7 +282,7 @@ async def open_mirror(
         api = new_service(
             "BDN mirror",
             limit_request_bytes=settings.limit_request_bytes,
-            authenticate=lambda head: access.check_known(bearer_of(head.headers.get("authorization"))),
+            authenticate=lambda head: access.check_known(bearer_of(head.headers.get("authorization")), head.url.path),
             routers=ROUTERS,
             provides=services,
         )

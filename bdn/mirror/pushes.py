@@ -2,7 +2,7 @@
 
 A push is a mirror at work that no worker has: so it is seen, counted, canceled and protected from collections as every mirror is. It
 is claimed by ``PUSHED`` as long as somebody calls for it. When nobody has for ``GIVEN_UP_SECONDS`` a worker takes it, and it fails.
-Collections wait for a push no longer than ``PUSH_SECONDS`` after its begin, so that one which stays open stops nobody's. The commit of
+A collection waits for a push until ``PUSH_SECONDS`` after the push began, so that an open push does not stop collections. The commit of
 an old push begins anew: it makes sure of each chunk that is still there, and answers CHUNKS_MISSING for the others.
 What was sent stays as long as other half-copied files do, and the next push of its organisation finds it.
 """
@@ -100,7 +100,7 @@ def _ended(push_id: str, row: MirrorRow | None = None) -> BdnError:
 class _Owned:
     """A push that goes on: whose project it is for, which checkpoint, and since when nothing that it brought is collected.
 
-    ``recorded`` tells the database of chunks and their sizes; ``reserved`` counts their bytes before they are stored.
+    ``recorded`` writes chunks and their sizes to the database; ``reserved`` counts their bytes before they are stored.
     """
 
     id: str

@@ -200,7 +200,7 @@ class Authorities:
     def context(self, *, is_for_threads: bool = False) -> ssl.SSLContext:
         """For a new connection of an event loop, or of any thread. The same object, as long as the file is the same.
 
-        Raises ``InvalidRequestError``: those of the system cannot be read.
+        Raises ``InvalidRequestError``: the certificate authorities of the system cannot be read.
         """
         if self._own is not None:
             return self._own[is_for_threads].context()

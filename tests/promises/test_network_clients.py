@@ -154,16 +154,17 @@ async def test_commands_end_with_an_error_document_or_the_answer(
     _, proxy = mirror
     hub.repo("org/model").commit(FILES)
     outcomes = []
-    for url, fault in ((proxy.url, ends_at_once), (proxy.url, repeats_the_answer)):
+    for url, fault in ((proxy.url, ends_at_once), (proxy.url, repeats_the_answer), ("http://[::1", ends_at_once)):
         proxy.play(fault)
         monkeypatch.setenv("BDN_URL", url)
         ended = await asyncio.to_thread(CliRunner().invoke, main, ["mirror", "hf://org/model", "--wait", "--json"])
         outcomes.append((ended.exit_code, json.loads(ended.stdout)))
 
-    (failed, error), (done, document) = outcomes
-    assert (failed, done) == (1, 0)
+    (failed, error), (done, document), (refused, nowhere) = outcomes
+    assert (failed, done, refused) == (1, 0, 2)
     assert document["status"] == "READY"
     assert error["error"]["code"] == "STORE_UNAVAILABLE"
+    assert nowhere["error"]["code"] == "INVALID_REQUEST"
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,6 @@ OF_AN_INSTRUMENT = {
     "tests/promises/test_power_loss.py::test_a_rename_may_outlive_the_bytes_that_it_was_to_publish",
 }
 
-# No change of one line of the product is pinned for these.
-NOT_PINNED = {
-    "tests/integration/test_bodies_of_unknown_callers.py::test_agent__reads_no_body_of_a_pull_that_is_not_its_users",
-    "tests/integration/test_bodies_of_unknown_callers.py::test_mirror__reads_no_body_of_an_unknown_caller",
-    "tests/promises/test_access_teams.py::test_small_files_of_another_team__are_in_slabs_that_a_grant_does_not_open",
-    "tests/promises/test_hostile_bodies.py::test_a_body_of_any_kind_and_of_the_greatest_size__is_refused_in_little_memory",
-    "tests/promises/test_hostile_bodies.py::test_a_value_beyond_its_bound__is_refused",
-    "tests/unit/net/test_service.py::test_a_body_that_is_not_json__is_refused_on_every_route",
-    "tests/unit/net/test_service.py::test_what_is_text_is_taken_however_it_is_written",
-}
-
 
 def test_a_test_that_saw_a_wrong_byte_fails_and_the_table_says_so(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
@@ -98,4 +87,4 @@ def test_every_test_of_a_promise_is_named_by_a_breakage_that_it_notices() -> Non
     }
     noticed = {test.partition("[")[0] for one in all_breakages() for test in one.tests}
     assert len(found) > 100
-    assert found - noticed == OF_AN_INSTRUMENT | NOT_PINNED
+    assert found - noticed == OF_AN_INSTRUMENT

@@ -339,7 +339,7 @@ async def draft(session: WriteSession, document: ManifestDocument, now: float) -
 async def add_names(session: WriteSession, draft: Draft, names: Sequence[str], reader: str) -> list[Digest]:
     """Write which contents a draft names. What is named is not collected from then on.
 
-    Returns those that the store no longer holds, or holds in nobody's slab of this reader's scope; then nothing was
+    Returns those that the store no longer holds, or does not hold in a slab that this reader may read; then nothing was
     done.
     """
     lost = await unreadable(session, names, scope_of(reader))
@@ -571,7 +571,7 @@ def _is_readable(scope: str) -> ColumnElement[bool]:
 
 
 def is_of(scope: str) -> ColumnElement[bool]:
-    """The slice's slab was packed for this very scope, or for everybody."""
+    """The slice's slab was packed for this scope, or for the public scope."""
     readable = (PUBLIC, scope)
     return exists().where(SlabScopeRow.slab == SlabSliceRow.slab, SlabScopeRow.scope.in_(readable))
 

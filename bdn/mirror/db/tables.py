@@ -224,7 +224,7 @@ class AgentRow(Base):
     ``joined_at`` is null while it is no member of its cluster; ``left_at`` is set while that is so because it said that it
     leaves. ``holdings_digest`` is the agent's own name for what is in ``holdings``, null where it gave none, and ``manifests``
     how many they are. ``unsynced_bytes`` are of checkpoints that its job volumes alone have. ``caches`` are the training caches
-    that these have mounted, each a ``CacheUse``. ``replaced`` names whoever spoke for this node before, until
+    that these have mounted, each a ``CacheUse``. ``replaced`` names the agent that reported as this node before, until
     ``replaced_at``; when that one speaks again, two agents have one name, which is the case until ``disputed_at`` is past.
     """
 

@@ -331,7 +331,7 @@ class ChunkConnection:
         if organisation != self.organisation:
             try:
                 self._service.on_known(self, organisation)
-            except StoreUnavailableError:  # there is no room for this connection
+            except StoreUnavailableError:  # the organisation is at its limit of connections
                 self._head = replace(self._head, keeps_alive=False)
                 raise
             self.organisation = organisation
