@@ -15,8 +15,11 @@ from bdn.core.source.upstream import Location, UpstreamFile
 class ChunkStore(Protocol):
     """Where mirrored chunks rest. Blocking; called from byte threads."""
 
-    def put(self, digest: Digest, content: Buffer) -> None:
-        """Make the chunk durable under its name. An existing one is kept. Nothing partial is ever visible."""
+    def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:
+        """Make the chunk durable under its name. An existing one is kept. Nothing partial is ever visible.
+
+        ``writer`` is the organisation that sends it: its requests to the store take turns with those of others.
+        """
 
     def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:
         """The chunk as a seekable file, which the caller closes. ``NotFoundError`` when it is not held.

@@ -512,7 +512,7 @@ class PushedChunks:
         """Durable when it returns, and the push counts on it."""
         reserved = answer_of(self.loop, self.pushes.reserve(request.push, request.digest, request.size))
         try:
-            self.store.put(request.digest, content)
+            self.store.put(request.digest, content, writer=request.organisation)
         except BaseException:
             if reserved:
                 answer_of(self.loop, self.pushes.release(request.push, reserved))

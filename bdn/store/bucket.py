@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import BinaryIO, Final, NamedTuple, TypeVar
+from typing import BinaryIO, Final, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 from bdn.core.chunk import CHUNK_SIZE, Buffer
@@ -97,7 +98,7 @@ class ListedPage(NamedTuple):
 class _Request:
     """``content`` None is no body. ``but`` are refusals that are answers; ``expected`` are bytes that will come.
 
-    It is not sent after ``until``, by ``since_boot``. ``owner`` is the organisation that waits for it; nothing is the store itself.
+    It is not sent after ``until``, by ``since_boot``.
     """
 
     method: str
@@ -108,7 +109,6 @@ class _Request:
     but: tuple[int, ...] = ()
     expected: int = 0
     until: float | None = None
-    owner: str = ""
 
 
 class ChunkInMemory(io.FileIO):
@@ -218,7 +218,8 @@ class Bucket:
     access: Access
     patience: RetryPolicy = PATIENCE
     pause: Callable[[float], None] = time.sleep
-    _is_closed: bool = field(default=False, init=False)
+    owner: str = ""  # the organisation whose requests these are; empty: the store itself
+    _closed: threading.Event = field(default_factory=threading.Event, init=False)
     _connections: ConnectionPool = field(init=False)
     _check_connections: ConnectionPool = field(init=False)
 
@@ -251,17 +252,23 @@ class Bucket:
             self.list_some(key, 1)  # an answer to HEAD does not say whether the bucket is gone
         return found
 
-    def get(self, key: str, reader: str | None = None) -> BinaryIO | None:
+    def of(self, organisation: str) -> Self:
+        """The same bucket, with connections, limits and memory in common, whose requests take their turns as this organisation's."""
+        same = copy(self)
+        same.owner = organisation
+        return same
+
+    def get(self, key: str, *, for_reader: bool = False) -> BinaryIO | None:
         """All of the object, or as much as shows that it is longer than a chunk; None where there is none.
 
-        Waits while too many are open; for a ``reader``, an organisation at its share, it fails at once: so many threads that
-        wait for each other would close none.
+        Waits while too many are open. ``for_reader``: the organisation reads it, and at its share this fails at once: so many
+        threads that wait for each other would close none.
         """
-        release = self._memory_for(reader)
+        release = self._memory(for_reader=for_reader)
         descriptor = -1
         try:
             descriptor = os.memfd_create("chunk")
-            request = _Request("GET", key, but=(404,), expected=CHUNK_SIZE, owner=reader or "")
+            request = _Request("GET", key, but=(404,), expected=CHUNK_SIZE)
             found = self._ask(request, partial(_fill, descriptor))
             if found is not None:
                 return ChunkInMemory(descriptor, release)
@@ -274,10 +281,10 @@ class Bucket:
         _drop(descriptor, release)
         return None
 
-    def _memory_for(self, reader: str | None) -> Callable[[], object]:
+    def _memory(self, *, for_reader: bool) -> Callable[[], object]:
         """Memory for one chunk; returns what releases it. Raises ``StoreUnavailableError``."""
-        if reader is not None:
-            release = self._room.acquire(reader)
+        if for_reader:
+            release = self._room.acquire(self.owner)
             if release is None:
                 raise StoreUnavailableError(f"too many chunks of {self._where} are being sent; try again")
             return release
@@ -333,7 +340,7 @@ class Bucket:
 
     def close(self) -> None:
         """Let go of connections; who waits for an answer fails now."""
-        self._is_closed = True
+        self._closed.set()
         self._connections.close()
         self._check_connections.close()
         self.access.close()
@@ -361,7 +368,7 @@ class Bucket:
                 return self._once(request, read)
             except UpstreamError as error:
                 failure = error
-            if self._is_closed:
+            if self._closed.is_set():
                 raise StoreUnavailableError(str(failure))
             delay = outage.delay(failure, time.monotonic() - sent, random.random())  # noqa: S311 - jitter
             if delay is None or time.monotonic() + delay > began + _BEGIN_SECONDS:
@@ -375,7 +382,7 @@ class Bucket:
         connections = self._connections if check_seconds is None else self._check_connections
         with self.signed_in():
             url = self.access.address(request.method, request.key, request.query, request.headers)
-        with self._turns.turn(len(request.content or b"") or request.expected, check_seconds, request.owner):
+        with self._turns.turn(len(request.content or b"") or request.expected, check_seconds, self.owner):
             if (
                 request.until is not None and since_boot() > request.until
             ):  # signing and waiting for a turn take their time

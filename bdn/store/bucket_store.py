@@ -130,8 +130,12 @@ class BucketStore:
         """Close the connections."""
         self._bucket.close()
 
-    def put(self, digest: Digest, content: Buffer) -> None:
+    def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:
         """Write the object with a checksum, which the server compares. One that is there is replaced when it is wrong, and kept otherwise."""
+        if writer:
+            of_writer = BucketStore(self._bucket.of(writer), self._abilities, self._clock)
+            of_writer.put(digest, content)
+            return
         for _ in range(_PUTS):
             if not self._is_found_or_new(digest, content):
                 self._write(digest, content)
@@ -141,7 +145,7 @@ class BucketStore:
 
     def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:
         """All of it, in memory."""
-        found = self._bucket.get(self._key(digest), reader)
+        found = self._bucket.of(reader or "").get(self._key(digest), for_reader=reader is not None)
         if found is None:
             raise NotFoundError(f"chunk {digest}")
         return found

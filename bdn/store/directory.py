@@ -86,7 +86,7 @@ class DirectoryStore:
             for path in self._incoming.iterdir():
                 path.unlink(missing_ok=True)
 
-    def put(self, digest: Digest, content: Buffer) -> None:
+    def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:  # noqa: ARG002 - a disk has no turns
         """Write, sync, rename, sync the folder. One that is there is read, and replaced when it is not what its name says.
 
         Otherwise whoever fetches a chunk again because the one here is wrong would leave the wrong one.

@@ -35,7 +35,7 @@ class WrittenElsewhere(DirectoryStore):
         super().__init__(root)
         self._writer = DirectoryStore(root)
 
-    def put(self, digest: Digest, content: Buffer) -> None:
+    def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:
         self._writer.put(digest, content)
 
     def keep(self, digests: Sequence[Digest]) -> set[Digest]:

@@ -8,14 +8,14 @@ import asyncio
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 import pytest
 
-from bdn.core.chunk import ByteRange, Digest, FileEntry, FileLayout, digest_of
+from bdn.core.chunk import Buffer, ByteRange, Digest, FileEntry, FileLayout, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.mirror.access import Access
 from bdn.mirror.damages import Damages
@@ -28,10 +28,13 @@ from bdn.store.directory import DirectoryStore
 from bdn.wire.grants import FileGrant
 from bdn.wire.http_fields import chunk_path, push_path
 from tests.doubles.hub import Hub
+from tests.doubles.object_server import ObjectServer
+from tests.support.content.bucket_stores import s3_context, store_at
 from tests.support.content.memory_store import MemoryStore
 from tests.support.content.shelves import Inbox, Shelf, connect, read_answer, serving
 from tests.support.mirror.access_world import access_world
-from tests.support.mirror.service import until
+from tests.support.mirror.job import Job
+from tests.support.mirror.service import MirrorUnderTest, until
 from tests.support.services.commands import wait_until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -39,6 +42,7 @@ pytest_plugins = ("tests.support.mirror.fixtures",)
 _ROOT: Final = Path(__file__).parents[2]
 _HERE: Final = "tests/integration/test_limits_per_organisation.py"
 _FAIRNESS: Final = "tests/unit/net/test_chunk_server_fairness.py"
+_QUEUE: Final = "tests/integration/test_mirror_queue.py"
 _SERVICES: Final = ("bdn/mirror", "bdn/net", "bdn/store", "bdn/transfer", "bdn/core/pace")
 _LIMITERS: Final = re.compile(
     r"\b(\w*Semaphore|CapacityLimiter|ThreadPoolExecutor|ByteThreads|Shares|Admission|Workers)(?:\[\w+\])?\("
@@ -60,6 +64,8 @@ LIMITS: Final = {
     ("bdn/store/bucket.py", "Shares"): (
         "tests/contract/test_bucket_store.py::test_who_gives_chunks_away_never_waits_for_room_and_the_store_has_its_own",
         f"{_HERE}::test_requests_to_a_bucket__are_sent_round_robin",
+        f"{_HERE}::test_requests_to_a_bucket__take_the_turns_of_the_organisation_that_reads_or_writes",
+        f"{_HERE}::test_chunks_of_a_push__name_the_organisation_that_sends",
     ),
     ("bdn/store/bucket.py", "BoundedSemaphore"): "memory of the store's own reads; reads for callers have shares",
     ("bdn/store/bucket_store.py", "ThreadPoolExecutor"): "threads of one call, which ends with them",
@@ -73,11 +79,15 @@ LIMITS: Final = {
     (
         "bdn/mirror/ingest/worker.py",
         "Semaphore",
-    ): "work in the queue: claimed round robin over organisations (bdn/mirror/db/mirrors.py)",
+    ): (
+        f"{_QUEUE}::test_claim__two_slots_and_three_refilled_queues__each_organisation_has_its_turn",
+        f"{_QUEUE}::test_worker__all_jobs_have_slow_mirrors_of_one_organisation__another_becomes_ready",
+    ),
     ("bdn/transfer/byte_threads.py", "ThreadPoolExecutor"): "the threads of ByteThreads",
     ("bdn/transfer/byte_threads.py", "Semaphore"): "the buffers of ByteThreads, one for each thread",
 }
-# Uncommitted bytes are rows of the database and no object here: bdn/mirror/pushes.py.
+# Uncommitted bytes are rows of the database and no object here: bdn/mirror/pushes.py, and
+# tests/integration/test_mirror_pushes.py::test_chunks_beyond_the_quota__are_not_stored_while_they_are_not_committed.
 
 
 def test_every_limit_of_the_services_has_a_row() -> None:
@@ -223,7 +233,48 @@ async def test_reads_of_the_store__name_the_organisation_that_reads(
             assert set(readers) == {organisation}
 
 
+async def test_chunks_of_a_push__name_the_organisation_that_sends(
+    mirror_with_data_plane: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[str] = []
+    put = DirectoryStore.put
+
+    def noted(store: DirectoryStore, digest: Digest, content: Buffer, *, writer: str = "") -> None:
+        writers.append(writer)
+        put(store, digest, content)
+
+    monkeypatch.setattr(DirectoryStore, "put", noted)
+    job = Job(mirror_with_data_plane)
+    async with job.plane:
+        await job.push({"model.safetensors": b"weights", "config.json": b"{}"})
+    assert set(writers) == {"default"}
+
+
 # --- requests to a bucket ---
+
+
+def test_requests_to_a_bucket__take_the_turns_of_the_organisation_that_reads_or_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owners: list[str] = []
+    turn = Turns.turn
+
+    def noted(turns: Turns, size: int, seconds: float | None = None, owner: str = "") -> AbstractContextManager[None]:
+        owners.append(owner)
+        return turn(turns, size, seconds, owner)
+
+    monkeypatch.setattr(Turns, "turn", noted)
+    with ObjectServer() as server:
+        server.bucket("store")
+        with store_at("s3://store", s3_context(server)) as store:
+            for organisation, asking in (
+                ("a", lambda: store.put(CHUNK, memoryview(CONTENT), writer="a")),
+                ("b", lambda: store.open(CHUNK, reader="b").close()),
+                ("", lambda: store.keep([CHUNK])),
+            ):
+                owners.clear()
+                asking()
+                assert set(owners) == {organisation}
 
 
 def test_requests_to_a_bucket__are_sent_round_robin() -> None:

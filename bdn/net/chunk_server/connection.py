@@ -404,14 +404,14 @@ class ChunkConnection:
 
     def _await_body_for(self, received: ReceivedChunks, request: PushedChunk) -> None:
         """A sender that may not send costs no memory, and none of its body is read. One that may has a buffer once it sends."""
-        organisation = received.authorize(request)
-        self._know(organisation)
+        request = replace(request, organisation=received.authorize(request))
+        self._know(request.organisation)
         self._until = time.monotonic() + self._service.timeouts.slowest_sender.window_seconds
-        self._step = partial(self._await_body, received, request, organisation)
+        self._step = partial(self._await_body, received, request)
         if not self._reader.holds_bytes and awaits_continue(self._head):
             self._send_interim(_CONTINUE)
 
-    def _await_body(self, received: ReceivedChunks, request: PushedChunk, organisation: str) -> Wait | None:
+    def _await_body(self, received: ReceivedChunks, request: PushedChunk) -> Wait | None:
         if not self._reader.holds_bytes:
             try:
                 piece = self._socket.recv(_RECEIVE_BYTES)
@@ -423,7 +423,7 @@ class ChunkConnection:
                 raise EndedError("the sender has gone before its chunk")
             self._reader.keep(piece)
         self._until = time.monotonic() + self._service.timeouts.obtaining_seconds
-        self._buffer = self._service.buffers.request(organisation)
+        self._buffer = self._service.buffers.request(request.organisation)
         self._step = partial(self._await_buffer, received, request, self._buffer)
         return None
 

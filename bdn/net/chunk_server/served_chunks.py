@@ -67,12 +67,13 @@ class ServedChunks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PushedChunk:
-    """Who sends which chunk of a push: ``size`` bytes, as the head of the request says."""
+    """Who sends which chunk of a push: ``size`` bytes, as the head of the request says. ``organisation`` is known once it is authorized."""
 
     push: str
     digest: Digest
     size: int
     bearer: str | None = field(default=None, repr=False)
+    organisation: str = ""
 
 
 class ReceivedChunks(Protocol):

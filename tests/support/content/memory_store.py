@@ -47,7 +47,7 @@ class MemoryStore:
     def disk(self) -> StoreDisk:
         return StoreDisk(1000, 2000, 0, "memory")
 
-    def put(self, digest: Digest, content: Buffer) -> None:
+    def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:
         """Keep a copy."""
         with self._lock:
             self._chunks.setdefault(digest, bytes(content))

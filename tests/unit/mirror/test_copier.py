@@ -97,7 +97,7 @@ class CountingStore(MemoryStore):
         self.on_open: Callable[[], object] = bool
         self.on_put: Callable[[], object] = bool
 
-    def put(self, digest: Digest, content: Buffer) -> None:
+    def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:
         self.on_put()
         super().put(digest, content)
 
