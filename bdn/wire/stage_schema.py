@@ -17,13 +17,14 @@ ExposureKind = Literal["bind", "symlink", "none"]
 WarmState = Literal["WARMING", "WARM", "SKIPPED", "STOPPED"]
 
 
-def stage_id_of(job_id: str, organisation: str, manifests: Mapping[str, str]) -> str:
+def stage_id_of(job_id: str, reader: str, manifests: Mapping[str, str]) -> str:
     """The id of the stage of these manifests, by mount location: equal content, equal id, so that asking twice is asking once.
 
-    A renewed grant differs in its expiry alone and therefore names the same stage.
+    A renewed grant differs in its expiry alone and therefore names the same stage. ``reader`` is the organisation or the team whose
+    grant it is: a job of another one that has the same id has a stage of its own, which it releases by itself.
     """
     lines = sorted(f"{mount_location}\0{manifest}" for mount_location, manifest in manifests.items())
-    text = "".join(f"{len(part)}:{part}" for part in (job_id, organisation, *lines))  # no two lists make one text
+    text = "".join(f"{len(part)}:{part}" for part in (job_id, reader, *lines))  # no two lists make one text
     return f"stg_{digest_of(text.encode('utf-8', 'surrogatepass')).hex[:24]}"
 
 

@@ -199,7 +199,7 @@ class StageService:
 
     def _record(self, job_id: str, token: str, grant: Grant) -> StageRecord:
         return StageRecord(
-            id=stage_id_of(job_id, grant.organisation, {one.mount_location: str(one.manifest) for one in grant.mounts}),
+            id=stage_id_of(job_id, grant.reader, {one.mount_location: str(one.manifest) for one in grant.mounts}),
             job_id=job_id,
             organisation=grant.organisation,
             grant=token,

@@ -104,6 +104,19 @@ async def test_asking_twice_is_asking_once(rig: Rig, mirror: AgentMirror) -> Non
         assert len(agent.stages.registry.all()) == 1
 
 
+async def test_release__of_a_job_with_the_same_id_in_another_team__leaves_the_files_of_this_one(
+    rig: Rig, mirror: AgentMirror
+) -> None:
+    manifest = mirror.publish(FILES)
+    async with rig.agent(exposure="symlink") as agent:
+        mine, theirs = [
+            await agent.stages.finish((await agent.stages.start("job", mirror.grant(manifest, team=team))).record.id)
+            for team in ("alpha", "beta")
+        ]
+        await agent.stages.release(theirs.id)
+        assert tree(Path(mine.mounts[0].path)) == FILES
+
+
 async def test_a_released_stage_is_gone_but_its_files_are_not(rig: Rig, mirror: AgentMirror) -> None:
     manifest = mirror.publish(FILES)
     async with rig.agent(exposure="symlink") as agent:

@@ -159,13 +159,15 @@ class AgentMirror:
         self.chunks_of[manifest.digest].add(slab.digest)
         return slab.digest, packed
 
-    def grant(self, *manifests: Manifest, expires_in: float = 3600.0, organisation: str = "org") -> str:
+    def grant(
+        self, *manifests: Manifest, expires_in: float = 3600.0, organisation: str = "org", team: str | None = None
+    ) -> str:
         """A token for these manifests at /m0, /m1, …"""
         mounts = tuple(
             GrantedMount(f"/m{number}", manifest.digest, f"hf://org/model-{number}")
             for number, manifest in enumerate(manifests)
         )
-        return self.signer.sign(Grant(organisation, mounts, time.time() + expires_in))
+        return self.signer.sign(Grant(organisation, mounts, time.time() + expires_in, team))
 
     def chunks(self, manifest: Manifest, path: str) -> list[Digest]:
         """What an agent requests for one file, in order: its chunks, or the slab."""
