@@ -1,8 +1,10 @@
 """Pushes and checkpoints: what ``/pushes``, ``/checkpoints`` and the data port's ``PUT`` take and answer."""
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, JsonValue, StrictStr
 from pydantic_core import PydanticCustomError
@@ -14,6 +16,8 @@ from bdn.wire.shapes import Quantity, StrictModel
 
 CHUNKS_AT_ONCE: Final = 1000
 
+_Value = TypeVar("_Value")
+_SKIPPED_BYTES: Final = 16 * 1024  # of JSON: each listing of checkpoints repeats it
 _Text = Annotated[StrictStr, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 _MOST_FILES: Final = 10_000_000  # of a push; the request's bytes and BDN_LIMIT_FILES end it sooner
 _MOST_CHUNKS: Final = 10_000_000  # of one file: 80 TB
@@ -22,10 +26,10 @@ _FILE: Final[dict[str, JsonValue]] = {"path": "model.safetensors", "size": 1, "c
 _SOURCE: Final = "bt://project@job/checkpoint-100"
 
 
-def _check_small(value: dict[str, Any]) -> dict[str, Any]:
-    if (size := len(json.dumps(value).encode())) > ADAPTER_CONFIG_BYTES:
+def _check_size(value: _Value, limit: int) -> _Value:
+    if (size := len(json.dumps(value))) > limit:
         raise PydanticCustomError(
-            "too_large", "is {size} bytes of JSON; the limit is {limit}", {"size": size, "limit": ADAPTER_CONFIG_BYTES}
+            "too_large", "is {size} bytes of JSON; the limit is {limit}", {"size": size, "limit": limit}
         )
     return value
 
@@ -33,8 +37,25 @@ def _check_small(value: dict[str, Any]) -> dict[str, Any]:
 _AdapterConfig = Annotated[
     dict[str, Any],
     Field(max_length=1000, json_schema_extra={"x-max-bytes": ADAPTER_CONFIG_BYTES}),
-    AfterValidator(_check_small),
+    AfterValidator(partial(_check_size, limit=ADAPTER_CONFIG_BYTES)),
 ]
+_Skipped = Annotated[
+    list[_Text],
+    Field(max_length=1000, fail_fast=True, json_schema_extra={"x-max-bytes": _SKIPPED_BYTES}),
+    AfterValidator(partial(_check_size, limit=_SKIPPED_BYTES)),
+]
+
+
+def skipped_within_bounds(skipped: Sequence[str]) -> list[str]:
+    """As much of it as a commit takes, and how many more there are."""
+    kept: list[str] = []
+    left = _SKIPPED_BYTES - 100  # for the brackets, and for the count of the rest
+    for one in skipped:
+        left -= len(json.dumps(one)) + len(", ")
+        if left < 0:
+            return [*kept, f"and {len(skipped) - len(kept)} more"]
+        kept.append(one)
+    return kept
 
 
 class PushRequest(StrictModel, json_schema_extra={"examples": [{"source": _SOURCE}]}):
@@ -97,7 +118,7 @@ class CheckpointDetails(StrictModel):
     base_model: _Text | None = None
     lora_adapter_config: _AdapterConfig | None = None
     created_at: AwareDatetime | None = None
-    skipped: Annotated[list[_Text], Field(max_length=1000, fail_fast=True)] = []
+    skipped: _Skipped = []
 
 
 class CommitRequest(StrictModel, json_schema_extra={"examples": [{"files": [_FILE]}]}):

@@ -30,7 +30,7 @@ from bdn.core.training.checkpoints import (
 from bdn.core.training.settling import Settling, Stamp, why_incomplete
 from bdn.core.training.wholeness import why_not_whole
 from bdn.wire.mirror_schema import Mirror
-from bdn.wire.push_schema import CheckpointDetails
+from bdn.wire.push_schema import CheckpointDetails, skipped_within_bounds
 from node_agent.background_tasks import in_thread
 from node_agent.job.journal import Committed, VolumeJournal
 from node_agent.job.pushing import Pusher, SentFile
@@ -361,7 +361,7 @@ class Syncer:
             base_model=described.base_model,
             lora_adapter_config=dict(described.lora_adapter_config) if described.lora_adapter_config else None,
             created_at=found.newest,
-            skipped=list(found.skipped),
+            skipped=skipped_within_bounds(found.skipped),
         )
 
     def _source(self, found: Found) -> str:

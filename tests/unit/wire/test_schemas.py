@@ -16,7 +16,7 @@ from bdn.wire.access_schema import LIMIT_VALUE_BYTES, SecretBody, is_secret_name
 from bdn.wire.cache_schema import unpack
 from bdn.wire.event_schema import EventDocument
 from bdn.wire.operation_schema import EvictionRequest
-from bdn.wire.push_schema import CheckpointDetails, CommitRequest
+from bdn.wire.push_schema import CheckpointDetails, CommitRequest, skipped_within_bounds
 from bdn.wire.shapes import moment
 
 
@@ -136,12 +136,23 @@ def test_a_summary_that_unpacks_to_more_than_entries__is_refused(content: bytes)
         {"created_at": "0001-01-01T00:00:00"},
         {"lora_adapter_config": {"a": "x" * 65536}},
         {"lora_adapter_config": {str(number): 0 for number in range(1001)}},
+        {"skipped": ["x" * 4096] * 10},
     ],
-    ids=["naive", "large", "wide"],
+    ids=["naive", "large", "wide", "many skipped"],
 )
 def test_details_of_a_checkpoint__have_bounds(details: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         CheckpointDetails.model_validate(details)
+
+
+@pytest.mark.parametrize(
+    "name", ["a: is a link", "\N{GRINNING FACE}" * 1000, '"\\' * 2000], ids=["short", "wide", "escaped"]
+)
+@pytest.mark.parametrize("count", [0, 1, 3, 1000])
+def test_skipped_within_bounds__of_any_names__is_taken_and_counts_the_rest(name: str, count: int) -> None:
+    kept = CheckpointDetails(skipped=skipped_within_bounds([name] * count)).skipped
+    whole = [one for one in kept if one == name]
+    assert kept == (whole if len(whole) == count else [*whole, f"and {count - len(whole)} more"])
 
 
 def test_a_commit__is_refused_at_its_first_wrong_file() -> None:
