@@ -17,6 +17,7 @@ from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.store import ChunkStore
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Database
+from bdn.mirror.task_shares import TaskShares
 from bdn.mirror.waiting import SharedReads
 from bdn.wire.grants import FileGrant, GrantSigner, GrantVerifier, file_url
 from bdn.wire.location_schema import FileAddress
@@ -114,7 +115,8 @@ class ServedFiles:
     seconds: int
     threads: Executor
     _kept: dict[str, dict[str, FileEntry]] = field(default_factory=dict)  # by manifest, least recently used first
-    _parses: SharedReads[str, dict[str, FileEntry]] = field(default_factory=partial(SharedReads, math.inf))
+    _parses: SharedReads[tuple[str, str], dict[str, FileEntry]] = field(default_factory=partial(SharedReads, math.inf))
+    _parsing: TaskShares = field(default_factory=lambda: TaskShares(1))  # a parse of 60,000 files takes 40 MB
 
     async def addresses(
         self, manifest: Digest, paths: Sequence[str], organisation: str, team: str | None = None
@@ -157,17 +159,21 @@ class ServedFiles:
                 raise NotFoundError(f"manifest {manifest}")
         known = self._kept.pop(manifest.hex, None)
         if known is None:  # manifests are immutable: one parse is for all that wait for it
-            known = await self._parses.of(manifest.hex, partial(self._parsed, manifest)).get()
+            read = self._parses.of((organisation, manifest.hex), partial(self._parsed, manifest, organisation))
+            known = await read.get()
         self._kept.pop(manifest.hex, None)
         self._kept[manifest.hex] = known
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _FILES_KEPT:
             del self._kept[next(iter(self._kept))]
         return known
 
-    async def _parsed(self, manifest: Digest) -> dict[str, FileEntry]:
-        async with self.database.read() as session:
-            row = await contents.manifest(session, manifest.hex)
-        if row is None:
-            raise NotFoundError(f"manifest {manifest}")
-        parsed = await asyncio.to_thread(Manifest.parse, row.canonical)
-        return {entry.path: entry for entry in parsed.files}
+    async def _parsed(self, manifest: Digest, organisation: str) -> dict[str, FileEntry]:
+        async with self._parsing.place(organisation):
+            if (known := self._kept.get(manifest.hex)) is not None:  # another organisation has it as well
+                return known
+            async with self.database.read() as session:
+                row = await contents.manifest(session, manifest.hex)
+            if row is None:
+                raise NotFoundError(f"manifest {manifest}")
+            parsed = await asyncio.to_thread(Manifest.parse, row.canonical)
+            return {entry.path: entry for entry in parsed.files}

@@ -45,7 +45,7 @@ _FAIRNESS: Final = "tests/unit/net/test_chunk_server_fairness.py"
 _QUEUE: Final = "tests/integration/test_mirror_queue.py"
 _SERVICES: Final = ("bdn/mirror", "bdn/net", "bdn/store", "bdn/transfer", "bdn/core/pace")
 _LIMITERS: Final = re.compile(
-    r"\b(\w*Semaphore|CapacityLimiter|ThreadPoolExecutor|ByteThreads|Shares|Admission|Workers)(?:\[\w+\])?\("
+    r"\b(\w*Semaphore|CapacityLimiter|ThreadPoolExecutor|ByteThreads|\w*Shares|Admission|Workers)(?:\[\w+\])?\("
 )
 # By file and class: the tests that hold A at the limit, or in words why no caller is held up by another's.
 LIMITS: Final = {
@@ -74,6 +74,10 @@ LIMITS: Final = {
     ("bdn/mirror/app.py", "ThreadPoolExecutor"): (
         f"{_HERE}::test_threads_of_the_loop__are_free_while_a_store_hangs",
         f"{_HERE}::test_reads_of_the_store__name_the_organisation_that_reads",
+    ),
+    ("bdn/mirror/task_shares.py", "Shares"): "the places of TaskShares",
+    ("bdn/mirror/served_files.py", "TaskShares"): (
+        "tests/property/test_share_laws.py::test_tasks_of_one_owner__leave_the_next_place_to_another_owner",
     ),
     ("bdn/mirror/app.py", "ByteThreads"): "threads of copies: work in the queue, below",
     (

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from threading import Event, Semaphore
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ from bdn.wire.grants import FileGrant
 from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
-from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, refusal, source
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, refusal, source, until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.usefixtures("upstreams")
@@ -127,6 +128,32 @@ async def test_manifest__is_parsed_once_for_all_requests_that_wait_for_it(
     answers = await asyncio.gather(*(read(mirror, url) for _ in range(6)))
     assert [answer.content for answer in answers] == [b"{}"] * 6
     assert len(parsed) == 1
+
+
+async def test_manifests__requested_at_once__are_parsed_one_at_a_time(
+    mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        hub.repo(f"org/{number}").commit({"a": str(number).encode()})
+    manifests = [await mirror.manifest(source(f"hf://org/{number}")) for number in range(4)]
+    sign, parse, begun, going = mirror.service.requests.signer.sign_file, Manifest.parse, Event(), Semaphore(1)
+    overlaps: list[bool] = []
+
+    def slow(content: bytes) -> Manifest:
+        overlaps.append(not going.acquire(blocking=False))
+        begun.wait()
+        going.release()
+        return parse(content)
+
+    monkeypatch.setattr(Manifest, "parse", slow)
+    urls = [f"/files/{one}/a?sig={sign(FileGrant('default', Digest.parse(one), 'a', 4e9))}" for one in manifests]
+    answers = asyncio.gather(*(read(mirror, url) for url in urls))
+    await until(lambda: overlaps)
+    for _ in range(4):  # the other requests are read meanwhile
+        await mirror.get(f"/manifests/{manifests[0]}/layout")
+    begun.set()
+    assert [answer.content for answer in await answers] == [b"0", b"1", b"2", b"3"]
+    assert overlaps == [False] * 4
 
 
 @pytest.mark.parametrize("index", [0, 1])

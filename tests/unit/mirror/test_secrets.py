@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError, SecretNotFoundError
+from bdn.mirror.app import open_mirror
 from bdn.mirror.db.secrets import Keyring, SecretTable, new_key
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.store import check_secret_files
@@ -108,13 +109,14 @@ def test_file_of_the_mirror_in_the_directory_of_secrets__is_refused(setting: str
     check_secret_files(MirrorSettings.model_validate({"secrets_dir": directory, setting: beside}))
 
 
-def test_configuration_file_in_the_directory_of_secrets__is_refused(
+async def test_mirror__with_its_configuration_file_in_the_directory_of_secrets__does_not_start(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (directory / "bdn.toml").write_text("")
     monkeypatch.setenv("BDN_CONFIG", str(directory / "bdn.toml"))
     with pytest.raises(InvalidRequestError, match="BDN_CONFIG="):
-        check_secret_files(MirrorSettings(secrets_dir=directory))
+        async with open_mirror(MirrorSettings(data_dir=directory.parent / "mirror", secrets_dir=directory)):
+            pass
 
 
 def test_organisation_that_operator_secrets_serve__is_checked() -> None:
