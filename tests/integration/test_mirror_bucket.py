@@ -100,6 +100,7 @@ async def test_a_tenant_s_source__inside_the_store_is_refused_and_the_store_s_se
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
+    monkeypatch.setenv("BDN_SECRET_OPERATORS", keys_of(server.account))
     server.buckets["weights"].overwrite("bdn2/x", b"beside the store")
     settings: dict[str, Any] = {"auth": "token", "token": "t", "secrets_key": new_key()}
     async with mirror_under_test(tmp_path / "mirror", bearer="t", **settings) as mirror:
@@ -116,7 +117,7 @@ async def test_a_tenant_s_source__inside_the_store_is_refused_and_the_store_s_se
                     answer = await mirror.post(source(uri, **auth), dry_run=dry_run)
                     assert refusal(answer) == (422, "INVALID_SOURCE"), (uri, auth, answer.text)
         beside = "s3://weights/bdn2"
-        for name in ("store", "infrastructure", "infrastructure_store"):
+        for name in ("store", "infrastructure", "infrastructure_store", "operators"):
             assert (await mirror.failed(source(beside, **with_secret(name))))["code"] == "SECRET_NOT_FOUND"
         mine = await mirror.ready(source(beside, **with_secret("own")))
         assert await mirror.tree(mine["sources"][0]["manifest"]) == {"x": b"beside the store"}

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from sqlalchemy import inspect
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.source.uri import CheckpointUri
+from bdn.mirror.db import checkpoints
 from bdn.mirror.pushes import GIVEN_UP_SECONDS
 from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
@@ -538,6 +541,15 @@ async def test_newest__folder_of_logs_and_rank_without_metadata_committed_last__
     assert (await job.mirror.ready(source("bt://llama@job1/runs")))["status"] == "READY"
     found = {one["checkpoint_id"]: one["is_loadable"] for one in await job.checkpoints()}
     assert found == {"checkpoint-100": True, "runs": False, ".": False, "step-7": False}
+
+
+async def test_newest__is_found_without_reading_the_details_of_checkpoints(job: Job) -> None:
+    for name in ("1", "2"):
+        await job.push({"step.pt": b"x"}, f"bt://llama@job1/{name}", base_model="of 64 KiB")
+    async with job.mirror.service.requests.database.read() as session:
+        found = await checkpoints.found(session, "default", CheckpointUri("llama"))
+        assert found.row.name == "2"
+        assert "details" in inspect(found.row).unloaded
 
 
 async def test_newest__nothing_with_weights__is_not_found(job: Job) -> None:
