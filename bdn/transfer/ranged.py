@@ -6,7 +6,8 @@ one. Both halves are of one version, because every request carries the pin of th
 
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
@@ -60,7 +61,7 @@ class UpstreamUntrustedError(UpstreamUnavailableError):
 
 
 class RangesIgnoredError(UpstreamUnavailableError):
-    """The server sent a whole file of several chunks for a range, again and again. Retrying does not help."""
+    """The server sent a whole file of several chunks for a range, again and again: the file can only be read in order."""
 
     transient = False
 
@@ -80,7 +81,7 @@ def check_head(answer: Answer, location: Location, request: RangeRequest, wanted
     if answer.status == 200 and (wanted is None or wanted.size == request.size):
         _check_encoding(answer, location, request, request.size)
         if answer.length not in (None, request.size):
-            raise _other_size(request, f"is {answer.length}")
+            raise other_size(request, f"is {answer.length}")
     elif answer.status == 206:
         _check_range(answer, location, request, wanted or request.range)
     else:
@@ -89,7 +90,8 @@ def check_head(answer: Answer, location: Location, request: RangeRequest, wanted
         raise SourceChangedError(request.source, request.path, "its ETag is another one")
 
 
-def _other_size(request: RangeRequest, found: str) -> SourceChangedError:
+def other_size(request: RangeRequest, found: str) -> SourceChangedError:
+    """``found`` says what the size is now."""
     return SourceChangedError(request.source, request.path, f"its size was {request.size} and {found}")
 
 
@@ -101,7 +103,7 @@ def plain_etag(headers: Headers) -> str:
 def _check_range(answer: Answer, location: Location, request: RangeRequest, wanted: ByteRange) -> None:
     stated = parse_content_range(answer.headers.get("content-range"))
     if stated is not None and stated[1] != request.size:  # first: of a file that shrank, the range may be cut
-        raise _other_size(request, f"is {stated[1]}")
+        raise other_size(request, f"is {stated[1]}")
     if stated is None or stated[0] != wanted:
         raise UpstreamUnavailableError(request.source, f"{request.path}: the answer holds other bytes than asked for")
     _check_encoding(answer, location, request, wanted.size)
@@ -133,8 +135,8 @@ def _error_for(status: int, headers: Headers, request: RangeRequest) -> BdnError
     if status == 200:
         return RangesIgnoredError(
             source,
-            f"{path}: the server ignores Range and sent the whole file ({request.size} bytes). Files of more than one chunk "
-            "are read by ranges: use an endpoint or a proxy that supports them",
+            f"{path}: the server ignores Range and sent the whole file ({request.size} bytes). A part of it can only be read "
+            "from an endpoint or through a proxy that supports ranges",
         )
     return UpstreamUnavailableError(source, f"{path}: status {status}", parse_retry_after(headers))
 
@@ -171,11 +173,11 @@ class RangedReader:
             EgressRefusedError: the address, or one that it redirects to, may not be contacted.
             CanceledError: ``goes_on`` said no while the body came. A trickle would hold its thread for many minutes.
         """
-        return _Reading(self, location, request, buffer, goes_on or (lambda _: True)).run()
+        return Reading(self, location, request, buffer, goes_on or (lambda _: True)).run()
 
 
 @dataclass(slots=True)
-class _Reading:
+class Reading:
     """One range under way: ``done`` bytes of the buffer are right."""
 
     reader: RangedReader
@@ -201,17 +203,15 @@ class _Reading:
                     raise
                 if self.request.is_whole:  # a server without ranges cannot resume the file, but can send it again
                     self.done, self.first = 0, None
-            except DowngradeError:
-                raise UpstreamUntrustedError(
-                    self.request.source, f"{self.request.path}: it redirects from https to http"
-                ) from None
+            except DowngradeError as error:
+                self.fail(error)
             except NETWORK_ERRORS as error:
                 persistence = persistence or Persistence(self.reader.resume, self.reader.stall)
                 gained, stalled = self.done - before, isinstance(error, StalledError)
                 # Who frames a body wrongly may have sent anything, and of a full buffer there is no rest to ask for.
                 is_sound = not isinstance(error, ProtocolError) and self.done < len(self.buffer)
                 if not (is_sound and persistence.goes_on(gained, stalled=stalled)):
-                    self._fail(error)
+                    self.fail(error)
             else:
                 break
         if self.location.stated is None or not self.request.is_whole or self.first is None:
@@ -220,20 +220,27 @@ class _Reading:
 
     def _ask(self) -> None:
         """One request, with its redirects, for what is missing."""
-        url, headers, wanted = self.location.url, dict(self.location.headers), self._missing()
+        headers, wanted = dict(self.location.headers), self._missing()
         if wanted is not None:
             headers["Range"] = format_range(wanted)
+        with self.answered(headers, len(self.buffer) - self.done) as answer:
+            check_head(answer, self.location, self.request, wanted)
+            self._check_same(answer.headers)
+            self._read_body(answer)
+
+    @contextmanager
+    def answered(self, headers: Mapping[str, str], expected: int) -> Iterator[Answer]:
+        """The answer to one request at the end of its redirects, with a body of about ``expected`` bytes."""
+        url, sent = self.location.url, dict(headers)
         for _ in range(REDIRECT_LIMIT + 1):
             self.asked = url
-            with self.reader.connections.get(url, headers, len(self.buffer) - self.done) as answer:
+            with self.reader.connections.get(url, sent, expected) as answer:
                 if answer.status not in REDIRECTS:
-                    check_head(answer, self.location, self.request, wanted)
-                    self._check_same(answer.headers)
-                    self._read_body(answer)
+                    yield answer
                     return
                 answer.read(REDIRECT_BODY_LIMIT)
-                url, headers = follow(url, headers, answer.headers)
-        raise self._unavailable(f"more than {REDIRECT_LIMIT} redirects")
+                url, sent = follow(url, sent, answer.headers)
+        raise self.unavailable(f"more than {REDIRECT_LIMIT} redirects")
 
     def _missing(self) -> ByteRange | None:
         """What to ask for; None asks for the whole file without a Range."""
@@ -247,7 +254,7 @@ class _Reading:
         if self.first is None:
             self.first = headers
         elif plain_etag(self.first) != plain_etag(headers):
-            raise self._unavailable("its ETag is not the same in two answers")
+            raise self.unavailable("its ETag is not the same in two answers")
 
     def _read_body(self, answer: Answer) -> None:
         rest = self.buffer[self.done :] if self.done else self.buffer
@@ -259,22 +266,27 @@ class _Reading:
         # The end of a body in pieces is stated, so it is the end of the file.
         is_whole = answer.status == 200 and "transfer-encoding" in answer.headers
         if is_whole and (self.done != len(self.buffer) or not answer.has_ended()):
-            raise _other_size(self.request, "the answer has another one")
+            raise other_size(self.request, "the answer has another one")
         if self.done != len(self.buffer):
             raise ConnectionResetError(f"the answer ended after {self.done} of {len(self.buffer)} bytes")
         if not answer.has_ended():
-            raise self._unavailable("the answer is longer than the range")
+            raise self.unavailable("the answer is longer than the range")
 
-    def _unavailable(self, reason: str) -> UpstreamUnavailableError:
+    def unavailable(self, reason: str) -> UpstreamUnavailableError:
+        """``reason`` says what is wrong with the file or its answer."""
         return UpstreamUnavailableError(self.request.source, f"{self.request.path}: {reason}")
 
-    def _fail(self, error: Exception) -> NoReturn:
+    def fail(self, error: Exception) -> NoReturn:
         """In our words, without the cause: its message may hold a signed address."""
+        if isinstance(error, DowngradeError):
+            raise UpstreamUntrustedError(
+                self.request.source, f"{self.request.path}: it redirects from https to http"
+            ) from None
         if isinstance(error, ssl.SSLCertVerificationError):
             raise UpstreamUntrustedError(
                 self.request.source, f"{self.request.path}: {self._host}{reason_of(error)}"
             ) from None
-        raise self._unavailable(f"{self._host}{reason_of(error)}") from None
+        raise self.unavailable(f"{self._host}{reason_of(error)}") from None
 
     @property
     def _host(self) -> str:

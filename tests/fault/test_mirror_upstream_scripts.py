@@ -69,7 +69,7 @@ SCRIPTS = {
     "a reset at 99 %": Script(reset(at=CHUNK_SIZE * 99 // 100)),
     "resets at 99 %": Script(reset(at=CHUNK_SIZE * 99 // 100), times=2, reads=CHUNKS + 2),
     "200 to a range": Script(ignore_range()),
-    "200 to every range": Script(ignore_range(), "UPSTREAM_UNAVAILABLE", FOREVER, reads=3 * CHUNKS),
+    "200 to every range": Script(ignore_range(), times=FOREVER, reads=3 * CHUNKS + 1, everywhere=True),
     "another range": Script(another_range()),
     "no Content-Range": Script(altered({"Content-Range": "none"})),
     "never the right Content-Range": Script(

@@ -7,6 +7,7 @@ order they come: reading a large file back afterwards would cost as much disk as
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ from bdn.core.source.upstream import Checksum
 from bdn.core.store import SEAL_SIZE, ChunkStore, seal_of
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
 from bdn.transfer.checksums import OrderedChecksum, PartChecksums, RunningChecksum, part_checksum
+from bdn.transfer.ranged import RangesIgnoredError
 from bdn.transfer.under_way import Arriving, UnderWay
+
+logger = logging.getLogger(__name__)
 
 ChunkStored = Callable[[int, Digest, int], None]
 PackedFile = Callable[[LocatedFile, FileLayout, Slab], None]
@@ -49,16 +53,38 @@ class Copier:
         """
         file = located.file
         chunks = dict(stored)
-        missing = iter([index for index in range(chunk_count(file.size)) if index not in chunks])
-        expected = await self._expected(located)
-        check = whole_check(expected, file.size, chunks, self._read_back) if expected is not None else None
-        loop = asyncio.get_running_loop()
 
         def told(index: int, digest: Digest, arriving: Arriving) -> None:
             arriving.received = 0
             if index not in chunks:
                 chunks[index] = digest
                 on_stored(index, digest, chunk_range(file.size, index).size)
+
+        try:
+            check = await self._copy_chunks(self.reader, located, chunks, told, under_way)
+        except RangesIgnoredError:
+            logger.warning("%s: the server ignores Range; the file is read in order, by one request", located.subject)
+            with self.reader.in_order() as reader:
+                check = await self._copy_chunks(reader, located, chunks, told, under_way)
+        layout = FileLayout.of(file.size, tuple(chunks[index] for index in range(len(chunks))))
+        if check is not None:
+            await self._check(located, layout, check)
+        return layout
+
+    async def _copy_chunks(
+        self,
+        reader: UpstreamReader,
+        located: LocatedFile,
+        chunks: Mapping[int, Digest],
+        told: Callable[[int, Digest, Arriving], None],
+        under_way: UnderWay,
+    ) -> WholeCheck | None:
+        """Store every chunk that is not among ``chunks``; ``told`` adds it. Returns the check of the whole, with what is left of it."""
+        size, loop = located.file.size, asyncio.get_running_loop()
+        expected = await self._expected(located)
+        check = whole_check(expected, size, chunks, self._read_back) if expected is not None else None
+        missing = [index for index in range(chunk_count(size)) if index not in chunks]
+        left = iter(missing)
 
         def accept(index: int, arriving: Arriving, content: memoryview, stated: Checksum | None) -> None:
             digest = digest_of(content)
@@ -67,24 +93,21 @@ class Copier:
             loop.call_soon_threadsafe(told, index, digest, arriving)
             if check is not None:
                 check.take(index, digest, content)
-            elif stated is not None and len(content) == file.size:
+            elif stated is not None and len(content) == size:
                 check_at_once(stated, content, located.subject)
 
         async def work() -> None:
-            for index in missing:
+            for index in left:
                 with under_way.read() as arriving:
-                    wanted = FileRange(located, chunk_range(file.size, index), partial(accept, index, arriving))
+                    wanted = FileRange(located, chunk_range(size, index), partial(accept, index, arriving))
                     on_cancel = None if check is None else check.stop
-                    await self.reader.read([wanted], on_cancel=on_cancel, arriving=arriving)
+                    await reader.read([wanted], on_cancel=on_cancel, arriving=arriving)
 
         with single_error():
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.reader.threads.count, chunk_count(file.size) - len(chunks))):
+                for _ in range(min(reader.ranges_at_once, len(missing))):
                     group.create_task(work())
-        layout = FileLayout.of(file.size, tuple(chunks[index] for index in range(len(chunks))))
-        if check is not None:
-            await self._check(located, layout, check)
-        return layout
+        return check
 
     async def pack(
         self, parcel: Sequence[LocatedFile], on_packed: PackedFile, on_wrong: WrongContent, under_way: UnderWay

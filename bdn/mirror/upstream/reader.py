@@ -5,11 +5,14 @@
 - Wrong content is read once more: a bit may flip on the wire. If it is wrong again, the upstream has it wrong.
 """
 
+from __future__ import annotations
+
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -20,6 +23,7 @@ from bdn.core.source.upstream import Checksum, Location, Locator, UpstreamFile
 from bdn.mirror.upstream.budget import BudgetSlot
 from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.transfer.byte_threads import ByteThreads
+from bdn.transfer.in_order import InOrderReader
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from bdn.transfer.under_way import Arriving
 
@@ -95,6 +99,18 @@ class UpstreamReader:
     ranges: RangedReader
     threads: ByteThreads
     retries: UpstreamRetries
+    _in_order: InOrderReader | None = None
+
+    @property
+    def ranges_at_once(self) -> int:
+        """How many ranges of one file may be read at the same time."""
+        return self.threads.count if self._in_order is None else 1
+
+    @contextmanager
+    def in_order(self) -> Iterator[UpstreamReader]:
+        """A reader for the ranges of one file of a server that ignores ``Range``: one at a time, each after the one before it."""
+        with InOrderReader(self.ranges) as in_order:
+            yield replace(self, _in_order=in_order)
 
     async def read(
         self,
@@ -218,6 +234,6 @@ class UpstreamReader:
         file = item.located.file
         request = RangeRequest(item.located.name, file.path, item.range, file.size)
         with slot.budget.request() as sent:
-            stated = self.ranges.read_into(location, request, content, goes_on)
+            stated = (self._in_order or self.ranges).read_into(location, request, content, goes_on)
             sent.size = len(content)
         return file.checksum or location.checksum or stated

@@ -1,0 +1,96 @@
+"""A file whose server ignores ``Range``: its ranges are read in order, out of one answer that holds the whole file."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from bdn.core.chunk import ByteRange
+from bdn.core.errors import SourceChangedError
+from bdn.core.source.upstream import Checksum, Location
+from bdn.net.http1.answer import Answer
+from bdn.net.http1.connection import DowngradeError
+from bdn.net.http1.pool import NETWORK_ERRORS
+from bdn.transfer.ranged import RangedReader, RangeRequest, Reading, check_head, other_size, plain_etag
+
+
+class InOrderReader:
+    """Reads one file; ``with`` closes its connection. One range at a time, each after the one before it.
+
+    Between two ranges the connection stays open and nothing is received, so the buffer of a range is all that a file takes. After a
+    failure the next range begins a new answer, and the bytes before the range are received again and dropped.
+    """
+
+    def __init__(self, ranges: RangedReader) -> None:
+        self._ranges = ranges
+        self._open = ExitStack()
+        self._answer: Answer | None = None
+        self._etag: str | None = None  # of the first answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the answer: a body that was not read to its end closes its connection."""
+        self._answer = None
+        self._open.close()
+
+    def read_into(
+        self,
+        location: Location,
+        request: RangeRequest,
+        buffer: memoryview,
+        goes_on: Callable[[int], bool] | None = None,
+    ) -> Checksum | None:
+        """Fill ``buffer`` with the range; see ``RangedReader.read_into``.
+
+        Raises ``SourceChangedError`` also where another answer has another ETag than the first one.
+        """
+        whole = RangeRequest(request.source, request.path, ByteRange(0, request.size), request.size)
+        reading = Reading(self._ranges, location, whole, buffer, goes_on or (lambda _: True))
+        try:
+            self._read(reading, request.range)
+        except (DowngradeError, *NETWORK_ERRORS) as error:
+            self.close()
+            reading.fail(error)
+        except BaseException:
+            self.close()
+            raise
+        return None
+
+    def _read(self, reading: Reading, wanted: ByteRange) -> None:
+        answer = self._answer
+        if answer is None or answer.received > wanted.start:
+            self.close()
+            answer = self._answer = self._begin(reading)
+        while (before := wanted.start - answer.received) > 0:
+            self._receive(reading, answer, reading.buffer[:before], lambda: reading.goes_on(0))
+        start = answer.received
+        self._receive(reading, answer, reading.buffer, lambda: reading.goes_on(answer.received - start))
+        reading.goes_on(wanted.size)
+        if wanted.stop == reading.request.size:
+            if not answer.has_ended():
+                raise other_size(reading.request, "the answer is longer")
+            self.close()
+
+    def _begin(self, reading: Reading) -> Answer:
+        headers = dict(reading.location.headers)
+        answer = self._open.enter_context(reading.answered(headers, len(reading.buffer)))
+        check_head(answer, reading.location, reading.request, None)
+        etag = plain_etag(answer.headers)
+        if self._etag not in (None, etag):
+            raise SourceChangedError(reading.request.source, reading.request.path, "its ETag is another one")
+        self._etag = etag
+        return answer
+
+    def _receive(self, reading: Reading, answer: Answer, part: memoryview, is_wanted: Callable[[], bool]) -> None:
+        if answer.fill(part, self._ranges.stall, self._ranges.clock, is_wanted) == len(part):
+            return
+        if "transfer-encoding" in answer.headers:  # the end of such a body is stated, so it is the end of the file
+            raise other_size(reading.request, f"is {answer.received}")
+        raise ConnectionResetError(f"the answer ended after {answer.received} of {reading.request.size} bytes")
