@@ -5,10 +5,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import click
-
 from bdn.cli.logs import log_to_stderr
-from bdn.cli.output import DONE, INTERRUPTED, USAGE, exit_code_of
+from bdn.cli.output import DONE, INTERRUPTED, USAGE, Output, exit_code_of, say_wrong_settings
 from bdn.core.errors import BdnError
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError, warn_of_service_links
@@ -20,14 +18,14 @@ def run(roles: str | None) -> int:
     try:
         settings = load_settings(**({"roles": roles} if roles is not None else {}))
     except SettingsError as error:
-        click.echo(f"error: {error}", err=True)
+        say_wrong_settings(error)
         return USAGE
     log_to_stderr(settings.log)
     warn_of_service_links()
     try:
         return run_program(serve(settings))
     except BdnError as error:
-        click.echo(f"error: {error} [{error.code}]", err=True)
+        Output.error(error)
         return exit_code_of(error)
 
 

@@ -9,6 +9,7 @@ import click
 
 from bdn.cli.clients import agent_client, mirror_client
 from bdn.cli.output import Output, command_line, parsed
+from bdn.cli.printable import printable
 from bdn.core.errors import NotFoundError
 from bdn.core.units import counted, format_size, format_time, parse_size
 from bdn.net.api_clients import MirrorClient
@@ -87,8 +88,8 @@ async def summarize(output: Output, *, project: str, as_csv: bool) -> None:
         found = await _found(client, project)
         summary = await agent.summarize_cache(SummaryRequest(project=found.project_id))
     files = summary.file_summaries
-    if as_csv and not output.as_json:
-        click.echo(_csv(files), nl=False)
+    if as_csv:
+        output.result(summary, _csv(files).splitlines())
         return
     size = sum(one.size_bytes for one in files)
     total = f"{counted(len(files), 'entry') if len(files) == 1 else f'{len(files)} entries'}, {format_size(size)}"
@@ -96,14 +97,7 @@ async def summarize(output: Output, *, project: str, as_csv: bool) -> None:
 
 
 def _file_line(one: FileSummary) -> str:
-    return (
-        f"{one.permissions} {format_size(one.size_bytes):>8} {format_time(one.modified.timestamp())} {_shown(one.path)}"
-    )
-
-
-def _shown(path: str) -> str:
-    """A job may name a file as it likes; a terminal shall not do what the name says."""
-    return path if path.isprintable() else repr(path)[1:-1]
+    return f"{one.permissions} {format_size(one.size_bytes):>8} {format_time(one.modified.timestamp())} {one.path}"
 
 
 def _csv(files: Sequence[FileSummary]) -> str:
@@ -111,7 +105,7 @@ def _csv(files: Sequence[FileSummary]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for one in files:
-        writer.writerow([one.path, one.size_bytes, one.modified.isoformat(), one.file_type, one.permissions])
+        writer.writerow([printable(one.path), one.size_bytes, one.modified.isoformat(), one.file_type, one.permissions])
     return text.getvalue()
 
 
@@ -131,7 +125,7 @@ async def rm(output: Output, *, project: str, path: str, force: bool) -> None:
     async with mirror_client() as client, agent_client() as agent:
         found = await _found(client, project)
         removed = await agent.remove_from_cache(RemovalRequest(project=found.project_id, path=path, force=force))
-    output.result(removed, [f"removed {_shown(removed.path)}"], [removed.path])
+    output.result(removed, [f"removed {removed.path}"], [removed.path])
 
 
 @cache.command("set")

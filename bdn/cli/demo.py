@@ -22,7 +22,7 @@ import httpx2
 from pydantic import BaseModel
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import Output, command_line
+from bdn.cli.output import Output, command_line, print_table
 from bdn.cli.running import embedded_services
 from bdn.cli.sources import request_body
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
@@ -250,17 +250,11 @@ def _fill_bucket(client: httpx2.Client, folder: Path) -> None:
 
 
 def _print_table(steps: Sequence[Step]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - only where somebody looks
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(title="bdn demo: bytes by tier")
-    for heading in ("step", "result"):
-        table.add_column(heading)
-    for heading in ("upstream", "mirror", "cluster", "node", "seconds", "GB/s"):
-        table.add_column(heading, justify="right")
+    rows: list[Sequence[str]] = []
     for step in steps:
         bytes_by_tier = (step.upstream, step.tiers.mirror, step.tiers.cluster, step.tiers.node)
         sizes = [format_size(size) if size else "-" for size in bytes_by_tier]
         rate = f"{step.bytes / step.seconds / 1e9:.2f}" if step.bytes else "-"
-        table.add_row(step.step, step.outcome, *sizes, f"{step.seconds:.3f}", rate)
-    Console(width=None if Console().is_terminal else 120).print(table)
+        rows.append((step.step, step.outcome, *sizes, f"{step.seconds:.3f}", rate))
+    figures = ("upstream", "mirror", "cluster", "node", "seconds", "GB/s")
+    print_table("bdn demo: bytes by tier", ("step", "result"), figures, rows)

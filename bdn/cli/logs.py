@@ -11,6 +11,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Final
 
+from bdn.cli.printable import printable
 from bdn.settings import LogForm
 
 _OURS: Final = ("bdn", "node_agent")
@@ -32,21 +33,34 @@ class LineFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "msg": record.getMessage(),
-            **{name: value for name, value in vars(record).items() if name not in _STANDARD},
+            **_fields(self, record),
         }
-        if record.exc_info:
-            said["trace"] = self.formatException(record.exc_info)
-        if self._form == "json":
-            return json.dumps(said, default=str)
-        return " ".join(f"{name}={_written(value)}" for name, value in said.items())
+        return json.dumps(said, default=str) if self._form == "json" else _logfmt(said)
+
+
+class RemarkFormatter(logging.Formatter):
+    """What a command prints of a record: ``warning: checkpoint 'x' was not pushed error="disk full"``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        said = printable(record.getMessage())
+        return f"{record.levelname.lower()}: {said} {_logfmt(_fields(self, record))}".rstrip()
+
+
+def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, object]:
+    fields: dict[str, object] = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    if record.exc_info:
+        fields["trace"] = formatter.formatException(record.exc_info)
+    return fields
+
+
+def _logfmt(fields: dict[str, object]) -> str:
+    return " ".join(f"{name}={_written(value)}" for name, value in fields.items())
 
 
 def _written(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    if _BARE.fullmatch(text) and text.isprintable():
-        return text
-    quoted = json.dumps(text, ensure_ascii=False)
-    return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in quoted)
+    return text if _BARE.fullmatch(text) and text.isprintable() else printable(json.dumps(text, ensure_ascii=False))
 
 
 def _is_ours_or_a_warning(record: logging.LogRecord) -> bool:
@@ -55,6 +69,12 @@ def _is_ours_or_a_warning(record: logging.LogRecord) -> bool:
     Held at the handler, where no level that somebody sets on a library's logger leads around it.
     """
     return record.levelno >= logging.WARNING or record.name.partition(".")[0] in _OURS
+
+
+def warn_on_stderr() -> None:
+    """For commands: warnings of logs on standard error, for which Python's last resort would print the bare message, unescaped."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(RemarkFormatter())
 
 
 def log_to_stderr(form: LogForm, level: int = logging.INFO) -> None:

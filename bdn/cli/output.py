@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 import click
 
 from bdn.cli.main import missing_extra
+from bdn.cli.printable import printable
 from bdn.core.errors import NAME_A_SECRET, BdnError, InvalidRequestError
 from bdn.core.units import format_duration, format_size
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console  # 50 ms
 
     from bdn.net.client import OutageRetry
+    from bdn.settings import SettingsError
     from bdn.wire.mirror_schema import Mirror
     from bdn.wire.shapes import ErrorBody
     from bdn.wire.stage_schema import StageDocument
@@ -101,16 +103,16 @@ class Output:
         own = getattr(document, "id", None)
         names = [own] if ids is None and own else ids
         for line in names if self.quiet and names is not None else lines:
-            click.echo(line)
+            _echo(line)
 
     def say(self, line: str) -> None:
         """A remark on standard error."""
         if not self.quiet:
-            click.echo(line, err=True)
+            _echo(line, err=True)
 
     def warn(self, line: str) -> None:
         """A warning, said even when quiet."""
-        click.echo(f"warning: {in_options(line)}", err=True)
+        _echo(f"warning: {in_options(line)}", err=True)
 
     def fail(self, error: BdnError) -> int:
         """Print the error and return the exit code."""
@@ -126,7 +128,7 @@ class Output:
     def error(error: BdnError | ErrorBody) -> None:
         """Say what is wrong, also when quiet."""
         said = str(error) if isinstance(error, BdnError) else error.message
-        click.echo(f"error: {in_options(said)} [{error.code}]", err=True)
+        say_error(f"{in_options(said)} [{error.code}]")
 
     @property
     def wants_bars(self) -> bool:
@@ -135,7 +137,45 @@ class Output:
 
     def _write(self, document: Document) -> None:
         content = document if isinstance(document, dict) else document.model_dump(mode="json")
-        click.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        for line in json.dumps(content, indent=2, ensure_ascii=False).split("\n"):
+            _echo(line)  # an escape in a string of JSON keeps the exact value
+
+
+def _echo(line: str, *, err: bool = False) -> None:
+    """The one place that prints; names and messages may come from outside."""
+    click.echo(printable(line), err=err)
+
+
+def say_error(problem: str) -> None:
+    """An error on one line."""
+    _echo(f"error: {problem}", err=True)
+
+
+def say_wrong_settings(error: SettingsError) -> None:
+    """A line per wrong setting."""
+    for line in f"error: {error}".split("\n"):
+        _echo(line, err=True)
+
+
+def say_interrupted() -> None:
+    """Ctrl-C."""
+    _echo("interrupted", err=True)
+
+
+def print_table(title: str, texts: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows below the headings of ``texts`` and, aligned right, of ``figures``; 120 columns wide where output is not a terminal."""
+    from rich.console import Console  # noqa: PLC0415 - 50 ms
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(title=title)
+    for heading in texts:
+        table.add_column(heading)
+    for heading in figures:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    Console(width=None if Console().is_terminal else 120).print(table)
 
 
 class _Checked(Protocol):
@@ -147,7 +187,7 @@ def check_usage(request: _Checked) -> None:
     try:
         request.check()
     except InvalidRequestError as error:
-        raise click.UsageError(in_options(str(error))) from None
+        raise click.UsageError(printable(in_options(str(error)))) from None
 
 
 def parsed(parse: Callable[[str], _Parsed]) -> Callable[[click.Context, click.Parameter, str | None], _Parsed | None]:
@@ -157,7 +197,7 @@ def parsed(parse: Callable[[str], _Parsed]) -> Callable[[click.Context, click.Pa
         try:
             return None if text is None else parse(text)
         except ValueError as error:
-            raise click.BadParameter(str(error)) from error
+            raise click.BadParameter(printable(str(error))) from error
 
     return callback
 
@@ -171,9 +211,11 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
     def callback(*, as_json: bool, quiet: bool, **options: Any) -> None:  # noqa: ANN401 - click's own options
         from pydantic import ValidationError  # noqa: PLC0415
 
+        from bdn.cli.logs import warn_on_stderr  # noqa: PLC0415
         from bdn.net.host_lookups import run_program  # noqa: PLC0415
         from bdn.settings import SettingsError  # noqa: PLC0415
 
+        warn_on_stderr()
         output = Output(as_json, quiet)
         try:
             code = run_program(function(output, **options)) or 0
@@ -182,15 +224,17 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
         except (ValidationError, SettingsError) as error:
             problem = _describe(error) if isinstance(error, ValidationError) else str(error)
             if as_json:
-                code = output.fail(InvalidRequestError(problem))
+                output.fail(InvalidRequestError(problem))
+            elif isinstance(error, SettingsError):
+                say_wrong_settings(error)
             else:
-                click.echo(f"error: {problem}", err=True)
-                code = USAGE
+                say_error(problem)
+            code = USAGE
         except ModuleNotFoundError as error:
-            click.echo(f"error: {missing_extra(error)}", err=True)
+            say_error(missing_extra(error))
             code = FAILED
         except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+            say_interrupted()
             code = INTERRUPTED
         sys.exit(code)
 
@@ -256,6 +300,7 @@ def bar_on(console: Console, title: str, began: float) -> Iterator[Show]:
     from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
     from rich.table import Column  # noqa: PLC0415
 
+    title = printable(title)
     room = console.width - len(title) - _LEAST_BAR - 2  # a space on each side of the bar
     columns = (
         TextColumn("{task.description}", markup=False),

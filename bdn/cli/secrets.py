@@ -6,7 +6,7 @@ from typing import BinaryIO, Final
 import click
 
 from bdn.cli.clients import reachable_mirror
-from bdn.cli.output import INTERRUPTED, Output, command_line
+from bdn.cli.output import INTERRUPTED, Output, command_line, say_interrupted
 from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.mirror.db.secrets import new_key as made_key
 from bdn.wire.access_schema import LIMIT_VALUE_BYTES, SecretBody, SecretEntry, is_secret_name
@@ -31,7 +31,7 @@ def _read_value(context: click.Context, _: click.Parameter, file: BinaryIO | Non
         # An option that was not given comes after the argument.
         return str(click.prompt(f"value of {context.params['name']}", hide_input=True, err=True)).encode()
     except click.Abort:
-        click.echo("interrupted", err=True)
+        say_interrupted()
         context.exit(INTERRUPTED)
 
 

@@ -59,6 +59,26 @@ def test_tasks_are_started_in_groups_alone() -> None:
     assert loose == []
 
 
+def test_commands_print_through_one_module_that_escapes_names_from_outside() -> None:
+    raw = (
+        "click.echo",
+        "click.secho",
+        "click.echo_via_pager",
+        "print",
+        "sys.stdout.write",
+        "sys.stderr.write",
+        "Console",
+    )
+    elsewhere = [
+        f"{path}:{line} {name}"
+        for path, tree in parsed()
+        for line, name in calls(tree)
+        if name in raw and path != Path("bdn/cli/output.py")
+    ]
+
+    assert elsewhere == []
+
+
 def test_statements_stand_in_the_database_folder_alone() -> None:
     elsewhere = [
         str(path)
