@@ -265,6 +265,17 @@ class SourceChangedError(UpstreamError):
     reason: str
 
 
+class SourceArchivedError(UpstreamError):
+    code = "SOURCE_ARCHIVED"
+    message = (
+        "{path!r} of {source} is archived ({storage_class}) and cannot be read: restore it first (S3: aws s3api restore-object), wait "
+        "until it is restored, and mirror it again"
+    )
+    source: str
+    path: str
+    storage_class: str
+
+
 class UpstreamUnavailableError(UpstreamError):
     code = "UPSTREAM_UNAVAILABLE"
     transient = True

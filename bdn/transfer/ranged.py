@@ -7,7 +7,7 @@ one. Both halves are of one version, because every request carries the pin of th
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
     SourceChangedError,
+    SourceNotFoundError,
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
@@ -66,6 +67,7 @@ class RangesIgnoredError(UpstreamUnavailableError):
     transient = False
 
 
+_REFUSAL_LIMIT: Final = 16 * 1024  # bytes of an error document
 _IGNORED_RANGES_LIMIT: Final = 3  # requests for one range; one answer without a range may come from one cache of many
 
 
@@ -85,7 +87,7 @@ def check_head(answer: Answer, location: Location, request: RangeRequest, wanted
     elif answer.status == 206:
         _check_range(answer, location, request, wanted or request.range)
     else:
-        raise _error_for(answer.status, headers, request)
+        raise _refusal_told(answer, location) or _error_for(answer.status, headers, request)
     if location.etag is not None and plain_etag(headers) != location.etag.removeprefix("W/").strip('"'):
         raise SourceChangedError(request.source, request.path, "its ETag is another one")
 
@@ -126,10 +128,10 @@ def _error_for(status: int, headers: Headers, request: RangeRequest) -> BdnError
     source, path = request.source, request.path
     if status in (400, 401, 403):  # S3 tells with a 400 that the keys of an address have expired (ExpiredToken)
         return LocationRefusedError(source, f"{path}: status {status}")
-    if status in (404, 410):
-        return SourceChangedError(source, path, "it is gone")
-    if status in (412, 416):
-        return SourceChangedError(source, path, f"status {status}")
+    if status in (404, 410, 412, 416):
+        return SourceChangedError(source, path, "it is gone" if status in (404, 410) else f"status {status}")
+    if status == 451:
+        return SourceNotFoundError(source, f"{path}: status 451, the service may not give it out for legal reasons")
     if status == 429:
         return UpstreamRateLimitedError(source, parse_retry_after(headers))
     if status == 200:
@@ -139,6 +141,16 @@ def _error_for(status: int, headers: Headers, request: RangeRequest) -> BdnError
             "from an endpoint or through a proxy that supports ranges",
         )
     return UpstreamUnavailableError(source, f"{path}: status {status}", parse_retry_after(headers))
+
+
+def _refusal_told(answer: Answer, location: Location) -> BdnError | None:
+    """What the body of a refusal says, as far as the body comes in the time of a stall; None where it says nothing."""
+    if location.refused is None or not 400 <= answer.status < 500:
+        return None
+    content = bytearray(_REFUSAL_LIMIT)
+    with suppress(*NETWORK_ERRORS), memoryview(content) as buffer:
+        answer.fill(buffer, StallPolicy())
+    return location.refused(answer.status, bytes(content[: answer.received]))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeVar
 from blake3 import blake3
 
 from bdn.core.chunk import CHUNK_SIZE, UnsafePathError, normalise_path
+from bdn.core.errors import BdnError
 
 _Answer = TypeVar("_Answer")
 
@@ -175,6 +176,8 @@ class Location:
     # Reads the whole file's checksum from the head of an answer, for upstreams that tell it nowhere else for free. Then a
     # file of one chunk is asked for without a Range, because some (S3) tell it for whole objects alone.
     stated: Callable[[Headers], Checksum | None] | None = field(default=None, compare=False)
+    # Reads the body of a refusal (a status from 400 to 499), of which it gets the beginning. None: the status says all that is known.
+    refused: Callable[[int, bytes], BdnError | None] | None = field(default=None, compare=False)
     may_be_encoded: bool = False  # "Content-Encoding" describes the stored bytes, and is not the server's own doing
 
 

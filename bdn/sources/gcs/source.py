@@ -11,6 +11,7 @@ from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Final, Self
 from urllib.parse import quote
 
@@ -61,7 +62,7 @@ class RefusedError(Exception):
         return cls(status, reason if isinstance(reason, str) and _WORD.fullmatch(reason) else "", headers)
 
 
-_WORD: Final = re.compile(r"[A-Za-z]{1,40}")
+_WORD: Final = re.compile(r"[A-Za-z]{1,60}")
 # After aiohttp's and OSError, for timeouts and resets: how an answer that is not Google's fails to be read.
 SDK_ERRORS: Final = (
     RefusedError,
@@ -74,6 +75,9 @@ SDK_ERRORS: Final = (
     ValueError,
 )
 _SLOW_DOWN: Final = ("quotaExceeded", "rateLimitExceeded", "userRateLimitExceeded")  # also told with status 403
+
+_NO_PROJECT: Final = "userProjectMissing"
+_ACCOUNTS: Final = ("accountDisabled", "UserProjectAccountProblem", "userProjectAccountProblem")
 
 
 class GcsSource(BucketSource):
@@ -120,6 +124,7 @@ class GcsSource(BucketSource):
             (*headers.items(), ("Accept-Encoding", "gzip")),
             expires_at=expires_at,
             may_be_encoded=True,
+            refused=partial(read_refusal, str(self._uri), file.path),
         )
 
     async def _signed(self) -> tuple[dict[str, str], float | None]:
@@ -196,6 +201,24 @@ def _checksum(entry: Mapping[str, str]) -> Checksum | None:
     return None
 
 
+def read_refusal(source: str, path: str, status: int, body: bytes) -> BdnError | None:
+    """Why an object cannot be read with any token, from the answer to a GET; None: another token may do, or the status says all."""
+    error = RefusedError.of(status, body, {})
+    reason = error.reason
+    if reason in _SLOW_DOWN:
+        return UpstreamRateLimitedError(source)
+    if reason.lower().startswith("cloudkms"):
+        remedy = "Enable the key, and grant roles/cloudkms.cryptoKeyEncrypterDecrypter on it to the bucket's Cloud Storage service agent"
+        return AuthRequiredError(source, f"{path}: {status} {reason} for the key of Cloud KMS that encrypts it", remedy)
+    if reason == "resourceIsEncryptedWithCustomerEncryptionKey":
+        remedy = "Copy the object to one that a key of the service encrypts, and mirror that"
+        return AuthRequiredError(source, f"{path}: a key of its owner's own (CSEK) encrypts it", remedy)
+    if reason in _ACCOUNTS:
+        remedy = "The owner of the project mends its billing account at Google Cloud"
+        return AuthRequiredError(source, f"{path}: {status} {reason}", remedy)
+    return _refused(error, source, anonymous=False) if reason == _NO_PROJECT else None
+
+
 def translate(error: Exception, source: str, *, anonymous: bool) -> BdnError:
     """Our error for one of ``SDK_ERRORS``. The client's own text stays out of it: it may hold addresses and tokens."""
     match error:
@@ -222,7 +245,7 @@ def _refused(error: RefusedError, source: str, *, anonymous: bool) -> BdnError:
         return SourceNotFoundError(source, "the bucket does not exist")
     if status == 400:
         reason = "GCS cannot have a bucket or prefix of this name"
-        if error.reason == "userProjectMissing":
+        if error.reason == _NO_PROJECT:
             reason = "whoever reads this bucket pays for it, and BDN has no project to bill"
         return InvalidSourceError(source, f"{source}: {reason} ({answer})")
     return UpstreamUnavailableError(source, f"GCS answered {answer}", wait)

@@ -14,6 +14,7 @@ from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
     InvalidSourceError,
+    SourceArchivedError,
     SourceChangedError,
     SourceNotFoundError,
     UpstreamRateLimitedError,
@@ -174,6 +175,48 @@ def translate(error: Exception, source: str, *, anonymous: bool, path: str | Non
             return UpstreamUnavailableError(source, f"the answer does not look like S3's ({type(error).__name__})")
 
 
+_ARCHIVED: Final = "InvalidObjectState"
+_KEY: Final = "Allow kms:Decrypt on the key that encrypts the object to the identity that reads it, in the key's policy too, and enable the key"
+_ACCOUNTS: Final = ("AccountProblem", "InvalidPayer", "NotEntitled", "NotSignedUp")  # the third is R2's
+_CODE: Final = re.compile(r"[A-Za-z0-9.]{1,80}")
+
+
+def read_refusal(source: str, path: str, status: int, body: bytes) -> BdnError | None:
+    """Why the object at ``path`` cannot be read with any address of it, from the beginning of a refused GET's answer.
+
+    None: another address may do, or the status says all. The message stays out of the error: it may hold keys and addresses.
+    """
+    try:
+        document = ET.fromstring(body)  # noqa: S314 - as in ``read_page``
+    except (ET.ParseError, ValueError):
+        return None
+    told = {child.tag.rpartition("}")[2]: child.text or "" for child in document}
+    code, message = told.get("Code", ""), told.get("Message", "")
+    if not _CODE.fullmatch(code):
+        return None
+    if code == _ARCHIVED:
+        tier = told.get("AccessTier") or told.get("StorageClass") or ""
+        return SourceArchivedError(source, path, tier if re.fullmatch(r"[A-Z_]{1,40}", tier) else code)
+    if denial := _denial(code, message, status):
+        return AuthRequiredError(source, f"{path}: {denial[0]}", denial[1])
+    return _misplaced(code, status, source)
+
+
+def _denial(code: str, message: str, status: int) -> tuple[str, str] | None:
+    """What an identity or an account lacks, and the remedy, where another address of the object changes nothing."""
+    if code.startswith("KMS.") or (code == "AccessDenied" and "kms" in message.lower()):
+        return f"{code} for the key of AWS KMS that encrypts it", _KEY
+    if status == 400 and code in ("InvalidRequest", "InvalidArgument") and "Server Side Encryption" in message:
+        remedy = "Copy the object to one that a key of the service encrypts, and mirror that"
+        return "a key of its owner's own (SSE-C) encrypts it", remedy
+    if code in _ACCOUNTS:
+        return (
+            code,
+            "The owner of the account that reads, or pays, mends it at the cloud: it is not signed up, or was suspended",
+        )
+    return None
+
+
 def region_told(error: ClientError) -> str | None:
     """The region that S3 sends us to, where that is the reason of the failure."""
     code, status, headers = facts_of(error)
@@ -222,6 +265,8 @@ def _answered(error: ClientError, source: str, *, anonymous: bool) -> BdnError:
         who = "anonymous reading is not allowed" if anonymous else "these credentials may not read it"
         if not anonymous and code in ("403", "AccessDenied", "Forbidden"):
             who += "; if the bucket is requester pays, the operator sets BDN_SOURCE_S3_REQUESTER_PAYS=true"
+        if code == "403":  # of a HEAD, which has no code
+            who += "; if a key of AWS KMS encrypts it, they need kms:Decrypt"
         return AuthRequiredError(source, f"{code}: {who}")
     if code in SLOW_DOWN or status == 429:
         return UpstreamRateLimitedError(source, parse_retry_after(headers))

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from bdn.core.errors import AuthRequiredError, SourceChangedError
 from bdn.core.source.upstream import Checksum, Location, UpstreamFile
 from bdn.core.source.uri import BucketUri
 from bdn.sources.bucket_source import BucketPage, BucketSource
-from bdn.sources.s3.answers import LISTING, read_page, stated_checksum
+from bdn.sources.s3.answers import LISTING, read_page, read_refusal, stated_checksum
 from bdn.sources.s3.bucket import RegionalBucket, open_bucket
 from bdn.sources.sign_in import SourceContext
 
@@ -59,6 +60,7 @@ class S3Source(BucketSource):
             expires_at=expires_at,
             checksum=checksum,
             stated=stated_checksum if file.is_one_chunk else None,
+            refused=partial(read_refusal, str(self._uri), file.path),
             may_be_encoded=True,  # S3 gives bytes as they were put, with the encoding that was put with them
         )
 
