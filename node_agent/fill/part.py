@@ -29,7 +29,7 @@ from node_agent.disk.whole_files import WholeFiles
 SYNC_CHUNKS: Final = 16  # 128 MiB between two fdatasyncs: what a kill costs at most, besides the chunks in flight
 _MAGIC: Final = b"bdnbits1"
 _HEADER_SIZE: Final = 16
-_NOT_SUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS)
+_NOT_SUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EINVAL)
 
 
 class Bitmap:

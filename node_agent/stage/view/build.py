@@ -24,7 +24,7 @@ from node_agent.disk.whole_files import Alike, ChangedFilesError, WholeFiles
 _PIECE: Final = 64 * 1024 * 1024
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _NO_CLONES: Final = _NO_LINKS | {errno.ENOTTY, errno.EBADF, errno.EISDIR, errno.ETXTBSY}
-_NO_KERNEL_COPY: Final = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO})
+_NO_KERNEL_COPY: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO})
 
 
 class Placer:
@@ -300,7 +300,7 @@ def appear(aside: Path, place: Path, *, replaces: bool) -> None:
     try:
         exchange(aside, place)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             raise
         # This file system cannot exchange: for a moment nothing stands there.
         old = aside.with_name(f"{aside.name}.old")
