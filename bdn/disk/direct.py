@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Final, Self
 
 from bdn.disk.durable import write_all
+from bdn.disk.syscalls import REFUSED
 
 logger = logging.getLogger(__name__)
 
 # Offsets, lengths and memory are multiples of it, which is enough for every disk Linux boots from.
 BLOCK: Final = mmap.PAGESIZE
+_NOT_DIRECT: Final = REFUSED | {errno.EINVAL}
 LEAST_BYTES: Final = 256 * 1024  # writing less through the cache costs less than waiting for the disk
 
 
@@ -77,7 +79,7 @@ class DirectFile:
             try:
                 self._direct = os.open(self.path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
             except OSError as error:
-                if error.errno != errno.EINVAL:
+                if error.errno not in _NOT_DIRECT:
                     raise
                 self._writes.refused(self.path, error)
 
@@ -93,7 +95,7 @@ class DirectFile:
             try:
                 count = os.pwrite(self._direct, content[done:stop], offset + done)
             except OSError as error:
-                if error.errno != errno.EINVAL:
+                if error.errno not in _NOT_DIRECT:
                     raise
                 self._writes.refused(self.path, error)
                 break
@@ -114,8 +116,8 @@ class DirectFile:
 class UncachedFile:
     """A file read from the disk itself: directly or, where the file system refuses that, after its pages were dropped.
 
-    A context manager. Methods raise ``OSError``. Dirty pages are written back first. Mapped pages cannot be dropped: there
-    the page cache may answer after all.
+    A context manager. Methods raise ``OSError``. Dirty pages are written back first. Mapped pages cannot be dropped, and none
+    in a sandbox that refuses direct reads and advice: there the page cache may answer after all.
     """
 
     def __init__(self, path: Path) -> None:
@@ -148,7 +150,7 @@ class UncachedFile:
             try:
                 return min(size, self._read(self._direct, buffer[: -(-size // BLOCK) * BLOCK], offset))
             except OSError as error:
-                if error.errno != errno.EINVAL:
+                if error.errno not in _NOT_DIRECT:
                     raise
                 os.close(self._direct)
                 self._direct = -1
@@ -170,4 +172,5 @@ class UncachedFile:
 
     def _drop(self, offset: int, size: int) -> None:
         os.fdatasync(self._descriptor)
-        os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+        with suppress(OSError):  # a sandbox refuses it: the page cache answers
+            os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)

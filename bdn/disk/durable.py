@@ -1,6 +1,7 @@
 """Small files and folders that survive a power cut; ``disk_errors`` maps the disk's errors to ours."""
 
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -27,6 +28,24 @@ def disk_errors(path: Path) -> Iterator[None]:
         name, reason = os.fsdecode(error.filename or path), error.strerror or str(error)
         reason += _REMEDIES.get(error.errno or 0, "")
         raise DiskFailedError(name, reason, is_full=error.errno == errno.ENOSPC) from error
+
+
+def try_lock(descriptor: int, folder: Path) -> bool:
+    """``flock(2)`` of a file in ``folder``, exclusive, until it is closed. False: another process has it.
+
+    Raises ``DiskFailedError``: the file system, or a sandbox, has no such locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        reason = (
+            f"its files cannot be locked ({error.strerror}), and without a lock two processes could write there; name a directory on "
+            "a local disk in BDN_DATA_DIR or BDN_AGENT_CACHE_DIR, or let the sandbox permit flock"
+        )
+        raise DiskFailedError(str(folder), reason) from error
+    return True
 
 
 def write_durably(path: Path, content: bytes | Iterator[bytes], mode: int = 0o600) -> None:

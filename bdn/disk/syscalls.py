@@ -1,6 +1,7 @@
 """The Linux calls that the standard library does not have. Those that can fail raise ``OSError`` with the path they failed for."""
 
 import ctypes
+import errno
 import fcntl
 import os
 import struct
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import Final
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+# A kernel or a file system without the call; a filter of a sandbox, which answers EPERM or EACCES as a rule.
+REFUSED: Final = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EACCES})
 
 MS_RDONLY: Final = 0x1
 MS_NOSUID: Final = 0x2
@@ -58,9 +62,16 @@ def prefer_others() -> None:
         _libc.syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
 
 
-def sync_file_system(descriptor: int) -> None:
-    """``syncfs(2)``: everything that was written to this file system is durable. Tells errors since Linux 5.8, once."""
-    _check(_libc.syncfs(descriptor), "")
+def sync_file_system(descriptor: int) -> bool:
+    """``syncfs(2)``: everything that was written to this file system is durable. Tells errors since Linux 5.8, once.
+
+    False: a sandbox refuses the call, and nothing was synced.
+    """
+    result = _libc.syncfs(descriptor)
+    if result < 0 and ctypes.get_errno() in REFUSED:
+        return False
+    _check(result, "")
+    return True
 
 
 def file_system_magic(descriptor: int) -> int:
@@ -71,11 +82,16 @@ def file_system_magic(descriptor: int) -> int:
 
 
 def birth_time(descriptor: int) -> int | None:
-    """``statx(2)``: when this file was made, in ns since 1970, which nobody can change; None where the file system does not keep it."""
+    """``statx(2)``: when this file was made, in ns since 1970, which nobody can change; None where it is not known.
+
+    Some file systems do not keep it, and some sandboxes refuse the call.
+    """
     found = ctypes.create_string_buffer(_STATX_SIZE)
     try:
         result = _libc.statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, found)
     except AttributeError:  # neither glibc before 2.28 nor some others have it
+        return None
+    if result < 0 and ctypes.get_errno() in REFUSED:
         return None
     _check(result, "")
     if not struct.unpack_from("=I", found)[0] & _STATX_BTIME:

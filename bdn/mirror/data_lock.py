@@ -4,7 +4,6 @@ What it says is read only while somebody has it: a process that was killed lets 
 can lock it, or write into it, to make us talk to a service of theirs (docs/adr/0044).
 """
 
-import fcntl
 import json
 import os
 import stat
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.errors import InUseError
-from bdn.disk.durable import disk_errors
+from bdn.disk.durable import disk_errors, try_lock
 
 _PRIVATE: Final = 0o600
 _LONGEST: Final = 4096  # bytes
@@ -63,16 +62,14 @@ def locked(data_dir: Path, program: str) -> Iterator[DataLock]:
 
     Raises:
         DataDirectoryInUseError: another one has it.
-        DiskFailedError: there is no such file, and none can be made.
+        DiskFailedError: there is no such file, and none can be made; or files cannot be locked there.
     """
     with disk_errors(data_dir):
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(data_dir / "mirror.lock", flags, _PRIVATE)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _in_use(data_dir, descriptor) from None
+        if not try_lock(descriptor, data_dir):
+            raise _in_use(data_dir, descriptor)
         with suppress(OSError):
             os.fchmod(descriptor, _PRIVATE)  # an earlier version made it
         lock = DataLock(descriptor, program)

@@ -4,6 +4,7 @@ Their files are looked at again when they are used, so that certificates change 
 no certificates, and how the kernel comes to encrypt chunks.
 """
 
+import errno
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ _ENABLE_KTLS: Final = 1 << 3  # ``OP_ENABLE_KTLS`` of Python 3.12, and of OpenSS
 _SOL_TLS: Final = 282  # linux/socket.h
 _TLS_TX: Final = 1  # linux/tls.h
 _CRYPTO_INFO_BYTES: Final = 4  # version and cipher
+_NO_SENDFILE: Final = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.EINVAL})
 _READ_BYTES: Final = 64 * 1024  # to be encrypted: memory of this size is used again; more is asked of the kernel anew
 _PROTOCOLS: Final = ["http/1.1"]
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
@@ -247,7 +249,11 @@ def kernel_encrypts(connection: socket.socket) -> bool:
 def send_file(connection: socket.socket, descriptor: int, offset: int, size: int) -> int:
     """Some of it; 0: the file has no more. Over TLS ``sendfile`` would send it as it is, unless the kernel encrypts."""
     if not isinstance(connection, ssl.SSLSocket) or kernel_encrypts(connection):
-        return os.sendfile(connection.fileno(), descriptor, offset, size)
+        try:
+            return os.sendfile(connection.fileno(), descriptor, offset, size)
+        except OSError as error:  # of a sandbox, or of a file system that has no pages to send
+            if error.errno not in _NO_SENDFILE:
+                raise
     piece, sent = memoryview(os.pread(descriptor, min(size, _READ_BYTES), offset)), 0
     try:
         while sent < len(piece):

@@ -8,6 +8,7 @@ import mmap
 import os
 import random
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ from bdn.core.pace.limit import Outcome, Pace, PaceRule, outcome_of
 from bdn.core.pace.retry import Outage, RetryPolicy, StallPolicy, asked_to_wait
 from bdn.core.pace.shares import Place, Shares
 from bdn.core.source.uri import BucketUri
+from bdn.disk.syscalls import REFUSED
 from bdn.net.http1.answer import Answer
 from bdn.net.http1.connection import ProtocolError
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
@@ -267,7 +269,7 @@ class Bucket:
         release = self._memory(for_reader=for_reader)
         descriptor = -1
         try:
-            descriptor = os.memfd_create("chunk")
+            descriptor = _memory_file()
             request = _Request("GET", key, but=(404,), expected=CHUNK_SIZE)
             found = self._ask(request, partial(_fill, descriptor))
             if found is not None:
@@ -446,6 +448,17 @@ def _listing_of(prefix: str, limit: int, token: str | None) -> _Request:
 def _heard(answer: Answer) -> bool:
     answer.read(_SMALL)  # or the connection could not be used again
     return True
+
+
+def _memory_file() -> int:
+    """A file without a name, in memory. Where a sandbox refuses that, such as the kernel with ``vm.memfd_noexec=2``, in the temporary directory."""
+    try:
+        return os.memfd_create("chunk")
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _fill(descriptor: int, answer: Answer) -> bool:

@@ -1,7 +1,6 @@
 """The cache directory of a running agent: locked by one agent, of a format that this version knows, and able to take files."""
 
 import errno
-import fcntl
 import json
 import os
 import threading
@@ -11,18 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bdn.core.errors import InUseError, InvalidRequestError
+from bdn.core.errors import DiskFailedError, InUseError, InvalidRequestError
 from bdn.disk.direct import DirectWrites
-from bdn.disk.durable import disk_errors, write_durably
+from bdn.disk.durable import disk_errors, try_lock, write_durably
 from node_agent.background_tasks import in_thread
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
 
 def boot_id() -> str:
-    """The kernel's name for the time since this machine started."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    """The kernel's name for the time since this machine started. Raises ``DiskFailedError``: a sandbox hides it."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError as error:
+        reason = f"{error.strerror}; without it nobody can tell which jobs ended with a restart: mount proc(5) in the sandbox"
+        raise DiskFailedError(str(_BOOT_ID), reason) from error
 
 
 @contextmanager
@@ -34,16 +39,14 @@ def owned(path: Path) -> Iterator[bool]:
 
     Raises:
         InUseError: another agent holds it; names its process.
-        DiskFailedError: there is no such file, and none can be made.
+        DiskFailedError: there is no such file, and none can be made; or files cannot be locked there.
     """
     descriptor = _open(path)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(descriptor, path.parent):
             pid = _recorded(descriptor).get("pid")
             owner = "another process" if pid is None else f"process {pid}"
-            raise InUseError(f"cache directory {path.parent}", (owner,)) from None
+            raise InUseError(f"cache directory {path.parent}", (owner,))
         is_rebooted = _recorded(descriptor).get("boot_id") != boot_id()
         _record(descriptor)
         yield is_rebooted

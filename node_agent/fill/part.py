@@ -20,7 +20,7 @@ from bdn.core.chunk import FileLayout, PlacedChunk, digest_of
 from bdn.core.errors import InternalError
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import disk_errors, open_folder, sync_folder, write_all
-from bdn.disk.syscalls import allocate
+from bdn.disk.syscalls import REFUSED, allocate
 from node_agent.background_tasks import in_thread
 from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.disk.places import temporary_name
@@ -29,7 +29,7 @@ from node_agent.disk.whole_files import WholeFiles
 SYNC_CHUNKS: Final = 16  # 128 MiB between two fdatasyncs: what a kill costs at most, besides the chunks in flight
 _MAGIC: Final = b"bdnbits1"
 _HEADER_SIZE: Final = 16
-_NOT_SUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EINVAL)
+_NO_ALLOCATION: Final = REFUSED | {errno.EINVAL}
 
 
 class Bitmap:
@@ -173,7 +173,7 @@ class PartialFile:
         try:
             allocate(descriptor, size)
         except OSError as error:
-            if error.errno not in _NOT_SUPPORTED:
+            if error.errno not in _NO_ALLOCATION:
                 raise
             os.ftruncate(descriptor, size)
 

@@ -192,8 +192,7 @@ class JobDirectory:
         Raises ``DiskFailedError``.
         """
         with self.walks, disk_errors(self.root), opened(self.root, _ROOT) as root:
-            if len(files) >= FEW and is_trusted(root):
-                sync_file_system(root)
+            if len(files) >= FEW and is_trusted(root) and sync_file_system(root):
                 return True
         for path, stamp in files.items():
             with _errors_of(path), ExitStack() as stack:
@@ -303,7 +302,10 @@ _WRITES: Final = os.O_WRONLY | os.O_RDWR
 def open_for_writing(files: set[tuple[int, int]]) -> set[tuple[int, int]]:
     """Which of these files, by device and inode, some process has open for writing, as far as we may look into processes. Blocking."""
     found: set[tuple[int, int]] = set()
-    for process in Path("/proc").iterdir():
+    processes: list[Path] = []
+    with suppress(OSError):  # a sandbox without /proc
+        processes += Path("/proc").iterdir()
+    for process in processes:
         if not process.name.isdecimal():
             continue
         with suppress(OSError):  # it has ended, or is somebody else's

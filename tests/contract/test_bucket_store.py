@@ -1,7 +1,9 @@
 """A store in a bucket: what its server may do to it, and who collects beside who counts on a chunk. Real HTTP, a server that is told what to do."""
 
+import errno
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,6 +38,7 @@ from tests.doubles.sigv4 import Account
 from tests.support.content.bucket_stores import bucket_at, gcs_context, s3_context, store_at
 from tests.support.content.memory_store import content_of
 from tests.support.content.names import named
+from tests.support.crash.scripted_writes import failing
 from tests.support.services.commands import wait_until
 
 CONTENT = b"the bytes of a chunk"
@@ -739,3 +742,12 @@ def test_a_store_without_credentials_says_how_to_name_them(
     context = replace(s3_context(server), sign_in=None, ambient_credentials=True)
     with pytest.raises(InvalidRequestError, match=said), store_at(address, context):
         pass
+
+
+def test_get__sandbox_refuses_files_in_memory__the_chunk_is_served_all_the_same(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put(CHUNK, memoryview(CONTENT))
+    monkeypatch.setattr(os, "memfd_create", failing(errno.EACCES))
+
+    assert content_of(store, CHUNK) == CONTENT

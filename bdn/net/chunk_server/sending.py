@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -150,8 +151,9 @@ def _read_ahead(descriptor: int, offset: int, size: int) -> None:
     SEQUENTIAL alone 1.16; with WILLNEED of the whole range 1.21, because pages asked for that way come one by one instead of in
     large folios; of the first 2 MiB, which spares the slow beginning of the kernel's own window, 1.57 (fio: 1.16-1.31).
     """
-    os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_SEQUENTIAL)
-    os.posix_fadvise(descriptor, offset, min(size, _AHEAD_BYTES), os.POSIX_FADV_WILLNEED)
+    with suppress(OSError):  # advice that a sandbox refuses
+        os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_SEQUENTIAL)
+        os.posix_fadvise(descriptor, offset, min(size, _AHEAD_BYTES), os.POSIX_FADV_WILLNEED)
 
 
 def has_happened(connection: socket.socket, events: int) -> bool:

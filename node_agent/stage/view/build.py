@@ -17,14 +17,16 @@ from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, Manifest, digest_of, f
 from bdn.core.errors import BdnError, CanceledError
 from bdn.core.units import counted
 from bdn.disk.durable import disk_errors, opened, remove_tree, sync_folder
-from bdn.disk.syscalls import clone_file, exchange
+from bdn.disk.syscalls import REFUSED, clone_file, exchange
 from bdn.wire.stage_schema import ViewKind
 from node_agent.disk.whole_files import Alike, ChangedFilesError, WholeFiles
 
 _PIECE: Final = 64 * 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-_NO_CLONES: Final = _NO_LINKS | {errno.ENOTTY, errno.EBADF, errno.EISDIR, errno.ETXTBSY}
-_NO_KERNEL_COPY: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO})
+_NO_CLONES: Final = _NO_LINKS | {errno.ENOTTY, errno.EBADF, errno.EISDIR, errno.ETXTBSY, errno.EACCES}
+_NO_KERNEL_COPY: Final = REFUSED | {errno.EXDEV, errno.EINVAL, errno.EIO}
+_NO_EXCHANGE: Final = REFUSED | {errno.EINVAL}
 
 
 class Placer:
@@ -161,24 +163,40 @@ def _attributes(descriptor: int) -> list[str]:
 
 def _copy(source: int, target: int, stop: threading.Event) -> None:
     left = os.fstat(source).st_size
-    copy: Callable[[int, int, int], int] = os.copy_file_range
+    copy, *others = _COPIES
     while left:
         if stop.is_set():
             raise CanceledError("the copy of a view")
         try:
             count = copy(source, target, min(left, _PIECE))
         except OSError as error:
-            if copy is not os.copy_file_range or error.errno not in _NO_KERNEL_COPY:
+            if not others or error.errno not in _NO_KERNEL_COPY:
                 raise
-            copy = _read_and_write  # between these file systems the kernel does not copy by itself
+            copy, *others = others  # between these file systems, or in this sandbox, the kernel does not copy so
             continue
         if not count:
             raise OSError(errno.EIO, "the file in the cache is shorter than it was")
         left -= count
 
 
+def _copy_range(source: int, target: int, size: int) -> int:
+    return os.copy_file_range(source, target, size)
+
+
+def _send(source: int, target: int, size: int) -> int:
+    return os.sendfile(target, source, None, size)
+
+
 def _read_and_write(source: int, target: int, size: int) -> int:
-    return os.sendfile(target, source, None, size)  # from the current position
+    piece = memoryview(os.read(source, min(size, _READ_BYTES)))
+    left = piece
+    while left:
+        left = left[os.write(target, left) :]
+    return len(piece)
+
+
+# Each goes on from the position that the one before reached.
+_COPIES: Final[tuple[Callable[[int, int, int], int], ...]] = (_copy_range, _send, _read_and_write)
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -300,13 +318,24 @@ def appear(aside: Path, place: Path, *, replaces: bool) -> None:
     try:
         exchange(aside, place)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+        if error.errno not in _NO_EXCHANGE:
             raise
-        # This file system cannot exchange: for a moment nothing stands there.
-        old = aside.with_name(f"{aside.name}.old")
+        # This file system, or this sandbox, cannot exchange: for a moment nothing stands there. What somebody puts there then
+        # stays, unless it is an empty folder: rename(2) fails.
+        old = replaced(aside)
         place.rename(old)
-        aside.rename(place)
+        try:
+            aside.rename(place)
+        except OSError:
+            with suppress(OSError):  # as before, unless somebody has the place
+                old.rename(place)
+            raise
         remove_tree(old)
+
+
+def replaced(aside: Path) -> Path:
+    """Where the earlier view is for the moment in which nothing stands at its place."""
+    return aside.with_name(f"{aside.name}.old")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from bdn.disk.durable import remove_tree, sync_folder, sync_folders
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 from node_agent.stage.view import in_place
-from node_agent.stage.view.build import Built, ViewBuilder, appear, compare_view, is_ours, remove_view
+from node_agent.stage.view.build import Built, ViewBuilder, appear, compare_view, is_ours, remove_view, replaced
 from node_agent.stage.view.exposure import is_mount_point
 
 _NO_ENTRY: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -235,6 +235,10 @@ class Destination:
     def clear(self) -> None:
         """Remove what was being built here, and what was moved here by pulls that did not end."""
         with _errors_at(self.path):
+            if not self.path.exists():  # a kill between the two steps of a replacement
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    replaced(self._beside).rename(self.path)
+            remove_tree(replaced(self._beside))
             remove_tree(self._beside)
             in_place.undo(self.path, lambda entry, found, at, stamp: is_ours(entry, found, self.files, at, stamp))
 

@@ -1,5 +1,6 @@
 """The lock of a data directory: one process has it, and what it says is believed only while nobody else can have a hand in it."""
 
+import errno
 import fcntl
 import json
 import os
@@ -10,6 +11,7 @@ import pytest
 
 from bdn.core.errors import DiskFailedError
 from bdn.mirror.data_lock import DataDirectoryInUseError, locked
+from tests.support.crash.scripted_writes import failing
 
 LOCK = "mirror.lock"
 URL = "http://127.0.0.1:1"
@@ -85,3 +87,15 @@ def test_a_link_is_no_lock(tmp_path: Path) -> None:
     with pytest.raises(DiskFailedError), locked(tmp_path / "data", "bdn up"):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])
+def test_data_directory__files_cannot_be_locked__is_named_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", failing(number))
+
+    with pytest.raises(DiskFailedError, match="BDN_DATA_DIR") as caught, locked(tmp_path, "bdn pull"):
+        pass
+
+    assert caught.value.path == str(tmp_path)

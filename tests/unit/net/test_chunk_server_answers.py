@@ -1,6 +1,8 @@
 """The data plane's server: what it answers to GET and HEAD, whole, in ranges and on conditions."""
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +22,7 @@ from bdn.wire.shapes import document_of, status_of
 from tests.support.content.memory_store import MemoryFile
 from tests.support.content.names import named
 from tests.support.content.shelves import Client, Shelf, connected, serving
+from tests.support.crash.scripted_writes import failing
 
 CONTENT = bytes(range(256)) * 4
 SIZE = len(CONTENT)
@@ -208,3 +211,15 @@ def test_a_condition_decides_what_is_answered(
     response, body = client.ask(PATH, method="HEAD", **headers)
     assert (response.status, response.getheader("ETag"), body) == (status, TAG, b"")
     assert client.ask(PATH)[1] == CONTENT  # over the same connection
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EINVAL])
+def test_get__sandbox_refuses_sendfile_and_advice__answers_the_same_bytes(
+    client: Client, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(os, "sendfile", failing(number))
+    monkeypatch.setattr(os, "posix_fadvise", failing(number))
+
+    for _ in range(2):
+        response, body = client.ask(PATH)
+        assert (response.status, body) == (200, CONTENT)

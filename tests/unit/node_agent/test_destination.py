@@ -1,5 +1,6 @@
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from bdn.core.errors import DiskFailedError, InvalidRequestError
 from node_agent.stage.view import build as module
-from node_agent.stage.view.destination import Earlier
+from node_agent.stage.view.destination import Destination, Earlier
 from tests.support.agent.destination import NEW, OLD, STAMP, Site
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.content.trees import tree
@@ -174,3 +175,60 @@ def test_mount_point_as_destination__keeps_the_files_of_its_user(site: Site) -> 
                 action()
 
         assert tree(site.path) == {"mine": b"mine"}
+
+
+def test_replacement__no_exchange_and_the_second_rename_fails__the_earlier_view_is_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = site.publish(site.old)
+    monkeypatch.setattr(module, "exchange", failing(errno.EPERM))
+    real, is_moved = Path.rename, threading.Event()
+
+    def rename(path: Path, target: Path) -> Path:
+        if is_moved.is_set() and path.name.endswith(".bdn-stg_x"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        if path == site.path:
+            is_moved.set()
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(DiskFailedError):
+        site.publish(site.new, earlier)
+
+    assert is_moved.is_set()
+    assert tree(site.path) == OLD
+    assert names(site.path.parent) == ["model"]
+
+
+def test_replacement__no_exchange_and_somebody_has_the_place__their_files_stay(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = site.publish(site.old)
+    monkeypatch.setattr(module, "exchange", failing(errno.EPERM))
+    real = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        renamed = real(path, target)
+        if path == site.path:
+            path.mkdir()
+            (path / "mine").write_bytes(b"mine")
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(InvalidRequestError, match="it is not empty"):
+        site.publish(site.new, earlier)
+
+    assert tree(site.path) == {"mine": b"mine"}
+
+
+def test_replacement__killed_while_nothing_stands_there__the_next_clearing_puts_the_earlier_view_back(
+    site: Site,
+) -> None:
+    site.publish(site.old)
+    destination = Destination(site.path, "stg_x", site.files, STAMP)
+    site.path.rename(module.replaced(destination.aside))
+
+    destination.clear()
+
+    assert tree(site.path) == OLD
+    assert names(site.path.parent) == ["model"]

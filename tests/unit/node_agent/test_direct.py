@@ -77,16 +77,17 @@ def test_memory_that_does_not_begin_on_a_page_is_written_all_the_same(tmp_path: 
     assert written(tmp_path, aligned(b"xyz" + CONTENT)[3:], direct) == CONTENT
 
 
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP])
 def test_a_file_system_that_refuses_to_open_is_asked_once_and_the_reason_is_kept_and_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    asked = refusing(errno.EINVAL, monkeypatch)
+    asked = refusing(number, monkeypatch)
     direct = DirectWrites()
     for _ in range(3):
         assert written(tmp_path, aligned(CONTENT), direct) == CONTENT
     assert asked == [tmp_path / "file"]
     assert not direct.are_direct
-    assert direct.reason == f"{tmp_path}: the file system takes no direct writes (Invalid argument)"
+    assert direct.reason == f"{tmp_path}: the file system takes no direct writes ({os.strerror(number)})"
     assert [(record.levelno, str(direct.reason) in record.getMessage()) for record in caplog.records] == [
         (logging.WARNING, True)
     ]

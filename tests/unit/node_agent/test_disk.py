@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -90,4 +91,23 @@ def test_a_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_is_a_disk_failure(tmp_path: Path) -> None:
     with pytest.raises(DiskFailedError, match="absent"), owned(tmp_path / "absent/owner"):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])
+def test_cache_directory__files_cannot_be_locked__is_named_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", failing(number))
+
+    with pytest.raises(DiskFailedError, match="BDN_AGENT_CACHE_DIR") as caught, owned(tmp_path / "owner"):
+        pass
+
+    assert caught.value.path == str(tmp_path)
+
+
+def test_cache_directory__proc_is_hidden__is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", failing(errno.ENOENT))
+
+    with pytest.raises(DiskFailedError, match=r"boot_id.* mount proc"), owned(tmp_path / "owner"):
         pass

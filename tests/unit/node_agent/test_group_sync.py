@@ -48,13 +48,14 @@ class Disk:
         self.failures: set[int] = set()
         monkeypatch.setattr(group_sync, "sync_file_system", self.sync)
 
-    def sync(self, _: int) -> None:
+    def sync(self, _: int) -> bool:
         self.calls += 1
         number = self.calls
         self.begun.release()
         assert self.may_end.acquire(timeout=30)
         if number in self.failures:
             raise OSError(errno.EIO, "Input/output error")
+        return True
 
 
 @pytest.fixture
@@ -168,3 +169,15 @@ def test_the_kernel_s_own_call_syncs_and_refuses_what_is_not_open(tmp_path: Path
         sync_file_system(descriptor)
     with pytest.raises(OSError, match="Bad file descriptor"):
         file_system_magic(descriptor)
+
+
+async def test_sync__sandbox_refuses_syncfs__syncs_each_file(
+    folder: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_sync, "sync_file_system", lambda _: False)
+    synced = note_syncs(monkeypatch)
+
+    with GroupSync(folder) as sync:
+        for times in (1, 2):
+            await sync.sync(paths, sync.mark())
+            assert len(synced) == times * len(paths)

@@ -1,5 +1,6 @@
 """A directory of a job, looked at and read while somebody hostile changes it: nothing outside is read, and nothing that changed is believed."""
 
+import errno
 import os
 import random
 import resource
@@ -22,6 +23,7 @@ from bdn.disk.syscalls import birth_time, exchange
 from bdn.wire.push_schema import CheckpointDetails
 from node_agent.job.syncing import Found, checkpoints_in
 from node_agent.job.tree import ChangedError, JobDirectory, Tree, open_for_writing
+from tests.support.crash.scripted_writes import failing
 
 INSIDE, OUTSIDE = b"inside", b"secret"  # of one size, so that a size alone gives nothing away
 SWAPS = 400
@@ -561,3 +563,9 @@ def test_what_is_skipped_is_named_in_no_more_signs_than_a_mirror_takes() -> None
     (named,) = checkpoints_in(tree)["a"].skipped
     assert CheckpointDetails(skipped=[named]).skipped == [named]
     assert named.endswith(": is a link")
+
+
+def test_open_for_writing__proc_is_hidden__nothing_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "iterdir", failing(errno.ENOENT))
+
+    assert open_for_writing({(1, 1)}) == set()

@@ -1,6 +1,7 @@
 """The parts of the scrub one by one: reading past the cache, evidence, the pace, the record, and files of other users."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry
 from node_agent.stage.warm import STEP, StagesFirst
 from tests.support.agent.rig import noise
 from tests.support.content.names import named
+from tests.support.crash.scripted_writes import failing
 
 
 def evidence(number: int) -> Evidence:
@@ -66,6 +68,16 @@ def test_a_file_system_that_takes_no_direct_reads_is_read_through_the_cache(
     monkeypatch.setattr(os, "preadv", refuse)
     with BufferPool(1).take(CHUNK_SIZE) as buffer, UncachedFile(tmp_path / "file") as file:
         assert bytes(buffer[: file.read(buffer, 0, 7)]) == b"content"
+        assert bytes(buffer[: file.read(buffer, 0, 7)]) == b"content"
+
+
+def test_uncached_file__sandbox_refuses_direct_reads_and_advice__is_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    monkeypatch.setattr(os, "O_DIRECT", 0o100000000 | os.O_DIRECTORY)  # so that opening it fails
+    monkeypatch.setattr(os, "posix_fadvise", failing(errno.EPERM))
+    with BufferPool(1).take(CHUNK_SIZE) as buffer, UncachedFile(tmp_path / "file") as file:
         assert bytes(buffer[: file.read(buffer, 0, 7)]) == b"content"
 
 

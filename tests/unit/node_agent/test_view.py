@@ -109,13 +109,13 @@ def test_blocks_are_shared(reflinks: Site) -> None:
     assert (before - os.statvfs(reflinks.cache).f_bfree) * 4096 < 4_000_000
 
 
-@pytest.mark.parametrize("kernel_copy", [True, False])
+@pytest.mark.parametrize("refused", [(), ("copy_file_range",), ("copy_file_range", "sendfile")], ids=str)
 def test_the_copy_is_right_with_and_without_the_kernels_help(
-    site: Site, monkeypatch: pytest.MonkeyPatch, kernel_copy: bool
+    site: Site, monkeypatch: pytest.MonkeyPatch, refused: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(os, "link", failing(errno.EXDEV))
-    if not kernel_copy:
-        monkeypatch.setattr(os, "copy_file_range", failing(errno.EXDEV))
+    for call in refused:
+        monkeypatch.setattr(os, call, failing(errno.EPERM))
     built = site.build()
 
     assert tree(site.root) == FILES
