@@ -6,6 +6,7 @@ import click
 
 from bdn.cli.clients import agent_client, mirror_client
 from bdn.cli.output import DONE, Output, command_line, parsed, waiting_for
+from bdn.cli.running_agent import RunningAgent, named
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.source.uri import CheckpointUri, parse_source
@@ -83,7 +84,7 @@ async def ls(output: Output, *, source: str | None) -> None:
 async def pull(output: Output, *, source: str, dest: Path) -> int:
     """Put a checkpoint's files at DEST, verified, through the agent of this node and its cache.
 
-    Without a checkpoint's name it is the newest one.
+    Without a checkpoint's name it is the newest one. DEST must be new, empty, or from an earlier pull.
 
     \b
     Example: bdn checkpoints pull bt://llama@train-42 ./newest
@@ -91,10 +92,11 @@ async def pull(output: Output, *, source: str, dest: Path) -> int:
     uri = _named(source)
     body = MirrorRequestBody(weights=[WeightsSourceBody(source=str(uri), mount_location="/checkpoint")])
     async with mirror_client() as mirrors, agent_client() as agent:
+        await RunningAgent(agent).check_destination(dest)
         begun = await mirrors.request(body)
         updates = mirrors.follow(begun.id, outages=waiting_for(output, begun.id))
         mirror = await ready_mirror(output, "mirroring", updates)
-        request = PullRequest(destination=str(dest), grant=grant_of(mirror))
+        request = PullRequest(destination=named(dest), grant=grant_of(mirror))
         stage = await agent.pull(request)
         done = await ready_stage(output, "pulling", agent.follow(stage.id, outages=waiting_for(output, stage.id)))
     (part,) = mirror.sources

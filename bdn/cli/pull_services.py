@@ -5,17 +5,16 @@ import os
 import stat
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from bdn.cli.clients import ClientSettings
 from bdn.cli.output import Output
 from bdn.cli.running import PullAgent, Services, embedded_agent, embedded_services
+from bdn.cli.running_agent import AT_ONCE, RunningAgent
 from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, InvalidRequestError
-from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import WeightsSource
 from bdn.mirror.data_lock import DataDirectoryInUseError
 from bdn.mirror.db.recall import held_in, is_update_in
@@ -23,16 +22,11 @@ from bdn.mirror.ingest.requests import HeldSource
 from bdn.mirror.key_files import load_grant_signer
 from bdn.mirror.settings import MirrorSettings, embedded_settings
 from bdn.net.api_clients import AgentClient, MirrorClient
-from bdn.net.client import OutageRetry
 from bdn.net.tls import Authorities
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import Mirror, MirrorRequestBody, body_from
 from bdn.wire.shapes import ServiceStoppedError, ServiceUnreachableError, UntrustedServiceError
-from bdn.wire.stage_schema import PullCheck, PullLosses, PullRequest, StageDocument
-
-# A pull does not wait for services that are started again: they cancel what they were doing for it.
-_AT_ONCE: Final = OutageRetry(policy=RetryPolicy(outage_seconds=0, attempts=1))
 
 
 class PullRequests(Protocol):
@@ -126,7 +120,7 @@ class _RunningMirror:
         return await self.client.request(MirrorRequestBody(weights=[body_from(source) for source in sources]))
 
     async def follow(self, mirror_id: str, _: str, interval_seconds: float) -> AsyncGenerator[Mirror]:
-        async for mirror in self.client.follow(mirror_id, interval_seconds, _AT_ONCE):
+        async for mirror in self.client.follow(mirror_id, interval_seconds, AT_ONCE):
             yield mirror
 
     async def held(self, wanted: WeightsSource, _: str, *, is_newest: bool) -> HeldSource | None:
@@ -141,42 +135,3 @@ class _RunningMirror:
     async def is_update(self, manifest: str, wanted: WeightsSource, _: str) -> bool:
         place = self.settings.usual_database
         return await asyncio.to_thread(is_update_in, place, manifest, wanted, self.organisation)
-
-
-@dataclass(frozen=True)
-class RunningAgent:
-    """The agent of a service, asked over its socket, which serves pulls to its own user alone."""
-
-    client: AgentClient
-
-    async def check_destination(self, destination: Path) -> None:
-        """As of ``PullAgent``."""
-        await self.client.check_pull(PullCheck(destination=_named(destination)))
-
-    async def would_lose(self, grant: str, destination: Path) -> PullLosses:
-        """As of ``PullAgent``."""
-        return await self.client.check_pull(PullCheck(destination=_named(destination), grant=grant))
-
-    async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
-        """As of ``PullAgent``. Who is canceled here has released the stage."""
-        begun = await self.client.pull(PullRequest(destination=_named(destination), grant=grant, link=link))
-        try:
-            async for stage in self.client.follow(begun.id, 0.2, _AT_ONCE):
-                yield stage
-        except asyncio.CancelledError:  # nobody waits for it any more, and nothing shall appear there later
-            with suppress(BdnError):
-                await self.client.unstage(begun.id)
-            raise
-
-
-def _named(destination: Path) -> str:
-    """As the agent, whose current directory is another one, finds it. Raises ``InvalidRequestError``."""
-    path = destination.resolve()
-    if path == Path.cwd() or path in Path.cwd().parents:
-        raise InvalidRequestError(
-            f"cannot put files at {path}: it is, or holds, the current directory; name a directory below it"
-        )
-    try:
-        return os.fsencode(path).decode()
-    except UnicodeDecodeError:
-        raise InvalidRequestError(f"cannot put files at {path!r}: a running agent takes names in UTF-8") from None

@@ -68,6 +68,16 @@ def test_what_a_job_wrote_is_staged_on_a_node_like_any_model(node: Shell, tmp_pa
     command(node, "unstage", stage["id"])
 
 
+def test_checkpoints_pull__destination_is_a_file__is_refused_before_the_mirror_is_asked(
+    node: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+
+    refused = command(node, "checkpoints", "pull", f"{JOB}/absent", str(tmp_path / "file"), code=2)
+
+    assert "it is a file" in refused["error"]["message"]
+
+
 def test_a_job_syncs_with_a_grant_to_push_alone(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"BDN_AUTH": "token", "BDN_TOKEN": "operator"})
     with cluster.mirror():

@@ -341,6 +341,27 @@ def test_a_dry_run_ends_in_the_error_of_the_pull(shell: Shell, hub: Hub, tmp_pat
         assert (dry.code, dry.document["error"]["code"]) == (real.code, code)
 
 
+def test_pull__destination_cannot_be__is_refused_before_the_hub_is_asked(
+    shell: Shell, hub: Hub, tmp_path: Path
+) -> None:
+    hub.repo("org/model").commit(model())
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    reasons = {
+        "file": "it is a file",
+        "file/model": "a part of the path is a file",
+        "loop": "its links lead in a circle",
+        f"new/{'n' * 300}": "a name in it is too long",
+    }
+
+    for destination, reason in reasons.items():
+        refused = shell.run("bdn", "pull", "hf://org/model", destination)
+        assert (refused.code, "Traceback" in refused.err) == (2, False), refused.err
+        assert reason in refused.err
+
+    assert hub.log.count() == 0
+
+
 @needs_mounts
 @pytest.mark.parametrize("is_dry", [False, True], ids=["pull", "dry-run"])
 @pytest.mark.embedded("a bucket has any room")

@@ -126,7 +126,7 @@ class Destination:
             if any(folder.exists() and not folder.is_dir() for folder in self.path.parents):
                 self._refuse("a part of the path is a file")
             if self.path.exists() and not self.path.is_dir():
-                self._refuse("it is a file")
+                self._refuse("it is a file" if self.path.is_file() else "it is not a directory")
             if not is_last:
                 self._try()
             if not self.path.exists():
@@ -143,9 +143,13 @@ class Destination:
         return name.startswith(in_place.HIDDEN.encode()) or (name == b"lost+found" and self._is_mount_point)
 
     def _try(self) -> None:
-        """Make a folder where the view will be built, and remove it."""
+        """Make a folder where the view will be built, and remove it; look up each name that is not there yet."""
         place = self.path if self.is_in_place else self.path.parent
-        _try_folder(next(folder for folder in (place, *place.parents) if folder.exists()))
+        there = next(folder for folder in (place, *place.parents) if folder.exists())
+        _try_folder(there)
+        for name in self.path.relative_to(there).parts:
+            with suppress(FileNotFoundError):  # OSError: the file system has no such names
+                (there / name).lstat()
 
     def _check_ours(self, earlier: Earlier | None, *, is_last: bool) -> None:
         placed = in_place.unfinished(self.path)
@@ -253,7 +257,10 @@ def _known(earlier: Earlier | None, manifest: Manifest) -> Earlier | None:
 
 def _try_folder(place: Path) -> None:
     """Raises ``OSError``: no folder can be made there."""
-    made = tempfile.mkdtemp(prefix=f"{in_place.HIDDEN}try-", dir=place)
+    try:
+        made = tempfile.mkdtemp(prefix=f"{in_place.HIDDEN}try-", dir=place)
+    except FileNotFoundError as error:  # proc(5) and such say so
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(place)) from error
     with suppress(OSError):
         Path(made).rmdir()
 
@@ -275,4 +282,5 @@ def _errors_at(path: Path) -> Iterator[None]:
     except OSError as error:
         if hint := _HINTS.get(error.errno or 0):
             raise InvalidRequestError(f"cannot put files at {path}: {hint}") from error
-        raise DiskFailedError(os.fsdecode(error.filename or path), error.strerror or str(error)) from error
+        name, reason = os.fsdecode(error.filename or path), error.strerror or str(error)
+        raise DiskFailedError(name, reason, is_full=error.errno in (errno.ENOSPC, errno.EDQUOT)) from error

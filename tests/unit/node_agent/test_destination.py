@@ -1,16 +1,17 @@
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from bdn.core.errors import DiskFailedError, InvalidRequestError
 from node_agent.stage.view import build as module
-from node_agent.stage.view.destination import Destination, Earlier
+from node_agent.stage.view.destination import Destination, Earlier, resolved
 from tests.support.agent.destination import NEW, OLD, STAMP, Site
-from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
+from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only
 from tests.support.content.trees import tree
 from tests.support.crash.scripted_writes import failing
 
@@ -18,6 +19,18 @@ from tests.support.crash.scripted_writes import failing
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     return Site.at(tmp_path)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """As a user without rights, as far as files go."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def names(folder: Path) -> list[str]:
@@ -111,6 +124,11 @@ def touch(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def make_fifo(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+
+
 def stand_in(path: Path) -> None:
     path.mkdir(parents=True)
     os.chdir(path)
@@ -122,7 +140,17 @@ def stand_in(path: Path) -> None:
     (lambda site: stand_in(site.path), "name a directory below it"),
     (lambda site: stand_in(site.path / "below"), "name a directory below it"),
     (lambda site: setattr(site, "path", site.files.places.root / "x"), "it lies in the cache directory"),
-], ids=["file", "below a file", "here", "above here", "cache"])  # fmt: skip
+    (lambda site: setattr(site, "path", Path("/")), "name a directory below it"),
+    (lambda site: setattr(site, "path", Path("/dev")), "it is not empty"),
+    (lambda site: setattr(site, "path", Path("/dev/null")), "it is not a directory"),
+    (lambda site: setattr(site, "path", Path("/dev/null/x")), "a part of the path is a file"),
+    (lambda site: setattr(site, "path", site.path.parent / ("n" * 300)), "a name in it is too long"),
+    (lambda site: setattr(site, "path", site.path.parent.joinpath(*["n" * 200] * 25)), "a name in it is too long"),
+    (lambda site: make_fifo(site.path), "it is not a directory"),
+], ids=[
+    "file", "below a file", "here", "above here", "cache", "root", "devices", "device", "below a device", "long name",
+    "long path", "fifo",
+])  # fmt: skip
 def test_a_path_where_no_view_can_be_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch, happens: Callable[[Site], object], reason: str
 ) -> None:
@@ -132,6 +160,60 @@ def test_a_path_where_no_view_can_be_is_refused(
     for action in (site.check, lambda: site.publish(site.old)):
         with pytest.raises(InvalidRequestError, match=reason):
             action()
+
+
+def test_destination__file_system_makes_no_directories__is_refused(site: Site) -> None:
+    site.path = Path("/proc/model")
+
+    with pytest.raises(InvalidRequestError, match="you may not write there"):
+        site.check()
+
+
+def test_destination__links_lead_in_a_circle__is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises(InvalidRequestError, match="its links lead in a circle"):
+        resolved(tmp_path / "loop/model")
+
+
+@needs_mounts
+def test_destination__file_system_is_read_only__is_refused(site: Site) -> None:
+    site.path.parent.mkdir()
+    with read_only(site.path.parent), pytest.raises(InvalidRequestError, match="its file system is read-only"):
+        site.check()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dangling",
+        "dangling/deeper",
+        "link",
+        "new/",
+        "a\nb",
+        os.fsdecode(b"\xff"),
+        "n" * 255,
+        "/".join(["n" * 200] * 15),
+    ],
+)
+def test_destination__unusual_and_possible__is_filled(site: Site, name: str) -> None:
+    folder = site.path.parent
+    (folder / "empty").mkdir(parents=True)
+    (folder / "link").symlink_to("empty")
+    (folder / "dangling").symlink_to("absent")
+    site.path = resolved(folder / name)
+
+    site.check()
+    site.publish(site.old)
+
+    assert tree(folder / name) == OLD
+
+
+def test_destination__of_a_directory_that_another_user_closed__is_refused(site: Site) -> None:
+    site.path.parent.mkdir(mode=0o700)
+
+    with as_nobody(), pytest.raises(InvalidRequestError, match="you may not write there"):
+        site.check()
 
 
 def test_a_failure_leaves_nothing_behind(site: Site) -> None:

@@ -1,0 +1,57 @@
+"""The agent of a service, as ``bdn pull`` and ``bdn checkpoints pull`` use it."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bdn.core.errors import BdnError, InvalidRequestError
+from bdn.core.pace.retry import RetryPolicy
+from bdn.net.api_clients import AgentClient
+from bdn.net.client import OutageRetry
+from bdn.wire.stage_schema import PullCheck, PullLosses, PullRequest, StageDocument
+
+# A pull does not wait for services that are started again: they cancel what they were doing for it.
+AT_ONCE: Final = OutageRetry(policy=RetryPolicy(outage_seconds=0, attempts=1))
+
+
+@dataclass(frozen=True)
+class RunningAgent:
+    """The agent of a service, asked over its socket, which serves pulls to its own user alone."""
+
+    client: AgentClient
+
+    async def check_destination(self, destination: Path) -> None:
+        """As of ``PullAgent``."""
+        await self.client.check_pull(PullCheck(destination=named(destination)))
+
+    async def would_lose(self, grant: str, destination: Path) -> PullLosses:
+        """As of ``PullAgent``."""
+        return await self.client.check_pull(PullCheck(destination=named(destination), grant=grant))
+
+    async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
+        """As of ``PullAgent``. Who is canceled here has released the stage."""
+        begun = await self.client.pull(PullRequest(destination=named(destination), grant=grant, link=link))
+        try:
+            async for stage in self.client.follow(begun.id, 0.2, AT_ONCE):
+                yield stage
+        except asyncio.CancelledError:  # nobody waits for it any more, and nothing shall appear there later
+            with suppress(BdnError):
+                await self.client.unstage(begun.id)
+            raise
+
+
+def named(destination: Path) -> str:
+    """As the agent, whose current directory is another one, finds it. Raises ``InvalidRequestError``."""
+    path = Path(os.path.realpath(destination))  # of links in a circle the agent says so
+    if path == Path.cwd() or path in Path.cwd().parents:
+        raise InvalidRequestError(
+            f"cannot put files at {path}: it is, or holds, the current directory; name a directory below it"
+        )
+    try:
+        return os.fsencode(path).decode()
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"cannot put files at {path!r}: a running agent takes names in UTF-8") from None
