@@ -58,7 +58,7 @@ service_router = new_router("service")
 
 
 async def _check_owner(connection: HTTPConnection) -> None:
-    """A pull writes where its caller says: for the agent's own user, who can do that anyway, and sees the same directories.
+    """A pull writes where its caller says, so only the agent's own user, in the same mount namespace, may request it.
 
     Raises ``UnauthenticatedError``: somebody else asks, or the port is asked, or a process in a container.
     """

@@ -53,7 +53,7 @@ async def pull(
 
     (wanted,) = request_body((source,), allow=allow, ignore=ignore, secret=secret).sources()
     if not offline and wanted.source.scheme == "hf" and (forbidden := forbids_hub()):
-        output.say(f"{forbidden}: the hub is not asked, as with --offline")
+        output.say(f"{forbidden}: no requests to the hub, as with --offline")
         offline = True
     if offline:
         check_held(wanted)

@@ -90,15 +90,15 @@ def _line(pulled: Pulled) -> str:
 
 
 def not_held(wanted: WeightsSource) -> NotFoundError:
-    """For a pull that may not ask the upstream."""
+    """The error of an offline pull of files that are not held."""
     forbidden = forbids_hub() if wanted.source.scheme == "hf" else None
     return NotFoundError(
-        f"{wanted.source} among what was pulled here; without {forbidden or '--offline'} its upstream is asked. It"
+        f"{wanted.source} among the pulls of this machine; without {forbidden or '--offline'} it is requested from its upstream. It"
     )
 
 
 def check_held(wanted: WeightsSource) -> None:
-    """Raises ``NotFoundError`` where nothing was ever pulled: for that no mirror has to start."""
+    """Raises ``NotFoundError`` where nothing was ever pulled, without starting a mirror."""
     settings = embedded_settings()
     if not settings.database_url and not settings.usual_database.exists():
         raise not_held(wanted)

@@ -247,7 +247,7 @@ def tree_problems(paths: Iterable[str]) -> Iterator[str]:
     files: set[str] = set()
     for path in paths:
         if path in files:
-            yield f"path {path!a} stands twice in the listing"
+            yield f"path {path!a} is listed twice"
         files.add(path)
     folders: set[str] = set()
     for path in files:

@@ -106,7 +106,7 @@ class OpenedFile:
 
 @dataclass
 class ServedFiles:
-    """The service behind ``/files``, which reads the store in ``threads``. Addresses are good for ``seconds``, and everywhere that the keys of grants are known."""
+    """The service behind ``/files``, which reads the store in ``threads``. Addresses are valid for ``seconds``, on every replica with the keys of grants."""
 
     database: Database
     store: ChunkStore

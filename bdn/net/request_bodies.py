@@ -1,6 +1,6 @@
-"""The gate of an API: a body is read once its caller is known, and parsed once its size, depth and elements are.
+"""The gate of an API: authenticates the caller before it reads a body, and checks size, depth and elements before the body is parsed.
 
-FastAPI reads and parses a body before it runs a route's dependencies, which check what the caller may do; so it stands in front.
+FastAPI reads and parses a body before it runs a route's dependencies, which check what the caller may do; so this gate runs before the routes.
 """
 
 import re
@@ -27,10 +27,10 @@ def error_answer(error: BdnError, status: int | None = None, headers: Mapping[st
 
 
 class RequestBodies:
-    """Passes on a request whose body was read, is within ``limit`` bytes, and is JSON that may be parsed; answers any other.
+    """Passes on requests whose body is at most ``limit`` bytes of JSON within bounds; answers all other requests with an error.
 
-    ``authenticate`` sees the head alone and raises for an unknown caller. What a caller may do is the routes' business. A request
-    without a body is passed on: its head is all that there is.
+    ``authenticate`` sees the head alone and raises for an unknown caller. Routes check what a caller may do. A request
+    without a body is passed on at once.
     """
 
     def __init__(self, app: ASGIApp, limit: int, authenticate: Authenticate) -> None:

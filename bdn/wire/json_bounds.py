@@ -1,6 +1,6 @@
 """Bounds of JSON that are checked before it is parsed: its depth, its elements, and that its text is Unicode.
 
-A parser makes 64 bytes or more of the two bytes ``[]``, so a document's length bounds nothing. What is here scans bytes in C, in windows,
+A parser makes 64 bytes or more of the two bytes ``[]``, so a document's length bounds nothing. This module scans bytes in C, in windows,
 and makes no object for an element.
 """
 
@@ -17,11 +17,13 @@ BYTES_PER_ELEMENT: Final = (
 FEW_ELEMENTS: Final = 1000
 _WINDOW: Final = 64 * 1024
 _STRUCTURE: Final = b'"[]{},'
-_SQUARE: Final = bytes.maketrans(b"{}", b"[]")  # which half belongs to which is the parser's business
+_SQUARE: Final = bytes.maketrans(
+    b"{}", b"[]"
+)  # the parser checks that a closing bracket is of the kind of its opening one
 _REST: Final = bytes(set(range(256)) - set(_STRUCTURE))
 _LONGEST_NUMBER: Final = 1000  # characters; Python's own limit of 4,300 digits is an error that keeps the body until the garbage collector runs
 _LONG_NUMBER: Final = re.compile(rb"(?:^|[\[,:\s])[0-9.eE+-]{%d}" % (_LONGEST_NUMBER + 1))
-# A half of a surrogate pair, as an escape (RFC 8259, section 7) or as bytes that no UTF-8 has.
+# A lone surrogate, as an escape (RFC 8259, section 7) or as bytes that no UTF-8 has.
 _HALF: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
@@ -57,16 +59,14 @@ class ElementCount:
             self._brackets += structure.translate(None, b",")
 
     def check_depth(self) -> None:
-        """Raise ``InvalidRequestError`` for what is nested too deep, or has brackets without their other halves."""
+        """Raise ``InvalidRequestError`` for JSON nested too deep, or with unbalanced brackets."""
         left = self._brackets.translate(_SQUARE)
         for _ in range(DEEPEST):
             if not left:
                 return
             left = left.replace(b"[]", b"")  # each time a level
         if left:
-            raise InvalidRequestError(
-                f"{self._what}: JSON nested deeper than {DEEPEST} levels, or brackets without their other halves"
-            )
+            raise InvalidRequestError(f"{self._what}: JSON nested deeper than {DEEPEST} levels, or unbalanced brackets")
 
 
 def check_json(body: bytes, most_elements: int, what: str = "the body") -> None:
@@ -74,7 +74,7 @@ def check_json(body: bytes, most_elements: int, what: str = "the body") -> None:
 
     Raises:
         LimitExceededError: it has too many elements.
-        InvalidRequestError: it is nested too deep, has a lone half of a surrogate pair or a number that is too long, or is not UTF-8.
+        InvalidRequestError: it is nested too deep, has a lone surrogate or a number that is too long, or is not UTF-8.
     """
     if b"\0" in body:
         raise InvalidRequestError(f"{what}: a NUL byte; JSON is UTF-8 (RFC 8259, section 8.1) and escapes it")
@@ -92,11 +92,11 @@ def check_json(body: bytes, most_elements: int, what: str = "the body") -> None:
             return  # not JSON: the route's parser says so
         if place is not None:
             named = ".".join(str(part)[:100] for part in place)
-            raise InvalidRequestError(f"{named or what}: half a surrogate pair, which is no text")
+            raise InvalidRequestError(f"{named or what}: invalid Unicode: lone surrogate")
 
 
 def _place_of_half(value: Any) -> tuple[str | int, ...] | None:  # noqa: ANN401 - any JSON
-    """Where in a document the text is not Unicode, such as ``("weights", 0, "source")``. Built for that place alone."""
+    """The place of a lone surrogate in a document, such as ``("weights", 0, "source")``; None: there is none."""
     match value:
         case str():
             return () if any("\ud800" <= sign <= "\udfff" for sign in value) else None

@@ -36,7 +36,7 @@ GivenGrant = Annotated[
 ]  # more than fits into the head of a request
 MOST_LISTED: Final = 100_000  # of what one document lists without a bound of its own
 MOST_FIELDS: Final = 64  # of an object that a caller sends; no document of ours has as many
-_WIDE: Final = 10**36  # of a number that somebody else has written, and an error repeats
+_WIDE: Final = 10**36  # of a number from outside that an error repeats
 BoundedFact = (
     Text
     | Annotated[int, Field(ge=-_WIDE, le=_WIDE)]
@@ -76,7 +76,7 @@ class Page(BaseModel, Generic[_Item]):
 
 
 class StrictModel(BaseModel):
-    """A request in which an unknown field is a mistake. Each of them would be an error of its own, so their number is bounded first."""
+    """A request that refuses unknown fields. Pydantic reports each of them, so the number of fields is checked first."""
 
     model_config = ConfigDict(extra="forbid")
 

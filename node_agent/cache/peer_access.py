@@ -74,7 +74,7 @@ class PeerAccess:
         return OpenChunk(file, 0, file.seek(0, os.SEEK_END))
 
     def reader_of(self, bearer: str | None, manifest: Digest | None = None) -> str:
-        """The organisation or team whose grant this is, which must allow ``manifest``; where grants are not checked, nobody's."""
+        """The organisation or team of the grant, which must allow ``manifest``; empty where grants are not checked."""
         grant = self._grant(bearer)
         if grant is not None and manifest is not None and not grant.allows(manifest):
             raise NotFoundError(f"manifest {manifest}")

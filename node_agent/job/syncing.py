@@ -68,7 +68,7 @@ class Found:
         return "" if self.name == LOOSE else f"{self.name}/"
 
     def place(self, path: str) -> str:
-        """Where the file lies below the directory."""
+        """The file's path below the directory."""
         return self.targets.get(path, f"{self.prefix}{path}")
 
     @property
@@ -165,7 +165,7 @@ class Syncer:
                     self.error = error
                     self._again_at[name] = self.clock() + AGAIN_SECONDS
                     facts = {"code": error.code, "error": str(error)}
-                    logger.warning("checkpoint %a was not pushed, and is tried again", name, extra=facts)
+                    logger.warning("checkpoint %a was not pushed; retrying", name, extra=facts)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await over.wait()
@@ -273,7 +273,7 @@ class Syncer:
             self.reasons.pop(found.name, None)
         elif self.reasons.get(found.name) != why:
             self.reasons[found.name] = why
-            logger.warning("checkpoint %a is not complete, and is not pushed: %a", found.name, why[:_LONGEST_NAMED])
+            logger.warning("checkpoint %a is incomplete; not pushing it: %a", found.name, why[:_LONGEST_NAMED])
         return why is None
 
     def _why_incomplete(self, found: Found) -> str | None:

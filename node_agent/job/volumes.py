@@ -91,7 +91,7 @@ class JobVolumes:
     # --- doing ---
 
     async def create(self, request: JobVolumeRequest, caller: int | None = None) -> Volume:
-        """The volume of a rank, which is made if there is none whose run goes on. ``caller`` is the user who requests it, if known.
+        """The volume of a rank; created unless its run has one already. ``caller`` is the requesting user, if known.
 
         Raises:
             InvalidRequestError: there is one of other sizes, for another user, job or cache; or these are half given; or this agent is none

@@ -174,7 +174,7 @@ class Lifecycle:
         return self.views.is_intact(record.id, manifests)
 
     async def _publish(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
-        """Build, give what would otherwise be copied and nobody else needs, and let it appear.
+        """Build the view, give the files that would otherwise be copied and that nothing else uses, and publish it.
 
         A directory that appears is on record before; one that stood there, once the files are in it. So the next start knows
         whose they are, wherever a kill comes.
@@ -397,7 +397,7 @@ class Lifecycle:
         return earlier
 
     def published_at(self, path: Path) -> Earlier | None:
-        """What we published last at a directory: what stands there now, or else what did. Blocking."""
+        """The last publication at a directory: the present one, or else the one before. Blocking."""
         inode = Destination(path, "", self.views.files, 0).inode()
         records = [stage.record for stage in self.registry.all() if stage.record.destination == path]
         known = map(self._published, sorted(records, key=lambda record: record.inode != inode))

@@ -107,7 +107,7 @@ class StageService:
             return known
         earlier = await in_thread(self.lifecycle.check_destination, record)
         if earlier and str(earlier.digest) == record.mounts[0].manifest:
-            record.inode = earlier.inode  # it stands there until this pull replaces it
+            record.inode = earlier.inode  # of the directory that this pull replaces
         if known and is_ready:
             await self.lifecycle.release(known)
         return await self._start(NodeStage(record, earlier))

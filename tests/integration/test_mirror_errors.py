@@ -26,7 +26,7 @@ REFUSED: list[tuple[Any, str, str]] = [  # one of each kind: the others are in t
     ({"weights": [{**MODEL, "sorce": 1, "auth": None}]}, "INVALID_REQUEST", "weights.0.sorce: is not a known field"),
     ({"weights": [{**MODEL, "auth": {"auth_method": "AWS_OIDC"}}]}, "INVALID_REQUEST", "aws_oidc_role_arn"),
     ({"weights": [source("s3://key:secret@bucket/a")]}, "INVALID_SOURCE", "credentials do not belong"),
-    ({"weights": [source("s3://bucket/\ud800")]}, "INVALID_REQUEST", "weights.0.source: half a surrogate pair"),
+    ({"weights": [source("s3://bucket/\ud800")]}, "INVALID_REQUEST", "weights.0.source: invalid Unicode"),
     ({"weights": [source("hf://o/r", "/m/sub"), source("hf://o/s", "/m")]}, "INVALID_MOUNT", "inside '/m'"),
 ]
 

@@ -163,7 +163,7 @@ async def layout_by_identity(session: ReadSession, identity: Identity) -> FileLa
 
 
 async def layout_of(session: ReadSession, content: str, reader: str) -> FileLayout | None:
-    """Where a content lies that this reader may read: its own chunks, or a slice of a slab of its scope; none of it damaged."""
+    """The undamaged location of a content for this reader: its own chunks, or a slice of a slab of its scope."""
     whole = select(ContentRow.size, ContentRow.chunks).where(ContentRow.digest == content, chunks_are_sound())
     row = (await session.execute(whole)).one_or_none()
     if row is not None and (row[1] or not row[0]):

@@ -280,7 +280,7 @@ def _upgrade(connection: Connection) -> bool:
 
 
 def _make_private(file: Path) -> None:
-    """Close the database file to other users. SQLite gives its WAL and index the mode of that file. A failure is the engine's to report."""
+    """Close the database file to other users. SQLite gives its WAL and index the mode of that file. The engine reports failures."""
     with suppress(OSError):
         descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
         try:

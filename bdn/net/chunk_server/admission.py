@@ -37,7 +37,7 @@ class Admission(Generic[_Client]):
             return (*self._strangers, *max(self._of_organisation.values(), key=len, default=()))
 
     def admit(self, client: _Client, address: str) -> None:
-        """It is a stranger so far."""
+        """Count the connection as a stranger."""
         network = _network(address)
         with self._lock:
             self._strangers[client] = network
@@ -53,7 +53,7 @@ class Admission(Generic[_Client]):
             return tuple(others) if len(others) > self._most_of_one else None
 
     def leave(self, client: _Client) -> None:
-        """It has ended; fine when it was not here."""
+        """Remove a connection that has ended; does nothing for an unknown one."""
         with self._lock:
             self._leave(client)
 

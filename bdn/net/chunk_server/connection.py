@@ -225,11 +225,11 @@ class ChunkConnection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it may be closed for the sake of others: no request that was authorised is under way. Only while it waits."""
+        """Whether it may be closed to admit another connection: no authorised request is under way. Call only while it waits."""
         return self.organisation is None or self._step == self._read
 
     def advance(self) -> Wait | None:
-        """Go on until it would block, or one request is answered. None: the connection has ended, and is closed."""
+        """Run until it would block, or one request is answered. Returns None when the connection has ended and is closed."""
         try:
             while (wait := self._step()) is None:
                 pass
@@ -500,7 +500,7 @@ class ChunkConnection:
             self._until, self._step = time.monotonic() + _DRAIN_SECONDS, self._drain
             return None
         self._step = self._read
-        # Others go first: a client that never pauses, or pipelines, must not keep a worker for itself.
+        # Other connections go first: a client that never pauses, or pipelines, must not hold a worker.
         return NEXT_TURN if self._reader.begin_next() else self._reader.wait
 
     def _end_sending(self) -> None:

@@ -73,7 +73,7 @@ def _connect(family: int, kind: int, protocol: int, address: Any, timeout_second
 
 
 def https_proxy(host: str) -> str | None:
-    """What ``HTTPS_PROXY``, else ``ALL_PROXY``, and ``NO_PROXY`` say now about a host that is asked over https; None is a direct connection."""
+    """The proxy that ``HTTPS_PROXY``, else ``ALL_PROXY``, and ``NO_PROXY`` name now for a host requested over https; None: connect directly."""
     named = {} if proxy_bypass(host) else getproxies()
     proxy = named.get("https") or named.get("all")
     return proxy if not proxy or "://" in proxy else f"http://{proxy}"

@@ -139,7 +139,7 @@ class Destination:
                 self._check_ours(earlier, is_last=is_last)
 
     def _is_skipped(self, name: bytes) -> bool:
-        """What counts for nothing: what a pull was building here, and what mkfs made."""
+        """Names that do not count as content: hidden folders of pulls, and what mkfs made."""
         return name.startswith(in_place.HIDDEN.encode()) or (name == b"lost+found" and self._is_mount_point)
 
     def _try(self) -> None:
@@ -170,7 +170,7 @@ class Destination:
             self._refuse(f"it holds {foreign!r}, which did not come from bdn or was changed since; move it away first")
 
     def _placed(self, earlier: Earlier | None) -> in_place.Placed | None:
-        """What is known to stand here of an earlier pull."""
+        """The files of an earlier pull at this directory, as recorded."""
         if earlier is None or earlier.manifest is None or self.inode() != earlier.inode:
             return None
         return in_place.Placed(earlier.manifest, earlier.stamp)
@@ -215,7 +215,7 @@ class Destination:
         return built, inode
 
     def publish(self, manifest: Manifest, earlier: Earlier | None) -> None:
-        """Let what is finished appear; an earlier view of ours goes.
+        """Publish the finished view; an earlier view of ours is removed.
 
         A failure leaves the destination as it was. One that is filled in place may lack files of the earlier view then; ``clear``
         removes what came.
@@ -231,7 +231,7 @@ class Destination:
             remove_view(self.aside, earlier.manifest if earlier else None, self.files)
 
     def settle(self) -> None:
-        """It is on record what was published: ``clear`` leaves it."""
+        """The publication is on record: ``clear`` leaves its files."""
         with _errors_at(self.path):
             if self.is_in_place:
                 in_place.finish(self.aside.parent)

@@ -90,7 +90,7 @@ def test_a_manifest_of_any_length_is_one_document(count: int) -> None:
 
 
 @pytest.mark.parametrize(("paths", "problem"), [
-    ([], "at least one file"), (["b", "a"], "sorted by path"), (["a", "a"], "stands twice"),
+    ([], "at least one file"), (["b", "a"], "sorted by path"), (["a", "a"], "is listed twice"),
     (["a", "a/b"], "both a file and a folder"),
 ])  # fmt: skip
 def test_what_is_no_sorted_tree_is_no_manifest(paths: list[str], problem: str) -> None:

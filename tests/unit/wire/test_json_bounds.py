@@ -60,5 +60,5 @@ def test_whole_text_is_taken(text: bytes) -> None:
     "text", [rb"\ud83d", rb"\ude00", rb"\ude00\ud83d", rb"\ud83d\\\ude00", rb"\ud83d\ude00\ude00", b"\xed\xa0\x80"]
 )
 def test_half_a_pair_is_refused__by_its_place(text: bytes) -> None:
-    with pytest.raises(InvalidRequestError, match=r"a\.0: half a surrogate pair"):
+    with pytest.raises(InvalidRequestError, match=r"a\.0: invalid Unicode"):
         check_json(b'{"a": ["' + text + b'"]}', 10)
