@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from tests.support.crash.spoiled import Spoiler
 
+_FIRST: Final = "0"  # item of a list
+_LARGEST: Final = 4 * 1024**2  # bytes of a request
 _MOST: Final = 200_000  # characters or items of one value: beyond it the request's own bound is met first
 
 
@@ -37,19 +39,28 @@ class Bounds:
                     for place, schema in self._places(content["schema"], ()):
                         for value, is_beyond in self._values(schema, spoiler):
                             body = json.dumps(_put(right, place, value)).encode()
+                            if len(body) > _LARGEST:
+                                continue
                             what = f"{'.'.join(map(str, place))}: {str(schema)[:80]}"
                             yield Bounded(method, path.replace("{", "").replace("}", ""), body, what, is_beyond)
 
     def _places(self, schema: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """Each field of objects that are not in lists, with its schema."""
+        """Each field of objects, also of those in lists and maps, with its schema."""
         if "$ref" in schema:
             schema = self.document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-        for one in schema.get("anyOf", ()):
-            yield from self._places(one, at)
+        choices = schema.get("anyOf", ())
+        takes_any_number = any(one.get("type") == "number" for one in choices)
+        for one in choices:
+            if not (takes_any_number and one.get("type") == "integer"):
+                yield from self._places(one, at)
         if at:
             yield at, schema
         for name, inside in schema.get("properties", {}).items():
             yield from self._places(inside, (*at, name))
+        if schema.get("type") == "array":
+            yield from self._places(schema["items"], (*at, _FIRST))
+        if isinstance(inside := schema.get("additionalProperties"), dict):
+            yield from self._places(inside, (*at, "key"))
 
     def _values(self, schema: Mapping[str, Any], spoiler: Spoiler) -> Iterator[tuple[Any, bool]]:
         for name in ("maximum", "exclusiveMaximum"):
@@ -77,5 +88,7 @@ class Bounds:
 def _put(document: Any, at: tuple[str, ...], value: Any) -> Any:
     if not at:
         return value
+    if at[0] == _FIRST:
+        return [_put(document[0] if isinstance(document, list) and document else {}, at[1:], value)]
     inside = document if isinstance(document, dict) else {}
     return {**inside, at[0]: _put(inside.get(at[0]), at[1:], value)}
