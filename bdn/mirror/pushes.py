@@ -171,10 +171,11 @@ class Pushes:
         """The push that brought the newest version of a checkpoint, which this pusher may push. Raises ``NotFoundError``."""
         uri = _named(source)
         async with self.database.read() as session:
-            push_id = await checkpoints.committed(session, pusher.organisation, pusher.team, uri)
-        if push_id is None or not pusher.may_push(uri):
+            found = await checkpoints.committed(session, pusher.organisation, pusher.team, uri)
+        if found is None or not pusher.may_push(uri):
             raise NotFoundError(f"checkpoint {uri}")
-        return CommittedPush(push_id=push_id, source=str(uri))
+        push_id, committed_at = found
+        return CommittedPush(push_id=push_id, source=str(uri), committed_at=moment(committed_at))
 
     async def missing(self, push_id: str, pusher: PushAccess, chunks: Sequence[Digest]) -> list[Digest]:
         """Those that have to be sent. The others were pushed by this team, or the pusher may read them; they are kept for this push.

@@ -76,10 +76,11 @@ class Push(BaseModel):
 
 
 class CommittedPush(BaseModel):
-    """The push that brought the newest version of a checkpoint."""
+    """The push that brought the newest version of a checkpoint, and when that was committed."""
 
     push_id: str
     source: str
+    committed_at: datetime
 
 
 class PushGrantRequest(StrictModel, json_schema_extra={"examples": [{"job": "bt://project@job#rank-1"}]}):

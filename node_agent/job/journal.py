@@ -22,10 +22,11 @@ _LEAST_STALE: Final = 1000  # lines; fewer are not worth a new file
 
 
 class Committed(NamedTuple):
-    """A checkpoint as it was committed: as which version, and of each of its files, as it was, the mark."""
+    """A checkpoint as it was committed: as which version, of each of its files, as it was, the mark, and when by the mirror's clock."""
 
     version: str
     marks: frozenset[str]
+    at: float = 0.0
 
 
 class VolumeJournal:
@@ -126,8 +127,9 @@ class VolumeJournal:
                 if 0 <= index < chunk_count(stamp.size):
                     with suppress(ValueError):
                         known[1][index] = Digest(digest)
-            case ["commit", str(name), str(version), list(marks)]:
-                self._committed[name] = Committed(version, frozenset(mark for mark in marks if isinstance(mark, str)))
+            case ["commit", str(name), str(version), list(marks), float(at)]:
+                found = frozenset(mark for mark in marks if isinstance(mark, str))
+                self._committed[name] = Committed(version, found, at)
             case ["lost", str(name)]:
                 self._committed.pop(name, None)
             case ["settled", str(name), str(state)]:
@@ -173,7 +175,7 @@ class VolumeJournal:
 
 
 def _said_of(name: str, committed: Committed) -> list[object]:
-    return ["commit", name, committed.version, sorted(committed.marks)]
+    return ["commit", name, committed.version, sorted(committed.marks), committed.at]
 
 
 def _line(said: list[object]) -> bytes:

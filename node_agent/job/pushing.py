@@ -95,15 +95,18 @@ class Pusher:
         request = await asyncio.to_thread(_commit_of, files, chunks, details)
         return await self.outages.ask(partial(self.mirror.commit, push_id, request), but=_is_quota)
 
-    async def has_committed(self, source: str) -> bool:
-        """Whether the mirror has a version of this checkpoint. Raises ``BdnError`` where that cannot be known."""
+    async def has_committed(self, source: str, push_id: str, at: float) -> bool:
+        """Whether the mirror has the version of this checkpoint that this push brought ``at`` that time, or a later one.
+
+        An earlier one is of a database that was set back. Raises ``BdnError`` where it cannot be known.
+        """
         try:
-            await self.outages.ask(partial(self.mirror.committed_push, source))
+            newest = await self.outages.ask(partial(self.mirror.committed_push, source))
         except BdnError as error:
             if error.code == NotFoundError.code:
                 return False
             raise
-        return True
+        return newest.push_id == push_id or newest.committed_at.timestamp() > at
 
     async def send(self, source: str, files: Sequence[SentFile]) -> tuple[str, dict[tuple[str, int], Digest]]:
         """Have the mirror hold all chunks of these files, for a push that goes on. Its id, and the chunks by path and index."""

@@ -220,15 +220,16 @@ class Syncer:
         return left
 
     async def _confirm(self, known: Mapping[str, Found]) -> None:
-        """Push again what the mirror has lost since it answered: a database may have been set back. Raises ``BdnError``.
+        """Push again each version that the mirror has lost since it answered: a database may have been set back. Raises ``BdnError``.
 
         What was deleted from the mirror is pushed again as well, as long as the job has it.
         """
         for name in known.keys() - set(self.unsynced or ()):
-            if not await self.pusher.has_committed(self._source(known[name])):
-                logger.warning(
-                    "the mirror has no version of a pushed checkpoint; pushing it again", extra={"checkpoint": name}
-                )
+            committed = self.journal.committed(name)
+            if committed is None:
+                continue
+            if not await self.pusher.has_committed(self._source(known[name]), committed.version, committed.at):
+                logger.warning("the mirror has lost a pushed checkpoint; pushing it again", extra={"checkpoint": name})
                 await in_thread(self.journal.note_lost, name)
                 self._pushed.pop(name, None)
         await in_thread(self._count, known)
@@ -344,7 +345,8 @@ class Syncer:
                 raise ChangedError(found.name)
 
         mirror = await self.pusher.push(self._source(found), files, details, check)
-        version = Committed(mirror.id, await in_thread(found.marks))
+        at = mirror.completed_at.timestamp() if mirror.completed_at else 0.0
+        version = Committed(mirror.id, await in_thread(found.marks), at)
         await in_thread(self.journal.note_commit, found.name, version)
         self.error = None
         self.on_pushed(found, mirror)

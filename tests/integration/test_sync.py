@@ -175,6 +175,23 @@ async def test_a_checkpoint_that_the_mirror_has_lost_is_pushed_again_before_a_la
     assert (after["kept"]["id"], after["lost"]["files"]) == (found["kept"]["id"], 1)
 
 
+@pytest.mark.parametrize(("at", "size"), [(4e9, 6), (1.0, 5)], ids=["earlier than pushed", "later"])
+async def test_checkpoint_of_which_the_mirror_has_another_version__is_pushed_again_if_that_is_an_earlier_one(
+    mirror: ServingProcess, folder: Path, tmp_path: Path, at: float, size: int
+) -> None:
+    """A database that was set back has an earlier one; a job that went on on another node has pushed a later one."""
+    (folder / "a").mkdir()
+    (folder / "a/model.bin").write_bytes(b"first")
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        assert await syncer.run_once() == []
+        (folder / "a/model.bin").write_bytes(b"second")
+        (found,) = checkpoints_in(syncer.directory.look()).values()
+        syncer.journal.note_commit("a", Committed("mir_second", found.marks(), at))
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        assert await syncer.run_once() == []
+    assert (await checkpoints(mirror))["a"]["size_bytes"] == size
+
+
 async def test_what_changes_while_it_is_pushed_is_not_seen(
     mirror: ServingProcess, folder: Path, tmp_path: Path
 ) -> None:

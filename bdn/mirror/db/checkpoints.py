@@ -225,13 +225,16 @@ async def put(session: WriteSession, whose: PushScope, uri: CheckpointUri, row: 
     return before
 
 
-async def committed(session: ReadSession, organisation: str, team: str | None, uri: CheckpointUri) -> str | None:
-    """The push that brought the newest version of one checkpoint of one rank, in a project of this team, or of any."""
+async def committed(
+    session: ReadSession, organisation: str, team: str | None, uri: CheckpointUri
+) -> tuple[str, float] | None:
+    """The push that brought the newest version of one checkpoint of one rank, and its time, in a project of this team, or of any."""
     project = await projects.find(session, organisation, uri.project, team)
     if project is None:
         return None
-    query = select(CheckpointRow.mirror).filter_by(project=project.id, job=uri.job, name=uri.checkpoint, rank=uri.rank)
-    return (await session.execute(query)).scalar()
+    named = {"project": project.id, "job": uri.job, "name": uri.checkpoint, "rank": uri.rank}
+    found = await session.execute(select(CheckpointRow.mirror, CheckpointRow.committed_at).filter_by(**named))
+    return None if (row := found.one_or_none()) is None else (row.mirror, row.committed_at)
 
 
 async def get(session: ReadSession, organisation: str, checkpoint_id: str, team: str | None = None) -> CheckpointState:
