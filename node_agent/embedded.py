@@ -58,7 +58,7 @@ class LocalAgent:
         return any([await in_thread(stages.lifecycle.is_intact_pull, record) for record in known])
 
     async def mounted(self) -> list[Path]:
-        """What stages and job volumes have mounted: it stays when the agent ends, and is adopted by the next one."""
+        """Mounts of stages and job volumes: they stay when the agent ends, and the next agent adopts them."""
         places, scratch = self.agent.places, self.agent.settings.effective_scratch_dir.absolute()
         found = await in_thread(lambda: [mounts_below(folder) for folder in (places.root, places.mounts, scratch)])
         return sorted({path for paths in found for path in paths})

@@ -108,7 +108,10 @@ async def pull(output: Output, *, source: str, dest: Path) -> int:
 @checkpoints.command()
 @click.argument("source")
 @click.option(
-    "--keep-last", type=click.IntRange(min=1), metavar="N", help="Delete all with weights but the N newest names."
+    "--keep-last",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Delete all checkpoints with weights except the N newest names.",
 )
 @command_line
 async def rm(output: Output, *, source: str, keep_last: int | None) -> None:

@@ -166,7 +166,7 @@ class EmbeddedAgent(PullAgent, Protocol):
         """What the cache and the directory need of a tree, after what is written ``before``."""
 
     async def mounted(self) -> list[Path]:
-        """What stages and job volumes have mounted: it stays when the agent ends, and is adopted by the next one."""
+        """Mounts of stages and job volumes: they stay when the agent ends, and the next agent adopts them."""
 
     @property
     def address(self) -> str:

@@ -33,12 +33,12 @@ class RunningAgent:
         return await self.client.check_pull(PullCheck(destination=named(destination), grant=grant))
 
     async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
-        """As of ``PullAgent``. Who is canceled here has released the stage."""
+        """Releases the stage when canceled."""
         begun = await self.client.pull(PullRequest(destination=named(destination), grant=grant, link=link))
         try:
             async for stage in self.client.follow(begun.id, 0.2, AT_ONCE):
                 yield stage
-        except asyncio.CancelledError:  # nobody waits for it any more, and nothing shall appear there later
+        except asyncio.CancelledError:  # the caller has gone: nothing may be published later
             with suppress(BdnError):
                 await self.client.unstage(begun.id)
             raise

@@ -18,7 +18,7 @@ class ChunkStore(Protocol):
     def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:
         """Make the chunk durable under its name. An existing one is kept. Nothing partial is ever visible.
 
-        ``writer`` is the organisation that sends it: its requests to the store take turns with those of others.
+        ``writer`` is the organisation that sends it: its requests to the store alternate with requests of other organisations.
         """
 
     def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:

@@ -178,7 +178,7 @@ class Access:
         return PushAccess(grant.organisation, grant.team, grant)
 
     async def is_agent(self, token: str | None) -> bool:
-        """Whether it is a token of an agent, or of the operator."""
+        """Whether the bearer is a token of an agent or of the operator."""
         try:
             return token is not None and (await self.caller(token)).role in (Role.AGENT, Role.OPERATOR)
         except UnauthenticatedError:
@@ -207,7 +207,7 @@ class Access:
         return await self.check_chunks(bearer, [chunk])
 
     async def check_chunks(self, bearer: str | None, chunks: Sequence[Digest], manifest: Digest | None = None) -> str:
-        """May the bearer read all of these chunks? With ``manifest``, because they belong to that one. Returns its organisation.
+        """Check that the bearer may read all of these chunks; with ``manifest``, as chunks of that manifest. Returns the bearer's organisation.
 
         A slab is read as a whole, with the neighbours of the file that is wanted; so it must be one that the grant's
         organisation or team packed, or of public files. Of tokens the operator's alone reads chunks: the others' callers have grants.
@@ -249,7 +249,7 @@ class Access:
             return await contents.opened(session, list(manifests), reader, [chunk.hex for chunk in chunks])
 
     async def _standing_of(self, manifests: Iterable[str], reader: str) -> dict[str, int]:
-        """Those that the organisation or team may still read, now or a second ago, and how many objects each can have.
+        """The manifests that the organisation or team may still read, as of at most a second ago, and how many objects each can have.
 
         A reader asks a hundred times a second.
         """

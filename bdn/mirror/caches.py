@@ -82,7 +82,9 @@ class TrainingCaches:
         Raises ``InvalidRequestError``; ``NotFoundError``: the project has no cache on this volume of the cluster.
         """
         await asyncio.to_thread(unpack, body.packed)
-        captured_at = min(body.timestamp.timestamp(), self.database.now())  # a later look would never replace it
+        captured_at = min(
+            body.timestamp.timestamp(), self.database.now()
+        )  # a later summary could not replace one of the future
         async with self.database.write() as session:
             row = await caches.directory(session, project, cluster)
             if row is None or row.volume != body.volume_id:

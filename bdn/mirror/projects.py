@@ -136,7 +136,7 @@ def gone_events(organisation: str, source: str, manifests: Sequence[str], why: s
 
 
 async def _check_idle(session: WriteSession, project: ProjectRow, now: float) -> None:
-    """Refuse while a push of the project goes on, or a job has its training cache mounted. The caller has called ``mirrors.hold_claims``: none begins or ends meanwhile."""
+    """Refuse while a push of the project is active, or a job has its training cache mounted. The caller holds ``mirrors.hold_claims``, so no push begins or ends meanwhile."""
     at_work = [
         row.id
         for row, uri in await mirrors.pushes(session, project.organisation)

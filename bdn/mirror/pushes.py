@@ -72,7 +72,9 @@ from bdn.wire.shapes import body_of, moment
 GIVEN_UP_SECONDS: Final = 3600.0
 _MOUNT: Final = "/checkpoint"  # where a grant of the push itself places it
 _OLD_SECONDS: Final = PUSH_SECONDS / 2  # the commit of an older push begins anew
-_LAST_SECONDS: Final = PUSH_SECONDS * 3 / 4  # an older push is not published: a collection may not wait for it any more
+_LAST_SECONDS: Final = (
+    PUSH_SECONDS * 3 / 4
+)  # an older push is not published: collections may have stopped waiting for it
 _CLOCKS_SECONDS: Final = 600.0  # by which the clocks of processes that put chunks may differ
 _NAMED_MISSING: Final = 10
 _KNOWN: Final = 10_000  # pushes whose owner is remembered
@@ -89,7 +91,7 @@ def _named(source: str) -> CheckpointUri:
 
 
 def _ended(push_id: str, row: MirrorRow | None = None) -> BdnError:
-    """Why a push takes nothing any more: where it failed for the quota that, to all of its calls; otherwise there is none."""
+    """Why a push accepts no more calls: its quota failure, repeated to each call; NotFoundError otherwise."""
     error = row.error if row else None
     if error and error["code"] == QuotaExceededError.code:
         return QuotaExceededError(**error["details"])
@@ -178,7 +180,7 @@ class Pushes:
         return CommittedPush(push_id=push_id, source=str(uri), committed_at=moment(committed_at))
 
     async def missing(self, push_id: str, pusher: PushAccess, chunks: Sequence[Digest]) -> list[Digest]:
-        """Those that have to be sent. The others were pushed by this team, or the pusher may read them; they are kept for this push.
+        """The chunks that have to be sent. This team pushed the others, or the pusher may read them; they are kept for this push.
 
         A chunk of another team is answered as one that does not exist.
         """
@@ -197,14 +199,14 @@ class Pushes:
         return [chunk for chunk in dict.fromkeys(chunks) if chunk not in kept]
 
     async def check(self, bearer: str | None, push_id: str) -> str:
-        """The organisation of this push, which this bearer may send chunks of. ``NotFoundError`` where it is another's, or has ended."""
+        """The organisation of the push, checked for this bearer. ``NotFoundError``: a foreign push, or one that has ended."""
         pusher = await self.access.pusher(bearer)
         return (await self._get(push_id, None if pusher.is_operator else pusher)).scope.organisation
 
     async def reserve(self, push_id: str, chunk: Digest, size: int) -> int:
-        """Count a chunk that is not stored yet against what the organisation may have sent and not committed. How much it counts.
+        """Count a chunk against the organisation's limit of uncommitted bytes, before it is stored. Returns the counted bytes.
 
-        Raises ``QuotaExceededError``: it goes beyond the limit. Its push fails, and so holds no room of other pushes.
+        Raises ``QuotaExceededError``: it goes beyond the limit. Its push fails, which frees its bytes for other pushes.
         """
         if self.limit_bytes is None:
             return 0
@@ -232,7 +234,7 @@ class Pushes:
         return [sizes.pop(digest, 0) for digest, _ in chunks]
 
     async def release(self, push_id: str, size: int) -> None:
-        """Count no more what could not be stored."""
+        """Remove a chunk that was not stored from the count."""
         async with self.database.write() as session:
             await mirrors.add_transferred(session, push_id, -size)
 
@@ -506,7 +508,7 @@ class PushedChunks:
     loop: asyncio.AbstractEventLoop
 
     def authorize(self, request: PushedChunk) -> str:
-        """The organisation of the push, which the bearer may send chunks of."""
+        """The organisation of the push, checked for this bearer."""
         return answer_of(self.loop, self.pushes.check(request.bearer, request.push))
 
     def take(self, request: PushedChunk, content: memoryview) -> None:

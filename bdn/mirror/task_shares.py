@@ -16,7 +16,7 @@ class TaskShares:
 
     @asynccontextmanager
     async def place(self, owner: str) -> AsyncIterator[None]:
-        """Hold a place for the block. A task that is canceled while it waits takes none."""
+        """Hold a place for the block. A task canceled while it waits leaves no place held."""
         place = self._shares.request(owner)
         granted = self._granted[place] = asyncio.get_running_loop().create_future()
         self._grant()

@@ -14,7 +14,7 @@ from urllib.request import getproxies_environment
 
 from bdn.core.errors import InvalidRequestError
 
-_PROXIES: Final = ("http", "https", "all")  # the others, such as ftp_proxy, are read by nothing of ours
+_PROXIES: Final = ("http", "https", "all")  # BDN reads no other, such as ftp_proxy
 
 
 def check_authorities(environ: Mapping[str, str], *files: str) -> None:
@@ -37,7 +37,7 @@ def check_proxies() -> None:
 
     Raises ``InvalidRequestError``, which names the variable.
     """
-    used = getproxies_environment()  # a name in lower case goes first
+    used = getproxies_environment()  # a lower-case name has precedence
     if "*" in (one.strip() for one in used.get("no", "").split(",")):
         return
     for kind in _PROXIES:

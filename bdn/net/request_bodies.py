@@ -92,7 +92,7 @@ class _Replayed:
 
 
 async def _refuse(error: BdnError, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once, and drop what of the body still comes, up to ``limit`` bytes: a connection that is closed before is reset.
+    """Answer at once, and drop up to ``limit`` bytes that the client still sends: closing earlier would reset the connection.
 
     A client that is reset while it sends may never see the answer.
     """

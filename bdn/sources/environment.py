@@ -1,4 +1,4 @@
-"""What the environment of this process says of upstreams, checked before their libraries read it."""
+"""Environment variables of upstreams, checked before the upstreams' libraries read them."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def forbids_hub(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def check_environment(scheme: Scheme, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse what keeps sources of this scheme from being read. Blocking.
+    """Refuse an environment that keeps sources of this scheme from being read. Blocking.
 
     Raises ``InvalidRequestError``, which names the variable, and its value unless that is a secret.
     """
@@ -80,7 +80,7 @@ def _check_s3(environ: Mapping[str, str]) -> None:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is the http or https address of a server."""
+    """Whether the text is the http or https address of a server."""
     try:
         parts = urlsplit(text)
         return (

@@ -51,6 +51,6 @@ def prepare(scheme: Scheme) -> Callable[..., AbstractAsyncContextManager[Source]
 
 @cache
 def _imported(scheme: Scheme) -> Callable[..., AbstractAsyncContextManager[Source]]:
-    """Each SDK takes a quarter of a second and tens of megabytes: a service that reads one hub does not pay for all of them."""
+    """Import only the SDK of one scheme: each costs a quarter of a second and tens of megabytes."""
     opener: Callable[..., AbstractAsyncContextManager[Source]] = resolve_name(_OPENERS[scheme])
     return opener

@@ -222,7 +222,7 @@ SignIn = Secret | AwsWebIdentity | AwsAssumedRole | GoogleServiceAccount
 class SourceContext:
     """How a source is opened.
 
-    ``reader`` is the organisation or team that asks (``reader_of``); private content is found again by nobody else. ``sign_in`` is how the request signs in,
+    ``reader`` is the organisation or team of the request (``reader_of``); no other reader finds private content again. ``sign_in`` is how the request signs in,
     already resolved; without one the source is read with the process's own credentials (``ambient_credentials``) or
     anonymously. ``clock`` (seconds since the epoch) is for credentials that end. ``asker`` sends every request.
     """

@@ -105,7 +105,7 @@ def unpack(packed: str) -> list[FileSummary]:
 
 
 def _unpacked(compressed: bytes) -> bytes:
-    """The JSON, counted before any of it is kept: a few kilobytes may be gigabytes of anything.
+    """The unpacked JSON, counted before any of it is stored: a few kilobytes may unpack to gigabytes.
 
     Raises ``ValueError``, ``zlib.error``, ``LimitExceededError``: it is too much, or cut off.
     """

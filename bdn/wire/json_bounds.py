@@ -32,7 +32,7 @@ _HALF: Final = re.compile(
 
 
 class ElementCount:
-    """Counts the elements of JSON that comes in pieces, and keeps the brackets. ``LimitExceededError``: there are more than ``limit``."""
+    """Counts the elements of JSON piece by piece, and keeps the brackets. ``LimitExceededError``: there are more than ``limit``."""
 
     def __init__(self, what: str, limit: int) -> None:
         self.count = 0

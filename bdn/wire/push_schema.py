@@ -47,7 +47,7 @@ _Skipped = Annotated[
 
 
 def skipped_within_bounds(skipped: Sequence[str]) -> list[str]:
-    """As much of it as a commit takes, and how many more there are."""
+    """As many reasons as a commit may have, then the number of the rest."""
     kept: list[str] = []
     left = _SKIPPED_BYTES - 100  # for the brackets, and for the count of the rest
     for one in skipped:

@@ -34,7 +34,7 @@ class Owner:
     gid: int | None = None
 
     def take_over(self, folder: Path) -> None:
-        """The folder is this user's alone; its parent is the agent's, so that it is not a link. Raises ``OSError``."""
+        """Give the folder to this user, with mode 0700; its parent is the agent's, so it is not a link. Raises ``OSError``."""
         folder.chmod(_PRIVATE)
         os.chown(folder, -1 if self.uid is None else self.uid, -1 if self.gid is None else self.gid)
 

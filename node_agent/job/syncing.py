@@ -268,7 +268,7 @@ class Syncer:
         self.unsynced_bytes = sum(found.size for found in unsynced)
 
     def _is_complete(self, found: Found) -> bool:
-        """Whether nothing says that more will come. A reason is logged once. Blocking."""
+        """Whether the checkpoint is complete. A reason why not is logged once. Blocking."""
         why = self._why_incomplete(found)
         if why is None:
             self.reasons.pop(found.name, None)

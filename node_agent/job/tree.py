@@ -177,7 +177,7 @@ class JobDirectory:
             os.close(descriptor)
 
     def read_part(self, path: str, stamp: Stamp, part: ByteRange) -> bytearray | None:
-        """Some of a file as it was seen. None: it is another by now. Raises ``DiskFailedError``."""
+        """Some of a file as it was scanned. None: another file has its path. Raises ``DiskFailedError``."""
         content = bytearray(part.size)
         try:
             with self._opened(path, stamp) as file:
@@ -204,7 +204,7 @@ class JobDirectory:
         return True
 
     def _open(self, stack: ExitStack, path: str, stamp: Stamp, *, keeps_way: bool) -> list[int] | None:
-        """The directory, each folder on the way, and the file. None: it is not that file any more. Raises ``OSError``.
+        """The directory, each folder on the way, and the file. None: another file has its path. Raises ``OSError``.
 
         Without ``keeps_way`` a folder is closed once the one below it is open, and only the file's descriptor, the last one, is good.
         """
@@ -261,7 +261,7 @@ def _put(tree: Tree, path: str, stamp: Stamp) -> None:
 
 
 def _follow(tree: Tree, path: str) -> None:
-    """Make a link to a file below the directory that very file, by what the look found: nothing is opened through a link."""
+    """Replace links to files below the directory by these files, from the scan alone: nothing is opened through a link."""
     at, text = path, ""
     for _ in range(_MOST_LINKS):
         text, parts = tree.links[at], at.split("/")[:-1]

@@ -364,7 +364,7 @@ class JobVolumes:
 
 
 def _user(request: JobVolumeRequest, caller: int | None) -> int:
-    """The owner of the directories. Raises ``InvalidRequestError``: only root may make them for another user, or for a group."""
+    """The owner of the directories. Raises ``InvalidRequestError``: only root may create them for another user, or for a group."""
     own = os.geteuid()
     caller = own if caller is None or caller == 0 else caller  # root may use every user's
     uid = caller if request.uid is None else request.uid

@@ -186,9 +186,7 @@ class Lifecycle:
             try:
                 builder = await in_thread(destination.build, manifest, stage.earlier, stage.stop)
                 if builder.gifts:
-                    idle = {
-                        one.record.id for one in self._pulled()
-                    }  # what they show is theirs, or has links of its own
+                    idle = {one.record.id for one in self._pulled()}  # they own their files, or have links of their own
                     await self.cache.give(manifest.digest, builder.gifts, record.holder, idle, builder.give)
                 built, inode = await in_thread(destination.finish, builder, manifest, stage.earlier)
                 if not destination.is_in_place:

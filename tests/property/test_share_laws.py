@@ -31,7 +31,7 @@ def held_by(owner: str, places: list[Place]) -> int:
 
 
 @given(COUNTS, STEPS)
-def test_no_place_is_free_while_somebody_waits(count: int, steps: list[str | int]) -> None:
+def test_shares__owners_wait__no_place_that_one_may_have_is_free(count: int, steps: list[str | int]) -> None:
     held, waiting = played(Shares(count), steps)
     assert not waiting or len(held) == count
 
@@ -55,7 +55,9 @@ def test_with_spares_one_owner_holds_half_and_the_next_one_is_granted_at_once(co
 
 
 @given(COUNTS, STEPS, st.booleans())
-def test_who_has_nothing_waits_for_one_round_at_the_most(count: int, steps: list[str | int], spares: bool) -> None:
+def test_shares__owner_without_a_place__waits_for_one_round_at_most(
+    count: int, steps: list[str | int], spares: bool
+) -> None:
     """However many are requested before and after, each other owner is granted one place at the most first."""
     shares = Shares(count, spares=spares)
     held, _ = played(shares, steps)

@@ -1,4 +1,4 @@
-"""Places that callers of several organisations hold: granted round robin over organisations, so that none delays another by more than a round."""
+"""Places for work, granted round robin over organisations: no organisation delays another by more than a round."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ _LONGEST_TAG: Final = 256  # bytes
 def why_not_whole(
     sizes: Mapping[str, int], part: Part, *, is_first_rank: bool = True, is_loose: bool = False
 ) -> str | None:
-    """What is missing of a checkpoint with files of these sizes, in bytes; None: nothing says that something is.
+    """The missing part of a checkpoint with files of these sizes, in bytes; None: it is complete as far as its format shows.
 
     ``part`` gives at most 1 MiB at a time. Only the first rank has to hold what one rank writes for all, such as ``.metadata``. What loose files
     name are other checkpoints, and is not looked for.

@@ -619,7 +619,7 @@ async def held(session: ReadSession, files: Sequence[UpstreamFile], *, is_again:
 
 
 async def is_lost(session: ReadSession, manifest: str, reader: str) -> bool:
-    """Whether this reader cannot read all of the manifest any more, because some of it is damaged."""
+    """Whether damage keeps this reader from reading all of the manifest."""
     return await is_any_damaged(session) and bool(await unreadable(session, manifest, scope_of(reader)))
 
 

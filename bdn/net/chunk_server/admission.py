@@ -1,4 +1,4 @@
-"""Which connections of the data plane may stay when there are too many: strangers by address, others by organisation."""
+"""Which connections of the data plane may stay when there are too many: strangers share by address, authorised clients by organisation."""
 
 import threading
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Admission(Generic[_Client]):
         self._lock = threading.Lock()
 
     def in_the_way(self, address: str) -> Sequence[_Client] | None:
-        """One of these, the first that is idle, has to go before a client from ``address`` is admitted; None: there is room."""
+        """Connections of which the first idle one is closed before a client from ``address`` is admitted; None: there is room."""
         with self._lock:
             others = self._of_address.get(_network(address), ())
             if len(others) >= self._most_strangers:
@@ -44,7 +44,7 @@ class Admission(Generic[_Client]):
             self._of_address.setdefault(network, {})[client] = None
 
     def know(self, client: _Client, organisation: str) -> Sequence[_Client] | None:
-        """A request of the client was authorised. One of these, or the client, has to go; None: there is room."""
+        """A request of the client was authorised. Returns connections of which one, or else the client, is closed; None: there is room."""
         with self._lock:
             self._leave(client)
             self._members[client] = organisation

@@ -3,7 +3,7 @@
     (shaking hands →) reading a head → (waiting for a Future →) sending → reading the next head … → draining
                                      → (waiting for the body, for a buffer →) receiving → sending …
 
-``advance`` goes on until it would block, or one request is answered, and says what to wait for. It may be called again for any reason (an event, a timer,
+``advance`` runs until it would block, or one request is answered, and says what to wait for. It may be called again for any reason (an event, a timer,
 or by mistake): each state checks for itself what has happened.
 """
 

@@ -55,7 +55,7 @@ class ServedChunks(Protocol):
     """Where a server finds chunks, and who may have them. Both methods may block: they run in the server's workers."""
 
     def authorize(self, request: ChunkRequest) -> str:
-        """The organisation of the caller. Raise ``UnauthenticatedError``, ``GrantInvalidError`` or ``NotFoundError`` (not yours and not there look alike)."""
+        """The organisation of the caller. Raise ``UnauthenticatedError``, ``GrantInvalidError`` or ``NotFoundError`` (the same for foreign and for missing chunks)."""
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
         """The chunk; ``NotFoundError`` when it is not held; or a Future, which holds no thread, when it is on its way.

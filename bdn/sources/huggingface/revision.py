@@ -1,6 +1,6 @@
-"""Which commit a revision of a hub's repository is now, asked without the hub's client: importing that takes longer than all of a second pull.
+"""Which commit a revision of a hub's repository is now, requested without the hub's client, whose import takes longer than a whole second pull.
 
-The same two requests as ``HuggingFaceSource.resolve``. Where an answer is not the plain one, there is none: then the real
+The same two requests as ``HuggingFaceSource.resolve``. On any unusual answer there is no result: then the real
 client asks, and reports what is wrong.
 """
 
@@ -22,7 +22,7 @@ _LONGEST_ANSWER: Final = 1024 * 1024  # bytes; of a space it holds the list of i
 
 
 def commit_now(uri: HuggingFaceUri, settings: UpstreamSettings) -> str | None:
-    """The commit that the revision names, where the token of ``settings`` may read it; None where that cannot be told. Blocking.
+    """The commit that the revision names, if the token of ``settings`` may read it; None if that is unknown. Blocking.
 
     Raises ``InvalidRequestError``: a variable of the environment cannot be used.
     """
@@ -53,13 +53,13 @@ def _document(pool: ConnectionPool, url: str, headers: Mapping[str, str]) -> dic
             return None
         size = answer.fill(memoryview(content), StallPolicy())
     try:
-        found = json.loads(content[:size])  # of one that is longer, a part, and not JSON
+        found = json.loads(content[:size])  # cut off, a longer answer is not JSON
     except RecursionError:
         return None
     return found if isinstance(found, dict) else None
 
 
 def _is_admitted(pool: ConnectionPool, url: str, headers: Mapping[str, str]) -> bool:
-    """The hub describes gated repositories to anybody; only this tells who may read them."""
+    """Whether the token may read a gated repository, which the hub describes to any caller."""
     with pool.get(url, headers) as answer:
         return 200 <= answer.status < 300

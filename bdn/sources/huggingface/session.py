@@ -103,7 +103,7 @@ def _judge(request: httpx2.Request) -> None:
 
 
 def origin_of(url: str) -> tuple[str, str | None, int | None]:
-    """Scheme, host and port: what a token belongs to. ``ValueError``: not an address."""
+    """Scheme, host and port, for which a token is valid. ``ValueError``: not an address."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 

@@ -244,7 +244,7 @@ def _of_head(error: ClientError, source: str, path: str) -> BdnError | None:
 
 
 def _misplaced(code: str, status: int, source: str) -> BdnError | None:
-    """The bucket is not read here, or not so, whatever the credentials."""
+    """An error of the bucket's region, addressing or state, which no credentials mend."""
     if code in OTHER_REGION or status in _OTHER_REGION_STATUSES:
         return InvalidSourceError(source, f'{source} lies in another region ({code}); add "aws_region" to the secret')
     if code in _PATH_STYLE_REFUSED:

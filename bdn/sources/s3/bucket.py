@@ -64,7 +64,7 @@ class RegionalBucket:
         return await self._context.asker.ask(base, once)
 
     async def address(self, key: str, version_id: str | None) -> tuple[str, float | None]:
-        """Where the object is read with ``headers``, and until when; made without a request, in some microseconds.
+        """The address to read the object with ``headers``, and its expiry; computed without a request, in microseconds.
 
         It is signed for the region in which the bucket answered before.
         """

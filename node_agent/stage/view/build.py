@@ -195,7 +195,7 @@ def _read_and_write(source: int, target: int, size: int) -> int:
     return len(piece)
 
 
-# Each goes on from the position that the one before reached.
+# Each resumes at the position that the one before reached.
 _COPIES: Final[tuple[Callable[[int, int, int], int], ...]] = (_copy_range, _send, _read_and_write)
 
 
@@ -285,7 +285,7 @@ def build_view(manifest: Manifest, root: Path, files: WholeFiles, stop: threadin
 
 
 def open_below(top: int, folder: str, *, makes: bool = True) -> int:
-    """Open a folder, never through a link; unless it only looks, it makes the folder and those above it as needed."""
+    """Open a folder, never through a link. Creates it and its parents as needed, unless it only looks."""
     descriptor = os.dup(top)
     for segment in folder.encode().split(b"/") if folder else ():
         above = descriptor

@@ -511,7 +511,7 @@ def test_buffers_are_pages_and_no_more_of_them_than_said() -> None:
     assert buffers.buffer_of(second) is only
 
 
-def test_buffers_go_round_the_organisations_and_past_turns_that_were_given_up() -> None:
+def test_buffers__are_granted_round_robin_over_organisations_without_released_turns() -> None:
     buffers = ReceiveBuffers(1)
     turns = [buffers.request(name) for name in "aaabbc"]
     buffers.release(turns.pop(4))

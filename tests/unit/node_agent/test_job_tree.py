@@ -225,7 +225,7 @@ def test_a_tree_of_any_depth_is_bounded(root: Path) -> None:
     assert list(tree.skipped.values()) == ["lies too deep"]
 
 
-def test_opening__file_lies_deep__needs_few_descriptors(root: Path) -> None:
+def test_opening__deeply_nested_file__needs_few_descriptors(root: Path) -> None:
     path = "/".join(["d"] * 100) + "/file"
     put(root, path)
     stamp = looked(root).files[path]

@@ -71,7 +71,7 @@ def test_an_answer_without_an_etag_where_one_is_expected_means_that_the_source_c
         read_range(reader, Location(server.url, etag=ETAG), 0, 10)
 
 
-def test_the_whole_file_is_taken_where_the_range_is_the_whole_file(source: Upstream) -> None:
+def test_ranged_reader__whole_file_for_a_range_of_all_of_it__is_accepted(source: Upstream) -> None:
     source.script.add(faults.ignore_range())
     assert source.read(0, SIZE) == CONTENT
 

@@ -52,7 +52,7 @@ def test_elements_are_bounded() -> None:
 @pytest.mark.parametrize(
     "text", [rb"\ud83d\ude00", rb"\\ud83d", rb"\\\\ud83d", rb"\uD83D\uDE00\ud7ff", b"\xed\x9f\xbf"]
 )
-def test_whole_text_is_taken(text: bytes) -> None:
+def test_check_json__whole_unicode__is_accepted(text: bytes) -> None:
     check_json(b'{"a": ["' + text + b'"]}', 10)
 
 
