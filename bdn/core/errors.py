@@ -22,6 +22,7 @@ class BdnError(Exception):
 
     code: ClassVar[str] = "INTERNAL"
     transient: ClassVar[bool] = False
+    is_brief: ClassVar[bool] = False  # a transient one that passes soon or not at all
     message: ClassVar[str] = ""  # with the facts' names in braces
 
     def __init_subclass__(cls) -> None:
@@ -283,6 +284,18 @@ class UpstreamUnavailableError(UpstreamError):
     source: str
     reason: str
     retry_after_seconds: float | None = None  # a 503 may ask for that, like a 429
+
+
+class UpstreamUntrustedError(UpstreamUnavailableError):
+    """Nobody vouches for the server that answers. Asking again changes nothing until a certificate or an address is mended."""
+
+    transient = False
+
+
+class UpstreamHostUnknownError(UpstreamUnavailableError):
+    """The resolver says that the host does not exist, which passes only where the resolver is starting."""
+
+    is_brief = True
 
 
 class UpstreamRateLimitedError(UpstreamError):

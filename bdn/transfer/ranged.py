@@ -4,7 +4,6 @@ A connection that breaks or stalls inside a body does not cost what it brought: 
 one. Both halves are of one version, because every request carries the pin of the location, and both answers its ETag.
 """
 
-import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from bdn.core.errors import (
     SourceNotFoundError,
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
+    UpstreamUntrustedError,
 )
 from bdn.core.pace.retry import Persistence, ResumePolicy, StallPolicy
 from bdn.core.source.upstream import Checksum, Headers, Location
@@ -33,6 +33,7 @@ from bdn.net.http1.connection import (
     follow,
 )
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
+from bdn.net.unreachable import unreachable
 from bdn.wire.http_fields import format_range, parse_content_range, parse_retry_after
 
 
@@ -53,12 +54,6 @@ class RangeRequest:
 
 class LocationRefusedError(AuthRequiredError):
     """401 or 403 for a location: signed URLs expire, so a fresh location may work; if it does not, access is refused."""
-
-
-class UpstreamUntrustedError(UpstreamUnavailableError):
-    """Nobody vouches for whoever answers there. Asking again changes nothing until a certificate or an address is mended."""
-
-    transient = False
 
 
 class RangesIgnoredError(UpstreamUnavailableError):
@@ -294,11 +289,8 @@ class Reading:
             raise UpstreamUntrustedError(
                 self.request.source, f"{self.request.path}: it redirects from https to http"
             ) from None
-        if isinstance(error, ssl.SSLCertVerificationError):
-            raise UpstreamUntrustedError(
-                self.request.source, f"{self.request.path}: {self._host}{reason_of(error)}"
-            ) from None
-        raise self.unavailable(f"{self._host}{reason_of(error)}") from None
+        reason = f"{self.request.path}: {self._host}{reason_of(error)}"
+        raise unreachable(self.request.source, reason, error) from None
 
     @property
     def _host(self) -> str:

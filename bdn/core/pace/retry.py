@@ -26,7 +26,8 @@ class RetryPolicy:
     """Full jitter: after the n-th failure, a random time up to ``first_seconds`` x 2^(n-1), at most ``longest_seconds``.
 
     Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog. ``Retry-After`` is honoured as a lower bound.
-    A request is given up when it has failed for ``outage_seconds``, but not before its ``attempts`` are used up.
+    A request is given up when it has failed for ``outage_seconds``, but not before its ``attempts`` are used up. Failures that pass soon
+    or not at all, such as a host that does not exist, are given up after ``attempts`` in a row.
     """
 
     outage_seconds: float = OUTAGE_SECONDS
@@ -43,6 +44,7 @@ class Outage:
     policy: RetryPolicy
     failures: int = 0
     seconds: float = 0.0
+    brief: int = 0  # failures in a row that pass soon or not at all
 
     def delay(self, error: BdnError, taken: float, random: float) -> float | None:
         """Seconds to wait after one more failure, or None to give up.
@@ -55,7 +57,8 @@ class Outage:
         self.failures += 1
         asked = asked_to_wait(error) or 0.0
         left = self.policy.outage_seconds - self.seconds
-        is_over = left <= 0 and self.failures >= self.policy.attempts
+        self.brief = self.brief + 1 if error.is_brief else 0
+        is_over = (left <= 0 and self.failures >= self.policy.attempts) or self.brief >= self.policy.attempts
         if not error.transient or is_over or asked > self.policy.longest_retry_after_seconds:
             return None
         longest = min(self.policy.longest_seconds, self.policy.first_seconds * 2.0 ** min(self.failures - 1, 64))

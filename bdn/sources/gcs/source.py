@@ -30,6 +30,7 @@ from bdn.core.errors import (
 )
 from bdn.core.source.upstream import Checksum, ChecksumKind, Location, UpstreamFile
 from bdn.core.source.uri import BucketUri
+from bdn.net.unreachable import unreachable
 from bdn.sources.bucket_source import BucketObject, BucketPage, BucketSource, NotAListingError
 from bdn.sources.gcs.tokens import TokenProvider, tokens_of
 from bdn.sources.guarded_connector import guarded_connector, proxy_for
@@ -226,7 +227,7 @@ def translate(error: Exception, source: str, *, anonymous: bool) -> BdnError:
             return _refused(error, source, anonymous=anonymous)
         case aiohttp.ClientError() | OSError():
             where = f" at {error.host}" if isinstance(error, aiohttp.ClientConnectorError) else ""
-            return UpstreamUnavailableError(source, f"GCS{where} could not be asked ({type(error).__name__})")
+            return unreachable(source, f"GCS{where} could not be asked ({type(error).__name__})", error)
         case NotAListingError():
             return UpstreamUnavailableError(source, str(error))
         case _:

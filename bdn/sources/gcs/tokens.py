@@ -25,6 +25,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.source.uri import BucketUri
+from bdn.net.unreachable import unreachable
 from bdn.sources.guarded_connector import guarded_connector, proxy_for
 from bdn.sources.refreshing import CredentialsProvider, Refreshing
 from bdn.sources.sign_in import GoogleServiceAccount, Secret, SourceContext, service_account_key
@@ -211,7 +212,7 @@ class GoogleTransport:
                 answer = GoogleAnswer(response.status, response.headers, bytes(content))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = f"{urlsplit(url).hostname} could not be asked for a token ({type(error).__name__})"
-            raise UpstreamUnavailableError(self.source, reason) from None  # its text may repeat what was sent
+            raise unreachable(self.source, reason, error) from None  # its text may repeat what was sent
         if answer.status != 200:
             raise self.refusal(answer, url)
         return answer

@@ -48,6 +48,7 @@ from bdn.core.errors import (
 )
 from bdn.core.source.uri import HuggingFaceUri
 from bdn.net.http1.pool import resolve
+from bdn.net.unreachable import unreachable
 from bdn.wire.http_fields import parse_retry_after
 
 PATIENCE: Final = {"connect": 10.0, "read": 60.0, "write": 60.0, "pool": 60.0}  # seconds, where the SDK names none
@@ -265,7 +266,7 @@ def _failed(error: Exception, source: str) -> BdnError:
         case HFValidationError():
             return InvalidSourceError(source, f"{source}: no hub has a repository of this name")
         case HubUnreachableError() | OfflineModeIsEnabled() | httpx2.HTTPError() | httpx2.InvalidURL():
-            return UpstreamUnavailableError(source, f"the hub could not be asked ({error})")
+            return unreachable(source, f"the hub could not be asked ({error})", error)
         case _:
             return UpstreamUnavailableError(source, f"the answer does not look like a hub's ({type(error).__name__})")
 

@@ -21,6 +21,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.source.upstream import Checksum, ChecksumKind, Headers
+from bdn.net.unreachable import unreachable
 from bdn.sources.bucket_source import BucketObject, BucketPage, NotAListingError
 from bdn.wire.http_fields import parse_retry_after
 
@@ -168,7 +169,7 @@ def translate(error: Exception, source: str, *, anonymous: bool, path: str | Non
         case ParamValidationError():
             return InvalidSourceError(source, f"{source}: S3 cannot have a bucket of this name")
         case BotoCoreError() | OSError():
-            return UpstreamUnavailableError(source, f"S3{_where(error)} could not be asked ({type(error).__name__})")
+            return unreachable(source, f"S3{_where(error)} could not be asked ({type(error).__name__})", error)
         case NotAListingError():
             return UpstreamUnavailableError(source, str(error))
         case _:

@@ -21,6 +21,7 @@ from bdn.core.errors import (
     UpstreamUnavailableError,
 )
 from bdn.core.source.uri import BucketUri
+from bdn.net.unreachable import unreachable
 from bdn.sources.refreshing import CredentialsProvider, Refreshing
 from bdn.sources.s3.answers import facts_of
 from bdn.sources.s3.client import S3Endpoint, aws_session, guarded_config
@@ -197,7 +198,7 @@ def translate(error: Exception, sign_in: AwsSignIn, source: str) -> BdnError:
         case ClientError():
             return _answered(error, sign_in, source)
         case BotoCoreError() | OSError():
-            return UpstreamUnavailableError(source, f"AWS STS could not be asked ({type(error).__name__})")
+            return unreachable(source, f"AWS STS could not be asked ({type(error).__name__})", error)
         case _:
             return UpstreamUnavailableError(
                 source, f"the answer does not look like that of AWS STS ({type(error).__name__})"

@@ -10,6 +10,7 @@ from bdn.core.errors import (
     BdnError,
     NotFoundError,
     StoreUnavailableError,
+    UpstreamHostUnknownError,
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
@@ -202,3 +203,11 @@ def test_there_are_never_more_requests_in_a_row_than_the_policy_says(
         assert gained > 0
         assert poor <= poor_stalls
     assert asked <= resumes + 1
+
+
+def test_a_failure_that_passes_soon_or_not_at_all_is_given_up_after_a_few_in_a_row() -> None:
+    outage = Outage(RetryPolicy(attempts=3))
+    unknown, reset = UpstreamHostUnknownError("hf://o/r", "no host"), UpstreamUnavailableError("hf://o/r", "reset")
+    assert [outage.delay(error, 0, 0) is None for error in (unknown, unknown, reset, unknown, unknown, unknown)] == [
+        False, False, False, False, False, True,
+    ]  # fmt: skip
