@@ -60,7 +60,7 @@ service_router = new_router("service")
 async def _check_owner(connection: HTTPConnection) -> None:
     """A pull writes where its caller says, so only the agent's own user, in the same mount namespace, may request it.
 
-    Raises ``UnauthenticatedError``: somebody else asks, or the port is asked, or a process in a container.
+    Raises ``UnauthenticatedError``: the caller is another user, uses the port, or runs in a container.
     """
     if not getattr(connection.state, OWNER, False):
         raise UnauthenticatedError(

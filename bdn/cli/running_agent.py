@@ -20,7 +20,7 @@ AT_ONCE: Final = OutageRetry(policy=RetryPolicy(outage_seconds=0, attempts=1))
 
 @dataclass(frozen=True)
 class RunningAgent:
-    """The agent of a service, asked over its socket, which serves pulls to its own user alone."""
+    """The agent of a service, over its socket; it serves pulls to its own user alone."""
 
     client: AgentClient
 
@@ -46,7 +46,7 @@ class RunningAgent:
 
 def named(destination: Path) -> str:
     """As the agent, whose current directory is another one, finds it. Raises ``InvalidRequestError``."""
-    path = Path(os.path.realpath(destination))  # of links in a circle the agent says so
+    path = Path(os.path.realpath(destination))  # the agent reports circular links
     if path == Path.cwd() or path in Path.cwd().parents:
         raise InvalidRequestError(
             f"cannot put files at {path}: it is, or holds, the current directory; name a directory below it"

@@ -83,7 +83,7 @@ async def migrate(output: Output) -> None:
 async def up(output: Output) -> None:
     """Run a mirror and an agent on this machine until they are interrupted, and print their addresses.
 
-    What stages and job volumes have mounted stays for the jobs that use it; the last lines say how to take it down.
+    Mounts of stages and job volumes stay for their jobs; the last lines name the commands that remove them.
 
     \b
     Example: bdn up &

@@ -101,7 +101,7 @@ async def _check_owners(source: MirrorStore, target: MirrorStore, to: str) -> No
     ours, theirs = await asyncio.to_thread(source.owner), await asyncio.to_thread(target.owner)
     if theirs not in (None, ours):
         raise InvalidRequestError(
-            f"{to} belongs to another mirror database (its owner is {theirs}), which would collect what is copied there: copy to another place"
+            f"{to} belongs to another mirror database (its owner is {theirs}), which would collect the copied chunks: copy to another place"
         )
 
 

@@ -82,7 +82,7 @@ def file_system_magic(descriptor: int) -> int:
 
 
 def birth_time(descriptor: int) -> int | None:
-    """``statx(2)``: when this file was made, in ns since 1970, which nobody can change; None where it is not known.
+    """``statx(2)``: the birth time of a file, in ns since 1970, which no program can change; None where it is unknown.
 
     Some file systems do not keep it, and some sandboxes refuse the call.
     """

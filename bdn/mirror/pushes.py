@@ -3,7 +3,7 @@
 A push is a mirror at work that no worker has: so it is seen, counted, canceled and protected from collections as every mirror is. It
 is claimed by ``PUSHED`` as long as somebody calls for it. When nobody has for ``GIVEN_UP_SECONDS`` a worker takes it, and it fails.
 A collection waits for a push until ``PUSH_SECONDS`` after the push began, so that an open push does not stop collections. The commit of
-an old push begins anew: it makes sure of each chunk that is still there, and answers CHUNKS_MISSING for the others.
+an old push renews the push: it protects each chunk that the store still holds, and answers CHUNKS_MISSING for the rest.
 What was sent stays as long as other half-copied files do, and the next push of its organisation finds it.
 """
 
@@ -71,7 +71,7 @@ from bdn.wire.shapes import body_of, moment
 
 GIVEN_UP_SECONDS: Final = 3600.0
 _MOUNT: Final = "/checkpoint"  # where a grant of the push itself places it
-_OLD_SECONDS: Final = PUSH_SECONDS / 2  # the commit of an older push begins anew
+_OLD_SECONDS: Final = PUSH_SECONDS / 2  # the commit of an older push renews the push first
 _LAST_SECONDS: Final = (
     PUSH_SECONDS * 3 / 4
 )  # an older push is not published: collections may have stopped waiting for it
@@ -316,9 +316,9 @@ class Pushes:
         return min(self.database.now(), time.time())
 
     async def _begin_anew(self, push: _Owned, chunks: Collection[Digest]) -> None:
-        """Protect the push from collections again, and record anew the chunks that the store still holds.
+        """Protect the push from collections again, and record the chunks that the store still holds again.
 
-        The row goes first. A collection that read it before may still take a chunk: then ``keep`` does not find that one. A collection
+        The row is written first. A collection that read it before may still delete a chunk: then ``keep`` does not find that one. A collection
         that reads it later waits for the push.
         """
         now = self._now()

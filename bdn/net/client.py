@@ -24,7 +24,7 @@ from bdn.wire.http_fields import AGENT_HEADER, LONGEST_WAIT_SECONDS, MANIFEST_HE
 from bdn.wire.layout_form import Layout
 from bdn.wire.shapes import ServiceUnreachableError, UntrustedServiceError, WrongDocumentError, error_from
 
-_NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no server, and takes no time to make
+_NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no server; cheap to create
 _CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all
 # h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
 _ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)

@@ -211,7 +211,7 @@ class Authorities:
 
 
 def _client_context(file: Path | None) -> ssl.SSLContext:
-    """Those of the system, which SSL_CERT_FILE names, take 20 ms to load. OpenSSL ignores a file that it cannot read."""
+    """The system's authorities, or those in SSL_CERT_FILE, take 20 ms to load. OpenSSL ignores an unreadable file."""
     if file is None:
         check_authorities(os.environ)
     context = ssl.create_default_context(cafile=None if file is None else os.fspath(file))

@@ -88,7 +88,7 @@ def check_head(answer: Answer, location: Location, request: RangeRequest, wanted
 
 
 def other_size(request: RangeRequest, found: str) -> SourceChangedError:
-    """``found`` says what the size is now."""
+    """``found`` describes the size found now, as a clause."""
     return SourceChangedError(request.source, request.path, f"its size was {request.size} and {found}")
 
 
@@ -109,7 +109,7 @@ def _check_range(answer: Answer, location: Location, request: RangeRequest, want
 
 
 def _check_encoding(answer: Answer, location: Location, request: RangeRequest, size: int) -> None:
-    """An encoding that the server applied changes the bytes, and their number; one that the file was stored with does not.
+    """Encodings that the server applied change the bytes and their number; encodings that the file was stored with do not.
 
     ``aws-chunked`` frames an upload, never what is stored; some servers keep it and state it with every GET.
     """
@@ -139,7 +139,7 @@ def _error_for(status: int, headers: Headers, request: RangeRequest) -> BdnError
 
 
 def _refusal_told(answer: Answer, location: Location) -> BdnError | None:
-    """What the body of a refusal says, as far as the body comes in the time of a stall; None where it says nothing."""
+    """The error in the body of a refusal, from as much of the body as arrives before a stall; None where there is none."""
     if location.refused is None or not 400 <= answer.status < 500:
         return None
     content = bytearray(_REFUSAL_LIMIT)

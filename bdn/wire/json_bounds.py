@@ -89,7 +89,7 @@ def check_json(body: bytes, most_elements: int, what: str = "the body") -> None:
         try:
             place = _place_of_half(json.loads(body))
         except (ValueError, RecursionError):
-            return  # not JSON: the route's parser says so
+            return  # not JSON: the route's parser reports it
         if place is not None:
             named = ".".join(str(part)[:100] for part in place)
             raise InvalidRequestError(f"{named or what}: invalid Unicode: lone surrogate")

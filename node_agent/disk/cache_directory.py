@@ -26,7 +26,7 @@ def boot_id() -> str:
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError as error:
-        reason = f"{error.strerror}; without it nobody can tell which jobs ended with a restart: mount proc(5) in the sandbox"
+        reason = f"{error.strerror}; without it the agent cannot know which jobs ended with a restart: mount proc(5) in the sandbox"
         raise DiskFailedError(str(_BOOT_ID), reason) from error
 
 

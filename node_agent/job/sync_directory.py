@@ -88,7 +88,7 @@ async def sync_directory(
 ) -> tuple[dict[str, str], Mapping[str, str]]:
     """Push what lies below an absolute directory to the mirror at ``url``; for ever, or once.
 
-    Returns why checkpoints are not complete, by name, and why something in the others was left out, by path. ``data_dir`` is where it is kept what was pushed. ``on_pushed`` is told of each. ``rate``
+    Returns the reasons of incomplete checkpoints, by name, and of files left out of complete ones, by path. ``data_dir`` holds the journal of pushes. ``on_pushed`` is called for each push. ``rate``
     is in bytes per second; None is no limit.
     """
 

@@ -35,7 +35,7 @@ class Shares:
         return sum(map(len, self._waiting.values()))
 
     def request(self, owner: str) -> Place:
-        """Queue up; ``grant`` says when the place is granted."""
+        """Queue up; ``grant`` returns the place once it is granted."""
         place = Place(owner)
         self._waiting.setdefault(owner, {})[place] = None
         return place

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is whole by what its own format says: a writer that was killed leaves files that no loader reads.
+"""Whether a checkpoint is complete by its own format: a killed writer leaves files that no loader reads.
 
 No rule trusts what it reads: a header is scanned in windows and never parsed, no pickle is loaded, no archive is unpacked, and a name that
 is read is only looked up among the files of the checkpoint. A file that is not of the format that its name promises is not judged.

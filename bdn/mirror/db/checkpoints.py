@@ -101,7 +101,7 @@ async def syncing(session: ReadSession, organisation: str) -> set[tuple[str, str
 async def found(
     session: ReadSession, organisation: str, uri: CheckpointUri, team: str | None = None
 ) -> CheckpointState:
-    """What a source names now. Without a job: of the newest checkpoint's job. Without a checkpoint: of those that a rank can be loaded of.
+    """The checkpoint that a source names now. Without a job: of the newest checkpoint's job. Without a checkpoint: the newest loadable one.
 
     Raises:
         SourceNotFoundError: no such project, job or checkpoint is this organisation's, or this team's.

@@ -339,8 +339,8 @@ async def draft(session: WriteSession, document: ManifestDocument, now: float) -
 async def add_names(session: WriteSession, draft: Draft, names: Sequence[str], reader: str) -> list[Digest]:
     """Write which contents a draft names. What is named is not collected from then on.
 
-    Returns those that the store no longer holds, or does not hold in a slab that this reader may read; then nothing was
-    done.
+    Returns the contents that the store lacks, or holds only in slabs that this reader may not read; then nothing was
+    changed.
     """
     lost = await unreadable(session, names, scope_of(reader))
     if not lost and not draft.is_published:

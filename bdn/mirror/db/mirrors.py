@@ -762,7 +762,7 @@ async def take(session: WriteSession, mirror_id: str, claimant: str, began: floa
 
 
 async def begin_anew(session: WriteSession, push_id: str, at: float) -> None:
-    """From now on collections wait for the push as for one that began then."""
+    """Collections wait for the push from now on as if it began at ``at``."""
     await session.execute(update(MirrorRow).where(MirrorRow.id == push_id).values(started_at=at))
 
 
@@ -775,7 +775,7 @@ async def began_earlier(session: WriteSession, mirror_id: str, at: float) -> Non
 async def hold_uncommitted(session: WriteSession, organisation: str) -> int:
     """Bytes that pushes of this organisation sent and did not commit. No other process counts any until this transaction ends.
 
-    The caller has written nothing before: two that hold a push each and want the other one would wait for ever.
+    Call before any write of the transaction: two callers that each hold a push and want the other push would deadlock.
     """
     going = select(MirrorRow.id).where(
         MirrorRow.organisation == organisation, MirrorRow.status == "SYNCING", MirrorRow.claimed_by == PUSHED

@@ -80,7 +80,7 @@ class Worker:
         free = asyncio.Semaphore(self.jobs + 1)
         new_work = self.database.watch.topic(NEW_WORK)
         at_work: set[asyncio.Task[None]] = set()
-        organisation = ""  # whose turn it was last
+        organisation = ""  # of the last claim
 
         def ended(work: asyncio.Task[None]) -> None:
             at_work.discard(work)

@@ -420,7 +420,7 @@ class ChunkConnection:
                     raise EndedError("the sender sends nothing") from None
                 return Wait(select.EPOLLIN, self._until)
             if not piece:
-                raise EndedError("the sender has gone before its chunk")
+                raise EndedError("the sender disconnected before it sent its chunk")
             self._reader.keep(piece)
         self._until = time.monotonic() + self._service.timeouts.obtaining_seconds
         self._buffer = self._service.buffers.request(request.organisation)

@@ -67,7 +67,7 @@ class ServedChunks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PushedChunk:
-    """Who sends which chunk of a push: ``size`` bytes, as the head of the request says. ``organisation`` is known once it is authorized."""
+    """The sender and the chunk of a push; ``size`` bytes, from the head of the request. ``organisation`` is set by authorisation."""
 
     push: str
     digest: Digest

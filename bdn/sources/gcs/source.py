@@ -203,7 +203,7 @@ def _checksum(entry: Mapping[str, str]) -> Checksum | None:
 
 
 def read_refusal(source: str, path: str, status: int, body: bytes) -> BdnError | None:
-    """Why an object cannot be read with any token, from the answer to a GET; None: another token may do, or the status says all."""
+    """Why no token can read an object, from the answer to a GET; None: another token may read it, or the status explains the failure."""
     error = RefusedError.of(status, body, {})
     reason = error.reason
     if reason in _SLOW_DOWN:

@@ -238,8 +238,10 @@ def _of_head(error: ClientError, source: str, path: str) -> BdnError | None:
         case 503:  # "Slow Down", in most cases
             return UpstreamRateLimitedError(source, parse_retry_after(headers))
         case 400:
-            reason = f"{path}: status 400, which stands for expired credentials, and for objects under a key of their owner's own"
-            return AuthRequiredError(source, f"{reason} (SSE-C), which cannot be read")
+            reason = (
+                f"{path}: status 400: the credentials have expired, or the object is encrypted with a key of its owner"
+            )
+            return AuthRequiredError(source, f"{reason} (SSE-C) and cannot be read")
         case _:
             return None
 

@@ -320,21 +320,21 @@ def appear(aside: Path, place: Path, *, replaces: bool) -> None:
     except OSError as error:
         if error.errno not in _NO_EXCHANGE:
             raise
-        # This file system, or this sandbox, cannot exchange: for a moment nothing stands there. What somebody puts there then
+        # This file system, or this sandbox, cannot exchange: for a moment the place is empty. What another process puts there then
         # stays, unless it is an empty folder: rename(2) fails.
         old = replaced(aside)
         place.rename(old)
         try:
             aside.rename(place)
         except OSError:
-            with suppress(OSError):  # as before, unless somebody has the place
+            with suppress(OSError):  # as before, unless another process has created the name
                 old.rename(place)
             raise
         remove_tree(old)
 
 
 def replaced(aside: Path) -> Path:
-    """Where the earlier view is for the moment in which nothing stands at its place."""
+    """The name of the earlier view while its place is empty."""
     return aside.with_name(f"{aside.name}.old")
 
 

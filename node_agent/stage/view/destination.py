@@ -143,7 +143,7 @@ class Destination:
         return name.startswith(in_place.HIDDEN.encode()) or (name == b"lost+found" and self._is_mount_point)
 
     def _try(self) -> None:
-        """Make a folder where the view will be built, and remove it; look up each name that is not there yet."""
+        """Make a folder where the view will be built, and remove it; look up each missing name."""
         place = self.path if self.is_in_place else self.path.parent
         there = next(folder for folder in (place, *place.parents) if folder.exists())
         _try_folder(there)

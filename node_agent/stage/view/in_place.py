@@ -64,7 +64,7 @@ def unfinished(root: Path) -> list[Placed]:
 def move_in(root: Path, tree: Path, manifest: Manifest, earlier: Iterable[Placed]) -> None:
     """Move a tree that is whole and synced from its hidden folder into ``root``; files of ``earlier`` pulls go. Blocking.
 
-    Each file appears whole, in one step. The journal stays for whoever meets a pull that was killed.
+    Each file appears whole, in one step. The journal stays for the pull after a killed one.
     """
     name = manifest.files[0].path.rpartition("/")
     with opened(tree, _FOLDER) as source, opened(root, _FOLDER) as top:
@@ -86,7 +86,7 @@ def move_in(root: Path, tree: Path, manifest: Manifest, earlier: Iterable[Placed
 def undo(root: Path, is_ours: _IsOurs) -> None:
     """Remove what unfinished pulls moved into ``root``, and their hidden folders. Can be repeated. Blocking.
 
-    ``root`` may be absent. ``is_ours`` tells of an entry, what stands there, its path and a stamp whether a pull put it there.
+    ``root`` may be absent. ``is_ours`` decides from an entry, its status, its path and a stamp whether a pull put it there.
     """
     for folder in _hidden(root):
         if placed := _noted(folder):
