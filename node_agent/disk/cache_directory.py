@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bdn.core.errors import DiskFailedError, InUseError, InvalidRequestError
+from bdn.core.errors import DiskFailedError, InUseError
 from bdn.disk.direct import DirectWrites
-from bdn.disk.durable import disk_errors, try_lock, write_durably
+from bdn.disk.durable import disk_errors, try_lock
 from node_agent.background_tasks import in_thread
+from node_agent.disk.cache_format import check_format, keep_format
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
@@ -79,36 +80,6 @@ def _recorded(descriptor: int) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-FORMAT: Final = b"1\n"  # whatever was written before there was this file is of this format, too
-
-
-def check_format(places: Places) -> None:
-    """Look before anything is made, locked or tidied up.
-
-    Raises:
-        InvalidRequestError: another version wrote it; nothing was touched.
-        DiskFailedError: nobody can tell.
-    """
-    with disk_errors(places.format):
-        try:
-            found = places.format.read_bytes()
-        except FileNotFoundError:
-            return
-    if found != FORMAT:
-        name = found[:20].decode("ascii", "replace").strip()
-        raise InvalidRequestError(
-            f"the cache directory {places.root} has the format {name!r}, and this version knows {FORMAT.decode().strip()!r} "
-            "alone; nothing was touched: run the version that wrote it, or name another directory in BDN_AGENT_CACHE_DIR"
-        )
-
-
-def keep_format(places: Places) -> None:
-    """Say which format this is, for versions to come. The caller owns the directory."""
-    with disk_errors(places.format):
-        if not places.format.exists():
-            write_durably(places.format, FORMAT, mode=0o644)
 
 
 class UnnamedBytes:

@@ -11,7 +11,7 @@ from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError
 from bdn.wire.stage_schema import BytesFrom, StageMount, stage_id_of
 from node_agent.cache.records import ManifestRecords
-from node_agent.disk.cache_directory import check_format
+from node_agent.disk.cache_format import check_format
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles, seen
 from node_agent.settings import load_settings

@@ -32,7 +32,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("files where the first version put them are not taken over", "path.rename(place)", "path.unlink()",
          "test_a_cache_of_the_first_version_keeps_its_files_and_its_stages"),
     ],
-    "node_agent/disk/cache_directory.py": [
+    "node_agent/disk/cache_format.py": [
         ("every format is taken for ours", "if found != FORMAT:", "if found is None:",
          "test_a_cache_of_an_unknown_format_is_refused"),
     ],

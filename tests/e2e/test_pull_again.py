@@ -24,6 +24,7 @@ OF_SERVICES = {
     "rich",
     "tqdm",
     "yaml",
+    "bdn.transfer.byte_threads",
 }
 IN_FULL = (
     "sqlite:///{data}/mirror.sqlite"  # a database that is named, even if it is the usual one, is opened by a mirror

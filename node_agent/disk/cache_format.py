@@ -1,0 +1,36 @@
+"""The format of a cache directory. It imports little: a pull that finds its files where they were needs no more of the cache."""
+
+from typing import Final
+
+from bdn.core.errors import InvalidRequestError
+from bdn.disk.durable import disk_errors, write_durably
+from node_agent.disk.places import Places
+
+FORMAT: Final = b"1\n"  # whatever was written before there was this file is of this format, too
+
+
+def check_format(places: Places) -> None:
+    """Look before anything is made, locked or tidied up.
+
+    Raises:
+        InvalidRequestError: another version wrote it; nothing was touched.
+        DiskFailedError: nobody can tell.
+    """
+    with disk_errors(places.format):
+        try:
+            found = places.format.read_bytes()
+        except FileNotFoundError:
+            return
+    if found != FORMAT:
+        name = found[:20].decode("ascii", "replace").strip()
+        raise InvalidRequestError(
+            f"the cache directory {places.root} has the format {name!r}, and this version knows {FORMAT.decode().strip()!r} "
+            "alone; nothing was touched: run the version that wrote it, or name another directory in BDN_AGENT_CACHE_DIR"
+        )
+
+
+def keep_format(places: Places) -> None:
+    """Say which format this is, for versions to come. The caller owns the directory."""
+    with disk_errors(places.format):
+        if not places.format.exists():
+            write_durably(places.format, FORMAT, mode=0o644)
