@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bdn.core.errors import BdnError, LimitExceededError
-from bdn.wire.json_bounds import BYTES_PER_ELEMENT, FEW_ELEMENTS, check_json
+from bdn.core.json_bounds import BYTES_PER_ELEMENT, FEW_ELEMENTS, check_json
 from bdn.wire.shapes import document_of, status_of
 
 Authenticate = Callable[[HTTPConnection], Awaitable[None]]

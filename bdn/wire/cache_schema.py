@@ -11,9 +11,9 @@ from typing import Annotated, Final, Literal
 from pydantic import AwareDatetime, BaseModel, Field, StrictBool, StrictStr, TypeAdapter
 
 from bdn.core.errors import BdnError, InvalidRequestError
+from bdn.core.json_bounds import ElementCount
 from bdn.core.source.uri import PROJECT_PATTERN
 from bdn.core.training.cache_summary import ENTRIES_LIMIT, FileType, SummaryEntry
-from bdn.wire.json_bounds import ElementCount
 from bdn.wire.shapes import LARGEST, ErrorBody, Items, Label, Quantity, StrictModel, moment
 
 _UNPACKED_LIMIT: Final = (

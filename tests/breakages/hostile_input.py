@@ -89,7 +89,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_a_body_of_any_kind_and_of_the_greatest_size__is_refused_in_little_memory[mirror]",
          "test_a_body_that_is_not_json__is_refused_on_every_route[/unread]"),
     ],
-    "bdn/wire/json_bounds.py": [
+    "bdn/core/json_bounds.py": [
         ("half a surrogate pair is text", "if place is not None:", "if False:",
          "test_half_a_surrogate_pair_is_refused_however_it_is_written"),
         ("elements have no bound", "if self.count > self._limit:", "if False:",

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NoReturn
 
 from bdn.core.chunk import UnsafePathError, normalise_path
+from bdn.core.errors import InvalidRequestError, LimitExceededError
+from bdn.core.json_bounds import check_json
 
 CheckpointType = Literal["lora", "whisper", "full", "other"]
 
@@ -18,9 +20,9 @@ ADAPTER_CONFIG: Final = "adapter_config.json"
 INDEX: Final = ".index.json"  # how a file ends that names the shards of a model
 READ: Final = (CONFIG, ADAPTER_CONFIG)  # of each checkpoint, for ``describe``
 _DEEPEST: Final = 100  # of JSON that is kept: what writes it out again ends at 255
-LONGEST_READ: Final = (
-    64 * 1024**2
-)  # bytes of a file that is looked into; larger ones say nothing. The index of DeepSeek-V3 has 9 MB
+# Bytes and elements of a file that is looked into; larger ones say nothing. The index of DeepSeek-V3 has 9 MB and 92,000 elements.
+LONGEST_READ: Final = 24 * 1024**2
+MOST_ELEMENTS: Final = 400_000
 LONGEST_DESCRIBED: Final = 1024**2  # of one of ``READ``: it goes into the record of a checkpoint
 ADAPTER_CONFIG_BYTES: Final = 64 * 1024  # of JSON, of an adapter_config.json that is kept beside its checkpoint
 LONGEST_NAME: Final = 4096  # characters of a base model
@@ -100,7 +102,7 @@ def is_loadable(kind: CheckpointType, paths: Iterable[str]) -> bool:
 
 def shards_of(index: bytes | bytearray) -> set[str]:
     """The files that an index names, relative to it; none where it is no index. What no file can be named is not waited for."""
-    named = (_object(index) or {}).get("weight_map")
+    named = (_parsed(index) or {}).get("weight_map")
     texts = {name for name in named.values() if isinstance(name, str)} if isinstance(named, dict) else set()
     return {path for name in texts if (path := _path(name)) is not None}
 
@@ -112,15 +114,26 @@ def _path(name: str) -> str | None:
         return None
 
 
-def _object(content: bytes | bytearray | None) -> dict[str, Any] | None:
-    """None for what is no JSON object, and for one with a NaN, a NUL or half a surrogate pair, which databases refuse, or that is nested deeper than anybody writes."""
-    try:
-        found = json.loads(content, parse_constant=_refuse) if content is not None else None
-        written = json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+def _parsed(content: bytes | bytearray | None) -> dict[str, Any] | None:
+    """None for what is not a JSON object, and for one that is nested deeper, or has more elements, than anybody writes: those are not parsed."""
+    if content is None or len(content) > LONGEST_READ:
         return None
-    is_plain = isinstance(found, dict) and rb"\u0000" not in written and _is_shallow(found, _DEEPEST)
-    return found if is_plain else None
+    try:
+        check_json(bytes(content), MOST_ELEMENTS)
+        found = json.loads(content, parse_constant=_refuse)
+    except (InvalidRequestError, LimitExceededError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and _is_shallow(found, _DEEPEST) else None
+
+
+def _object(content: bytes | bytearray | None) -> dict[str, Any] | None:
+    """None also for an object with a NUL or half a surrogate pair, which databases refuse."""
+    found = _parsed(content)
+    try:
+        written = json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError:
+        return None
+    return None if rb"\u0000" in written else found
 
 
 def _is_shallow(value: Any, depth: int) -> bool:  # noqa: ANN401 - any JSON

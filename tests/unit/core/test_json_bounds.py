@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.errors import InvalidRequestError, LimitExceededError
-from bdn.wire.json_bounds import DEEPEST, ElementCount, check_json
+from bdn.core.json_bounds import DEEPEST, ElementCount, check_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(st.sampled_from('\\"[]{},:a\N{GRINNING FACE}')),
