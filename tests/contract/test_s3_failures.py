@@ -100,6 +100,8 @@ FAILURES = [
     (error_answer(400, "ExpiredToken"), AuthRequiredError, "session token has expired"),
     (error_answer(403, "RequestTimeTooSkewed"), AuthRequiredError, "clock"),
     (error_answer(400, "AuthorizationHeaderMalformed"), InvalidSourceError, "another region"),
+    (error_answer(403, "SecondLevelDomainForbidden"), InvalidSourceError, "BDN_SOURCE_S3_ADDRESSING=virtual"),
+    (error_answer(403, "AllAccessDisabled"), SourceNotFoundError, "has disabled it"),
     (error_answer(503, "SlowDown"), UpstreamRateLimitedError, "limits our requests"),
     (error_answer(429, "TooManyRequests"), UpstreamRateLimitedError, "limits our requests"),
     (error_answer(503, "ServiceUnavailable"), UpstreamUnavailableError, "503 ServiceUnavailable"),
