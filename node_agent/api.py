@@ -69,14 +69,16 @@ async def _check_owner(connection: HTTPConnection) -> None:
         )
 
 
-async def _check_caller(head: HTTPConnection) -> None:
-    """Before a body is read. There are no tokens here: a caller is known by its way in.
+async def _check_caller(head: HTTPConnection) -> str:
+    """Before a body is read. There are no tokens here: a caller is known by its way in, and one user is one organisation.
 
     The mode of the unix socket admits the agent's user and group; the loopback port is closed to what browsers send for foreign pages
     (``serving(is_local=True)``). Pulls are for the agent's own user.
     """
     if head.url.path.startswith("/pulls"):
         await _check_owner(head)
+    user = getattr(head.state, CALLER, None)
+    return "" if user is None else f"user {user}"
 
 
 def build_app(agent: Agent) -> FastAPI:

@@ -22,6 +22,7 @@ from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate, certificate
 from bdn.transfer.byte_threads import BufferPool, ByteThreads, pacer
+from bdn.transfer.fair_limit import FairLimit
 from bdn.wire.grants import CacheGrant, PushGrant
 from bdn.wire.heartbeat_schema import Heartbeat
 from bdn.wire.http_fields import is_in_the_clear, is_loopback
@@ -208,6 +209,7 @@ async def open_agent(
             loop=asyncio.get_running_loop(),
             background=await stack.enter_async_context(BackgroundTasks()),
             threads=serving,
+            places=FairLimit(settings.byte_threads),
             origin=pools.origin,
             bandwidth=bandwidth,
             lists=ChunkLists(replace(catalogue, policy=owner_policy(policy))),

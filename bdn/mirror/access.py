@@ -27,9 +27,8 @@ _OBJECTS_KEPT: Final = (
 _IN_USE_SECONDS: Final = 60.0  # since its last chunk a manifest makes room for no other
 _STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its manifest was given up
 _STANDING_KEPT: Final = 10_000
-_TAKES_GRANTS: Final = re.compile(
-    r"/chunks/locations|/pushes(?!/grants$)(/.*)?"
-)  # paths of routes that take a body and grants
+_TAKES_GRANTS: Final = re.compile(r"/chunks/.+|/manifests/[^/]+(/layout)?|/pushes(?!/grants$)(/.*)?")
+_OF_FILES: Final = "/files/"  # whose addresses are signed
 _NOT: Final = (0.0, 0)
 
 _Key = tuple[str, str]  # a manifest, and the organisation or team that reads it
@@ -153,19 +152,21 @@ class Access:
             raise UnauthenticatedError
         raise UnauthenticatedError("the token is not known here, or it was revoked or has expired")
 
-    async def check_known(self, bearer: str | None, path: str) -> None:
-        """Refuse a bearer that is neither a token nor, where the path takes grants, a grant: before a body is read.
+    async def identify(self, bearer: str | None, path: str, signature: str = "") -> str:
+        """The organisation of a caller by the head of a request alone, whatever it may do: of its token, grant or signed address.
 
         Raises ``UnauthenticatedError``, or for what has the form of a grant ``GrantInvalidError``, ``GrantExpiredError``.
         """
+        now = time.time()
+        if path.startswith(_OF_FILES):
+            return self.verifier.verify_file(signature, now=now).organisation
         takes_grants = _TAKES_GRANTS.fullmatch(path) is not None
-        if bearer is None or self.token is None or not takes_grants or is_token(bearer) or bearer.count(".") != 2:
-            await self.caller(bearer)
-        elif self._operator(bearer) is None:
-            try:
-                self.verifier.verify_push(bearer, now=time.time())
-            except GrantInvalidError:  # it may be one to read
-                self.verifier.verify(bearer, now=time.time())
+        if bearer is None or self._operator(bearer) or not takes_grants or is_token(bearer) or bearer.count(".") != 2:
+            return (await self.caller(bearer)).organisation
+        try:
+            return self.verifier.verify_push(bearer, now=now).organisation
+        except GrantInvalidError:  # it may be one to read
+            return self.verifier.verify(bearer, now=now).organisation
 
     async def pusher(self, bearer: str | None, organisation: str | None = None) -> PushAccess:
         """Who pushes: a controller, for all jobs of its organisation, or the bearer of a grant to push, for one rank of one job."""

@@ -282,7 +282,9 @@ async def open_mirror(
         api = new_service(
             "BDN mirror",
             limit_request_bytes=settings.limit_request_bytes,
-            authenticate=lambda head: access.check_known(bearer_of(head.headers.get("authorization")), head.url.path),
+            authenticate=lambda head: access.identify(
+                bearer_of(head.headers.get("authorization")), head.url.path, head.query_params.get("sig", "")
+            ),
             routers=ROUTERS,
             provides=services,
         )

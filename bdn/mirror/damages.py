@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import StoreUnavailableError
@@ -18,7 +19,9 @@ from bdn.mirror.db import damaged, objects
 from bdn.mirror.db.contents import Record, RecordDamagedError
 from bdn.mirror.db.database import Database, tell
 from bdn.mirror.waiting import KEEPERS_WORK, SharedReads
+from bdn.transfer.fair_limit import FairLimit
 
+_EXAMINED_AT_ONCE: Final = 4  # objects: each holds a thread of the loop, and of a bucket 8 MiB of memory
 logger = logging.getLogger(__name__)
 
 
@@ -47,14 +50,23 @@ class Damages:
     clock: Callable[[], float]
     on_repaired: Callable[[], None]
     records: dict[Record, str] = field(default_factory=dict)
-    _examinations: SharedReads[Digest, str | None] = field(default_factory=partial(SharedReads, 0.0))
+    _examinations: SharedReads[tuple[Digest, str], str | None] = field(default_factory=partial(SharedReads, 0.0))
+    _places: FairLimit = field(default_factory=partial(FairLimit, _EXAMINED_AT_ONCE))
 
-    async def examine(self, digest: Digest) -> str | None:
+    async def examine(self, digest: Digest, organisation: str = "") -> str | None:
         """What is wrong with this object of the store, from now on registered; None when it is right, or nobody needs it.
 
-        Of many who ask at once the first has it read, and the second for all others.
+        Of many requests of one ``organisation`` at once, the first reads it, and the second for all others. Objects are read round
+        robin over organisations; the mirror's own scans are one more.
         """
-        return await self._examinations.of(digest, partial(self._examine, digest)).get(anew=True)
+        examination = self._examinations.of(
+            (digest, organisation), partial(self._examine_in_turn, digest, organisation)
+        )
+        return await examination.get(anew=True)
+
+    async def _examine_in_turn(self, digest: Digest, organisation: str) -> str | None:
+        async with self._places.place(organisation):
+            return await self._examine(digest)
 
     async def _examine(self, digest: Digest) -> str | None:
         fault = await asyncio.to_thread(self.store.fault, digest)

@@ -42,7 +42,7 @@ class StoreShelf:
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
         """From the store alone. Who got wrong bytes says so, and gets none before these were found right here."""
         if request.is_suspect:
-            answer_of(self.loop, self.damages.examine(request.digest))
+            answer_of(self.loop, self.damages.examine(request.digest, request.organisation))
         try:
             return self._whole(request)
         except NotFoundError:
@@ -55,7 +55,7 @@ class StoreShelf:
         which wait for a thread.
         """
         if request.is_suspect:
-            await self.damages.examine(request.digest)
+            await self.damages.examine(request.digest, request.organisation)
         try:
             return await self.loop.run_in_executor(self.threads, self._whole, request)
         except NotFoundError:

@@ -13,12 +13,13 @@ import os
 import re
 import socket
 import struct
+import sys
 import termios
 import time
 from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, cast
 
@@ -27,7 +28,7 @@ import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.sse import format_sse_event
@@ -39,6 +40,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import bdn
@@ -52,7 +54,9 @@ from bdn.core.errors import (
     single_error,
 )
 from bdn.core.pace.retry import StallPolicy
-from bdn.net.request_bodies import Authenticate, RequestBodies, error_answer
+from bdn.net.admission import Admission, network_of
+from bdn.net.descriptors import connection_limit
+from bdn.net.request_bodies import DROP, KNOW, Authenticate, RequestBodies, error_answer
 from bdn.net.tls import HANDSHAKE, Certificate, refusal_of_plain_http
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, bearer_of, check_local
 from bdn.wire.shapes import ErrorDocument
@@ -64,6 +68,10 @@ WaitSeconds = Annotated[
 ]
 _PROBLEMS_NAMED: Final = 20
 _LONGEST_PART: Final = 100  # characters of a field's name, which may be the caller's own
+_BACKLOG: Final = 1024  # connections that the kernel accepts before this service does
+_ACCEPTED_AT_ONCE: Final = 32  # a few turns of the loop go by before those above the limit are closed
+_RECEIVED_AT_ONCE: Final = 64 * 1024  # bytes that a client may make a connection hold before it is known
+_PIECES_AT_ONCE: Final = 8 * 1024  # bytes of a body in pieces: 20 ms if each has one byte
 _GRACE_SECONDS = 5  # for answers that are under way when the service stops
 _AGAIN_SECONDS: Final = 60.0  # between two warnings of one shortage
 SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -115,6 +123,11 @@ class _Service(FastAPI):
                     operation["responses"]["default"]["content"] = {"application/json": schema}
         return super().openapi()
 
+    @cached_property
+    def document(self) -> bytes:
+        """The same, written once: a caller without a token may ask for it, and it takes 10 ms."""
+        return bytes(JSONResponse(self.openapi()).body)
+
 
 def _operation_id(route: APIRoute) -> str:
     """From method and path, such as ``get_mirror_by_id_events``: what generated clients call their functions."""
@@ -133,7 +146,15 @@ async def _docs(request: Request) -> HTMLResponse:
     )
 
 
-_DOCS: Final = (Route("/docs", _docs), Mount("/docs", StaticFiles(packages=[("fastapi_swagger", "resources")])))
+async def _document(request: Request) -> Response:
+    return Response(request.app.document, media_type="application/json")
+
+
+_DOCS: Final = (
+    Route("/openapi.json", _document),
+    Route("/docs", _docs),
+    Mount("/docs", StaticFiles(packages=[("fastapi_swagger", "resources")])),
+)
 
 
 def new_router(tag: str) -> APIRouter:
@@ -151,14 +172,14 @@ def new_service(
 ) -> FastAPI:
     """An application that answers every failure with the error document of docs/contract.md.
 
-    ``provides`` are the objects that the routes of ``routers`` ask for by their classes. ``authenticate`` raises for a caller whose
-    body must not be read; it sees the head of each request that has a body, before anything of the body is read.
+    ``provides`` are the objects that the routes of ``routers`` ask for by their classes. ``authenticate`` is that of ``RequestBodies``.
     """
     app = _Service(
         title=title,
         version=bdn.__version__,
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
         responses=_RESPONSES,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=_operation_id,
@@ -336,16 +357,43 @@ def queued_bytes(descriptor: int) -> int:
     return int(queued)
 
 
+_HEAD_END: Final = re.compile(rb"\n\r?\n")  # as h11 looks for it
+
+
+class _Reading(FlowControl):
+    """Tells when the application asks for what the client sends."""
+
+    def __init__(self, transport: asyncio.Transport, on_resume: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._on_resume = on_resume
+
+    def resume_reading(self) -> None:
+        """Called before each part of a body, and after each answer."""
+        super().resume_reading()
+        self._on_resume()
+
+
 class TimedProtocol(H11Protocol):
     """Closes a connection that takes longer than ``request_seconds`` for one request, from its first byte or from connecting.
 
     Or whose client takes less of an answer than ``slowest`` allows: what is read for it is open all the time. uvicorn's own
-    timeouts begin after an answer. Each request's state has ``OWNER`` and ``CALLER``.
+    timeouts begin after an answer. Or when ``admission`` has no place for it. Each request's state has ``OWNER``, ``CALLER`` and
+    ``DROP``, and ``KNOW`` until a caller of this connection is known.
+
+    A head is parsed when it comes, and what comes behind it when the application asks for it: h11 takes 2 s for a megabyte of
+    pieces of one byte.
     """
 
     request_seconds = 30.0  # for head and body, which is some megabytes at most
     slowest = StallPolicy(window_seconds=30.0)  # as on the data plane
     below: asyncio.Transport | None = None  # what carries TLS, if that is spoken
+    admission: "Admission[TimedProtocol] | None" = None
+    _dropped: asyncio.Future[None] | None = None  # while what comes is dropped
+    _droppable = 0  # bytes
+    _is_wanted = False  # the body, by the application
+    _body_left = 0  # bytes that are not parsed
+    _before = b""  # the last bytes of a head that was parsed in part
+    _is_known = False  # a caller of it, by a request that was authenticated
     _deadline: asyncio.TimerHandle | None = None
     _next_look: asyncio.TimerHandle | None = None
 
@@ -353,21 +401,130 @@ class TimedProtocol(H11Protocol):
         """A client has connected, and has sent nothing yet."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
-        self.app_state = {**self.app_state, OWNER: is_owner(connection), CALLER: caller_of(connection)}
+        self.flow = _Reading(transport, self._want)
+        self._unread = bytearray()
+        transport.max_size = _RECEIVED_AT_ONCE  # type: ignore[attr-defined] # asyncio's own: 256 KiB
+        self.app_state = {
+            **self.app_state,
+            OWNER: is_owner(connection),
+            CALLER: caller_of(connection),
+            DROP: self._drop,
+        }
+        if self.admission is not None:
+            self.app_state[KNOW] = self._know
+        if self.below is None:
+            self.admit(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
         """Some of a request, all of it, or several."""
         if not self.flow.write_paused:
             self._look_no_more()  # its answer would seem to be what was left of the last one
-        super().data_received(data)
+        if self._dropped is not None:
+            self._droppable -= len(data)
+            self._end_drop(is_over=self._droppable <= 0)
+            return
+        self._unread += data
+        self._parse()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
+        self.leave()
+        self._end_drop()
         self._forget()
         self._look_no_more()
         super().connection_lost(exc)
+
+    def admit(self, carrier: asyncio.Transport) -> None:
+        """A client has connected by ``carrier``, the socket's own transport."""
+        user, peer = caller_of(carrier.get_extra_info("socket")), carrier.get_extra_info("peername")
+        address = network_of(peer[0]) if user is None else f"user {user}"
+        if self.admission is not None and not self.admission.admit(self, address):
+            carrier.abort()
+
+    def leave(self) -> None:
+        """Hold no place any more."""
+        if self.admission is not None:
+            self.admission.leave(self)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be closed for the sake of others: no request of a known caller is under way, and no answer to one."""
+        if not self._is_known:
+            return True
+        return self.conn.our_state is h11.IDLE and not self.transport.is_closing() and not self._untaken()
+
+    def end(self) -> None:
+        """Close it at once."""
+        self.leave()
+        (self.below or self.transport).abort()
+
+    def _parse(self) -> None:
+        """Of what has come, as much as is wanted. The rest waits, and the client with it."""
+        if self.transport.is_closing():
+            return
+        if count := self._parsable():
+            is_head = self.conn.their_state is h11.IDLE
+            piece = bytes(self._unread[:count])
+            del self._unread[:count]
+            super().data_received(piece)
+            if not is_head:
+                self._body_left -= count
+            elif self.conn.their_state is h11.IDLE:
+                self._before = (self._before + piece)[-2:]
+            elif self.conn.their_state is h11.SEND_BODY:
+                self._is_wanted, self._before, self._body_left = False, b"", self._announced()
+            else:
+                self._before = b""
+            if self._parsable():
+                self.loop.call_soon(self._parse)
+            self._watch()
+        if self._unread:
+            self.flow.pause_reading()
+        elif self.conn.their_state is h11.IDLE:
+            FlowControl.resume_reading(self.flow)  # for the rest of a head, of which nobody asks
+
+    def _parsable(self) -> int:
+        """Of a body in pieces little at once: each piece costs as much as a head."""
+        if not self._unread:
+            return 0
+        if self.conn.their_state is h11.IDLE:
+            end = _HEAD_END.search(self._before + self._unread)
+            return len(self._unread) if end is None else max(1, end.end() - len(self._before))
+        if not (self.conn.their_state is h11.SEND_BODY and self._is_wanted):
+            return 0
+        most = _PIECES_AT_ONCE if self._body_left > sys.maxsize // 2 else self._body_left
+        return min(len(self._unread), most)
+
+    def _announced(self) -> int:
+        """Bytes of the body of this request; of one without a length nobody knows."""
+        lengths = [value for name, value in self.headers if name == b"content-length"]
+        return int(lengths[0]) if lengths else sys.maxsize
+
+    def _want(self) -> None:
+        self._is_wanted = True
+        self._parse()
+
+    async def _drop(self, most: int) -> None:
+        """Drop what of a body still comes, unparsed: ``most`` bytes, in the time of a request."""
+        self._droppable = min(most, self._body_left) - len(self._unread)
+        self._unread.clear()
+        if self._droppable > 0 and not self.transport.is_closing():
+            self._dropped = self.loop.create_future()
+            self.flow.resume_reading()
+            await self._dropped
+
+    def _end_drop(self, *, is_over: bool = True) -> None:
+        if is_over and self._dropped is not None and not self._dropped.done():
+            self._dropped.set_result(None)
+
+    def _know(self, organisation: str) -> None:
+        """Raises ``StoreUnavailableError``: the organisation is at its limit of connections."""
+        self._is_known = True
+        del self.app_state[KNOW]
+        if self.admission is not None:
+            self.admission.know(self, organisation)
 
     def pause_writing(self) -> None:
         """The client is behind: its buffers are full, and ours."""
@@ -382,6 +539,7 @@ class TimedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """All of an answer is written, and maybe not taken yet."""
         super().on_response_complete()
+        self._parse()  # a request that came meanwhile
         if self.transport.is_closing():
             self._look_at_reader()
 
@@ -447,12 +605,9 @@ class _OverTls(SSLProtocol):
     def __init__(
         self,
         certificate: Certificate,
-        connected: set[asyncio.Transport],
-        **given: Any,  # noqa: ANN401 - uvicorn's own
+        served: TimedProtocol,
     ) -> None:
-        """``connected`` has the transports of connections that have not ended: uvicorn knows of none before its handshake."""
-        self._connected = connected
-        self._served = TimedProtocol(**given)
+        self._served = served
         super().__init__(
             asyncio.get_running_loop(),
             self._served,
@@ -466,12 +621,12 @@ class _OverTls(SSLProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         self._plain = self._served.below = transport
-        self._connected.add(transport)
         super().connection_made(transport)
+        self._served.admit(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The connection has ended."""
-        self._connected.discard(self._plain)
+        self._served.leave()  # it is not told of what ended before its handshake
         super().connection_lost(exc)
 
     def get_buffer(self, n: int) -> memoryview:
@@ -489,6 +644,13 @@ class _OverTls(SSLProtocol):
         # What is refused is read on, until the client ends it or the time of a handshake is over: a reset loses answers.
         if not self._is_refused:
             super().buffer_updated(nbytes)
+
+
+def _end_idle(connections: Iterable[TimedProtocol]) -> bool:
+    idle = next((one for one in connections if one.is_idle), None)
+    if idle is not None:
+        idle.end()
+    return idle is not None
 
 
 class _Server(uvicorn.Server):
@@ -517,7 +679,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen(1024)
+            listener.listen(_BACKLOG)
         except OSError:
             listener.close()
             raise
@@ -530,15 +692,27 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, listener: socket.socket, *, is_local: bool = False, certificate: Certificate | None = None
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    is_local: bool = False,
+    certificate: Certificate | None = None,
+    connections: int | None = None,
 ) -> AsyncIterator[None]:
     """Answer requests on ``listener``, which this closes, until the block ends.
 
     ``is_local``: whoever reaches the listener may do everything, so what foreign web pages ask for is refused. With a
-    ``certificate`` it speaks TLS and nothing else.
+    ``certificate`` it speaks TLS and nothing else. For a client above ``connections``, by default ``connection_limit``, another is
+    closed, as ``ChunkServer`` does.
     """
-    connected: set[asyncio.Transport] = set()
-    protocol = TimedProtocol if certificate is None else partial(_OverTls, certificate, connected)
+    limit = connection_limit() if connections is None else connections
+    admission: Admission[TimedProtocol] = Admission(limit, _end_idle)
+
+    def protocol(**given: Any) -> asyncio.BaseProtocol:  # noqa: ANN401 - uvicorn's own
+        served = TimedProtocol(**given)
+        served.admission = admission
+        return served if certificate is None else _OverTls(certificate, served)
+
     config = uvicorn.Config(
         _released(_LocalRequests(app) if is_local else app),
         http=cast("type[TimedProtocol]", protocol),
@@ -547,6 +721,7 @@ async def serving(
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
+        backlog=max(1, min(_ACCEPTED_AT_ONCE, limit // 8)),  # for asyncio: how many it accepts in one turn of the loop
     )
     server = _Server(config)
     log_shortages()
@@ -556,12 +731,14 @@ async def serving(
             try:
                 while not server.started and not task.done():
                     await asyncio.sleep(0.005)
+                if server.started:
+                    listener.listen(_BACKLOG)
                 yield
             finally:
                 server.should_exit = True
                 await asyncio.wait([task])  # or the group would cut it off when the block failed or was canceled
-                for transport in tuple(connected):
-                    transport.abort()
+                for connection in admission.clients():  # such as those in a handshake, of which uvicorn does not know
+                    connection.end()
 
 
 def log_shortages() -> None:

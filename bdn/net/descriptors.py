@@ -4,6 +4,9 @@ import contextlib
 import resource
 from typing import Final
 
+_MOST_CONNECTIONS: Final = 4096
+_LEAST_CONNECTIONS: Final = 16
+_SPARE: Final = 256  # for all that is no connection
 _MOST: Final = 1024**2  # a limit of a billion, as some container runtimes set it, makes programs that scan all slow
 
 
@@ -21,3 +24,8 @@ def descriptor_limit() -> int:
     """The soft limit now."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else soft
+
+
+def connection_limit() -> int:
+    """Connections that one server of this process may hold: API and data port have half of all descriptors each, a socket and a file for each connection."""
+    return min(_MOST_CONNECTIONS, max(_LEAST_CONNECTIONS, (descriptor_limit() - _SPARE) // 4))

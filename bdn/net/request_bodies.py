@@ -1,4 +1,4 @@
-"""The gate of an API: authenticates the caller before it reads a body, and checks size, depth and elements before the body is parsed.
+"""The gate of an API: identifies the caller of a connection, and of each body before it is read; checks size, depth and elements before it is parsed.
 
 FastAPI reads and parses a body before it runs a route's dependencies, which check what the caller may do; so this gate runs before the routes.
 """
@@ -16,7 +16,11 @@ from bdn.core.errors import BdnError, LimitExceededError
 from bdn.core.json_bounds import BYTES_PER_ELEMENT, FEW_ELEMENTS, check_json
 from bdn.wire.shapes import document_of, status_of
 
-Authenticate = Callable[[HTTPConnection], Awaitable[None]]
+Authenticate = Callable[[HTTPConnection], Awaitable[str]]
+KNOW: Final = (
+    "know"  # of a request's state, where its connection is a stranger's: called with the organisation of its caller
+)
+DROP: Final = "drop"  # of a request's state: drops so many bytes of its body
 _LIMITED: Final = "bytes of the request"
 
 
@@ -29,8 +33,8 @@ def error_answer(error: BdnError, status: int | None = None, headers: Mapping[st
 class RequestBodies:
     """Passes on requests whose body is at most ``limit`` bytes of JSON within bounds; answers all other requests with an error.
 
-    ``authenticate`` sees the head alone and raises for an unknown caller. Routes check what a caller may do. A request
-    without a body is passed on at once.
+    ``authenticate`` sees the head alone, and returns the organisation of the caller or raises for an unknown one. Routes check what a
+    caller may do. A request without a body is passed on also for an unknown caller.
     """
 
     def __init__(self, app: ASGIApp, limit: int, authenticate: Authenticate) -> None:
@@ -41,27 +45,34 @@ class RequestBodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        if scope["type"] != "http" or not _has_body(headers := Headers(scope=scope)):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        has_body = _has_body(headers)
         try:
             self._check_announced(headers.get("content-length", ""))
-            await self._authenticate(HTTPConnection(scope))
+            await self._identify(scope, has_body=has_body)
         except BdnError as error:
-            await _refuse(error, self._limit, scope, receive, send)
+            await _refuse(error, self._limit if has_body else 0, scope, receive, send)
+            return
+        if not has_body:
+            await self._app(scope, receive, send)
             return
         body = bytearray()
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if len(body) > self._limit:
+                too_large = LimitExceededError(_LIMITED, len(body), self._limit)
+                await _refuse(too_large, self._limit, scope, receive, send)
+                return
+            if not message.get("more_body", False):
+                break
+        else:
+            return  # the client has gone
+        content = bytes(body)
+        del body
         try:
-            while (message := await receive())["type"] == "http.request":
-                body += message.get("body", b"")
-                if len(body) > self._limit:
-                    raise LimitExceededError(_LIMITED, len(body), self._limit)
-                if not message.get("more_body", False):
-                    break
-            else:
-                return  # the client has gone
-            content = bytes(body)
-            del body
             check_json(content, self._elements)
         except BdnError as error:
             await error_answer(error)(scope, receive, send)
@@ -71,6 +82,20 @@ class RequestBodies:
     def _check_announced(self, announced: str) -> None:
         if re.fullmatch(r"[0-9]{1,30}", announced) and int(announced) > self._limit:
             raise LimitExceededError(_LIMITED, int(announced), self._limit)
+
+    async def _identify(self, scope: Scope, *, has_body: bool) -> None:
+        """Once for each connection, and for each body."""
+        know = scope.get("state", {}).get(KNOW)
+        if know is None and not has_body:
+            return
+        try:
+            organisation = await self._authenticate(HTTPConnection(scope))
+        except BdnError:
+            if has_body:
+                raise
+            return  # a route without a body says what it takes of an unknown caller
+        if know is not None:
+            know(organisation)
 
 
 def _has_body(headers: Headers) -> bool:
@@ -91,8 +116,8 @@ class _Replayed:
         return {"type": "http.request", "body": content, "more_body": False}
 
 
-async def _refuse(error: BdnError, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once, and drop up to ``limit`` bytes that the client still sends: closing earlier would reset the connection.
+async def _refuse(error: BdnError, most: int, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at once, and drop up to 16 times ``most`` bytes that the client still sends: closing earlier would reset the connection.
 
     A client that is reset while it sends may never see the answer.
     """
@@ -100,11 +125,10 @@ async def _refuse(error: BdnError, limit: int, scope: Scope, receive: Receive, s
     async def send_open(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
 
-    await error_answer(error)(scope, receive, send_open)
-    dropped = 0
-    if "expect" not in Headers(scope=scope):
-        while dropped <= limit and (message := await receive())["type"] == "http.request":
-            dropped += len(message.get("body", b""))
-            if not message.get("more_body", False):
-                break
+    answer, drop = error_answer(error, headers={"Connection": "close"}), scope.get("state", {}).get(DROP)
+    if drop is None or not most or "expect" in Headers(scope=scope):
+        await answer(scope, receive, send)
+        return
+    await answer(scope, receive, send_open)
+    await drop(16 * most)
     await send({"type": "http.response.body", "body": b"", "more_body": False})

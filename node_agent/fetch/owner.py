@@ -12,9 +12,11 @@ from functools import partial
 from bdn.core.errors import CanceledError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import in_flight_each
+from bdn.core.store import organisation_of
 from bdn.net.chunk_server.served_chunks import ChunkRequest, DocumentRequest, OpenChunk
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import PartialChunk
+from bdn.transfer.fair_limit import FairLimit
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.peer_access import PeerAccess
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
@@ -29,7 +31,8 @@ class Owner:
     """A ``ServedChunks`` and a ``ServedDocuments``: what is asked of an owner and is not here is obtained.
 
     Chunks go into the cluster tier, documents are kept for a while. Both come from the mirror and never from another peer, so that
-    no request goes in circles. ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. They
+    no request goes in circles. ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. Jobs of
+    several organisations have a grant for this port, so ``places``, one for each thread, go round robin over organisations. They
     read in the same places, ``origin``: what a peer asks for comes before what this node wants next. ``on_obtained`` is told
     the bytes of each chunk.
     """
@@ -37,6 +40,7 @@ class Owner:
     loop: asyncio.AbstractEventLoop
     background: BackgroundTasks
     threads: ByteThreads
+    places: FairLimit
     origin: OrderedLimit
     bandwidth: Bandwidth
     lists: ChunkLists
@@ -124,7 +128,11 @@ class Owner:
             members = self.chain.peers.members.current().members
             self.origin.limit = in_flight_each(len(members), self.threads.count)
             # A peer's stage waits for it, and the peers' stages come to the same chunks in the same order.
-            async with self.bandwidth.turn(TrafficClass.STAGE, size), self.origin.place(()):
+            async with (
+                self.places.place(organisation_of(reader)),
+                self.bandwidth.turn(TrafficClass.STAGE, size),
+                self.origin.place(()),
+            ):
                 with self.chain.reads.lead(request.digest) as is_leader:  # only now: others need not wait for our turn
                     if is_leader and not self.chain.held.holds(request.digest):
                         # Canceled it is when the agent ends, and then no thread shall go through its retries.

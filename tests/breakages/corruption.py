@@ -140,9 +140,9 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "raise  #", "test_what_nobody_may_touch_costs_what_is_in_it_and_keeps_nobody_from_anything_else[chunk]"),
     ],
     "bdn/mirror/served_chunks.py": [
-        ("a reader's suspicion is not heard", "answer_of(self.loop, self.damages.examine(request.digest))", "pass",
+        ("a reader's suspicion is not heard", "answer_of(self.loop, self.damages.examine(request.digest, request.organisation))", "pass",
          "test_a_stage_that_gets_wrong_bytes_makes_the_mirror_mend_them"),
-        ("a suspicion is not heard on the other plane", "await self.damages.examine(request.digest)", "pass",
+        ("a suspicion is not heard on the other plane", "await self.damages.examine(request.digest, request.organisation)", "pass",
          "test_who_suspects_a_chunk_of_the_api_gets_it_after_it_was_read"),
     ],
     "bdn/mirror/upstream/reader.py": [

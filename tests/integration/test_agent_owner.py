@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
 from tests.support.agent.site import ask
 from tests.support.content.trees import tree
 from tests.support.crash.rot import flip
+from tests.support.mirror.service import until
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror
@@ -109,6 +110,41 @@ async def test_many_peers_cost_one_read_of_the_mirror(
         assert (text["bdn_agent_obtained_chunks_total"], text["bdn_agent_obtained_bytes_total"]) == (1, CHUNK_SIZE)
         (slab,) = mirror.chunks(manifest, "small")
         assert sorted(await owner.ask(slab, manifest, 10)) == sorted(b"smallother")
+
+
+async def test_chunks_for_peers__are_obtained_round_robin_over_organisations(
+    owning: Owning, mirror: AgentMirror, peer: ConnectionPool
+) -> None:
+    """One job's peers ask for many chunks at once; another organisation's only one is obtained in the next round."""
+    many = [noise(2 * MIB, number) for number in range(9)]
+    manifest, order = mirror.publish({str(number): content for number, content in enumerate(many)}), list[Digest]()
+    async with owning(byte_threads=1) as owner, asyncio.TaskGroup() as group:
+
+        def ask_for(content: bytes, organisation: str) -> Coroutine[object, object, bytes]:
+            grant = mirror.grant(manifest, organisation=organisation)
+            return ask(peer, owner.agent.data_port, content, grant, manifest)
+
+        def obtaining() -> int:
+            return sum(task.get_name() == "obtain for a peer" for task in asyncio.all_tasks())
+
+        for organisation, content in zip("ab", many, strict=False):  # both have the list of chunks by now
+            await ask_for(content, organisation)
+        gate, is_read = mirror.hold()
+        told = mirror.on_request
+
+        def note(digest: Digest) -> None:
+            order.append(digest)
+            told(digest)
+
+        mirror.on_request = note
+        for content in many[2:-1]:
+            group.create_task(ask_for(content, "a"))
+        await until(lambda: obtaining() == len(many) - 3)
+        group.create_task(ask_for(many[-1], "b"))
+        await until(lambda: obtaining() == len(many) - 2)
+        await is_read.wait()
+        gate.set()
+    assert order.index(digest_of(many[-1])) <= 2
 
 
 async def test_what_is_held_is_served_after_a_restart(

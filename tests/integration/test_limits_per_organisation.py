@@ -1,6 +1,6 @@
-"""Each limit that callers of a mirror can reach is one for each organisation: A at its limit does not delay B.
+"""Each limit that callers of a mirror or an agent can reach is one for each organisation: A at its limit does not delay B.
 
-``LIMITS`` names every limit in the code of the mirror's services, and the test that holds A at it while B is served, or why no
+``LIMITS`` names every limit in the code of both services, and the test that holds A at it while B is served, or why no
 caller reaches it. A new limit fails here until it has its row.
 """
 
@@ -17,6 +17,7 @@ import pytest
 
 from bdn.core.chunk import Buffer, ByteRange, Digest, FileEntry, FileLayout, digest_of
 from bdn.core.errors import StoreUnavailableError
+from bdn.core.store import MirrorStore
 from bdn.mirror.access import Access
 from bdn.mirror.damages import Damages
 from bdn.mirror.served_chunks import StoreShelf
@@ -34,7 +35,7 @@ from tests.support.content.memory_store import MemoryStore
 from tests.support.content.shelves import Inbox, Shelf, connect, read_answer, serving
 from tests.support.mirror.access_world import access_world
 from tests.support.mirror.job import Job
-from tests.support.mirror.service import MirrorUnderTest, until
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, until
 from tests.support.services.commands import wait_until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -43,9 +44,11 @@ _ROOT: Final = Path(__file__).parents[2]
 _HERE: Final = "tests/integration/test_limits_per_organisation.py"
 _FAIRNESS: Final = "tests/unit/net/test_chunk_server_fairness.py"
 _QUEUE: Final = "tests/integration/test_mirror_queue.py"
-_SERVICES: Final = ("bdn/mirror", "bdn/net", "bdn/store", "bdn/transfer", "bdn/core/pace")
-_LIMITERS: Final = re.compile(
-    r"\b(\w*Semaphore|CapacityLimiter|ThreadPoolExecutor|ByteThreads|\w*Shares|Admission|Workers)(?:\[\w+\])?\("
+_API: Final = "tests/unit/net/test_api_admission.py"
+_SERVICES: Final = ("bdn/mirror", "bdn/net", "bdn/store", "bdn/transfer", "bdn/core/pace", "node_agent")
+_LIMITERS: Final = re.compile(  # one that is made here or, by ``partial``, with each object
+    r"\b(?:(?<=partial\()(?=\w+,)|(?=\w+(?:\[\w+\])?\())"
+    r"(\w*Semaphore|CapacityLimiter|ThreadPoolExecutor|ByteThreads|OrderedLimit|\w*Shares|FairLimit|Admission|Workers)\b"
 )
 # By file and class: the tests that hold A at the limit, or in words why no caller is held up by another's.
 LIMITS: Final = {
@@ -60,6 +63,19 @@ LIMITS: Final = {
     ("bdn/net/chunk_server/server.py", "Workers"): (
         f"{_FAIRNESS}::test_server__answers_others_while_connections_pipeline_without_pause",
         f"{_HERE}::test_workers__are_left_for_others_while_a_store_hangs_for_one_organisation",
+        f"{_HERE}::test_workers__are_left_for_others_while_each_look_up_of_one_organisation_hangs",
+    ),
+    ("bdn/net/api_server.py", "Admission"): (
+        f"{_API}::test_organisation_with_all_connections__loses_its_oldest_idle_one",
+        f"{_API}::test_organisation_with_too_many_connections_at_work__is_refused_and_others_are_served",
+        f"{_API}::test_strangers_of_one_address__make_room_for_their_own_alone",
+    ),
+    ("bdn/transfer/fair_limit.py", "Shares"): ("tests/unit/transfer/test_fair_limit.py::test_places__go_round_robin",),
+    ("bdn/mirror/damages.py", "FairLimit"): (
+        f"{_HERE}::test_suspected_chunks__are_read_round_robin_over_organisations",
+    ),
+    ("node_agent/app.py", "FairLimit"): (
+        "tests/integration/test_agent_owner.py::test_chunks_for_peers__are_obtained_round_robin_over_organisations",
     ),
     ("bdn/store/bucket.py", "Shares"): (
         "tests/contract/test_bucket_store.py::test_who_gives_chunks_away_never_waits_for_room_and_the_store_has_its_own",
@@ -83,15 +99,43 @@ LIMITS: Final = {
     (
         "bdn/mirror/ingest/worker.py",
         "Semaphore",
-    ): (
-        f"{_QUEUE}::test_claim__two_slots_and_three_refilled_queues__each_organisation_has_its_turn",
-        f"{_QUEUE}::test_worker__all_jobs_have_slow_mirrors_of_one_organisation__another_becomes_ready",
-    ),
+    ): (f"{_QUEUE}::test_worker__all_jobs_have_slow_mirrors_of_one_organisation__another_becomes_ready",),
+    (
+        "node_agent/app.py",
+        "ByteThreads",
+    ): "of stages of this node, and of chunks for peers, which have places per organisation",
+    (
+        "node_agent/app.py",
+        "OrderedLimit",
+    ): "reads of the mirror by this node: those for peers have places per organisation first",
+    (
+        "node_agent/fill/provision.py",
+        "OrderedLimit",
+    ): "of stages of this node: its user starts them, for all organisations",
+    ("bdn/net/chunk_server/server.py", "Shares"): "the shares of Workers, above",
+    (
+        "node_agent/job/sync_directory.py",
+        "Semaphore",
+    ): "walks through job volumes of this node, and through the directory of a command",
+    ("node_agent/job/sync_directory.py", "ByteThreads"): "a command of one job",
+    (
+        "node_agent/job/open_volumes.py",
+        "ByteThreads",
+    ): "of job volumes of this node: its user makes them, for all organisations",
+    ("node_agent/job/shared_caches.py", "ThreadPoolExecutor"): "of caches of this node: its user measures them",
     ("bdn/transfer/byte_threads.py", "ThreadPoolExecutor"): "the threads of ByteThreads",
     ("bdn/transfer/byte_threads.py", "Semaphore"): "the buffers of ByteThreads, one for each thread",
 }
-# Uncommitted bytes are rows of the database and no object here: bdn/mirror/pushes.py, and
-# tests/integration/test_mirror_pushes.py::test_chunks_beyond_the_quota__are_not_stored_while_they_are_not_committed.
+# What is limited by rows of the database and by no object of the code.
+LIMITS_OF_ROWS: Final = {
+    "work in the queue": (
+        f"{_QUEUE}::test_claim__one_organisation_has_a_long_queue__others_are_next",
+        f"{_QUEUE}::test_worker__all_jobs_have_slow_mirrors_of_one_organisation__another_becomes_ready",
+    ),
+    "uncommitted bytes": (
+        "tests/integration/test_mirror_pushes.py::test_organisation_at_its_quota__leaves_the_quota_of_others",
+    ),
+}
 
 
 def test_every_limit_of_the_services_has_a_row() -> None:
@@ -105,7 +149,8 @@ def test_every_limit_of_the_services_has_a_row() -> None:
 
 
 def test_every_row_names_tests_that_exist() -> None:
-    named = [test for row in LIMITS.values() if isinstance(row, tuple) for test in row]
+    rows = (*LIMITS.values(), *LIMITS_OF_ROWS.values())
+    named = [test for row in rows if isinstance(row, tuple) for test in row]
     missing = [
         test for test in named if f"def {test.partition('::')[2]}(" not in (_ROOT / test.partition("::")[0]).read_text()
     ]
@@ -185,6 +230,66 @@ def test_workers__are_left_for_others_while_a_store_hangs_for_one_organisation()
             with connect(server) as other:
                 other.sendall(request)
                 assert read_answer(other)[0] in (200, 204)
+
+
+class HangingLookUps(Shelf):
+    """Each look-up for organisation ``a`` hangs: such as one for a chunk that it suspects, which is read first."""
+
+    def __init__(self, store: HangingStore) -> None:
+        super().__init__(store)
+        self.hanging = store
+
+    def open_chunk(self, request: ChunkRequest) -> OpenChunk:
+        if request.organisation == "a":
+            self.hanging.hang()
+        return super().open_chunk(request)
+
+
+def test_workers__are_left_for_others_while_each_look_up_of_one_organisation_hangs() -> None:
+    store = HangingStore()
+    with serving(HangingLookUps(store)) as server, ExitStack() as stack:
+        stack.callback(store.released.set)
+        crowd = [stack.enter_context(connect(server)) for _ in range(120)]
+        for connection in crowd:
+            connection.sendall(head(f"GET {chunk_path(CHUNK)}", "a"))
+        wait_until(lambda: store.hanging >= 48)
+        for _ in range(3):
+            with connect(server) as other:
+                other.sendall(head(f"GET {chunk_path(CHUNK)}", "b"))
+                assert read_answer(other)[0] == 200
+        store.released.set()
+        assert [read_answer(connection)[0] for connection in crowd] == [200] * len(crowd)
+
+
+@dataclass
+class StepwiseStore:
+    """Reads one object for each of ``permits``."""
+
+    permits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    order: list[Digest] = field(default_factory=list)
+
+    def fault(self, digest: Digest) -> None:
+        self.order.append(digest)
+        assert self.permits.acquire(timeout=120)
+
+
+async def test_suspected_chunks__are_read_round_robin_over_organisations(tmp_path: Path) -> None:
+    """A suspects many chunks at once; B's only one is read in the next round."""
+    store = StepwiseStore()
+    async with mirror_under_test(tmp_path, work=False) as mirror, asyncio.timeout(60), asyncio.TaskGroup() as group:
+        database = mirror.service.requests.database
+        damages = Damages(database, cast(MirrorStore, store), database.now, lambda: None)
+        for number in range(40):
+            group.create_task(damages.examine(digest_of(bytes([number])), "a"))
+        await asyncio.sleep(0)
+        group.create_task(damages.examine(CHUNK, "b"))
+        await until(lambda: len(store.order) >= 4)
+        store.permits.release(2)
+        await until(lambda: len(store.order) >= 6)
+        seen = list(store.order)
+        store.permits.release(100)
+    assert CHUNK in seen
+    assert len(store.order) == 41
 
 
 async def test_threads_of_the_loop__are_free_while_a_store_hangs() -> None:

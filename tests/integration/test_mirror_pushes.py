@@ -378,6 +378,17 @@ async def test_chunks_beyond_the_quota__are_not_stored_while_they_are_not_commit
             await job.push({"a": b"12345678"}, "bt://llama@job1/fourth")
 
 
+async def test_organisation_at_its_quota__leaves_the_quota_of_others(tmp_path: Path) -> None:
+    async with mirror_under_test(tmp_path / "mirror", serve=True, limit_push_bytes=10) as mirror:
+        first, second = Job(mirror), Job(mirror)
+        second.headers = {"BDN-Organisation": "b"}
+        async with first.plane, second.plane:
+            push = await first.begin()
+            assert (await first.put(push, str(digest_of(b"0123456789")), b"0123456789")).status_code == 204
+            assert refusal(await first.put(push, str(digest_of(b"x")), b"x"))[1] == "QUOTA_EXCEEDED"
+            await second.push({"b": b"9876543210"})
+
+
 async def test_project__whose_name_holds_spaces__is_pushed_mirrored_listed_and_removed(job: Job) -> None:
     for step in ("1", "2"):
         await job.push({"step.pt": step.encode()}, f"bt://My Fine%20Tune@job1/{step}")

@@ -192,6 +192,7 @@ class ChunkConnection:
 
     _socket: socket.socket
     _service: Service
+    address: str = ""
     is_watched: bool = field(default=False, init=False)  # these two belong to the poller
     awaited: Future[object] | None = field(default=None, init=False)
     organisation: str | None = field(default=None, init=False)  # of the last request that was authorised
@@ -224,15 +225,22 @@ class ChunkConnection:
         return self._reader.wait if self._service.certificate is None else Wait(select.EPOLLIN, self._until)
 
     @property
+    def owner(self) -> str:
+        """Whose turn a worker's turn for it is: its organisation's, or its address's until that is known."""
+        return f"at {self.address}" if self.organisation is None else self.organisation
+
+    @property
     def is_idle(self) -> bool:
         """Whether it may be closed to admit another connection: no authorised request is under way. Call only while it waits."""
         return self.organisation is None or self._step == self._read
 
     def advance(self) -> Wait | None:
-        """Run until it would block, or one request is answered. Returns None when the connection has ended and is closed."""
+        """Run until it would block, its owner changes, or one request is answered. Returns None when the connection has ended and is closed."""
+        owner = self.owner
         try:
             while (wait := self._step()) is None:
-                pass
+                if self.owner != owner:
+                    return NEXT_TURN
         except StalledReaderError as error:
             logger.debug("a chunk client is cut off: %s", error)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -325,7 +333,11 @@ class ChunkConnection:
         if isinstance(request, ChunkRequest):
             request = replace(request, organisation=self._service.chunks.authorize(request))
             self._know(request.organisation)
-        self._open(request)
+        self._step = partial(self._find, request)
+
+    def _find(self, request: ChunkRequest | DocumentRequest) -> None:
+        """A step of its own: what may block here does so in the organisation's turn."""
+        self._attempt(partial(self._open, request))
 
     def _know(self, organisation: str) -> None:
         if organisation != self.organisation:

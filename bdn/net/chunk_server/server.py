@@ -9,7 +9,6 @@ either: one that waits (for a request, a slow reader, a chunk on its way) waits 
 import heapq
 import logging
 import os
-import resource
 import select
 import socket
 import threading
@@ -19,21 +18,21 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final
 
-from bdn.core.errors import StoreUnavailableError
+from bdn.core.pace.shares import Place, Shares
+from bdn.net.admission import Admission, network_of
 from bdn.net.api_server import SHORTAGES, bind_tcp
-from bdn.net.chunk_server.admission import Admission
 from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
 from bdn.net.chunk_server.receiving import BUFFERS, ReceiveBuffers
 from bdn.net.chunk_server.sending import NEXT_TURN, Pace, Wait
 from bdn.net.chunk_server.served_chunks import ReceivedChunks, ServedChunks, ServedDocuments
+from bdn.net.descriptors import connection_limit
 from bdn.net.tls import Certificate
 
 logger = logging.getLogger(__name__)
 _SHORTAGE_PAUSE_SECONDS: Final = 0.2  # without descriptors to spare, before the next client is accepted
-_WORKERS: Final = 48  # more than one organisation holds by its buffers and its chunks in memory, while a bucket is slow
+_WORKERS: Final = 96  # half of them for one organisation at most, however long a store keeps it waiting
 _LINGER_MILLISECONDS: Final = 2
 _ACCEPTED_AT_ONCE: Final = 64
-_SPARE_DESCRIPTORS: Final = 256  # for everything else that the process has open
 _LOOKUP_SECONDS: Final = 35.0  # for look-ups under way at the end: the mirror's wait 30 s for its database
 
 
@@ -205,11 +204,16 @@ class Poller:
 
 
 class Workers:
-    """Calls ``work`` with each connection, in the order in which they were put. Threads are made when first needed."""
+    """Calls ``work`` with each connection, round robin over organisations. Threads are made when first needed.
+
+    A stranger's turn counts for its address. The same client may be put again while ``work`` is at it, for a turn of its own.
+    """
 
     def __init__(self, work: Callable[[ChunkConnection], None]) -> None:
         self._work = work
-        self._queue: SimpleQueue[ChunkConnection | None] = SimpleQueue()
+        self._shares = Shares(_WORKERS, spares=True)
+        self._waiting: dict[Place, ChunkConnection] = {}
+        self._queue: SimpleQueue[tuple[Place, ChunkConnection] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._idle = 0
@@ -218,38 +222,51 @@ class Workers:
     @property
     def are_behind(self) -> bool:
         """Whether some connection waits for a thread."""
-        return not self._queue.empty()
+        return bool(self._waiting) or not self._queue.empty()
 
     def put(self, connection: ChunkConnection) -> bool:
-        """Have ``work`` called with it, behind those that wait. False: the threads have ended, or soon will."""
+        """Have ``work`` called with it, behind those of its owner that wait. False: the threads have ended, or soon will."""
         with self._lock:
             if self._is_closed:
                 return False
-            self._idle -= 1  # below zero: so many connections have no thread yet
-            if self._idle < 0 and len(self._threads) < _WORKERS:
-                self._idle += 1
-                thread = threading.Thread(target=self._run, name=f"chunk-worker-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._queue.put(connection)
+            self._waiting[self._shares.request(connection.owner)] = connection
+            self._grant()
             return True
 
     def close(self, timeout_seconds: float) -> bool:
         """Let the threads end after what was put before. Says whether they did; a thread that does not is left behind."""
         with self._lock:
             self._is_closed = True
-            for _ in self._threads:
-                self._queue.put(None)
+            self._end_if_done()
         until = time.monotonic() + timeout_seconds
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
+    def _grant(self) -> None:
+        for place in self._shares.grant():
+            self._idle -= 1  # below zero: so many connections have no thread yet
+            if self._idle < 0 and len(self._threads) < _WORKERS:
+                self._idle += 1
+                thread = threading.Thread(target=self._run, name=f"chunk-worker-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._queue.put((place, self._waiting.pop(place)))
+
+    def _end_if_done(self) -> None:
+        if self._is_closed and not self._waiting:
+            for _ in self._threads:
+                self._queue.put(None)
+
     def _run(self) -> None:
-        while (connection := self._queue.get()) is not None:
+        while (turn := self._queue.get()) is not None:
+            place, connection = turn
             self._work(connection)
             with self._lock:
                 self._idle += 1
+                self._shares.release(place)
+                self._grant()
+                self._end_if_done()
 
 
 class ChunkServer:
@@ -259,7 +276,7 @@ class ChunkServer:
     thread. ``pace``, called by any thread, is given the size of a piece and returns the seconds to wait before it goes out.
     ``documents`` has manifests, if any are served here. ``is_local``: no grants are asked for, so what foreign web pages ask for
     is refused. ``received`` takes chunks, if any are taken here, into ``buffers`` of 8 MiB at once. With a ``certificate`` it
-    speaks TLS and nothing else. For a client above ``connections``, or above what the process's limit of descriptors allows, the
+    speaks TLS and nothing else. For a client above ``connections``, by default ``connection_limit``, the
     oldest idle connection without an authorised request is closed, or else one of the organisation that has most; where none is
     idle the new one is closed at once, so that its client goes to another source.
     """
@@ -279,9 +296,11 @@ class ChunkServer:
         certificate: Certificate | None = None,
         received: ReceivedChunks | None = None,
         buffers: int = BUFFERS,
-        connections: int = 4096,
+        connections: int | None = None,
     ) -> None:
         self.buffers = ReceiveBuffers(buffers)
+        limit = connection_limit() if connections is None else connections
+        self._admission: Admission[ChunkConnection] = Admission(limit, self._end_idle)
         self._service = Service(
             chunks,
             on_sent or (lambda _: None),
@@ -293,19 +312,14 @@ class ChunkServer:
             received,
             self.buffers,
             on_received or (lambda _: None),
-            self._know,
+            self._admission.know,
         )
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != resource.RLIM_INFINITY:  # each connection that is served has a socket and a file open
-            connections = min(connections, max(16, (soft - _SPARE_DESCRIPTORS) // 2))
-        self._admission: Admission[ChunkConnection] = Admission(connections)
         self._listener = bind_tcp(host, port)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._workers = Workers(self._serve)
         self._poller = Poller(self._listener, self._accept, self._workers.put)
         self._thread = threading.Thread(target=self._poller.run, name="chunk-server", daemon=True)
-        self._open: set[ChunkConnection] = set()
         self._is_closed = False
 
     def start(self) -> None:
@@ -322,7 +336,7 @@ class ChunkServer:
         if self._thread.is_alive():
             self._thread.join()
         self._listener.close()
-        for connection in tuple(self._open):
+        for connection in self._admission.clients():
             connection.shut_down()
         if not self._workers.close(_LOOKUP_SECONDS):
             logger.error("the look-up of a chunk has not returned; its thread is left behind")
@@ -340,11 +354,7 @@ class ChunkServer:
                     logger.warning("a chunk client is not accepted", extra={"reason": str(error)})
                     return False
                 continue  # the client was gone before it was accepted (accept(2))
-            others = self._admission.in_the_way(peer[0])
-            if others is None or self._end_idle(others):
-                self._admit(connection, peer[0])
-            else:
-                connection.close()
+            self._admit(connection, network_of(peer[0]))
         return True
 
     def _end_idle(self, connections: Iterable[ChunkConnection]) -> bool:
@@ -354,25 +364,19 @@ class ChunkServer:
             self._end(idle)
         return idle is not None
 
-    def _know(self, connection: ChunkConnection, organisation: str) -> None:
-        others = self._admission.know(connection, organisation)
-        if others is not None and not self._end_idle(others):
-            raise StoreUnavailableError("this organisation has too many connections at work; try again")
-
     def _admit(self, connection: socket.socket, address: str) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client = ChunkConnection(connection, self._service)
-        self._open.add(client)
-        self._admission.admit(client, address)
-        if not self._poller.add(client, client.first_wait):
+        client = ChunkConnection(connection, self._service, address)
+        if not (self._admission.admit(client, address) and self._poller.add(client, client.first_wait)):
             self._end(client)
 
     def _serve(self, connection: ChunkConnection) -> None:
-        """Advance a connection in a worker, and hand it back to the poller."""
+        """Advance a connection in a worker, and hand it back to the poller. A turn is one owner's: see ``Workers``."""
+        owner = connection.owner
         while (wait := connection.advance()) is not None:
             if wait is NEXT_TURN:
-                if not self._workers.are_behind:
+                if connection.owner == owner and not self._workers.are_behind:
                     continue
                 if self._workers.put(connection):
                     return
@@ -394,4 +398,3 @@ class ChunkServer:
     def _end(self, connection: ChunkConnection) -> None:
         connection.close()
         self._admission.leave(connection)
-        self._open.discard(connection)

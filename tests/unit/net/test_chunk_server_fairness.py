@@ -11,6 +11,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
+from bdn.net.chunk_server.sending import NEXT_TURN
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.wire.http_fields import chunk_path, push_path
 from tests.support.content.shelves import Inbox, Shelf, connect, read_answer, read_to_end, serving
@@ -74,10 +75,26 @@ def test_connection__answers_one_of_many_received_requests_in_a_turn(shelf: Shel
     ours.setblocking(False)
     with ours, theirs:
         connection = ChunkConnection(ours, Service(shelf, lambda _: None, Timeouts(), None))
+        connection.organisation = "a"
         theirs.sendall(get("a", b"absent") * 20)
         for turns in range(1, 21):
             connection.advance()
             assert len(shelf.bearers) == turns
+
+
+def test_connection__ends_its_turn_when_its_organisation_is_known(shelf: Shelf) -> None:
+    """What may block after that is in the organisation's turn and not in its address's."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        connection = ChunkConnection(ours, Service(shelf, lambda _: None, Timeouts(), None), "192.0.2.1")
+        theirs.sendall(get("a"))
+        assert connection.owner == "at 192.0.2.1"
+        assert connection.advance() is NEXT_TURN
+        assert (connection.owner, shelf.opened) == ("a", [])
+        connection.advance()
+        assert len(shelf.opened) == 1
+        connection.close()
 
 
 @contextmanager
