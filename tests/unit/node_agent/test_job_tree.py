@@ -230,8 +230,8 @@ def test_opening__deeply_nested_file__needs_few_descriptors(root: Path) -> None:
     put(root, path)
     stamp = looked(root).files[path]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
+    os.close(lowest_free := os.open(root, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 8, hard))
     try:
         with JobDirectory(root, 1000).opened(path, stamp) as file:
             assert file.digest_of(chunk_range(stamp.size, 0), memoryview(bytearray(8))) == digest_of(INSIDE)
