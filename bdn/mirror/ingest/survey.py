@@ -261,12 +261,14 @@ class Selector:
 
 def _problems(files: Listing) -> Iterator[str]:
     """Why these files cannot be a tree, each name escaped."""
+    impossible = set[str]()
     for file in files:
         try:
             normalise_path(file.path)
         except UnsafePathError as error:
+            impossible.add(file.path)
             yield str(error)
-    yield from tree_problems(file.path for file in files)
+    yield from tree_problems(file.path for file in files if file.path not in impossible)
 
 
 def _select(wanted: WeightsSource, listed: Listing) -> Selected:
