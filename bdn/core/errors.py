@@ -286,18 +286,6 @@ class UpstreamUnavailableError(UpstreamError):
     retry_after_seconds: float | None = None  # a 503 may ask for that, like a 429
 
 
-class UpstreamUntrustedError(UpstreamUnavailableError):
-    """Nobody vouches for the server that answers. Asking again changes nothing until a certificate or an address is mended."""
-
-    transient = False
-
-
-class UpstreamHostUnknownError(UpstreamUnavailableError):
-    """The resolver says that the host does not exist, which passes only where the resolver is starting."""
-
-    is_brief = True
-
-
 class UpstreamRateLimitedError(UpstreamError):
     code = "UPSTREAM_RATE_LIMITED"
     transient = True

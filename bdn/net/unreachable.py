@@ -5,9 +5,21 @@ import ssl
 from collections.abc import Iterator
 from typing import Final
 
-from bdn.core.errors import UpstreamHostUnknownError, UpstreamUnavailableError, UpstreamUntrustedError
+from bdn.core.errors import UpstreamUnavailableError
 
 _NO_SUCH_NAME: Final = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+
+
+class UpstreamUntrustedError(UpstreamUnavailableError):
+    """Nobody vouches for the server that answers. Asking again changes nothing until a certificate or an address is mended."""
+
+    transient = False
+
+
+class UpstreamHostUnknownError(UpstreamUnavailableError):
+    """The resolver says that the host does not exist, which passes only where the resolver is starting."""
+
+    is_brief = True
 
 
 def unreachable(source: str, reason: str, error: BaseException) -> UpstreamUnavailableError:

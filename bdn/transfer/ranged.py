@@ -19,7 +19,6 @@ from bdn.core.errors import (
     SourceNotFoundError,
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
-    UpstreamUntrustedError,
 )
 from bdn.core.pace.retry import Persistence, ResumePolicy, StallPolicy
 from bdn.core.source.upstream import Checksum, Headers, Location
@@ -33,7 +32,7 @@ from bdn.net.http1.connection import (
     follow,
 )
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
-from bdn.net.unreachable import unreachable
+from bdn.net.unreachable import UpstreamUntrustedError, unreachable
 from bdn.wire.http_fields import format_range, parse_content_range, parse_retry_after
 
 

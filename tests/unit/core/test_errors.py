@@ -40,6 +40,7 @@ EXAMPLES: list[tuple[BdnError, list[str]]] = [
     (errors.RevisionNotFoundError("hf://o/r", "v9"), ["hf://o/r", "'v9'"]),
     (errors.GatedSourceError("hf://o/r"), ["hf://o/r", "accept its terms"]),
     (errors.SourceChangedError("s3://b", "a/x", "another ETag"), ["s3://b", "'a/x'", "another ETag", "mirror it again"]),
+    (errors.SourceArchivedError("s3://b", "a/x", "DEEP_ARCHIVE"), ["s3://b", "'a/x'", "DEEP_ARCHIVE", "restore"]),
     (errors.UpstreamUnavailableError("hf://o/r", "503"), ["hf://o/r", "503"]),
     (errors.UpstreamRateLimitedError("hf://o/r", 2.5), ["hf://o/r", "429", "2.5 s"]),
     (errors.ChecksumMismatchError("a.bin", "aa", "bb"), ["a.bin", "expected aa", "got bb"]),

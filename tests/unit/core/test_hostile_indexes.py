@@ -9,14 +9,15 @@ from bdn.core.training.checkpoints import LONGEST_READ, MOST_ELEMENTS, shards_of
 
 MOST_GROWTH = 256  # MiB, of which the index itself is not a part
 PROGRAM = """
-import resource, sys
+import re, resource, sys
 from bdn.core.training.checkpoints import shards_of
 
 head, unit, tail, size = (part.encode() for part in sys.argv[1:5])
 content = head + unit * ((int(size) - len(head) - len(tail)) // len(unit)) + tail
 before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 assert shards_of(content) == set(), "it names shards"
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) // 1024**2)
+most = int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])  # ru_maxrss may be that of the process that forked
+print((most * 1024 - before) // 1024**2)
 """
 HOSTILE = {
     "lists": ('{"weight_map":[', "[],", "0]}"),

@@ -10,7 +10,6 @@ from bdn.core.errors import (
     BdnError,
     NotFoundError,
     StoreUnavailableError,
-    UpstreamHostUnknownError,
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
@@ -25,6 +24,7 @@ from bdn.core.pace.retry import (
     StallWindow,
     asked_to_wait,
 )
+from bdn.net.unreachable import UpstreamHostUnknownError
 from tests.support.network.hypothesis import BRIEFLY
 
 POLICY = RetryPolicy(0, attempts=8, first_seconds=0.5, longest_seconds=10.0, longest_retry_after_seconds=60.0)

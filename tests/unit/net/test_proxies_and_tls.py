@@ -10,10 +10,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bdn.core.errors import UpstreamUnavailableError, UpstreamUntrustedError
+from bdn.core.errors import UpstreamUnavailableError
 from bdn.core.pace.retry import StallPolicy
 from bdn.core.source.upstream import Location
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool
+from bdn.net.unreachable import UpstreamUntrustedError
 from bdn.transfer.ranged import RangedReader
 from tests.support.network.authority import Authority, new_authority
 from tests.support.network.raw_server import RawServer, answering, message, partial, taking, waiting_after
