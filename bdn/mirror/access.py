@@ -161,7 +161,7 @@ class Access:
         if path.startswith(_OF_FILES):
             return self.verifier.verify_file(signature, now=now).organisation
         takes_grants = _TAKES_GRANTS.fullmatch(path) is not None
-        if bearer is None or self._operator(bearer) or not takes_grants or is_token(bearer) or bearer.count(".") != 2:
+        if bearer is None or self._operator(bearer) or not takes_grants or is_token(bearer):
             return (await self.caller(bearer)).organisation
         try:
             return self.verifier.verify_push(bearer, now=now).organisation
