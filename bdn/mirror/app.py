@@ -143,7 +143,7 @@ async def open_mirror(
         table, served = SecretTable(database, keyring), settings.served_organisations
         secrets = Secrets(OperatorSecrets(settings.secrets_dir), table, served)
         store = await stack.enter_async_context(opened_store(settings, exclusive=settings.is_embedded, clock=clock))
-        await check_owner(settings, database, store)
+        await check_owner(settings, await OutageRetry(policy=_STARTING).ask(partial(database_id, database)), store)
         now, metrics, at_work = database.now, Metrics(database, store), dict[str, Progress]()
         signer = await asyncio.to_thread(load_grant_signer, settings)
         damages = Damages(database, store, now, metrics.repaired_chunks.inc)

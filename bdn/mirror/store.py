@@ -10,8 +10,6 @@ from pathlib import Path
 
 from bdn.core.errors import InvalidRequestError
 from bdn.core.store import MirrorStore
-from bdn.mirror.db.database import Database
-from bdn.mirror.db.identity import database_id
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.sign_ins import infrastructure_secret
 from bdn.sources.settings import UpstreamSettings
@@ -36,12 +34,13 @@ def check_secret_files(settings: MirrorSettings) -> None:
             )
 
 
-async def check_owner(settings: MirrorSettings, database: Database, store: MirrorStore) -> None:
+async def check_owner(settings: MirrorSettings, own: str, store: MirrorStore) -> None:
     """Refuse the store of another database, whose chunks the first collection would delete. A store without an owner gets one.
+
+    ``own`` is the id of this mirror's database.
 
     Raises ``InvalidRequestError``.
     """
-    own = await database_id(database)
     owner = await asyncio.to_thread(store.owner, own)
     if owner != own:
         raise InvalidRequestError(
