@@ -62,7 +62,7 @@ def locked(data_dir: Path, program: str) -> Iterator[DataLock]:
 
     Raises:
         DataDirectoryInUseError: another one has it.
-        DiskFailedError: there is no such file, and none can be made; or files cannot be locked there.
+        DiskFailedError: the lock file is absent and cannot be made; or the file system cannot lock files.
     """
     with disk_errors(data_dir):
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

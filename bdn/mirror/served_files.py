@@ -17,8 +17,8 @@ from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.store import ChunkStore
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Database
-from bdn.mirror.task_shares import TaskShares
 from bdn.mirror.waiting import SharedReads
+from bdn.transfer.fair_limit import FairLimit
 from bdn.wire.grants import FileGrant, GrantSigner, GrantVerifier, file_url
 from bdn.wire.location_schema import FileAddress
 from bdn.wire.shapes import moment
@@ -116,7 +116,7 @@ class ServedFiles:
     threads: Executor
     _kept: dict[str, dict[str, FileEntry]] = field(default_factory=dict)  # by manifest, least recently used first
     _parses: SharedReads[tuple[str, str], dict[str, FileEntry]] = field(default_factory=partial(SharedReads, math.inf))
-    _parsing: TaskShares = field(default_factory=lambda: TaskShares(1))  # a parse of 60,000 files takes 40 MB
+    _parsing: FairLimit = field(default_factory=lambda: FairLimit(1))  # a parse of 60,000 files takes 40 MB
 
     async def addresses(
         self, manifest: Digest, paths: Sequence[str], organisation: str, team: str | None = None

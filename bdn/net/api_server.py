@@ -483,7 +483,9 @@ class TimedProtocol(H11Protocol):
         if self._unread:
             self.flow.pause_reading()
         elif self.conn.their_state is h11.IDLE:
-            FlowControl.resume_reading(self.flow)  # for the rest of a head, of which nobody asks
+            FlowControl.resume_reading(
+                self.flow
+            )  # the application asks for no head, so the rest of one is read without a request of it
 
     def _parsable(self) -> int:
         """Of a body in pieces little at once: each piece costs as much as a head."""
@@ -498,7 +500,7 @@ class TimedProtocol(H11Protocol):
         return min(len(self._unread), most)
 
     def _announced(self) -> int:
-        """Bytes of the body of this request; of one without a length nobody knows."""
+        """Bytes of the body of this request; ``sys.maxsize`` for a request without Content-Length."""
         lengths = [value for name, value in self.headers if name == b"content-length"]
         return int(lengths[0]) if lengths else sys.maxsize
 
@@ -626,7 +628,7 @@ class _OverTls(SSLProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The connection has ended."""
-        self._served.leave()  # it is not told of what ended before its handshake
+        self._served.leave()  # SSLProtocol does not report a connection to it that ended before the handshake
         super().connection_lost(exc)
 
     def get_buffer(self, n: int) -> memoryview:

@@ -6,7 +6,7 @@ from typing import Final
 
 _MOST_CONNECTIONS: Final = 4096
 _LEAST_CONNECTIONS: Final = 16
-_SPARE: Final = 256  # for all that is no connection
+_SPARE: Final = 256  # descriptors for files, databases and logs
 _MOST: Final = 1024**2  # a limit of a billion, as some container runtimes set it, makes programs that scan all slow
 
 

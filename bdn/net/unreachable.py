@@ -11,7 +11,7 @@ _NO_SUCH_NAME: Final = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.
 
 
 class UpstreamUntrustedError(UpstreamUnavailableError):
-    """Nobody vouches for the server that answers. Asking again changes nothing until a certificate or an address is mended."""
+    """No known authority signed the certificate of the server, or the server redirects to plain http. Another request fails in the same way."""
 
     transient = False
 

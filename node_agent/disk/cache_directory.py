@@ -40,7 +40,7 @@ def owned(path: Path) -> Iterator[bool]:
 
     Raises:
         InUseError: another agent holds it; names its process.
-        DiskFailedError: there is no such file, and none can be made; or files cannot be locked there.
+        DiskFailedError: the lock file is absent and cannot be made; or the file system cannot lock files.
     """
     descriptor = _open(path)
     try:

@@ -14,7 +14,7 @@ def check_format(places: Places) -> None:
 
     Raises:
         InvalidRequestError: another version wrote it; nothing was touched.
-        DiskFailedError: nobody can tell.
+        DiskFailedError: the format file cannot be read.
     """
     with disk_errors(places.format):
         try:

@@ -73,7 +73,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("who takes nothing of the end of an answer is waited for without end",
          "self._look_at_reader()\n        self.timeout_keep_alive_task", "self.timeout_keep_alive_task",
          "test_a_connection_is_idle_once_its_last_answer_was_taken_and_no_sooner"),
-        ("each place of the backlog is told of", "elif (now := time.monotonic()) - told_at >= _AGAIN_SECONDS:",
+        ("each place of the backlog is logged", "elif (now := time.monotonic()) - told_at >= _AGAIN_SECONDS:",
          "elif now := time.monotonic():", "test_a_server_that_ends_in_a_shortage_is_silent_about_it"),
         ("a stranger keeps its place for as long as it likes", "    if idle is not None:\n        idle.end()", "    if idle is not None:\n        return False",
          "test_more_clients_than_descriptors_delay_nobody_and_the_log_stays_small[mirror]"),

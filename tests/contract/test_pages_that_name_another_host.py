@@ -1,4 +1,4 @@
-"""What an answer names is no place for credentials: a listing, its next page and a file are requested at the configured origin."""
+"""Credentials are sent to the configured origin alone, whatever hosts a listing or its next page names."""
 
 import json
 from collections.abc import Iterator

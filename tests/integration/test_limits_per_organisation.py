@@ -91,9 +91,8 @@ LIMITS: Final = {
         f"{_HERE}::test_threads_of_the_loop__are_free_while_a_store_hangs",
         f"{_HERE}::test_reads_of_the_store__name_the_organisation_that_reads",
     ),
-    ("bdn/mirror/task_shares.py", "Shares"): "the places of TaskShares",
-    ("bdn/mirror/served_files.py", "TaskShares"): (
-        "tests/property/test_share_laws.py::test_tasks_of_one_owner__leave_the_next_place_to_another_owner",
+    ("bdn/mirror/served_files.py", "FairLimit"): (
+        "tests/unit/transfer/test_fair_limit.py::test_places__go_round_robin",
     ),
     ("bdn/mirror/app.py", "ByteThreads"): "threads of copies: work in the queue, below",
     (

@@ -1,12 +1,9 @@
 """Places are granted round robin over organisations, within their count, and none is lost, whoever requests and releases when."""
 
-import asyncio
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.pace.shares import Place, Shares
-from bdn.mirror.task_shares import TaskShares
 
 OWNERS = ("a", "b", "c", "d")
 STEPS = st.lists(st.sampled_from(OWNERS) | st.integers(0, 30), max_size=80)
@@ -100,36 +97,3 @@ def test_a_smaller_count_grants_nothing_before_enough_are_released(
     shares.count = later
     more = shares.grant()
     assert not more or len(held) + len(more) <= later
-
-
-async def test_tasks_of_one_owner__leave_the_next_place_to_another_owner() -> None:
-    shares, served = TaskShares(1), list[str]()
-
-    async def use(name: str) -> None:
-        async with shares.place(name[0]):
-            served.append(name)
-            await asyncio.sleep(0)
-
-    async with asyncio.TaskGroup() as group:
-        for name in ("a1", "a2", "a3", "a4", "b1"):
-            group.create_task(use(name))
-    assert served == ["a1", "a2", "b1", "a3", "a4"]
-
-
-async def test_canceled_task__takes_no_place_and_gives_back_its_own() -> None:
-    shares, entered, held, served = TaskShares(1), asyncio.Event(), asyncio.Event(), list[str]()
-
-    async def use(name: str) -> None:
-        async with shares.place(name):
-            served.append(name)
-            entered.set()
-            await held.wait()
-
-    tasks = {name: asyncio.create_task(use(name)) for name in "abcd"}
-    await entered.wait()
-    tasks["a"].cancel()  # its place is granted to "b", which has not left yet
-    tasks["b"].cancel()
-    held.set()
-    ends = await asyncio.gather(*tasks.values(), return_exceptions=True)
-    assert [type(end) for end in ends] == [asyncio.CancelledError, asyncio.CancelledError, type(None), type(None)]
-    assert served == ["a", "c", "d"]

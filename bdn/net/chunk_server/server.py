@@ -225,7 +225,7 @@ class Workers:
         return bool(self._waiting) or not self._queue.empty()
 
     def put(self, connection: ChunkConnection) -> bool:
-        """Have ``work`` called with it, behind those of its owner that wait. False: the threads have ended, or soon will."""
+        """Queue the connection for a thread, which calls ``work`` with it; its owner's earlier connections are first. Returns False once the threads are ending."""
         with self._lock:
             if self._is_closed:
                 return False

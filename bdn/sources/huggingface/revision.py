@@ -1,6 +1,6 @@
 """Which commit a revision of a hub's repository is now, requested without the hub's client, whose import takes longer than a whole second pull.
 
-The same two requests as ``HuggingFaceSource.resolve``. On any unusual answer there is no result: then the real
+The same two requests as ``HuggingFaceSource.resolve``. For an unexpected answer the result is None: then the real
 client asks, and reports what is wrong.
 """
 
