@@ -16,10 +16,10 @@ from bdn.cli.running import PullAgent, Services, embedded_agent, embedded_servic
 from bdn.cli.running_agent import AT_ONCE, RunningAgent
 from bdn.core.chunk import Digest
 from bdn.core.source.uri import WeightsSource
-from bdn.mirror.data_lock import DataDirectoryInUseError
+from bdn.mirror.access.key_files import load_grant_signer
+from bdn.mirror.db.data_lock import DataDirectoryInUseError
 from bdn.mirror.db.recall import held_in, is_update_in
 from bdn.mirror.ingest.requests import HeldSource
-from bdn.mirror.key_files import load_grant_signer
 from bdn.mirror.settings import MirrorSettings, embedded_settings
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.net.tls import Authorities

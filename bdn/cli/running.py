@@ -30,10 +30,10 @@ from bdn.core.errors import InvalidRequestError
 from bdn.core.room import Need, Tree
 from bdn.disk.syscalls import trim_heaps
 from bdn.mirror.app import MirrorService, open_mirror
-from bdn.mirror.data_lock import DataDirectoryInUseError
+from bdn.mirror.db.data_lock import DataDirectoryInUseError
 from bdn.mirror.db.database import database_url, place_of
+from bdn.mirror.db.waiting import in_background
 from bdn.mirror.settings import MirrorSettings, embedded_settings
-from bdn.mirror.waiting import in_background
 from bdn.net.api_server import bind_tcp, serving
 from bdn.settings import warn_of_service_links
 from bdn.wire.stage_schema import PullLosses, StageDocument

@@ -12,8 +12,8 @@ from bdn.cli.output import DONE, FAILED, Output, command_line, progress_bar
 from bdn.core.errors import InvalidRequestError
 from bdn.core.store import MirrorStore
 from bdn.core.units import counted, format_size
+from bdn.mirror.chunks.opening import opened_store
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.store import opened_store
 from bdn.store.copying import CopyReport, StoreCopy
 
 _LISTED: Final = 500  # wrong chunks, at most, as of a verification

@@ -17,45 +17,45 @@ from bdn.core.errors import InvalidRequestError
 from bdn.core.pace.retry import RetryPolicy, StallPolicy
 from bdn.core.store import LocatableStore
 from bdn.disk.durable import disk_errors, make_folder
-from bdn.mirror.access import Access
+from bdn.mirror.access.access import Access
+from bdn.mirror.access.key_files import load_grant_signer
+from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.routes import ROUTERS, ContentsService
-from bdn.mirror.caches import TrainingCaches
-from bdn.mirror.damages import Damages
-from bdn.mirror.data_lock import DataLock, locked
+from bdn.mirror.chunks.damages import Damages
+from bdn.mirror.chunks.opening import check_owner, check_secret_files, opened_store
 from bdn.mirror.db import mirrors
+from bdn.mirror.db.data_lock import DataLock, locked
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events
 from bdn.mirror.db.identity import database_id
 from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
+from bdn.mirror.db.waiting import SharedReads, Watch, in_background
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.progress import CopiesInProgress, Progress
 from bdn.mirror.ingest.requests import MirrorRequests, Question, good_seconds, keep_pruning
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
-from bdn.mirror.key_files import load_grant_signer
-from bdn.mirror.layout_documents import LayoutDocuments
-from bdn.mirror.locations import ChunkLocations
-from bdn.mirror.metrics import Metrics
+from bdn.mirror.jobs.caches import TrainingCaches
+from bdn.mirror.jobs.projects import Projects
+from bdn.mirror.jobs.pushes import PushedChunks, Pushes
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import Collections, OperationRequests
-from bdn.mirror.projects import Projects
-from bdn.mirror.pushes import PushedChunks, Pushes
-from bdn.mirror.retention import Collector, StoreEviction
-from bdn.mirror.scrub import AgentSource, Keeper, Repair, UpstreamSource
-from bdn.mirror.served_chunks import StoreShelf
-from bdn.mirror.served_files import ServedFiles
+from bdn.mirror.serving.layout_documents import LayoutDocuments
+from bdn.mirror.serving.locations import ChunkLocations
+from bdn.mirror.serving.served_chunks import StoreShelf
+from bdn.mirror.serving.served_files import ServedFiles
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.store import check_owner, check_secret_files, opened_store
+from bdn.mirror.upkeep.retention import Collector, StoreEviction
+from bdn.mirror.upkeep.scrub import AgentSource, Keeper, Repair, UpstreamSource
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics
 from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
 from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.mirror.upstream.sign_ins import OperatorSecrets, Secrets, SignIns
-from bdn.mirror.waiting import SharedReads, Watch, in_background
 from bdn.net.api_server import new_service
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import OutageRetry

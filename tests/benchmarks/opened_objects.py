@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from sqlalchemy import insert
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, file_digest
-from bdn.mirror.access import Access
+from bdn.mirror.access.access import Access
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database, Values, batches
 from bdn.mirror.db.tables import ContentRow, ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow

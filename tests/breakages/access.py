@@ -17,7 +17,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "return None if scope == PUBLIC else organisation_of(scope.removeprefix(_OWNED))", "return None",
          "test_of_a_private_slab_its_owner_alone_hears"),
     ],
-    "bdn/mirror/access.py": [
+    "bdn/mirror/access/access.py": [
         ("agents read like controllers", "self.role is not needed", "False", "test_who_may_read_which_manifest"),
         ("a header makes anybody anyone", "if organisation not in (None, self.organisation):", "if False:",
          "test_who_may_read_which_manifest"),
@@ -50,7 +50,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "test_a_revoked_token_ends_at_every_replica",
          "test_what_is_revoked_or_expired_is_refused_like_what_never_was[sqlite]"),
     ],
-    "bdn/mirror/locations.py": [
+    "bdn/mirror/serving/locations.py": [
         ("whoever asks is told where a chunk is", "await self.access.check_chunks(bearer, digests, Digest.parse(request.manifest))",
          "pass", "test_who_is_told_where_which_chunk_can_be_read"),
     ],
@@ -89,13 +89,13 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a project is hidden behind another one's name", "lambda one: one.id == name, ", "",
          "test_nobody_hides_a_project_behind_its_id[sqlite]"),
     ],
-    "bdn/mirror/projects.py": [
+    "bdn/mirror/jobs/projects.py": [
         ("a project is deleted under a push", "    if at_work:", "    if False:",
          "test_a_project_is_not_deleted_while_a_push_of_it_goes_on[sqlite]"),
         ("a project goes before its checkpoints", "is_last = len(found) < _REMOVED_AT_ONCE", "is_last = True",
          "test_a_deletion_of_a_project_that_was_cut_off_goes_on[sqlite]"),
     ],
-    "bdn/mirror/pushes.py": [
+    "bdn/mirror/jobs/pushes.py": [
         ("a push of another team goes on for whoever names it", "state = await mirrors.get(session, push_id, organisation, team)",
          "state = await mirrors.get(session, push_id, organisation)", "test_what_another_team_has_is_answered_like_nothing"),
         ("a grant to push forgets its team", "PushGrant(organisation, job, expires_at, team)", "PushGrant(organisation, job, expires_at)",
@@ -198,7 +198,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a link is looked at and not where it leads", "file.stat()", "file.lstat()",
          "test_a_link_that_leads_elsewhere_is_a_change"),
     ],
-    "bdn/mirror/caches.py": [
+    "bdn/mirror/jobs/caches.py": [
         ("what a training cache holds is every team's", "row = await projects.find(session, organisation, project, team)",
          "row = await projects.find(session, organisation, project)", "test_a_training_cache_is_its_teams"),
         ("what is left of training caches is told every team", 'if team in (None, one[0].request["team"])', "",

@@ -108,7 +108,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a bug in a collection ends the mirror, now and at each start", "except Exception as error:",
          "except MemoryError as error:", "test_a_collection_with_a_bug_has_failed"),
     ],
-    "bdn/mirror/retention.py": [
+    "bdn/mirror/upkeep/retention.py": [
         ("a dry run deletes", "(lambda chunks: chunks) if dry_run else self.store.collect", "self.store.collect",
          "test_what_is_planned_in_a_dry_run_is_of_every_kind"),
         ("whoever asks for orphans alone loses what he can restore no longer", "if not only_orphans:", "if True:",

@@ -37,7 +37,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "if fault := await asyncio.to_thread(manifest_fault, name, row.canonical):", "if fault := None:",
          "test_a_damaged_record_is_refused_and_a_verification_names_it"),
     ],
-    "bdn/mirror/damages.py": [
+    "bdn/mirror/chunks/damages.py": [
         ("wrong bytes stay where readers find them", "await asyncio.to_thread(self.store.set_aside, digest)", "pass",
          "test_what_was_only_looked_for_is_fetched_by_the_next_mirror"),
         ("what an eviction took is called damaged", "return None  # an eviction took it", "return fault",
@@ -105,7 +105,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          'if is_alike(row, wanted) and not await contents.is_lost(session, row.manifest or "", reader):', "if is_alike(row, wanted):",
          "test_a_mirror_is_never_ready_that_counts_on_a_damaged_chunk"),
     ],
-    "bdn/mirror/scrub.py": [
+    "bdn/mirror/upkeep/scrub.py": [
         ("no scrub goes on while repairs are due", "has_scrubbed = not has_verified and", "has_scrubbed = not has_verified and not has_repaired and",
          "test_what_cannot_be_repaired_holds_up_no_scrub"),
         ("the scrub tells nobody of wrong records", "await self.damages.tell_record(record, wrong)", "pass",
@@ -139,7 +139,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("a chunk that cannot be replaced ends the verification's part", "await self.damages.examine(digest)  #",
          "raise  #", "test_what_nobody_may_touch_costs_what_is_in_it_and_keeps_nobody_from_anything_else[chunk]"),
     ],
-    "bdn/mirror/served_chunks.py": [
+    "bdn/mirror/serving/served_chunks.py": [
         ("a reader's suspicion is not heard", "answer_of(self.loop, self.damages.examine(request.digest, request.organisation))", "pass",
          "test_a_stage_that_gets_wrong_bytes_makes_the_mirror_mend_them"),
         ("a suspicion is not heard on the other plane", "await self.damages.examine(request.digest, request.organisation)", "pass",

@@ -26,7 +26,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("readers who suspect hold the threads that they wait for", "service.shelf.opened(asked)",
          "asyncio.to_thread(service.shelf.open_chunk, asked)", "test_many_who_suspect_at_once_are_answered_as_one_is"),
     ],
-    "bdn/mirror/damages.py": [
+    "bdn/mirror/chunks/damages.py": [
         ("each of those who suspect a chunk has it read for himself", "return await examination.get(anew=True)",
          "return await self._examine(digest)", "test_many_who_suspect_at_once_are_answered_as_one_is"),
         ("who suspects what nobody needs stands in the way of those who write",
@@ -49,7 +49,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("the limit of bytes counts files", "total := files.bytes_total", "total := len(files)",
          "test_one_huge_entry_is_refused[a petabyte-s3://bucket]"),
     ],
-    "bdn/mirror/served_chunks.py": [
+    "bdn/mirror/serving/served_chunks.py": [
         ("an examination that takes long is a bug of ours", "except TimeoutError:", "except KeyError:",
          "test_an_examination_that_takes_too_long_is_a_chunk_that_cannot_be_had_now"),
     ],

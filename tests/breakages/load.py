@@ -14,7 +14,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
         ("equal requests are not taken for equal", "digest_of(json.dumps(asked, sort_keys=True).encode()).hex",
          "secrets.token_hex(32)", "test_a_thousand_requests_for_ten_sources_are_ten_mirrors[sqlite]"),
     ],
-    "bdn/mirror/waiting.py": [
+    "bdn/mirror/db/waiting.py": [
         ("where a look takes long, each listener looks for itself",
          "oldest = asked if anew else min(asked, self._clock() - self._seconds(result))",
          "oldest = max(asked if anew else 0.0, self._clock() - self._seconds(result))",

@@ -7,7 +7,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "waiting.ask(partial(look, found.id, LONGEST_WAIT_SECONDS))", "look(found.id, LONGEST_WAIT_SECONDS)",
          "test_a_command_that_waits_goes_on_asking_through_faults_and_says_so[gc]"),
     ],
-    "bdn/mirror/metrics.py": [
+    "bdn/mirror/api/metrics.py": [
         ("readiness does not say that the database is silent",
          'raise StoreUnavailableError(f"{what} has not answered for {PROBE_SECONDS:g} s") from None', "raise",
          "test_a_database_that_goes_away_is_named_and_what_ran_goes_on_when_it_is_back[silent]"),
@@ -55,7 +55,7 @@ BREAKAGES: dict[str, list[tuple[str, ...]]] = {
          "mirror_id = await mirrors.running(session, organisation, request_key)", "mirror_id = None",
          "test_a_mirror_asked_for_through_a_fault_and_again_is_one_mirror_and_one_read[ends_at_once]"),
     ],
-    "bdn/mirror/retention.py": [
+    "bdn/mirror/upkeep/retention.py": [
         ("rows go although the store is away", "await asyncio.to_thread(self.store.check)",
          "await asyncio.sleep(0)", "test_a_store_that_is_away_is_named_to_everybody"),
     ],

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest
-from bdn.mirror.waiting import SharedReads
+from bdn.mirror.db.waiting import SharedReads
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.stage_schema import StageDocument, StageMount
 from tests.doubles.faults import answer, cut

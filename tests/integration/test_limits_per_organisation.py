@@ -18,10 +18,10 @@ import pytest
 from bdn.core.chunk import Buffer, ByteRange, Digest, FileEntry, FileLayout, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
-from bdn.mirror.access import Access
-from bdn.mirror.damages import Damages
-from bdn.mirror.served_chunks import StoreShelf
-from bdn.mirror.served_files import OpenedFile
+from bdn.mirror.access.access import Access
+from bdn.mirror.chunks.damages import Damages
+from bdn.mirror.serving.served_chunks import StoreShelf
+from bdn.mirror.serving.served_files import OpenedFile
 from bdn.net.chunk_server.receiving import BUFFERS
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk, PushedChunk
 from bdn.store.bucket import OPEN_AT_ONCE, Turns
@@ -71,7 +71,7 @@ LIMITS: Final = {
         f"{_API}::test_strangers_of_one_address__make_room_for_their_own_alone",
     ),
     ("bdn/transfer/fair_limit.py", "Shares"): ("tests/unit/transfer/test_fair_limit.py::test_places__go_round_robin",),
-    ("bdn/mirror/damages.py", "FairLimit"): (
+    ("bdn/mirror/chunks/damages.py", "FairLimit"): (
         f"{_HERE}::test_suspected_chunks__are_read_round_robin_over_organisations",
     ),
     ("node_agent/app.py", "FairLimit"): (
@@ -91,7 +91,7 @@ LIMITS: Final = {
         f"{_HERE}::test_threads_of_the_loop__are_free_while_a_store_hangs",
         f"{_HERE}::test_reads_of_the_store__name_the_organisation_that_reads",
     ),
-    ("bdn/mirror/served_files.py", "FairLimit"): (
+    ("bdn/mirror/serving/served_files.py", "FairLimit"): (
         "tests/unit/transfer/test_fair_limit.py::test_places__go_round_robin",
     ),
     ("bdn/mirror/app.py", "ByteThreads"): "threads of copies: work in the queue, below",

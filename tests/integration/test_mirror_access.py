@@ -71,8 +71,8 @@ async def test_there_is_no_grant_for_what_was_evicted(mirror: MirrorUnderTest) -
 async def test_chunks_of_more_manifests_than_are_kept_cost_one_look_each(
     upstreams: None, hub: Hub, database_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bdn.mirror.access._OBJECTS_KEPT", 4)
-    monkeypatch.setattr("bdn.mirror.access._STANDING_SECONDS", 3600.0)
+    monkeypatch.setattr("bdn.mirror.access.access._OBJECTS_KEPT", 4)
+    monkeypatch.setattr("bdn.mirror.access.access._STANDING_SECONDS", 3600.0)
     content = {name: name.encode() * (2 * CHUNK_SIZE + 5) for name in "ab"}
     for name, model in content.items():
         hub.repo(f"org/{name}").commit({"model.bin": model})
@@ -96,8 +96,8 @@ async def test_chunks_of_more_manifests_than_are_kept_cost_one_look_each(
 async def test_a_grant_reads_all_of_its_manifests_when_the_mirror_forgets_which_of_them_stand(
     upstreams: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bdn.mirror.access._STANDING_KEPT", 0)
-    monkeypatch.setattr("bdn.mirror.access._STANDING_SECONDS", 3600.0)
+    monkeypatch.setattr("bdn.mirror.access.access._STANDING_KEPT", 0)
+    monkeypatch.setattr("bdn.mirror.access.access._STANDING_SECONDS", 3600.0)
     one, two = source("hf://org/one", "/a"), source("hf://org/two", "/b")
     async with mirror_under_test(tmp_path, bearer=TOKEN, auth="token", token=TOKEN) as mirror:
         for sources in ((one,), (one, two)):

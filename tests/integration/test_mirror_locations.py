@@ -47,7 +47,7 @@ class LocatableDirectory(DirectoryStore):
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LocatableDirectory:
     """That of the mirrors of the test."""
     made = LocatableDirectory(tmp_path / "store")
-    monkeypatch.setattr("bdn.mirror.store.open_store", lambda *_, **__: made)
+    monkeypatch.setattr("bdn.mirror.chunks.opening.open_store", lambda *_, **__: made)
     return made
 
 
@@ -122,7 +122,7 @@ async def test_a_mirror_that_delivers_itself_says_so(
             settings: dict[str, Any] = {}
             if locatable:
                 made = LocatableDirectory(tmp_path / "locatable")
-                patch.setattr("bdn.mirror.store.open_store", lambda *_, made=made, **__: made)
+                patch.setattr("bdn.mirror.chunks.opening.open_store", lambda *_, made=made, **__: made)
                 settings["store_delivery"] = "proxy"
             async with mirror_under_test(tmp_path / f"mirror-{number}", **settings) as mirror:
                 ready = await mirror.ready(source(model))

@@ -13,7 +13,7 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import StoredChunk
 from bdn.mirror.db.agents import ALIVE_SECONDS
 from bdn.mirror.db.errors import DatabaseUnavailableError
-from bdn.mirror.retention import StoreEviction
+from bdn.mirror.upkeep.retention import StoreEviction
 from bdn.store.directory import DirectoryStore
 from bdn.wire.grants import GrantVerifier
 from tests.doubles.faults import stall

@@ -209,7 +209,7 @@ async def test_a_project_is_not_deleted_while_a_push_of_it_goes_on(world: World)
 
 
 async def test_a_deletion_of_a_project_that_was_cut_off_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bdn.mirror.projects._REMOVED_AT_ONCE", 2)
+    monkeypatch.setattr("bdn.mirror.jobs.projects._REMOVED_AT_ONCE", 2)
     for number in range(5):
         await world.research.push({"x": b"%d" % number}, f"bt://llama@job1/checkpoint-{number}")
     looks, look = iter(range(2)), statements.checkpoints_of

@@ -14,7 +14,7 @@ from sqlalchemy import inspect
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.source.uri import CheckpointUri
 from bdn.mirror.db import checkpoints
-from bdn.mirror.pushes import GIVEN_UP_SECONDS
+from bdn.mirror.jobs.pushes import GIVEN_UP_SECONDS
 from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
 from tests.support.mirror.job import STEP, Job, chunks_of

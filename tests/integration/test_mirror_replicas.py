@@ -18,8 +18,7 @@ import asyncpg
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.mirror import waiting
-from bdn.mirror.db import listening, mirrors
+from bdn.mirror.db import listening, mirrors, waiting
 from bdn.mirror.db.database import Database
 from bdn.mirror.ingest import requests, worker
 from bdn.wire.grants import new_signing_key

@@ -242,7 +242,7 @@ async def test_no_other_verb_tells_what_exists_or_does_anything(world: World, ta
 
 async def test_what_is_not_yours_costs_nothing(world: World, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is kept for a second is kept for this test.
-    monkeypatch.setattr("bdn.mirror.access._STANDING_SECONDS", 3600.0)
+    monkeypatch.setattr("bdn.mirror.access.access._STANDING_SECONDS", 3600.0)
     for bearer, reads in READS.items():
         if isinstance(reads, str) or bearer in ALL_CHUNKS | NO_CHUNKS:
             continue

@@ -20,9 +20,9 @@ from sqlalchemy import select
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import NotFoundError
-from bdn.mirror import retention
 from bdn.mirror.db import damaged, mirrors, removal
 from bdn.mirror.db.tables import ContentRow, ManifestRow
+from bdn.mirror.upkeep import retention
 from tests.doubles.hub import Hub
 from tests.support.content.calendar import Calendar
 from tests.support.crash.rot import rot

@@ -16,7 +16,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
-from bdn.mirror.scrub import AGAIN_SECONDS, Keeper, Repair
+from bdn.mirror.upkeep.scrub import AGAIN_SECONDS, Keeper, Repair
 from bdn.store.directory import DirectoryStore
 from bdn.wire import operation_schema
 from bdn.wire.http_fields import SUSPECT_HEADER

@@ -25,8 +25,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.mirror import served_chunks as shelf
-from bdn.mirror.damages import Damages
+from bdn.mirror.chunks.damages import Damages
+from bdn.mirror.serving import served_chunks as shelf
 from bdn.net.api_server import bind_tcp, serving
 from bdn.wire.http_fields import SUSPECT_HEADER
 from node_agent.api import build_app

@@ -14,12 +14,13 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 
-from bdn.mirror import metrics, scrub
+from bdn.mirror.api import metrics
 from bdn.mirror.db import postgres
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.postgres import LockLostError
 from bdn.mirror.ingest import worker
+from bdn.mirror.upkeep import scrub
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise

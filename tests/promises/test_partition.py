@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from bdn.core.errors import BdnError
-from bdn.mirror import scrub
+from bdn.mirror.upkeep import scrub
 from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror

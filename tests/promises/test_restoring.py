@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bdn.core.chunk import Digest
-from bdn.mirror import access
-from bdn.mirror.retention import Collector
+from bdn.mirror.access import access
+from bdn.mirror.upkeep.retention import Collector
 from tests.doubles.hub import Hub
 from tests.support.content.calendar import DAY, Calendar
 from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source

@@ -11,9 +11,9 @@ from typing import Any, Final
 import pytest
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.mirror.damages import Damages
+from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.db.database import Database
-from bdn.mirror.scrub import AGAIN_SECONDS
+from bdn.mirror.upkeep.scrub import AGAIN_SECONDS
 from bdn.store.directory import DirectoryStore
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Path
 
 from bdn.mirror.api.callers import TEXT, Agent, Operator, ProjectName, TeamController
-from bdn.mirror.caches import TrainingCaches
+from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.net.api_server import new_router, provided
 from bdn.wire.cache_schema import (
     CacheDirectory,

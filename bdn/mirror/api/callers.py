@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Header, Path, Query
 
 from bdn.core.source.uri import PROJECT_PATTERN
-from bdn.mirror.access import Access, Caller, PushAccess
+from bdn.mirror.access.access import Access, Caller, PushAccess
 from bdn.net.api_server import Bearer, provided
 from bdn.wire.access_schema import NAME_PATTERN, ORGANISATION_PATTERN, Role
 from bdn.wire.http_fields import AGENT_HEADER, ORGANISATION_HEADER

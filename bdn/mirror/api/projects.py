@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from bdn.mirror.api.callers import CheckpointId, Controller, Name, ProjectName, TeamController
-from bdn.mirror.projects import Projects
+from bdn.mirror.jobs.projects import Projects
 from bdn.net.api_server import new_router, provided
 from bdn.wire.access_schema import Team, TeamRequest
 from bdn.wire.push_schema import Checkpoint, Project

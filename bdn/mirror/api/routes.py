@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from bdn.core.chunk import ByteRange, digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.store import manifest_fault
-from bdn.mirror.access import Access, Caller, NotPermittedError
+from bdn.mirror.access.access import Access, Caller, NotPermittedError
 from bdn.mirror.api.caches import caches_router
 from bdn.mirror.api.callers import (
     TEXT,
@@ -36,21 +36,21 @@ from bdn.mirror.api.callers import (
     TokenId,
     VerificationId,
 )
+from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.projects import projects_router
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.requests import MirrorRequests
-from bdn.mirror.layout_documents import LayoutDocuments
-from bdn.mirror.locations import ChunkLocations
-from bdn.mirror.metrics import Metrics
+from bdn.mirror.jobs.pushes import Pushes
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.requests import Collections, OperationRequests
-from bdn.mirror.pushes import Pushes
-from bdn.mirror.served_chunks import StoreShelf
-from bdn.mirror.served_files import ServedFiles
+from bdn.mirror.serving.layout_documents import LayoutDocuments
+from bdn.mirror.serving.locations import ChunkLocations
+from bdn.mirror.serving.served_chunks import StoreShelf
+from bdn.mirror.serving.served_files import ServedFiles
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.sign_ins import Secrets
 from bdn.net.api_server import EVENTS, Bearer, EventStream, WaitSeconds, new_router, provided

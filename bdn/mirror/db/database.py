@@ -39,7 +39,7 @@ from bdn.mirror.db.clock import DatabaseClock
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
 from bdn.mirror.db.recall import HEAD
 from bdn.mirror.db.tables import Base
-from bdn.mirror.waiting import Watch
+from bdn.mirror.db.waiting import Watch
 
 MIGRATIONS: Final = Path(__file__).parents[3] / "migrations"
 

@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from bdn.mirror.db.clock import DatabaseClock
-from bdn.mirror.waiting import Watch
+from bdn.mirror.db.waiting import Watch
 
 logger = logging.getLogger(__name__)
 

@@ -52,12 +52,12 @@ from bdn.mirror.db.tables import (
     MirrorSourceRow,
     TombstoneRow,
 )
-from bdn.mirror.waiting import NEW_WORK, cancel_topic
+from bdn.mirror.db.waiting import NEW_WORK, cancel_topic
 from bdn.wire.access_schema import DEFAULT_TEAM
 
 RUNNING = ("PENDING", "SYNCING")
 OF_ALL: Final = ""  # the ``team`` of a mirror that whoever has no team asked for
-PUSHED: Final = "push"  # claims a mirror whose bytes its caller sends: see ``bdn.mirror.pushes``
+PUSHED: Final = "push"  # claims a mirror whose bytes its caller sends: see ``bdn.mirror.jobs.pushes``
 PUSH_SECONDS: Final = (
     3600.0  # after its begin, collections wait no longer for a push: its commit makes sure of its chunks again
 )

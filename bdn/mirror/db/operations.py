@@ -8,7 +8,7 @@ from sqlalchemy import exists, func, select, update
 
 from bdn.mirror.db.database import ReadSession, WriteSession, batches, changed, tell
 from bdn.mirror.db.tables import OperationPartRow, OperationRow
-from bdn.mirror.waiting import asked_topic
+from bdn.mirror.db.waiting import asked_topic
 
 MIRROR: Final = "mirror"  # the node of the mirror's own part, whose cluster is ""
 ANY: Final = ""  # the node of a part that is for whichever agent of a cluster does it first

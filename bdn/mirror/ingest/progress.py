@@ -16,7 +16,7 @@ from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.store import ChunkStore
 from bdn.mirror.db import contents, damaged, mirrors
 from bdn.mirror.db.database import Database, WriteSession
-from bdn.mirror.waiting import SingleFlight
+from bdn.mirror.db.waiting import SingleFlight
 from bdn.transfer.under_way import UnderWay
 
 logger = logging.getLogger(__name__)

@@ -22,10 +22,10 @@ from bdn.mirror.db.database import Cursor, Database
 from bdn.mirror.db.mirrors import MirrorState
 from bdn.mirror.db.recall import is_alike
 from bdn.mirror.db.tables import MirrorSourceRow
+from bdn.mirror.db.waiting import SharedRead, SharedReads, Watch
 from bdn.mirror.ingest.progress import Progress
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.worker import published_before
-from bdn.mirror.waiting import SharedRead, SharedReads, Watch
 from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import RECORDED, TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
 

@@ -26,19 +26,19 @@ from bdn.core.pace.retry import Outage
 from bdn.core.source.upstream import Resolution
 from bdn.core.source.uri import WeightsSource
 from bdn.core.store import organisation_of, reader_of, split_digests
-from bdn.mirror.damages import Damages
+from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.db import contents, events, mirrors
 from bdn.mirror.db.database import Database, ReadSession, batches
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.mirrors import MirrorState
 from bdn.mirror.db.recall import is_alike, recall_key
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
+from bdn.mirror.db.waiting import NEW_WORK, cancel_topic, in_background
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import CopyMissing
 from bdn.mirror.ingest.progress import ClaimLostError, CopiesInProgress, Progress, SourceCounters, StoredContents
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
-from bdn.mirror.waiting import NEW_WORK, cancel_topic, in_background
 from bdn.wire.mirror_schema import WeightsSourceBody
 from bdn.wire.shapes import body_of
 

@@ -19,9 +19,9 @@ from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.events import Events
 from bdn.mirror.db.operations import ANY
 from bdn.mirror.db.tables import AgentRow, ClusterRow
+from bdn.mirror.db.waiting import SharedRead, agent_topic
 from bdn.mirror.operations.operations import part_of
 from bdn.mirror.operations.requests import OperationRequests
-from bdn.mirror.waiting import SharedRead, agent_topic
 from bdn.wire.heartbeat_schema import (
     AgentDocument,
     Cluster,

@@ -21,7 +21,7 @@ from bdn.mirror.db.caches import REMOVAL
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.operations import ANY, MIRROR, Who
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
-from bdn.mirror.waiting import SharedRead, SharedReads, agent_topic
+from bdn.mirror.db.waiting import SharedRead, SharedReads, agent_topic
 from bdn.wire.shapes import ErrorBody, moment
 
 _LOOK_AGAIN_SECONDS: Final = 0.5

@@ -18,6 +18,7 @@ from bdn.mirror.db import agents, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.operations import MIRROR
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
+from bdn.mirror.db.waiting import asked_topic
 from bdn.mirror.operations.operations import (
     CACHE_REMOVAL,
     COLLECTION,
@@ -27,8 +28,7 @@ from bdn.mirror.operations.operations import (
     OperationKind,
     Operations,
 )
-from bdn.mirror.retention import Collected, Collector, StoreEviction
-from bdn.mirror.waiting import asked_topic
+from bdn.mirror.upkeep.retention import Collected, Collector, StoreEviction
 from bdn.wire.cache_schema import RemoveCacheCommand
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.heartbeat_schema import Command

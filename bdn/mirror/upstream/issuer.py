@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.key_files import read_keys
+from bdn.mirror.access.key_files import read_keys
 from bdn.mirror.settings import MirrorSettings
 from bdn.wire.access_schema import ORGANISATION_PATTERN
 from bdn.wire.grants import private_keys

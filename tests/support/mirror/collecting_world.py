@@ -22,12 +22,12 @@ from bdn.core.errors import NotFoundError
 from bdn.core.source.upstream import Identity, UpstreamFile
 from bdn.core.source.uri import BucketUri, parse_source
 from bdn.core.store import MirrorStore, StoredChunk, split_digests
-from bdn.mirror.damages import Damages
+from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.db import contents, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.tables import ManifestRow, MirrorRow, MirrorSourceRow, OperationPartRow, OperationRow
 from bdn.mirror.ingest.progress import StoredContents
-from bdn.mirror.retention import Collected, Collector, StoreEviction
+from bdn.mirror.upkeep.retention import Collected, Collector, StoreEviction
 from bdn.store.access import Pairs, open_access
 from bdn.store.bucket import Bucket
 from bdn.store.bucket_store import Abilities, BucketStore

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import DiskFailedError
-from bdn.mirror.data_lock import DataDirectoryInUseError, locked
+from bdn.mirror.db.data_lock import DataDirectoryInUseError, locked
 from tests.support.crash.scripted_writes import failing
 
 LOCK = "mirror.lock"

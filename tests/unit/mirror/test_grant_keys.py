@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bdn.core.chunk import digest_of
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.key_files import load_grant_signer
+from bdn.mirror.access.key_files import load_grant_signer
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.issuer import new_identity_key
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key

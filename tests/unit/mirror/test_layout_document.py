@@ -7,7 +7,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, EMPTY, FileLayout, Slab, digest_of
 from bdn.mirror.db.contents import ContentLayout
-from bdn.mirror.layout_documents import LayoutDocument
+from bdn.mirror.serving.layout_documents import LayoutDocument
 from bdn.wire.layout_form import Layout, LayoutBody
 from bdn.wire.location_schema import Delivery
 

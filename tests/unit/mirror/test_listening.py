@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from bdn.mirror.db import listening
 from bdn.mirror.db.clock import DatabaseClock
 from bdn.mirror.db.listening import Listening
-from bdn.mirror.waiting import Watch, in_background
+from bdn.mirror.db.waiting import Watch, in_background
 
 LOOKS = 20
 

@@ -1,6 +1,6 @@
 """What grants open is kept by manifest, with a bound, and not pushed out by what is read at the same time."""
 
-from bdn.mirror.access import OpenedObjects
+from bdn.mirror.access.access import OpenedObjects
 
 
 class Clock:

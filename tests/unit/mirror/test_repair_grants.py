@@ -11,7 +11,7 @@ from bdn.core.store import Piece
 from bdn.mirror.db import agents, origins
 from bdn.mirror.db.origins import Origin
 from bdn.mirror.db.tables import AgentRow, MirrorSourceRow
-from bdn.mirror.scrub import AgentSource, Restoring
+from bdn.mirror.upkeep.scrub import AgentSource, Restoring
 from bdn.net.http1.pool import ConnectionPool
 from bdn.wire.grants import GrantSigner, new_signing_key
 from tests.support.content.names import named

@@ -9,9 +9,9 @@ import pytest
 
 from bdn.core.errors import InvalidRequestError, SecretMalformedError, SecretNotFoundError
 from bdn.mirror.app import open_mirror
+from bdn.mirror.chunks.opening import check_secret_files
 from bdn.mirror.db.secrets import Keyring, SecretTable, new_key
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.store import check_secret_files
 from bdn.mirror.upstream.sign_ins import OperatorSecrets, Secrets, infrastructure_secret
 from bdn.settings import SettingsError
 from tests.support.mirror.service import database_under_test

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from bdn.mirror.waiting import SharedRead, SharedReads, SingleFlight, ThreadRead, Watch
+from bdn.mirror.db.waiting import SharedRead, SharedReads, SingleFlight, ThreadRead, Watch
 from tests.support.network.loops import settle
 
 

@@ -12,13 +12,13 @@ from typing import Final
 
 from bdn.core.errors import BdnError, Fact, InUseError, NotFoundError
 from bdn.core.events import Event
-from bdn.mirror.caches import forget_caches
 from bdn.mirror.db import caches, checkpoints, events, mirrors, projects
 from bdn.mirror.db.agents import FORGOTTEN_SECONDS
 from bdn.mirror.db.checkpoints import CheckpointState
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.projects import ProjectState
 from bdn.mirror.db.tables import CheckpointRow, ProjectRow, TeamRow
+from bdn.mirror.jobs.caches import forget_caches
 from bdn.wire.access_schema import DEFAULT_TEAM, Team
 from bdn.wire.push_schema import Checkpoint, Project
 from bdn.wire.shapes import moment

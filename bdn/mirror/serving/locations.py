@@ -7,8 +7,8 @@ from math import inf
 
 from bdn.core.chunk import Digest
 from bdn.core.store import LocatableStore
-from bdn.mirror.access import Access
-from bdn.mirror.damages import ChunkDamagedError, Damages
+from bdn.mirror.access.access import Access
+from bdn.mirror.chunks.damages import ChunkDamagedError, Damages
 from bdn.wire.location_schema import ChunkLocation, Delivery, Locations, LocationsRequest, RefusedChunk
 from bdn.wire.shapes import body_of
 

@@ -13,10 +13,10 @@ from blake3 import blake3
 from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError
 from bdn.core.store import split_digests
-from bdn.mirror.damages import Damages
+from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.db import contents
 from bdn.mirror.db.database import Database
-from bdn.mirror.waiting import SharedReads
+from bdn.mirror.db.waiting import SharedReads
 from bdn.wire.layout_form import LAYOUT_END, layout_head, write_file, write_files
 from bdn.wire.location_schema import Delivery
 

@@ -44,16 +44,16 @@ from bdn.core.errors import (
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.store import ChunkStore, split_digests
 from bdn.core.training.checkpoints import is_loadable
-from bdn.mirror.access import Access, NotPermittedError, PushAccess
-from bdn.mirror.damages import Damages
+from bdn.mirror.access.access import Access, NotPermittedError, PushAccess
+from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.db import checkpoints, contents, events, mirrors, projects
 from bdn.mirror.db.checkpoints import PushScope
 from bdn.mirror.db.database import Database, WriteSession, batches
 from bdn.mirror.db.mirrors import PUSH_SECONDS, PUSHED
 from bdn.mirror.db.tables import MirrorRow
 from bdn.mirror.ingest.requests import MirrorRequests
-from bdn.mirror.projects import gone_events
-from bdn.mirror.served_chunks import answer_of
+from bdn.mirror.jobs.projects import gone_events
+from bdn.mirror.serving.served_chunks import answer_of
 from bdn.net.chunk_server.served_chunks import PushedChunk
 from bdn.transfer.batching import Batched
 from bdn.wire.access_schema import DEFAULT_TEAM

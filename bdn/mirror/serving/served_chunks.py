@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from bdn.core.chunk import Digest, Slice
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.store import ChunkStore
-from bdn.mirror.access import Access
-from bdn.mirror.damages import ChunkDamagedError, Damages
+from bdn.mirror.access.access import Access
+from bdn.mirror.chunks.damages import ChunkDamagedError, Damages
 from bdn.mirror.db import contents
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.wire.access_schema import DEFAULT_ORGANISATION

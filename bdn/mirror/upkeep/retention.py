@@ -40,7 +40,7 @@ from bdn.core.store import (
     collectable_before,
     split_digests,
 )
-from bdn.mirror.damages import Damages
+from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.db import agents, contents, damaged, events, mirrors, operations, removal
 from bdn.mirror.db.database import Database, ReadSession, WriteSession, batches
 from bdn.mirror.db.removal import Dropped, Going, Leaving, Rehearsal, Taken

@@ -22,7 +22,7 @@ from bdn.core.pace.rounds import Sample, is_round_due
 from bdn.core.source.upstream import Checksum
 from bdn.core.source.uri import common_beginnings
 from bdn.core.store import Needed, Piece, closed_up, seal_of
-from bdn.mirror.damages import Damages
+from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.db import agents, contents, damaged, mirrors, objects, operations, origins
 from bdn.mirror.db.contents import Record
 from bdn.mirror.db.database import Database, tell
@@ -30,9 +30,9 @@ from bdn.mirror.db.objects import Reach, StoredObject
 from bdn.mirror.db.operations import MIRROR
 from bdn.mirror.db.origins import Origin
 from bdn.mirror.db.tables import AgentRow
+from bdn.mirror.db.waiting import KEEPERS_WORK
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
-from bdn.mirror.waiting import KEEPERS_WORK
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import Pacer
 from bdn.transfer.chunk_readers import PartialChunk

@@ -17,7 +17,7 @@ from bdn.core.source.uri import CheckpointUri
 from bdn.core.store import organisation_of, reader_of, team_of
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.tokens import TokenTable, is_token
-from bdn.mirror.waiting import SharedReads
+from bdn.mirror.db.waiting import SharedReads
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, Role
 from bdn.wire.grants import Grant, GrantVerifier, PushGrant
 

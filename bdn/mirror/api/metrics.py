@@ -18,7 +18,7 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
 from bdn.mirror.db import agents, contents, damaged, mirrors, objects
 from bdn.mirror.db.database import Database
-from bdn.mirror.waiting import SharedRead, ThreadRead
+from bdn.mirror.db.waiting import SharedRead, ThreadRead
 
 PROBE_SECONDS = 5.0
 _SUMMED_PER_SECOND: Final = 50_000  # contents: the sum of a million is read again after 20 s

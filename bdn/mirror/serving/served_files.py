@@ -17,7 +17,7 @@ from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.store import ChunkStore
 from bdn.mirror.db import contents, mirrors
 from bdn.mirror.db.database import Database
-from bdn.mirror.waiting import SharedReads
+from bdn.mirror.db.waiting import SharedReads
 from bdn.transfer.fair_limit import FairLimit
 from bdn.wire.grants import FileGrant, GrantSigner, GrantVerifier, file_url
 from bdn.wire.location_schema import FileAddress

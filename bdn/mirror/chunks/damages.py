@@ -18,7 +18,7 @@ from bdn.core.store import MirrorStore
 from bdn.mirror.db import damaged, objects
 from bdn.mirror.db.contents import Record, RecordDamagedError
 from bdn.mirror.db.database import Database, tell
-from bdn.mirror.waiting import KEEPERS_WORK, SharedReads
+from bdn.mirror.db.waiting import KEEPERS_WORK, SharedReads
 from bdn.transfer.fair_limit import FairLimit
 
 _EXAMINED_AT_ONCE: Final = 4  # objects: each holds a thread of the loop, and of a bucket 8 MiB of memory
