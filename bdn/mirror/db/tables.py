@@ -9,16 +9,16 @@ from sqlalchemy import (
     ForeignKey,
     ForeignKeyConstraint,
     Index,
+    Integer,
     LargeBinary,
     String,
     UniqueConstraint,
     text,
-    true,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Json = dict[str, Any]
-_DEFAULT_TEAM: Final = text("'Default'")  # what the version before writes is of this team
+_Id: Final = BigInteger().with_variant(Integer(), "sqlite")  # which counts such a column alone
 
 
 class Base(DeclarativeBase):
@@ -56,7 +56,7 @@ class MirrorRow(Base):
     claimed_by: Mapped[str | None] = mapped_column(String(256))
     claim_expires_at: Mapped[float | None]
     error: Mapped[Json | None]
-    team: Mapped[str] = mapped_column(String(128), server_default=_DEFAULT_TEAM)
+    team: Mapped[str] = mapped_column(String(128))
 
 
 class MirrorSourceRow(Base):
@@ -86,124 +86,92 @@ class MirrorSourceRow(Base):
     bytes_reused: Mapped[int] = mapped_column(default=0)
     warnings: Mapped[list[Any]]
     error: Mapped[Json | None]
-    organisation: Mapped[str] = mapped_column(String(256), server_default=text("''"))
+    organisation: Mapped[str] = mapped_column(String(256))
     recall_key: Mapped[str | None] = mapped_column(String(64))
 
 
-class ManifestRow(Base):
-    """A published manifest. Its row is not changed: on SQLite that would write all of its bytes, 130 MB of a million files.
+class ChunkRow(Base):
+    """An object of the store. The row is committed before the object's first byte is sent, and deleted after the object has gone.
 
-    ``last_used`` is when it was published, or used last before there were ``ManifestUseRow``s.
+    ``state`` is a ``ChunkState``. ``refs`` counts its rows in ``set_chunks``; the decision to delete reads this row and no other.
+    ``changed_at`` is when the last reference went, the object was to be put, or its DELETE was sent. ``damage`` says what a
+    scrub found wrong.
     """
+
+    __tablename__ = "chunks"
+    __table_args__ = (
+        Index("ix_chunks_unreferenced", "changed_at", sqlite_where=text("refs = 0"), postgresql_where=text("refs = 0")),
+        Index(
+            "ix_chunks_damaged",
+            "id",
+            sqlite_where=text("damage IS NOT NULL"),
+            postgresql_where=text("damage IS NOT NULL"),
+        ),
+        {"sqlite_autoincrement": True},  # an id is never used again
+    )
+
+    id: Mapped[int] = mapped_column(_Id, primary_key=True)
+    digest: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
+    size: Mapped[int]
+    state: Mapped[str] = mapped_column(String(8))
+    refs: Mapped[int]
+    changed_at: Mapped[float]
+    damage: Mapped[str | None]
+
+
+class ChunkSetRow(Base):
+    """Chunks that are kept together. ``owner`` is a source of a mirror, a push, or evidence; a published set is a manifest's."""
+
+    __tablename__ = "chunk_sets"
+    __table_args__ = ({"sqlite_autoincrement": True},)
+
+    id: Mapped[int] = mapped_column(_Id, primary_key=True)
+    owner: Mapped[str] = mapped_column(String(128), index=True)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+
+
+class SetChunkRow(Base):
+    """A set refers to a chunk."""
+
+    __tablename__ = "set_chunks"
+    __table_args__ = ({"sqlite_with_rowid": False},)  # or SQLite would keep each key twice
+
+    set_id: Mapped[int] = mapped_column(ForeignKey("chunk_sets.id"), primary_key=True)
+    chunk_id: Mapped[int] = mapped_column(ForeignKey("chunks.id"), primary_key=True, index=True)
+
+
+class ManifestRow(Base):
+    """A published manifest: its name is the digest of its root, which is a chunk of its set. ``last_used`` is exact to a minute."""
 
     __tablename__ = "manifests"
 
     digest: Mapped[str] = mapped_column(String(64), primary_key=True)
-    canonical: Mapped[bytes] = mapped_column(LargeBinary)
+    set_id: Mapped[int] = mapped_column(ForeignKey("chunk_sets.id"), unique=True)
     files_total: Mapped[int]
     bytes_total: Mapped[int]
     created_at: Mapped[float]
     last_used: Mapped[float]
 
 
-class ManifestUseRow(Base):
-    """When a manifest was used last since it was published, give or take a minute."""
-
-    __tablename__ = "manifest_uses"
-
-    manifest: Mapped[str] = mapped_column(ForeignKey("manifests.digest", ondelete="CASCADE"), primary_key=True)
-    last_used: Mapped[float]
-
-
-class DraftRow(Base):
-    """A manifest that nobody can read: it is being written, was left half-written, or is being collected (``renewed_at`` 0)."""
-
-    __tablename__ = "manifest_drafts"
-
-    manifest: Mapped[str] = mapped_column(ForeignKey("manifests.digest", ondelete="CASCADE"), primary_key=True)
-    renewed_at: Mapped[float] = mapped_column(index=True)
-
-
-class ContentRow(Base):
-    """A file, complete in the store. ``chunks`` are its raw chunk digests; none: it rests in slabs, see ``SlabSliceRow``."""
-
-    __tablename__ = "contents"
-
-    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
-    size: Mapped[int]
-    chunks: Mapped[bytes] = mapped_column(LargeBinary)
-    recorded_at: Mapped[float] = mapped_column(server_default="0")
-
-
-class ContentChunkRow(Base):
-    """A chunk of a content that has several: who has the chunk finds the content. One of a single chunk is named like that."""
-
-    __tablename__ = "content_chunks"
-    __table_args__ = ({"sqlite_with_rowid": False},)  # or SQLite would keep each key twice
-
-    content: Mapped[str] = mapped_column(ForeignKey("contents.digest"), primary_key=True)
-    chunk: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
-
-
-class SlabRow(Base):
-    """A chunk that holds small files one after the other."""
-
-    __tablename__ = "slabs"
-
-    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
-    size: Mapped[int]
-
-
-class SlabScopeRow(Base):
-    """Whose files a slab was packed from: ``public`` or ``organisation:<name>``, or several. They may read it as a whole."""
-
-    __tablename__ = "slab_scopes"
-
-    slab: Mapped[str] = mapped_column(ForeignKey("slabs.digest", ondelete="CASCADE"), primary_key=True)
-    scope: Mapped[str] = mapped_column(String(300), primary_key=True)
-
-
-class SlabSliceRow(Base):
-    """Where in a slab a content lies. One content may have slices in slabs of several scopes."""
-
-    __tablename__ = "slab_slices"
-
-    content: Mapped[str] = mapped_column(ForeignKey("contents.digest"), primary_key=True)
-    slab: Mapped[str] = mapped_column(ForeignKey("slabs.digest"), primary_key=True, index=True)
-    offset: Mapped[int]
-
-
-class ManifestContentRow(Base):
-    """Which contents a manifest names."""
-
-    __tablename__ = "manifest_contents"
-
-    manifest: Mapped[str] = mapped_column(ForeignKey("manifests.digest", ondelete="CASCADE"), primary_key=True)
-    content: Mapped[str] = mapped_column(ForeignKey("contents.digest"), primary_key=True, index=True)
-
-
 class IdentityRow(Base):
-    """An upstream identity that maps to a content we computed. ``key`` hashes scope and parts."""
+    """What an upstream says of some bytes, and what they were when they came: a hint, never a reference.
+
+    ``key`` hashes scope and parts (``Identity``). Of a file of 1 MiB or more ``chunks`` are its raw chunk digests in order, 32 zero
+    bytes for each that has not come; ``digest`` is the file's, null until it is whole. Of a slab ``digest`` is the slab's, and
+    ``chunks`` are the raw digests of the files in it. ``first`` is the first chunk, or the slab.
+    """
 
     __tablename__ = "identities"
 
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
-    content: Mapped[str] = mapped_column(ForeignKey("contents.digest"), index=True)
-
-
-class CopiedChunkRow(Base):
-    """A chunk of a file that is still being copied, durable in the store: what a restarted worker does not fetch again."""
-
-    __tablename__ = "copied_chunks"
-
-    identity: Mapped[str] = mapped_column(String(64), primary_key=True)
-    chunk_index: Mapped[int] = mapped_column(primary_key=True)
-    digest: Mapped[str] = mapped_column(String(64))
-    recorded_at: Mapped[float] = mapped_column(server_default="0")
+    size: Mapped[int]
+    digest: Mapped[bytes | None] = mapped_column(LargeBinary(32), index=True)
+    chunks: Mapped[bytes] = mapped_column(LargeBinary)
+    first: Mapped[bytes] = mapped_column(LargeBinary(32), index=True)
 
 
 class QuarantinedFileRow(Base):
-    """A file that came with the wrong content. ``chunks`` is the concatenation of the raw digests of what came."""
+    """A file that came with the wrong content. What came is kept by the set ``evidence:<id>``."""
 
     __tablename__ = "quarantined_files"
 
@@ -215,7 +183,6 @@ class QuarantinedFileRow(Base):
     size: Mapped[int]
     expected: Mapped[str]
     actual: Mapped[str]
-    chunks: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class AgentRow(Base):
@@ -237,9 +204,9 @@ class AgentRow(Base):
     advertise: Mapped[str | None]
     version: Mapped[str]
     tiers: Mapped[Json]
-    manifests: Mapped[int] = mapped_column(server_default="0")
+    manifests: Mapped[int] = mapped_column(default=0)
     holdings_digest: Mapped[str | None] = mapped_column(String(64))
-    unsynced_bytes: Mapped[int] = mapped_column(server_default="0")
+    unsynced_bytes: Mapped[int] = mapped_column(default=0)
     caches: Mapped[list[Any] | None]
     last_heartbeat: Mapped[float]
     joined_at: Mapped[float | None]
@@ -359,7 +326,7 @@ class ProjectRow(Base):
     organisation: Mapped[str] = mapped_column(String(256))
     name: Mapped[str] = mapped_column(String(128))
     created_at: Mapped[float]
-    team: Mapped[str] = mapped_column(String(128), server_default=_DEFAULT_TEAM)
+    team: Mapped[str] = mapped_column(String(128))
 
 
 class CheckpointRow(Base):
@@ -384,7 +351,7 @@ class CheckpointRow(Base):
     committed_at: Mapped[float]
     files_total: Mapped[int]
     bytes_total: Mapped[int]
-    is_loadable: Mapped[bool] = mapped_column(server_default=true())
+    is_loadable: Mapped[bool] = mapped_column(default=True)
     details: Mapped[Json]
 
 
@@ -402,7 +369,10 @@ class CachePinRow(Base):
 
 
 class CacheDirectoryRow(Base):
-    """A project has a training cache in a cluster, on the volume that the cluster's agents share."""
+    """A project has a training cache in a cluster, on the volume that the cluster's agents share.
+
+    From ``captured_at`` on: what it held when an agent looked last; ``packed`` as it travelled. Null until one has looked.
+    """
 
     __tablename__ = "cache_directories"
 
@@ -410,19 +380,10 @@ class CacheDirectoryRow(Base):
     cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
     volume: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[float]
-
-
-class CacheSummaryRow(Base):
-    """What a training cache held when an agent looked last; ``packed`` as it travelled."""
-
-    __tablename__ = "cache_summaries"
-
-    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
-    cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
-    captured_at: Mapped[float]
-    size_bytes: Mapped[int]
-    files: Mapped[int]
-    packed: Mapped[str]
+    captured_at: Mapped[float | None]
+    size_bytes: Mapped[int | None]
+    files: Mapped[int | None]
+    packed: Mapped[str | None]
 
 
 class TombstoneRow(Base):
@@ -437,45 +398,13 @@ class TombstoneRow(Base):
     collected_at: Mapped[float | None]
 
 
-class DamagedChunkRow(Base):
-    """A chunk or slab that the store does not hold as its name says. Whoever has seen it there again removes the row."""
+class FactRow(Base):
+    """What there is once: the random id of this database (``database``), which a store names as its owner, and how far the scrub is (``scrub``)."""
 
-    __tablename__ = "damaged_chunks"
-
-    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
-    found_at: Mapped[float]
-    reason: Mapped[str]
-
-
-class DamagedContentRow(Base):
-    """A content of which a chunk is damaged: it counts as half-copied. Those in damaged slabs are found by their slices."""
-
-    __tablename__ = "damaged_contents"
-
-    content: Mapped[str] = mapped_column(ForeignKey("contents.digest", ondelete="CASCADE"), primary_key=True)
-    chunk: Mapped[str] = mapped_column(
-        ForeignKey("damaged_chunks.digest", ondelete="CASCADE"), primary_key=True, index=True
-    )
-
-
-class ScrubRow(Base):
-    """How far the scrub of the store is: one row. ``cursor`` is null between two rounds."""
-
-    __tablename__ = "scrubs"
+    __tablename__ = "facts"
 
     name: Mapped[str] = mapped_column(String(16), primary_key=True)
-    started_at: Mapped[float]
-    completed_at: Mapped[float | None]
-    cursor: Mapped[str | None]
-
-
-class DatabaseIdRow(Base):
-    """The random id of this database: one row. A store names it as its owner."""
-
-    __tablename__ = "database_ids"
-
-    name: Mapped[str] = mapped_column(String(16), primary_key=True)
-    id: Mapped[str] = mapped_column(String(64))
+    value: Mapped[Json]
 
 
 class EventRow(Base):

@@ -1,0 +1,301 @@
+"""Every statement about chunks and the sets that refer to them: the rules by which the store gets objects and loses them.
+
+A row of ``chunks`` is committed before its object is put, and deleted after its object has gone. A set refers to chunks; a chunk's
+``refs`` counts its references. *Refer to it* (``refs + 1 where state <> 'leaving'``) and *let it go* (``state = 'leaving' where refs = 0``)
+exclude each other, because both change the chunk's own row: under READ COMMITTED, PostgreSQL looks again at that row alone.
+
+The functions are synchronous, on a ``Connection`` in a transaction: call them by ``of``. Times are the database's.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar, cast
+
+from sqlalchemy import CursorResult, and_, case, delete, exists, func, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from bdn.core.chunk import Digest
+from bdn.core.errors import StoreUnavailableError
+from bdn.mirror.db.database import ReadSession, batches
+from bdn.mirror.db.tables import ChunkRow, ChunkSetRow, SetChunkRow
+
+PUT_SECONDS: Final = 900.0  # a PUT that began by then has ended: its signature has expired
+DELETE_SECONDS: Final = 900.0  # likewise of a DELETE
+AT_ONCE: Final = 500  # chunks of one statement
+TAKEN_APART_AT_ONCE: Final = 2000  # references of one transaction
+
+_P = ParamSpec("_P")
+_Answer = TypeVar("_Answer")
+
+
+class ChunkState(StrEnum):
+    """What is known of a chunk's object."""
+
+    WRITING = "writing"  # it may be there in part, whole, wrong, or not at all: who has the bytes puts it
+    STORED = "stored"  # it is there
+    LEAVING = "leaving"  # a DELETE was sent, or will be: nothing may refer to it
+
+
+class SetState(StrEnum):
+    """What becomes of a set. A dead one is taken apart."""
+
+    FILLING = "filling"
+    PUBLISHED = "published"
+    DEAD = "dead"
+
+
+class SetEndedError(Exception):
+    """The set is not filled any more: its owner has ended."""
+
+
+class ChunkIsLeavingError(StoreUnavailableError):
+    """The chunk is being deleted; it can be put again when its row has gone."""
+
+
+class StoredChunk(NamedTuple):
+    """A row whose object is about to be deleted, or to be read."""
+
+    id: int
+    digest: Digest
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """What became of chunks that a set acquires. Those to ``put`` and those ``stored`` are referred to; those ``leaving`` are not."""
+
+    stored: frozenset[Digest]
+    put: frozenset[Digest]
+    leaving: frozenset[Digest]
+
+
+async def of(
+    session: ReadSession, function: Callable[Concatenate[Connection, _P], _Answer], *args: _P.args, **kwargs: _P.kwargs
+) -> _Answer:
+    """Call one of the functions below in the transaction of this session."""
+    connection = await session.connection()
+    return await connection.run_sync(lambda sync: function(sync, *args, **kwargs))
+
+
+# --- sets ---
+
+
+def begin(connection: Connection, owner: str) -> int:
+    """A new set, or the one that this owner fills already. Returns its id."""
+    if (known := filling(connection, owner)) is not None:
+        return known
+    row = {"owner": owner, "state": SetState.FILLING}
+    return connection.execute(_insert(connection, ChunkSetRow).values(row).returning(ChunkSetRow.id)).scalar_one()
+
+
+def filling(connection: Connection, owner: str) -> int | None:
+    """The set that this owner fills."""
+    query = select(ChunkSetRow.id).where(ChunkSetRow.owner == owner, ChunkSetRow.state == SetState.FILLING)
+    return connection.execute(query.order_by(ChunkSetRow.id).limit(1)).scalar()
+
+
+def publish(connection: Connection, set_id: int) -> None:
+    """The set is a manifest's from now on. Raises ``SetEndedError``."""
+    if not _change_state(connection, [set_id], SetState.FILLING, SetState.PUBLISHED):
+        raise SetEndedError
+
+
+def end(connection: Connection, set_ids: Collection[int]) -> None:
+    """The sets are dead: they keep nothing from now on, though their references are taken away later."""
+    for some in batches(sorted(set_ids), AT_ONCE):
+        _change_state(connection, some, None, SetState.DEAD)
+
+
+def end_of(connection: Connection, owners: Collection[str]) -> None:
+    """The sets that these owners fill are dead."""
+    for some in batches(sorted(owners), AT_ONCE):
+        rows = update(ChunkSetRow).where(ChunkSetRow.owner.in_(some), ChunkSetRow.state == SetState.FILLING)
+        connection.execute(rows.values(state=SetState.DEAD))
+
+
+def _change_state(connection: Connection, set_ids: Sequence[int], before: SetState | None, after: SetState) -> int:
+    statement = update(ChunkSetRow).where(ChunkSetRow.id.in_(set_ids))
+    if before is not None:
+        statement = statement.where(ChunkSetRow.state == before)
+    return _count(connection.execute(statement.values(state=after)))
+
+
+def _check_filling(connection: Connection, set_id: int) -> None:
+    """Until the transaction ends the set is not dead. Raises ``SetEndedError``."""
+    query = select(ChunkSetRow.state).where(ChunkSetRow.id == set_id).with_for_update(read=True)
+    if connection.execute(query).scalar() != SetState.FILLING:
+        raise SetEndedError
+
+
+# --- references ---
+
+
+def acquire(connection: Connection, set_id: int, sizes: Mapping[Digest, int], now: float) -> Acquired:
+    """Before these chunks are put: the set refers to them, with rows where there are none.
+
+    Those that are ``leaving`` the caller asks for again, when their rows have gone. Raises ``SetEndedError``.
+    """
+    _check_filling(connection, set_id)
+    found: dict[ChunkState, set[Digest]] = {state: set() for state in ChunkState}
+    for some in batches(sorted(sizes), AT_ONCE):
+        rows = [_new_row(digest, sizes[digest], now) for digest in some]
+        connection.execute(_insert(connection, ChunkRow).on_conflict_do_nothing(index_elements=["digest"]), rows)
+        known = _locked(connection, some)
+        _refer(connection, set_id, [row[0] for row in known if row[2] != ChunkState.LEAVING])
+        written = [row[0] for row in known if row[2] == ChunkState.WRITING]
+        _execute_in(connection, update(ChunkRow).values(changed_at=now), written)
+        for _, raw, state, _ in known:
+            found[ChunkState(state)].add(Digest.from_bytes(raw))
+    stored, put = frozenset(found[ChunkState.STORED]), frozenset(found[ChunkState.WRITING])
+    return Acquired(stored, put, frozenset(sizes) - stored - put)  # a row may have gone between the two statements
+
+
+def hold(connection: Connection, set_id: int, digests: Iterable[Digest]) -> dict[Digest, int]:
+    """The set refers to those of these chunks that are stored: they, with their sizes. Raises ``SetEndedError``."""
+    _check_filling(connection, set_id)
+    held: dict[Digest, int] = {}
+    for some in batches(sorted(set(digests)), AT_ONCE):
+        known = [row for row in _locked(connection, some) if row[2] == ChunkState.STORED]
+        _refer(connection, set_id, [row[0] for row in known])
+        held |= {Digest.from_bytes(raw): size for _, raw, _, size in known}
+    return held
+
+
+def mark_stored(connection: Connection, digests: Collection[Digest]) -> None:
+    """The objects of these chunks, which a set of the caller refers to, are durable and right."""
+    for some in batches(sorted(digests), AT_ONCE):
+        statement = update(ChunkRow).where(
+            ChunkRow.digest.in_([digest.to_bytes() for digest in some]), ChunkRow.state == ChunkState.WRITING
+        )
+        connection.execute(statement.values(state=ChunkState.STORED, damage=None))
+
+
+def mark_damaged(connection: Connection, digest: Digest, reason: str, now: float) -> bool:
+    """A stored chunk's object is not what its name says, or not there: it counts as never put. False: it is not stored."""
+    statement = update(ChunkRow).where(ChunkRow.digest == digest.to_bytes(), ChunkRow.state == ChunkState.STORED)
+    values = {"state": ChunkState.WRITING, "damage": reason, "changed_at": now}
+    return _count(connection.execute(statement.values(values))) > 0
+
+
+def _new_row(digest: Digest, size: int, now: float) -> dict[str, object]:
+    return {"digest": digest.to_bytes(), "size": size, "state": ChunkState.WRITING, "refs": 0, "changed_at": now}
+
+
+def _locked(connection: Connection, digests: Sequence[Digest]) -> list[tuple[int, bytes, str, int]]:
+    """Id, raw digest, state and size of these chunks, in the order of their ids, in which every transaction locks them."""
+    query = select(ChunkRow.id, ChunkRow.digest, ChunkRow.state, ChunkRow.size)
+    query = query.where(ChunkRow.digest.in_([digest.to_bytes() for digest in digests])).order_by(ChunkRow.id)
+    return [(row[0], row[1], row[2], row[3]) for row in connection.execute(query.with_for_update())]
+
+
+def _refer(connection: Connection, set_id: int, chunk_ids: Sequence[int]) -> None:
+    """Count each reference once, however often the set names the chunk. The rows are locked, and none of them is leaving."""
+    if not chunk_ids:
+        return
+    new = _insert(connection, SetChunkRow).values([{"set_id": set_id, "chunk_id": chunk} for chunk in chunk_ids])
+    new = new.on_conflict_do_nothing(index_elements=["set_id", "chunk_id"])
+    added = list(connection.execute(new.returning(SetChunkRow.chunk_id)).scalars())
+    _execute_in(connection, update(ChunkRow).values(refs=ChunkRow.refs + 1), added)
+
+
+# --- what goes ---
+
+
+def take_apart(connection: Connection, now: float) -> int:
+    """Take some references of a dead set away, or the set when it has none. How many rows; 0: no set is dead."""
+    dead = select(ChunkSetRow.id).where(ChunkSetRow.state == SetState.DEAD).order_by(ChunkSetRow.id).limit(1)
+    set_id = connection.execute(dead).scalar()
+    if set_id is None:
+        return 0
+    some = select(SetChunkRow.chunk_id).where(SetChunkRow.set_id == set_id)
+    ids = list(connection.execute(some.order_by(SetChunkRow.chunk_id).limit(TAKEN_APART_AT_ONCE)).scalars())
+    if not ids:
+        connection.execute(delete(ChunkSetRow).where(ChunkSetRow.id == set_id))
+        return 1
+    for part in batches(ids, AT_ONCE):
+        # The chunks first, in their order, as everywhere: two transactions never wait for each other.
+        connection.execute(select(ChunkRow.id).where(ChunkRow.id.in_(part)).order_by(ChunkRow.id).with_for_update())
+        gone = delete(SetChunkRow).where(SetChunkRow.set_id == set_id, SetChunkRow.chunk_id.in_(part))
+        taken = list(connection.execute(gone.returning(SetChunkRow.chunk_id)).scalars())
+        last = case((ChunkRow.refs == 1, now), else_=ChunkRow.changed_at)
+        _execute_in(connection, update(ChunkRow).values(refs=ChunkRow.refs - 1, changed_at=last), taken)
+    return len(ids)
+
+
+def collect(connection: Connection, grace_seconds: float, now: float, limit: int = AT_ONCE) -> list[StoredChunk]:
+    """Let some chunks go that nothing has referred to for that long. The caller deletes their objects, then calls ``forget``.
+
+    A chunk whose DELETE may have got no answer comes again after ``DELETE_SECONDS``. One whose PUT may still be under way
+    stays for ``PUT_SECONDS``.
+    """
+    grace = now - grace_seconds
+    is_old = or_(
+        and_(ChunkRow.state == ChunkState.STORED, ChunkRow.changed_at <= grace),
+        and_(ChunkRow.state == ChunkState.WRITING, ChunkRow.changed_at <= min(grace, now - PUT_SECONDS)),
+        and_(ChunkRow.state == ChunkState.LEAVING, ChunkRow.changed_at <= now - DELETE_SECONDS),
+    )
+    query = select(ChunkRow.id, ChunkRow.digest, ChunkRow.size).where(ChunkRow.refs == 0, is_old)
+    # Another collection has what is locked. A row that a reference was added to meanwhile is looked at again, and stays.
+    found = connection.execute(query.order_by(ChunkRow.id).limit(limit).with_for_update(skip_locked=True)).all()
+    ids = [row[0] for row in found]
+    _execute_in(connection, update(ChunkRow).values(state=ChunkState.LEAVING, changed_at=now), ids)
+    return [StoredChunk(row[0], Digest.from_bytes(row[1]), row[2]) for row in found]
+
+
+def forget(connection: Connection, chunks: Iterable[StoredChunk]) -> None:
+    """The objects of these chunks, which were let go, are gone."""
+    for some in batches([chunk.id for chunk in chunks], AT_ONCE):
+        connection.execute(delete(ChunkRow).where(ChunkRow.id.in_(some), ChunkRow.state == ChunkState.LEAVING))
+
+
+# --- looking ---
+
+
+def names(connection: Connection, set_id: int) -> list[Digest]:
+    """The chunks of a set, in no order."""
+    query = select(ChunkRow.digest).join(SetChunkRow, SetChunkRow.chunk_id == ChunkRow.id)
+    return [Digest.from_bytes(raw) for raw in connection.execute(query.where(SetChunkRow.set_id == set_id)).scalars()]
+
+
+def among(connection: Connection, set_ids: Collection[int], digests: Iterable[Digest]) -> dict[Digest, int]:
+    """Those of these chunks that one of these sets refers to and that are stored, with their sizes."""
+    found: dict[Digest, int] = {}
+    for some in batches(sorted(set(digests)), AT_ONCE):
+        query = select(ChunkRow.digest, ChunkRow.size).where(
+            ChunkRow.digest.in_([digest.to_bytes() for digest in some]),
+            ChunkRow.state == ChunkState.STORED,
+            exists().where(SetChunkRow.chunk_id == ChunkRow.id, SetChunkRow.set_id.in_(set_ids)),
+        )
+        found |= {Digest.from_bytes(raw): size for raw, size in connection.execute(query)}
+    return found
+
+
+def bytes_of(connection: Connection, set_ids: Collection[int]) -> int:
+    """The bytes of the distinct chunks that these sets refer to."""
+    if not set_ids:
+        return 0
+    named = exists().where(SetChunkRow.chunk_id == ChunkRow.id, SetChunkRow.set_id.in_(set_ids))
+    return int(connection.execute(select(func.coalesce(func.sum(ChunkRow.size), 0)).where(named)).scalar_one())
+
+
+def totals(connection: Connection) -> tuple[int, int]:
+    """How many chunks the store holds, and their bytes."""
+    query = select(func.count(), func.coalesce(func.sum(ChunkRow.size), 0)).where(ChunkRow.state == ChunkState.STORED)
+    count, size = connection.execute(query).one()
+    return int(count), int(size)
+
+
+def _insert(connection: Connection, table: type[ChunkRow | ChunkSetRow | SetChunkRow]) -> sqlite.Insert:
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    return cast("sqlite.Insert", dialect.insert(table))
+
+
+def _execute_in(connection: Connection, statement, chunk_ids: Sequence[int]) -> None:  # noqa: ANN001
+    for some in batches(list(chunk_ids), AT_ONCE):
+        connection.execute(statement.where(ChunkRow.id.in_(some)))
+
+
+def _count(result: CursorResult[tuple[object, ...]]) -> int:
+    return result.rowcount
