@@ -52,13 +52,15 @@ class Cutter(Generic[_Item]):
     unless the one before it had to end for its size.
     """
 
-    def __init__(self, salt: bytes) -> None:
+    def __init__(self, salt: bytes, least: int = 0) -> None:
         self._salt = salt
+        self._least = least
         self._items: list[_Item] = []
         self._size = 0
 
     def add(self, item: _Item, path: str, weight: int) -> Iterator[list[_Item]]:
         """Add an item of ``weight`` bytes, at most 8 MiB; yields the pieces that are complete now."""
+        weight = max(weight, self._least)
         if self._items and self._size + weight > CHUNK_SIZE:
             yield self._take()
         self._items.append(item)
@@ -78,8 +80,11 @@ class Cutter(Generic[_Item]):
 
 
 def slab_cutter() -> Cutter[Any]:
-    """Cuts small files into slabs, each of which is its files one after the other. The weight of a file is its size."""
-    return Cutter(b"slab ")
+    """Cuts small files into slabs, each of which is its files one after the other. The weight of a file is its size.
+
+    A slab has at most 16,384 files: who reads them has all their names in memory.
+    """
+    return Cutter(b"slab ", least=512)
 
 
 @dataclass(frozen=True, slots=True)

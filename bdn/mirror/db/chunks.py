@@ -108,11 +108,11 @@ def end(connection: Connection, set_ids: Collection[int]) -> None:
         _change_state(connection, some, None, SetState.DEAD)
 
 
-def end_of(connection: Connection, owners: Collection[str]) -> None:
-    """The sets that these owners fill are dead."""
-    for some in batches(sorted(owners), AT_ONCE):
-        rows = update(ChunkSetRow).where(ChunkSetRow.owner.in_(some), ChunkSetRow.state == SetState.FILLING)
-        connection.execute(rows.values(state=SetState.DEAD))
+def end_of(connection: Connection, mirror: str) -> None:
+    """The sets that this mirror or push fills are dead."""
+    is_own = or_(ChunkSetRow.owner == mirror, ChunkSetRow.owner.startswith(f"{mirror}/", autoescape=True))
+    rows = update(ChunkSetRow).where(is_own, ChunkSetRow.state == SetState.FILLING)
+    connection.execute(rows.values(state=SetState.DEAD))
 
 
 def _change_state(connection: Connection, set_ids: Sequence[int], before: SetState | None, after: SetState) -> int:
@@ -200,6 +200,19 @@ def _refer(connection: Connection, set_id: int, chunk_ids: Sequence[int]) -> Non
     _execute_in(connection, update(ChunkRow).values(refs=ChunkRow.refs + 1), added)
 
 
+def keep_only(connection: Connection, set_id: int, digests: Collection[Digest], now: float) -> None:
+    """The set, which is filled, refers to no other chunks than these from now on."""
+    others = [row for row in _rows_of(connection, set_id) if row[1] not in digests]
+    for some in batches(sorted(row[0] for row in others), AT_ONCE):
+        _let_go(connection, set_id, some, now)
+
+
+def _rows_of(connection: Connection, set_id: int) -> list[tuple[int, Digest]]:
+    query = select(ChunkRow.id, ChunkRow.digest).join(SetChunkRow, SetChunkRow.chunk_id == ChunkRow.id)
+    rows = connection.execute(query.where(SetChunkRow.set_id == set_id))
+    return [(row[0], Digest.from_bytes(row[1])) for row in rows]
+
+
 # --- what goes ---
 
 
@@ -215,13 +228,17 @@ def take_apart(connection: Connection, now: float) -> int:
         connection.execute(delete(ChunkSetRow).where(ChunkSetRow.id == set_id))
         return 1
     for part in batches(ids, AT_ONCE):
-        # The chunks first, in their order, as everywhere: two transactions never wait for each other.
-        connection.execute(select(ChunkRow.id).where(ChunkRow.id.in_(part)).order_by(ChunkRow.id).with_for_update())
-        gone = delete(SetChunkRow).where(SetChunkRow.set_id == set_id, SetChunkRow.chunk_id.in_(part))
-        taken = list(connection.execute(gone.returning(SetChunkRow.chunk_id)).scalars())
-        last = case((ChunkRow.refs == 1, now), else_=ChunkRow.changed_at)
-        _execute_in(connection, update(ChunkRow).values(refs=ChunkRow.refs - 1, changed_at=last), taken)
+        _let_go(connection, set_id, part, now)
     return len(ids)
+
+
+def _let_go(connection: Connection, set_id: int, chunk_ids: Sequence[int], now: float) -> None:
+    # The chunks first, in their order, as everywhere: two transactions never wait for each other.
+    connection.execute(select(ChunkRow.id).where(ChunkRow.id.in_(chunk_ids)).order_by(ChunkRow.id).with_for_update())
+    gone = delete(SetChunkRow).where(SetChunkRow.set_id == set_id, SetChunkRow.chunk_id.in_(chunk_ids))
+    taken = list(connection.execute(gone.returning(SetChunkRow.chunk_id)).scalars())
+    last = case((ChunkRow.refs == 1, now), else_=ChunkRow.changed_at)
+    _execute_in(connection, update(ChunkRow).values(refs=ChunkRow.refs - 1, changed_at=last), taken)
 
 
 def collect(connection: Connection, grace_seconds: float, now: float, limit: int = AT_ONCE) -> list[StoredChunk]:
@@ -255,8 +272,27 @@ def forget(connection: Connection, chunks: Iterable[StoredChunk]) -> None:
 
 def names(connection: Connection, set_id: int) -> list[Digest]:
     """The chunks of a set, in no order."""
-    query = select(ChunkRow.digest).join(SetChunkRow, SetChunkRow.chunk_id == ChunkRow.id)
-    return [Digest.from_bytes(raw) for raw in connection.execute(query.where(SetChunkRow.set_id == set_id)).scalars()]
+    return [digest for _, digest in _rows_of(connection, set_id)]
+
+
+def stored(connection: Connection, digests: Iterable[Digest]) -> dict[Digest, int]:
+    """Those of these chunks that are stored now, with their sizes. Nothing keeps them: see ``hold``."""
+    found: dict[Digest, int] = {}
+    for some in batches(sorted(set(digests)), AT_ONCE):
+        query = select(ChunkRow.digest, ChunkRow.size).where(
+            ChunkRow.digest.in_([digest.to_bytes() for digest in some]), ChunkRow.state == ChunkState.STORED
+        )
+        found |= {Digest.from_bytes(raw): size for raw, size in connection.execute(query)}
+    return found
+
+
+def is_damaged(connection: Connection, set_id: int) -> bool:
+    """Whether a chunk of the set is not stored: a scrub found it wrong, and nothing has put it again."""
+    damaged = select(ChunkRow.id).where(ChunkRow.damage.is_not(None))
+    if connection.execute(damaged.limit(1)).first() is None:  # mostly nothing is
+        return False
+    named = exists().where(SetChunkRow.chunk_id == ChunkRow.id, SetChunkRow.set_id == set_id)
+    return connection.execute(damaged.where(named).limit(1)).first() is not None
 
 
 def among(connection: Connection, set_ids: Collection[int], digests: Iterable[Digest]) -> dict[Digest, int]:

@@ -1,0 +1,81 @@
+"""How chunks get into the store: a row and a reference, then the bytes, then the word that they are there."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bdn.core.chunk import Buffer, Digest
+from bdn.core.store import ChunkStore
+from bdn.mirror.db import chunks
+from bdn.mirror.db.chunks import ChunkIsLeavingError
+from bdn.mirror.db.database import Database
+from bdn.transfer.batching import Batched
+
+_AT_ONCE: Final = 500  # chunks of one transaction
+_LOOK_AGAIN_SECONDS: Final = 0.5  # at a chunk that is leaving
+_LEAVING_SECONDS: Final = 60.0  # after which the caller is told to come again
+_ANSWER_SECONDS: Final = 60.0  # of the database, for a thread that waits
+
+
+@dataclass(eq=False)
+class SetWriter:
+    """Puts chunks into the store for one set. ``organisation`` is whose requests to the store they are."""
+
+    database: Database
+    store: ChunkStore
+    set_id: int
+    organisation: str = ""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _acquired: Batched[tuple[Digest, int], str] = field(init=False)
+    _stored: Batched[Digest, None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._acquired = Batched(self._acquire, _AT_ONCE)
+        self._stored = Batched(self._mark_stored, _AT_ONCE)
+
+    def put(self, digest: Digest, content: Buffer, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Have the chunk durable in the store, with a reference of the set. False: the store had it. Blocking, not on the loop.
+
+        Raises:
+            SetEndedError: the owner of the set has ended.
+            ChunkIsLeavingError: the chunk is being deleted, and still was after a minute.
+            StoreUnavailableError: the store or the database is away.
+        """
+        deadline = time.monotonic() + _LEAVING_SECONDS
+        while True:
+            # The PUT has to end before the row counts as abandoned: see ``chunks.PUT_SECONDS``.
+            state = self._answer(self._acquired.of((digest, len(content))))
+            if state == "stored":
+                return False
+            if state == "put":
+                self.store.put(digest, content, writer=self.organisation)
+                self._answer(self._stored.of(digest))
+                return True
+            if time.monotonic() > deadline or stop():
+                raise ChunkIsLeavingError(f"chunk {digest} is being deleted; try again in a few minutes")
+            time.sleep(_LOOK_AGAIN_SECONDS)
+
+    async def hold(self, digests: Iterable[Digest]) -> dict[Digest, int]:
+        """Refer to those of these chunks that are stored: they, with their sizes. Raises ``SetEndedError``."""
+        wanted = list(digests)
+        if not wanted:
+            return {}
+        async with self.database.write() as session:
+            return await chunks.of(session, chunks.hold, self.set_id, wanted)
+
+    async def _acquire(self, wanted: Sequence[tuple[Digest, int]]) -> list[str]:
+        async with self.database.write() as session:
+            found = await chunks.of(session, chunks.acquire, self.set_id, dict(wanted), self.database.now())
+        return [
+            "stored" if digest in found.stored else "put" if digest in found.put else "leaving" for digest, _ in wanted
+        ]
+
+    async def _mark_stored(self, digests: Sequence[Digest]) -> list[None]:
+        async with self.database.write() as session:
+            await chunks.of(session, chunks.mark_stored, frozenset(digests))
+        return [None] * len(digests)
+
+    def _answer(self, asked):  # noqa: ANN001, ANN202
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result(_ANSWER_SECONDS)

@@ -1,0 +1,116 @@
+"""Every statement about published manifests, and how their documents are read from the store."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import delete, select, update
+
+from bdn.core.chunk import Digest, MalformedDocumentError, digest_of
+from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.manifest import PageRef, Root
+from bdn.core.store import ChunkStore
+from bdn.mirror.db import chunks
+from bdn.mirror.db.database import Database, ReadSession, WriteSession, batches, insert_new, select_in
+from bdn.mirror.db.recall import USE_SECONDS
+from bdn.mirror.db.tables import ManifestRow
+
+_AT_ONCE: Final = 500
+
+
+class DocumentDamagedError(StoreUnavailableError):
+    """The store is there, and does not hold this root or page as its name says."""
+
+    chunk: str
+
+
+async def get(session: ReadSession, digest: str) -> ManifestRow | None:
+    """A published manifest."""
+    return await session.get(ManifestRow, digest)
+
+
+async def publish(session: WriteSession, set_id: int, root: Root, now: float) -> None:
+    """Make what the set holds a manifest; where the same manifest is published already, the set is ended.
+
+    The set refers to all chunks of the manifest, its pages and its root. Raises ``SetEndedError``.
+    """
+    name = root.digest.hex
+    row = {
+        "digest": name,
+        "set_id": set_id,
+        "files_total": root.files_total,
+        "bytes_total": root.bytes_total,
+        "created_at": now,
+        "last_used": now,
+    }
+    await insert_new(session, ManifestRow, [row])
+    # A collection that drops the manifest meanwhile is waited for.
+    kept = select(ManifestRow.set_id).where(ManifestRow.digest == name).with_for_update()
+    found = (await session.execute(kept)).scalar()
+    if found is None:  # it was dropped just now
+        await insert_new(session, ManifestRow, [row])
+        found = set_id
+    if found == set_id:
+        await chunks.of(session, chunks.publish, set_id)
+    else:
+        await chunks.of(session, chunks.end, [set_id])
+        await touch(session, [name], now)
+
+
+async def set_ids(session: ReadSession, digests: Sequence[str]) -> dict[str, int]:
+    """The sets of those of these manifests that are published."""
+    query = select(ManifestRow.digest, ManifestRow.set_id)
+    return {name: set_id async for name, set_id in select_in(session, query, ManifestRow.digest, digests)}
+
+
+async def drop(session: WriteSession, digests: Sequence[str]) -> list[str]:
+    """Manifests that nothing may read are published no more; their chunks go with the next collection. Returns those that were."""
+    dropped: list[str] = []
+    for some in batches(digests, _AT_ONCE):
+        gone = delete(ManifestRow).where(ManifestRow.digest.in_(some)).returning(ManifestRow.digest, ManifestRow.set_id)
+        rows = (await session.execute(gone)).all()
+        await chunks.of(session, chunks.end, [set_id for _, set_id in rows])
+        dropped += [name for name, _ in rows]
+    return dropped
+
+
+async def touch(session: WriteSession, digests: Sequence[str], now: float) -> None:
+    """Those of these manifests that are published are used now."""
+    for some in batches(sorted(digests), _AT_ONCE):
+        statement = update(ManifestRow).where(ManifestRow.digest.in_(some), ManifestRow.last_used <= now - USE_SECONDS)
+        await session.execute(statement.values(last_used=now))
+
+
+async def note_use(database: Database, digest: str, now: float) -> None:
+    """As ``touch``; where nothing is to be noted, nothing is written, and no writer is waited for."""
+    async with database.read() as session:
+        row = await get(session, digest)
+    if row is not None and row.last_used <= now - USE_SECONDS:
+        async with database.write() as session:
+            await touch(session, [digest], now)
+
+
+# --- documents, in the store; blocking ---
+
+
+def root_of(store: ChunkStore, digest: Digest) -> Root:
+    """The root of a published manifest. Raises ``DocumentDamagedError``."""
+    try:
+        return Root.parse(_read(store, digest))
+    except MalformedDocumentError as error:
+        raise DocumentDamagedError(str(error), str(digest)) from error
+
+
+def page(store: ChunkStore, ref: PageRef) -> bytes:
+    """A page. Raises ``DocumentDamagedError``."""
+    return _read(store, ref.digest)
+
+
+def _read(store: ChunkStore, digest: Digest) -> bytes:
+    try:
+        with store.open(digest) as file:
+            content = file.read()
+    except NotFoundError as error:
+        raise DocumentDamagedError(f"it lost {error.what}", str(digest)) from error
+    if digest_of(content) != digest:
+        raise DocumentDamagedError(f"document {digest} has other bytes", str(digest))
+    return content
