@@ -30,6 +30,8 @@ MEDIA_CHUNK: Final = "application/octet-stream"
 MEDIA_JSON: Final = "application/json"
 MANIFEST_HEADER: Final = "BDN-Manifest"  # of a chunk request: fetch it if you do not hold it, because you own it
 AGENT_HEADER: Final = "BDN-Agent-Token"  # of an agent that commits with the grant of a job
+DATA_PORT_HEADER: Final = "BDN-Data-Port"  # of a manifest: where the mirror serves chunks; absent: on the port of its API
+DELIVERY_HEADER: Final = "BDN-Delivery"  # of a manifest: ``direct`` where agents read the bucket by themselves; absent: ``proxy``
 ORGANISATION_HEADER: Final = "BDN-Organisation"  # of an operator's call: for whom, if not for the token's own
 
 _TOKEN_SCHEMES: Final = ("bearer", "api-key")
