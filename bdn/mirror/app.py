@@ -32,7 +32,7 @@ from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.db.waiting import SharedReads, Watch, in_background
 from bdn.mirror.ingest.copier import Copier
-from bdn.mirror.ingest.progress import CopiesInProgress, Progress
+from bdn.mirror.ingest.progress import Progress
 from bdn.mirror.ingest.requests import MirrorRequests, Question, good_seconds, keep_pruning
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Surveyor
@@ -180,7 +180,7 @@ async def open_mirror(
             now,
         )
 
-        room = RoomForSources(store, database)
+        room = RoomForSources(store)
         if work:
             await stack.enter_async_context(in_background(events.keep_expiring()))
             await stack.enter_async_context(in_background(keep_pruning(database, settings.mirrors_seconds)))
@@ -192,7 +192,7 @@ async def open_mirror(
             )
             threads = stack.enter_context(closing(ByteThreads(settings.transfers, "copy")))
             reader = UpstreamReader(RangedReader(connections, stall=stall), threads, retries)
-            ingest = Ingest(database, surveyor, Copier(store, reader), CopiesInProgress(), damages, room)
+            ingest = Ingest(database, surveyor, Copier(store, reader), room)
 
             # Scrub: the store is read again, and repaired from agents and upstreams.
             agents = ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS, authorities=authorities)

@@ -2,21 +2,24 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from bdn.core.chunk import Buffer, Digest
 from bdn.core.store import ChunkStore
 from bdn.mirror.db import chunks
 from bdn.mirror.db.chunks import ChunkIsLeavingError
-from bdn.mirror.db.database import Database
+from bdn.mirror.db.database import Database, batches
 from bdn.transfer.batching import Batched
 
 _AT_ONCE: Final = 500  # chunks of one transaction
+_HELD_AT_ONCE: Final = 2000  # likewise
 _LOOK_AGAIN_SECONDS: Final = 0.5  # at a chunk that is leaving
 _LEAVING_SECONDS: Final = 60.0  # after which the caller is told to come again
 _ANSWER_SECONDS: Final = 60.0  # of the database, for a thread that waits
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(eq=False)
@@ -59,11 +62,11 @@ class SetWriter:
 
     async def hold(self, digests: Iterable[Digest]) -> dict[Digest, int]:
         """Refer to those of these chunks that are stored: they, with their sizes. Raises ``SetEndedError``."""
-        wanted = list(digests)
-        if not wanted:
-            return {}
-        async with self.database.write() as session:
-            return await chunks.of(session, chunks.hold, self.set_id, wanted)
+        held: dict[Digest, int] = {}
+        for some in batches(list(digests), _HELD_AT_ONCE):
+            async with self.database.write() as session:
+                held |= await chunks.of(session, chunks.hold, self.set_id, some)
+        return held
 
     async def _acquire(self, wanted: Sequence[tuple[Digest, int]]) -> list[str]:
         async with self.database.write() as session:
@@ -77,5 +80,5 @@ class SetWriter:
             await chunks.of(session, chunks.mark_stored, frozenset(digests))
         return [None] * len(digests)
 
-    def _answer(self, asked):  # noqa: ANN001, ANN202
+    def _answer(self, asked: Coroutine[Any, Any, _Answer]) -> _Answer:
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result(_ANSWER_SECONDS)

@@ -30,6 +30,7 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased
 from bdn.core.chunk import digest_in, digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.source.uri import CheckpointUri, parse_source
+from bdn.mirror.db import chunks
 from bdn.mirror.db.database import (
     Cursor,
     ReadSession,
@@ -161,7 +162,6 @@ async def claim(
     *,
     now: float,
     until: float,
-    began: float | None = None,
     after: str = "",
     only_idle: bool = False,
 ) -> tuple[str, str] | None:
@@ -172,12 +172,8 @@ async def claim(
     Args:
         after: the organisation whose turn it was last. Without turns, three organisations that refill their queues would keep a
             fourth from two slots: each is the oldest again whenever one of its mirrors ends.
-        began: ``now`` by the clock that dates the worker's files in the store, where that may be behind. Of several workers of a
-            mirror the earliest counts: what was put since then is not collected.
         only_idle: claim no mirror of an organisation that has a claimed one, also where that claim has expired.
     """
-    began = now if began is None else min(now, began)
-    first = case((MirrorRow.started_at < began, MirrorRow.started_at), else_=began)
     free = or_(MirrorRow.claim_expires_at.is_(None), MirrorRow.claim_expires_at < now)
     # A push holds its claim without a worker, and counts for nothing here.
     at_work = (
@@ -208,7 +204,7 @@ async def claim(
         update(MirrorRow)
         .where(MirrorRow.id == candidate)
         .values(claimed_by=claimant, claim_expires_at=until, status="SYNCING")
-        .values(started_at=first)
+        .values(started_at=func.coalesce(MirrorRow.started_at, now))
         .returning(MirrorRow.id, MirrorRow.organisation)
         .execution_options(synchronize_session=False)
     )
@@ -236,36 +232,12 @@ async def renew_claim(session: WriteSession, mirror_id: str, claimant: str, unti
     return await changed_past_orm(session, _RENEW, mirror=mirror_id, claimant=claimant, until=until) == 1
 
 
-async def hold_canceled_claim(session: WriteSession, mirror_id: str, claimant: str, now: float, until: float) -> None:
-    """Keep a claim on a canceled mirror that has not run out, for a worker that is still coming to its end."""
-    await session.execute(
-        update(MirrorRow)
-        .where(
-            MirrorRow.id == mirror_id,
-            MirrorRow.claimed_by == claimant,
-            MirrorRow.status == "CANCELED",
-            MirrorRow.claim_expires_at >= now,
-        )
-        .values(claim_expires_at=until)
+async def is_claimed(session: WriteSession, mirror_id: str, claimant: str) -> bool:
+    """Whether the mirror runs and this claimant may write for it; until the transaction ends no other worker takes it over."""
+    query = select(MirrorRow.id).where(
+        MirrorRow.id == mirror_id, MirrorRow.claimed_by == claimant, MirrorRow.status == "SYNCING"
     )
-
-
-async def claimed_status(session: WriteSession, mirror_id: str, claimant: str, now: float) -> str | None:
-    """The status of a mirror that this claimant may still write for; None when it may not.
-
-    A claim on a canceled mirror counts until it has run out: so long, nothing that its worker brings is collected. One
-    on a running mirror counts until another worker takes it over.
-    """
-    query = (
-        select(MirrorRow.status)
-        .where(
-            MirrorRow.id == mirror_id,
-            MirrorRow.claimed_by == claimant,
-            or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now),
-        )
-        .with_for_update()
-    )
-    return (await session.execute(query)).scalar()
+    return (await session.execute(query.with_for_update())).scalar() is not None
 
 
 async def release_claims(session: WriteSession, worker: str | None = None, mirror_id: str | None = None) -> None:
@@ -283,13 +255,13 @@ async def release_claims(session: WriteSession, worker: str | None = None, mirro
 
 
 async def finish(session: WriteSession, mirror_id: str, status: str, *, now: float, error: Json | None = None) -> bool:
-    """End a running mirror; False when it has ended. A canceled one keeps its claim until its worker is at its end."""
+    """End a running mirror, and with it the sets that it fills; False when it has ended."""
     values: dict[str, Any] = {"status": status, "completed_at": now, "error": error}
-    if status != "CANCELED":
-        values |= {"claimed_by": None, "claim_expires_at": None}
+    values |= {"claimed_by": None, "claim_expires_at": None}
     statement = update(MirrorRow).where(MirrorRow.id == mirror_id, MirrorRow.status.in_(RUNNING)).values(**values)
     if await changed(session, statement) == 0:
         return False
+    await chunks.of(session, chunks.end_of, mirror_id)
     sources = update(MirrorSourceRow).where(MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.status.in_(RUNNING))
     await session.execute(sources.values(status=status, error=error))
     tell(session, mirror_id)

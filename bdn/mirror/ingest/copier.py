@@ -1,4 +1,4 @@
-"""Copy upstream files into the store: a large one chunk by chunk and in parallel, a parcel of small ones as one slab.
+"""Copy upstream files into the store: a large one chunk by chunk and in parallel, small ones together as a slab.
 
 One range request makes one chunk. A file's checksum is computed while its chunks pass through the byte threads, in whatever
 order they come: reading a large file back afterwards would cost as much disk as writing it did.
@@ -9,15 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Final
 
-from bdn.core.chunk import Buffer, ByteRange, Digest, FileLayout, PlacedChunk, Slab, chunk_count, chunk_range, digest_of
+from bdn.core.chunk import (
+    Buffer,
+    ByteRange,
+    Digest,
+    FileLayout,
+    PlacedChunk,
+    Slice,
+    chunk_count,
+    chunk_range,
+    digest_of,
+)
 from bdn.core.errors import ChecksumMismatchError, NotFoundError, single_error
 from bdn.core.source.upstream import Checksum
-from bdn.core.store import SEAL_SIZE, ChunkStore, seal_of
+from bdn.core.store import ChunkStore
 from bdn.mirror.upstream.reader import FileRange, LocatedFile, UpstreamReader
 from bdn.transfer.checksums import OrderedChecksum, PartChecksums, RunningChecksum, part_checksum
 from bdn.transfer.ranged import RangesIgnoredError
@@ -26,25 +38,29 @@ from bdn.transfer.under_way import Arriving, UnderWay
 logger = logging.getLogger(__name__)
 
 ChunkStored = Callable[[int, Digest, int], None]
-PackedFile = Callable[[LocatedFile, FileLayout, Slab], None]
-WrongContent = Callable[[LocatedFile, Digest, ChecksumMismatchError], Awaitable[None]]
+WrongContent = Callable[[LocatedFile, bytes, ChecksumMismatchError], Awaitable[None]]
+Put = Callable[[Digest, Buffer], object]  # makes a chunk durable in the store; blocking
+_PARCEL_FILES: Final = (
+    64  # of a slab, read one after the other by one thread; more would make a tail where an upstream is far
+)
 
 
 @dataclass(frozen=True)
 class Copier:
-    """Copies files into the store, and packs parcels of small ones."""
+    """Copies files into the store, and packs small ones into slabs."""
 
     store: ChunkStore
     reader: UpstreamReader
 
     async def copy(
-        self, located: LocatedFile, stored: Mapping[int, Digest], on_stored: ChunkStored, under_way: UnderWay
+        self, located: LocatedFile, stored: Mapping[int, Digest], put: Put, on_stored: ChunkStored, under_way: UnderWay
     ) -> FileLayout:
         """Make every chunk of the file durable in the store.
 
         Args:
             located: what to copy.
             stored: chunks that the store holds already, from an earlier attempt.
+            put: stores a further chunk.
             on_stored: told of each further chunk (index, digest, size) once it is durable.
             under_way: what has come and was not told of.
 
@@ -61,11 +77,11 @@ class Copier:
                 on_stored(index, digest, chunk_range(file.size, index).size)
 
         try:
-            check = await self._copy_chunks(self.reader, located, chunks, told, under_way)
+            check = await self._copy_chunks(self.reader, located, chunks, put, told, under_way)
         except RangesIgnoredError:
             logger.warning("%s: the server ignores Range; the file is read in order, by one request", located.subject)
             with self.reader.in_order() as reader:
-                check = await self._copy_chunks(reader, located, chunks, told, under_way)
+                check = await self._copy_chunks(reader, located, chunks, put, told, under_way)
         layout = FileLayout.of(file.size, tuple(chunks[index] for index in range(len(chunks))))
         if check is not None:
             await self._check(located, layout, check)
@@ -76,6 +92,7 @@ class Copier:
         reader: UpstreamReader,
         located: LocatedFile,
         chunks: Mapping[int, Digest],
+        put: Put,
         told: Callable[[int, Digest, Arriving], None],
         under_way: UnderWay,
     ) -> WholeCheck | None:
@@ -88,7 +105,7 @@ class Copier:
 
         def accept(index: int, arriving: Arriving, content: memoryview, stated: Checksum | None) -> None:
             digest = digest_of(content)
-            self.store.put(digest, content)
+            put(digest, content)
             # Tell before checking: the check may wait for other chunks, and wrong content is evidence.
             loop.call_soon_threadsafe(told, index, digest, arriving)
             if check is not None:
@@ -110,58 +127,78 @@ class Copier:
         return check
 
     async def pack(
-        self, parcel: Sequence[LocatedFile], on_packed: PackedFile, on_wrong: WrongContent, under_way: UnderWay
-    ) -> None:
-        """Make every file of the parcel durable in the store.
-
-        An interruption makes a smaller slab of what arrived, and another one of the rest: no file is read twice.
+        self,
+        files: Sequence[LocatedFile],
+        prior: Mapping[str, FileLayout],
+        put: Put,
+        on_wrong: WrongContent,
+        under_way: UnderWay,
+    ) -> tuple[Digest, list[Digest]]:
+        """Make the slab of these files durable in the store. Returns its digest, and theirs.
 
         Args:
-            parcel: files of one scope that fit one chunk together, none of them empty.
-            on_packed: told of each file once it is durable.
-            on_wrong: told of a file that came with the wrong content, and under which name that is kept.
-            under_way: what has come and was not told of.
+            files: all files of the slab, in their order; none is empty.
+            prior: where some of them lie in the store already, by the keys of their identities.
+            put: stores the slab.
+            on_wrong: told of a file that came with the wrong content.
+            under_way: what has come and was not stored.
 
         Raises:
-            UpstreamError, AuthRequiredError, StoreUnavailableError: what was told of stays stored.
+            UpstreamError, AuthRequiredError, StoreUnavailableError: nothing of it is stored.
         """
-        loop = asyncio.get_running_loop()
-        scope = parcel[0].file.identity.scope
-        seal = seal_of(scope)
-        left = list(parcel)
-        digests: list[Digest] = []  # of the files in the buffer
+        slab = bytearray(sum(located.file.size for located in files))
+        digests: dict[int, Digest] = {}
+        offsets = list(accumulate((located.file.size for located in files), initial=0))
 
-        def accept(located: LocatedFile, content: memoryview, stated: Checksum | None) -> None:
+        def accept(number: int, content: memoryview, stated: Checksum | None) -> None:
             if stated is not None:
-                check_at_once(stated, content, located.subject)
-            digests.append(digest_of(content))
+                check_at_once(stated, content, files[number].subject)
+            slab[offsets[number] : offsets[number + 1]] = content
+            digests[number] = digest_of(content)
 
-        def store_slab(buffer: memoryview, count: int, size: int) -> None:
-            content = buffer[: size + len(seal)]
-            content[size:] = seal
-            slab = Slab(digest_of(content), len(content), scope)
-            self.store.put(slab.digest, content)
-            packed, offset = [], 0
-            for located, digest in zip(left[:count], digests, strict=True):
-                packed.append((located, FileLayout.packed(digest, located.file.size, slab, offset)))
-                offset += located.file.size
-            del left[:count]
-            digests.clear()
-            loop.call_soon_threadsafe(tell, packed, slab)
+        left: Sequence[int] = range(len(files))
+        if prior:
+            left = await asyncio.to_thread(self._read_prior, files, prior, slab, offsets, digests)
+        with ExitStack() as stack, single_error():  # what has come is under way until the slab is stored
+            async with asyncio.TaskGroup() as group:
+                for parcel in _parcels(left):
+                    wanted = [
+                        FileRange(files[one], ByteRange(0, files[one].file.size), partial(accept, one))
+                        for one in parcel
+                    ]
+                    arriving = stack.enter_context(under_way.read())
+                    group.create_task(self.reader.read(wanted, on_wrong=on_wrong, arriving=arriving))
+            digest = digest_of(slab)
+            await self.reader.threads.run(0, lambda _: put(digest, slab))
+        return digest, [digests[number] for number in range(len(files))]
 
-        def tell(packed: list[tuple[LocatedFile, FileLayout]], slab: Slab) -> None:
-            arriving.received = 0
-            for located, layout in packed:
-                on_packed(located, layout, slab)
+    def _read_prior(
+        self,
+        files: Sequence[LocatedFile],
+        prior: Mapping[str, FileLayout],
+        slab: bytearray,
+        offsets: Sequence[int],
+        digests: dict[int, Digest],
+    ) -> list[int]:
+        """Take from the store what lies there. Returns the numbers of the files that do not. Blocking."""
+        left: list[int] = []
+        for number, located in enumerate(files):
+            layout = prior.get(located.file.identity.key)
+            part = memoryview(slab)[offsets[number] : offsets[number + 1]]
+            if layout is None or layout.slice is None or not self._read_slice(layout, layout.slice, part):
+                left.append(number)
+            else:
+                digests[number] = layout.digest
+        return left
 
-        async def keep_wrong(located: LocatedFile, content: bytes, error: ChecksumMismatchError) -> None:
-            digest = digest_of(content)
-            await asyncio.to_thread(self.store.put, digest, memoryview(content))
-            await on_wrong(located, digest, error)
-
-        wanted = [FileRange(file, ByteRange(0, file.file.size), partial(accept, file)) for file in parcel]
-        with under_way.read() as arriving:
-            await self.reader.read(wanted, on_batch=store_slab, spare=SEAL_SIZE, on_wrong=keep_wrong, arriving=arriving)
+    def _read_slice(self, layout: FileLayout, lies: Slice, part: memoryview) -> bool:
+        try:
+            with self.store.open(lies.slab) as file:
+                file.seek(lies.offset)
+                part[:] = file.read(len(part))
+        except (NotFoundError, ValueError):
+            return False
+        return digest_of(part) == layout.digest
 
     @staticmethod
     async def _expected(located: LocatedFile) -> Checksum | None:
@@ -191,6 +228,18 @@ class Copier:
                 done += count
         if done != len(buffer):
             raise NotFoundError(f"chunk {digest}")
+
+
+def _parcels(numbers: Iterable[int]) -> Iterator[list[int]]:
+    """Numbers of files that one thread reads, one after the other."""
+    parcel: list[int] = []
+    for number in numbers:
+        parcel.append(number)
+        if len(parcel) == _PARCEL_FILES:
+            yield parcel
+            parcel = []
+    if parcel:
+        yield parcel
 
 
 TURN_SECONDS: Final = 1.0  # how long a byte thread that holds a chunk waits for the chunk before it

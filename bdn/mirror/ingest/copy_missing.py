@@ -1,11 +1,11 @@
-"""Copy into the store what a survey found missing, each file once in this process."""
+"""Copy into the store what a survey found missing, each unit once in this process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, Slab
+from bdn.core.chunk import Digest, FileLayout, digest_of
 from bdn.core.errors import (
     ChecksumMismatchError,
     NotFoundError,
@@ -14,192 +14,160 @@ from bdn.core.errors import (
     single_error,
 )
 from bdn.core.source.upstream import Source, UpstreamFile
-from bdn.core.store import is_small, parcels
-from bdn.mirror.ingest.copier import ChunkStored, Copier
-from bdn.mirror.ingest.progress import CopiesInProgress, Progress, StoredContents
-from bdn.mirror.ingest.survey import Survey
+from bdn.mirror.chunks.writer import SetWriter
+from bdn.mirror.db import identities
+from bdn.mirror.db.identities import Known
+from bdn.mirror.db.waiting import SingleFlight
+from bdn.mirror.ingest.copier import Copier
+from bdn.mirror.ingest.progress import Progress
+from bdn.mirror.ingest.survey import Survey, Unit
 from bdn.mirror.upstream.reader import LocatedFile
 from bdn.transfer.under_way import UnderWay
 
-_FILES_AT_ONCE: Final = 8  # of one source; each of them keeps many threads busy
-_PARCELS_AT_ONCE: Final = 32  # while one waits for its locations or is recorded, others have the threads
-
-_Item = TypeVar("_Item")
+_LARGE_AT_ONCE: Final = 8  # files of several chunks of one source; each of them keeps many threads busy
+_SMALL_AT_ONCE: Final = 32  # files of one chunk; while one is recorded, others have the threads
+_SLABS_AT_ONCE: Final = 8  # of 8 MiB of memory each
 
 
 @dataclass(frozen=True)
 class CopyMissing:
-    """Copies the missing files of one source into the store.
+    """Copies what is missing of one source into the store, for one set.
 
     Args:
+        copies: what mirrors of this process copy now, by the keys of units.
         name: the source, for messages.
         position: its place in the request, for the counters.
-        recorded: what other sources have recorded since before the survey.
     """
 
-    stored: StoredContents
     copier: Copier
-    copies: CopiesInProgress
+    copies: SingleFlight[str, Known]
     progress: Progress
+    writer: SetWriter
     source: Source
     name: str
     position: int
     survey: Survey
-    recorded: set[str]
 
     async def run(self) -> None:
-        """Copy everything that was missing, and tell ``progress`` of it."""
-        large = (file for file in self.survey.missing() if not is_small(file.size))
-        small = parcels(file for file in self.survey.missing() if is_small(file.size))
+        """Copy everything that is missing; then ``survey.known`` has all of it. Raises ``SetEndedError``."""
         with single_error():
             async with asyncio.TaskGroup() as group:
-                _share(group, large, self._copy_file, _FILES_AT_ONCE)
-                _share(group, small, self._copy_parcel, _PARCELS_AT_ONCE)
+                self._share(group, lambda unit: unit.is_slab, _SLABS_AT_ONCE)
+                self._share(group, lambda unit: not unit.is_slab and unit.files[0].is_one_chunk, _SMALL_AT_ONCE)
+                self._share(group, lambda unit: not unit.is_slab and not unit.files[0].is_one_chunk, _LARGE_AT_ONCE)
 
-    async def _copy_file(self, file: UpstreamFile) -> None:
-        key = file.identity.key
-        missing = self.survey.bytes_missing_of(file)
+    def _share(self, group: asyncio.TaskGroup, is_wanted: Callable[[Unit], bool], count: int) -> None:
+        """Start ``count`` tasks that draw from the same units."""
+        units = filter(is_wanted, self.survey.missing())
 
-        def stored(index: int, digest: Digest, size: int) -> None:
+        async def work() -> None:
+            for unit in units:
+                await self._copy(unit)
+
+        for _ in range(count):
+            group.create_task(work())
+
+    async def _copy(self, unit: Unit) -> None:
+        """Copy a unit, or wait for whoever copies it now: then the set holds its chunks, or it is copied here after all."""
+        missing = stored = self.survey.bytes_missing_of(unit)
+
+        def arrived(size: int) -> None:
             nonlocal missing
             missing -= size
-            self.progress.chunk_stored(self.position, key, index, digest, size)
+            self.progress.transferred(self.position, size)
 
-        def packed(size: int) -> None:
-            nonlocal missing
-            missing -= size
+        known: Known | None = None
+        while known is None:
+            is_ours = False
 
-        layout = await self._once(key, lambda: self._find_or_copy(file, stored, packed))
+            async def ours() -> Known:
+                nonlocal is_ours
+                is_ours = True
+                return await self._find_or_copy(unit, arrived)
+
+            try:
+                found = await self.copies.run(unit.key, ours)
+            finally:
+                if is_ours:
+                    self.copies.forget([unit.key])
+            known = found if is_ours else await self._held(found)
+        self.survey.known[unit.key] = known
         # What we did not copy, somebody else did; what was not stored after all is not reused.
-        self.progress.reused(self.position, max(missing, self.survey.bytes_missing_of(file) - file.size))
-        if layout.slice is not None:
-            self.progress.lies_in(Slab(layout.slice.slab, layout.slice.slab_size, file.identity.scope))
-        self._complete(key, layout)
+        self.progress.reused(self.position, max(missing, stored - unit.size))
 
-    async def _once(self, key: str, work: Callable[[], Awaitable[FileLayout]]) -> FileLayout:
-        """The layout that this work makes, or that somebody else made.
+    async def _held(self, found: Known) -> Known | None:
+        """What another copied, once the set refers to all of it."""
+        chunks = set(found.chunks.values())
+        return found if found.digest and chunks == set(await self.writer.hold(chunks)) else None
 
-        A copies a chunk, B asks for the same file and waits; A's mirror ends, and what it copied is older than all mirrors that
-        run now, so it may be collected. So B keeps what A copied, and copies it itself where it is gone.
-        """
-        is_ours = False
+    async def _find_or_copy(self, unit: Unit, arrived: Callable[[int], None]) -> Known:
+        """Look again: another mirror may have copied it since the survey."""
+        async with self.progress.database.read() as session:
+            now = (await identities.find(session, [unit.key])).get(unit.key)
+        if now is not None:
+            now = now.without(set(now.chunks.values()).difference(await self.writer.hold(now.chunks.values())))
+        if now is not None and now.digest is not None:
+            return now
+        if unit.is_slab:
+            known = await self._pack(unit, arrived)
+        else:
+            known = await self._copy_file(unit, now or self.survey.known.get(unit.key), arrived)
+        await self.progress.unit_complete(known)
+        return known
 
-        async def ours() -> FileLayout:
-            nonlocal is_ours
-            is_ours = True
-            return await work()
+    async def _pack(self, unit: Unit, arrived: Callable[[int], None]) -> Known:
+        async def on_wrong(located: LocatedFile, content: bytes, error: ChecksumMismatchError) -> None:
+            digest = digest_of(content)
+            await asyncio.to_thread(self.writer.put, digest, content)
+            await self._quarantine(located.file, unit.key, error, [digest])
 
-        while True:
-            layout = await self.copies.run(key, ours)
-            if is_ours or await self.stored.keep(layout):
-                return layout
+        located = [LocatedFile(self.name, self.source, file) for file in unit.files]
+        slab, digests = await self.copier.pack(located, self.survey.prior, self.writer.put, on_wrong, self._under_way)
+        arrived(unit.size)
+        return Known(unit.key, unit.size, slab, b"".join(map(Digest.to_bytes, digests)), is_slab=True)
 
-    async def _find_or_copy(self, file: UpstreamFile, stored: ChunkStored, packed: Callable[[int], None]) -> FileLayout:
-        """Look again where that pays: a query for each of a million small files would cost more than it saves.
-
-        A surveys; B copies a file and records it, and its entry among the copies is forgotten; then A comes to this file.
-        """
-        key = file.identity.key
-        half: dict[int, Digest] = {}
-        if key in self.recorded or file.size > CHUNK_SIZE:
-            held = await self.stored.layout(file.identity)
-            if held is not None:
-                return held
-            half = await self.stored.parts(key)
-        if is_small(file.size):
-            layouts: list[FileLayout] = []
-            await self._pack([file], lambda _, layout: layouts.append(layout))
-            packed(file.size)
-            return layouts[0]
-        return await self._copy(file, half, stored)
-
-    async def _copy(self, file: UpstreamFile, half: Mapping[int, Digest], stored: ChunkStored) -> FileLayout:
+    async def _copy_file(self, unit: Unit, half: Known | None, arrived: Callable[[int], None]) -> Known:
         """Copy a file, once more from the start when its content is wrong: see ``UpstreamReader``.
 
         Which chunk was wrong is known when all of them have been read again. It may be one of an earlier attempt: A stored it,
         and failed before the whole could be checked; B resumed.
         """
         try:
-            return await self._copy_once(file, half, stored)
+            layout = await self._copy_once(unit, half, arrived)
         except ChecksumMismatchError as error:
-            evidence = await self._quarantine(file, error)
-        try:
-            layout = await self._copy_once(file, {}, stored)
-        except ChecksumMismatchError as error:
-            await self._quarantine(file, error)
-            raise
-        await self.progress.narrow(evidence, layout)
-        return layout
+            await self._quarantine(unit.files[0], unit.key, error)
+            try:
+                layout = await self._copy_once(unit, None, arrived)
+            except ChecksumMismatchError as again:
+                await self._quarantine(unit.files[0], unit.key, again)
+                raise
+        return Known(unit.key, unit.size, layout.digest, b"".join(map(Digest.to_bytes, layout.chunks)))
 
-    async def _copy_once(self, file: UpstreamFile, half: Mapping[int, Digest], stored: ChunkStored) -> FileLayout:
-        key = file.identity.key
+    async def _copy_once(self, unit: Unit, half: Known | None, arrived: Callable[[int], None]) -> FileLayout:
+        (file,) = unit.files
+
+        def stored(index: int, digest: Digest, size: int) -> None:
+            arrived(size)
+            self.progress.chunk_stored(unit.key, index, digest)
+
         try:
-            return await self.copier.copy(self._located(file), half, stored, self._under_way)
+            self.progress.begin_file(unit.key, unit.size, half)
+            located = LocatedFile(self.name, self.source, file)
+            return await self.copier.copy(
+                located, half.chunks if half else {}, self.writer.put, stored, self._under_way
+            )
         except SourceChangedError:
-            await self.progress.drop(key)  # its chunks are not parts of the right file
+            await self.progress.drop(unit.key)  # its chunks are not parts of the right file
             raise
         except NotFoundError as error:
-            await self.progress.drop(key)
+            await self.progress.drop(unit.key)
             raise StoreUnavailableError(f"it lost {error.what} of {file.path!r}; mirror again") from error
-
-    async def _copy_parcel(self, parcel: Sequence[UpstreamFile]) -> None:
-        """Files that nobody else copies go together; the others are waited for one by one, or found."""
-        await self.progress.keep_up()
-        ours: list[UpstreamFile] = []
-        others: list[UpstreamFile] = []
-        for file in parcel:
-            is_ours = file.identity.key not in self.recorded and self.copies.lead(file.identity.key)
-            (ours if is_ours else others).append(file)
-        leading = {file.identity.key for file in ours}
-
-        def landed(file: UpstreamFile, layout: FileLayout) -> None:
-            key = file.identity.key
-            leading.discard(key)
-            self.copies.land(key, layout)
-            self._complete(key, layout)
-
-        try:
-            if ours:
-                await self._pack(ours, landed)
-        finally:
-            for key in leading:
-                self.copies.give_up(key)
-        for file in others:
-            await self._copy_file(file)
-
-    async def _pack(self, files: Sequence[UpstreamFile], landed: Callable[[UpstreamFile, FileLayout], None]) -> None:
-        def packed(located: LocatedFile, layout: FileLayout, slab: Slab) -> None:
-            self.progress.packed(self.position, slab, layout.size)
-            landed(located.file, layout)
-
-        async def on_wrong(located: LocatedFile, kept: Digest, error: ChecksumMismatchError) -> None:
-            await self._quarantine(located.file, error, kept)
-
-        await self.copier.pack([self._located(file) for file in files], packed, on_wrong, self._under_way)
 
     @property
     def _under_way(self) -> UnderWay:
         return self.progress.counters[self.position].under_way
 
-    async def _quarantine(self, file: UpstreamFile, error: ChecksumMismatchError, *kept: Digest) -> str:
-        """The name of the evidence."""
-        return await self.progress.quarantine(self.name, file, error.expected, error.actual, kept)
-
-    def _located(self, file: UpstreamFile) -> LocatedFile:
-        return LocatedFile(self.name, self.source, file)
-
-    def _complete(self, key: str, layout: FileLayout) -> None:
-        self.progress.file_complete(key, layout)
-
-
-def _share(
-    group: asyncio.TaskGroup, items: Iterator[_Item], copy: Callable[[_Item], Awaitable[None]], count: int
-) -> None:
-    """Start ``count`` tasks that draw from the same items."""
-
-    async def work() -> None:
-        for item in items:
-            await copy(item)
-
-    for _ in range(count):
-        group.create_task(work())
+    async def _quarantine(
+        self, file: UpstreamFile, key: str, error: ChecksumMismatchError, kept: Sequence[Digest] = ()
+    ) -> None:
+        await self.progress.quarantine(self.name, file, key, error, kept)

@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import BdnError, LimitExceededError
 from bdn.core.source.uri import HuggingFaceUri, WeightsSource
-from bdn.mirror.db import contents, mirrors
+from bdn.mirror.db import manifests, mirrors
 from bdn.mirror.db.database import Cursor, Database
 from bdn.mirror.db.mirrors import MirrorState
 from bdn.mirror.db.recall import is_alike
@@ -120,7 +120,7 @@ class MirrorRequests:
             if row is None or row.manifest is None:
                 return None
             mirror = (await mirrors.get(session, row.mirror_id, organisation)).row
-        await contents.note_use(self.database, row.manifest, self.database.now())
+        await manifests.note_use(self.database, row.manifest, self.database.now())
         mount = GrantedMount(wanted.mount_location, Digest(row.manifest), str(wanted.source))
         grant = self.signer.sign(Grant(organisation, (mount,), time.time() + self.grant_seconds))
         return HeldSource(_source_of(row), mirror.completed_at or mirror.created_at, grant)
@@ -141,7 +141,7 @@ class MirrorRequests:
                 survey = await self.surveyor.survey(wanted, source)
             planned.append(_planned(wanted, survey, counted))
             if len(planned) < len(sources):  # the last one's, which may be a million, nobody asks for
-                counted.update(file.identity.key for file in survey.missing())
+                counted.update(unit.key for unit in survey.missing())
         return Plan(
             sources=planned,
             files=sum(source.files for source in planned),
@@ -316,7 +316,7 @@ def _source_of(row: MirrorSourceRow) -> MirrorSource:
 
 def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
     """One source's part of the plan. What an earlier source of the same request will bring is not brought twice."""
-    again = (file for file in survey.missing() if file.identity.key in counted) if counted else ()
+    again = (unit for unit in survey.missing() if unit.key in counted) if counted else ()
     missing = survey.bytes_missing - sum(map(survey.bytes_missing_of, again))
     return PlannedSource(
         source=str(wanted.source),

@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import EMPTY, Digest
 from bdn.core.room import Need, Tree, check_room
 from bdn.core.store import MirrorStore
-from bdn.mirror.db.database import Database
-from bdn.mirror.ingest.survey import Survey, contents_by_path
+from bdn.mirror.ingest.survey import Survey
 
 Beside = Callable[[Need | None, Tree], Awaitable[Sequence[Need]]]
 
@@ -15,9 +14,8 @@ Beside = Callable[[Need | None, Tree], Awaitable[Sequence[Need]]]
 class RoomForSources:
     """Looks at the disks. ``beside`` says what else is written for a tree, and where, after what the store needs."""
 
-    def __init__(self, store: MirrorStore, database: Database) -> None:
+    def __init__(self, store: MirrorStore) -> None:
         self._store = store
-        self._database = database
         self.beside: Beside | None = None
 
     async def check(self, source: str, survey: Survey) -> None:
@@ -37,8 +35,14 @@ class RoomForSources:
 
     async def look(self, survey: Survey) -> tuple[dict[str, Digest | None], Tree]:
         """What comes, as far as the store knows it: the content of each path, and how much it is."""
-        async with self._database.read() as session:
-            known = await contents_by_path(session, survey.files)
-        sizes = {digest: size for size, digest in known.values() if digest is not None}
-        unknown = sum(file.size for file in survey.missing())
-        return {path: digest for path, (_, digest) in known.items()}, Tree(survey.bytes_total, sizes, unknown)
+        return await asyncio.to_thread(_look, survey)
+
+
+def _look(survey: Survey) -> tuple[dict[str, Digest | None], Tree]:
+    found: dict[str, Digest | None] = {file.path: EMPTY for file in survey.files if not file.size}
+    sizes: dict[Digest, int] = {EMPTY: 0} if found else {}
+    for file, digest in survey.contents():
+        found[file.path] = digest
+        if digest is not None:
+            sizes[digest] = file.size
+    return found, Tree(survey.bytes_total, sizes, sum(unit.size for unit in survey.missing()))

@@ -4,25 +4,17 @@ What the patterns cannot select from is not listed.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from itertools import compress, islice
+from dataclasses import dataclass, field, replace
+from itertools import islice, repeat
 from operator import attrgetter
 from typing import Final
 
-from bdn.core.chunk import (
-    Digest,
-    FileEntry,
-    ManifestDocument,
-    ManifestWriter,
-    UnsafePathError,
-    chunk_range,
-    normalise_path,
-    tree_problems,
-)
+from bdn.core.chunk import Digest, FileLayout, Slice, UnsafePathError, chunk_range, normalise_path, tree_problems
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
-from bdn.core.source.upstream import Listing, Resolution, Source, UpstreamFile
+from bdn.core.manifest import Cutter, PlacedFile, empty_file, is_small, large_file, slab_cutter
+from bdn.core.source.upstream import Identity, Listing, Resolution, Source, UpstreamFile
 from bdn.core.source.uri import (
     BucketUri,
     CheckpointUri,
@@ -33,40 +25,144 @@ from bdn.core.source.uri import (
     literal_prefixes,
     select,
 )
-from bdn.core.store import is_small
-from bdn.mirror.db import contents
-from bdn.mirror.db.database import Database, ReadSession
+from bdn.mirror.db import chunks as chunk_rows
+from bdn.mirror.db import identities
+from bdn.mirror.db.database import Database
+from bdn.mirror.db.identities import Known
 from bdn.mirror.upstream.checkpoints import CheckpointSource, pinned
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.sources.opener import open_source
 
+Hold = Callable[[Collection[Digest]], Awaitable[Collection[Digest]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is copied as one: a file of 1 MiB or more, or the small files of one slab, in order. ``key`` is its identity's."""
+
+    key: str
+    size: int
+    files: Sequence[UpstreamFile]
+
+    @property
+    def is_slab(self) -> bool:
+        """Whether they are small files."""
+        return is_small(self.files[0].size)
+
+
+def units_of(files: Iterable[UpstreamFile]) -> Iterator[Unit]:
+    """The units of files that come in the order of their paths. Empty files are in none."""
+    cutter: Cutter[UpstreamFile] = slab_cutter()
+    for file in files:
+        if is_small(file.size):
+            yield from map(_slab, cutter.add(file, file.path, file.size))
+        elif file.size:
+            yield Unit(file.identity.key, file.size, (file,))
+    yield from map(_slab, cutter.finish())
+
+
+def _slab(files: Sequence[UpstreamFile]) -> Unit:
+    key = Identity.of(files[0].identity.scope, "slab", *(file.identity.key for file in files)).key
+    return Unit(key, sum(file.size for file in files), files)
+
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a source holds now, what of it is wanted, and what the store lacks.
+    """What a source holds now, in the order of paths, and what of it the store has.
 
-    ``lacking`` is 1 for each of the files that has to be copied: of those with one identity, the first.
+    ``known`` are units of which the store has all or, of a large file, some chunks; those that are copied are added to it.
     """
 
     resolution: Resolution
     files: Listing
-    lacking: bytes
-    stored: dict[str, int]  # bytes of half-copied files by identity key
+    known: dict[str, Known]
     warnings: tuple[str, ...]
     bytes_missing: int  # what has to be read from the upstream
+    prior: Mapping[str, FileLayout] = field(
+        default_factory=dict
+    )  # where files lay earlier, by the keys of their identities
 
     @property
     def bytes_total(self) -> int:
         """The size of the tree."""
         return self.files.bytes_total
 
-    def missing(self) -> Iterator[UpstreamFile]:
-        """The files that have to be copied."""
-        return compress(self.files, self.lacking) if any(self.lacking) else iter(())
+    def missing(self) -> Iterator[Unit]:
+        """What has to be copied: of units with one key, the first."""
+        seen = set[str]()
+        for unit in units_of(self.files):
+            if unit.key not in seen and not self._is_whole(unit.key):
+                seen.add(unit.key)
+                yield unit
 
-    def bytes_missing_of(self, file: UpstreamFile) -> int:
-        """What of a missing file has to be read, when an earlier attempt stored a part of it."""
-        return file.size - self.stored.get(file.identity.key, 0)
+    def _is_whole(self, key: str) -> bool:
+        known = self.known.get(key)
+        return known is not None and known.digest is not None
+
+    def bytes_missing_of(self, unit: Unit) -> int:
+        """What of a unit has to be read from the upstream."""
+        return unit.size - stored_bytes(self.known.get(unit.key), unit.size)
+
+    def contents(self) -> Iterator[tuple[UpstreamFile, Digest | None]]:
+        """Every file with something in it, and its digest as far as the store knows it; in no order."""
+        for unit in units_of(self.files):
+            known = self.known.get(unit.key)
+            if unit.is_slab:
+                yield from zip(unit.files, known.digests() if known else repeat(None), strict=False)
+            else:
+                yield unit.files[0], known and known.digest
+
+    def placed(self) -> Iterator[PlacedFile]:
+        """Every file and where its bytes lie. All of it is known by now."""
+        slabs = (self.known[unit.key] for unit in units_of(self.files) if unit.is_slab)
+        slab, digests, offset = None, iter(()), 0
+        for file in self.files:
+            if not file.size:
+                yield empty_file(file.path)
+            elif not is_small(file.size):
+                yield large_file(file.path, file.size, tuple(self.known[file.identity.key].chunks.values()))
+            else:
+                if (digest := next(digests, None)) is None:
+                    slab, offset = next(slabs), 0
+                    digests = slab.digests()
+                    digest = next(digests)
+                yield PlacedFile(file.path, _sliced(file.size, digest, slab, offset))
+                offset += file.size
+
+
+def _sliced(size: int, digest: Digest | None, slab: Known | None, offset: int) -> FileLayout:
+    if slab is None or slab.digest is None or digest is None:
+        raise ValueError("a slab is not known")
+    return FileLayout(digest, size, (digest,), Slice(slab.digest, slab.size, offset))
+
+
+def stored_bytes(known: Known | None, size: int) -> int:
+    """How much of a unit of ``size`` bytes the store has."""
+    if known is None:
+        return 0
+    return size if known.digest else sum(chunk_range(size, index).size for index in known.chunks)
+
+
+def _before(unit: Unit, prior: Mapping[str, FileLayout]) -> Known | None:
+    """The unit as an earlier manifest has it, whose files are ``prior`` by the keys of their identities."""
+    layouts = [prior.get(file.identity.key) for file in unit.files]
+    if not unit.is_slab:
+        (layout,) = layouts
+        return layout and Known(unit.key, unit.size, layout.digest, b"".join(map(Digest.to_bytes, layout.chunks)))
+    slab, raw, size = None, bytearray(), 0
+    for layout in layouts:
+        if (
+            layout is None
+            or layout.slice is None
+            or layout.slice.offset != size
+            or slab not in (None, layout.slice.slab)
+        ):
+            return None
+        slab = layout.slice.slab
+        raw += layout.digest.to_bytes()
+        size += layout.size
+    whole = layouts[0] and layouts[0].slice and layouts[0].slice.slab_size == size
+    return Known(unit.key, size, slab, bytes(raw), is_slab=True) if whole else None
 
 
 @dataclass(frozen=True)
@@ -123,33 +219,39 @@ class Surveyor:
             yield source
 
     async def survey(
-        self, wanted: WeightsSource, source: Source, resolution: Resolution | None = None, *, is_again: bool = False
+        self, wanted: WeightsSource, source: Source, resolution: Resolution | None = None, hold: Hold | None = None
     ) -> Survey:
         """Look at an open source; ``resolution`` is what it was resolved to, if that has been done.
 
-        ``is_again``: what was surveyed could not be published.
+        ``hold`` refers to chunks that are stored and returns them. Without it the survey only looks, and nothing keeps them.
 
         Raises:
             NoFilesMatchedError, InvalidSourceError, LimitExceededError, or whatever the upstream's failure is.
         """
         resolution = resolution or await source.resolve()
         selected = await Selector(self.limit_files, self.limit_bytes).select(wanted, source, resolution)
-        files = selected.files
-        lacking, seen, bytes_missing = bytearray(), set[str](), 0
-        stored: dict[str, int] = {}
+        files = await asyncio.to_thread(_by_path, selected.files)
+        prior = await source.placed() if isinstance(source, CheckpointSource) else {}
+        units = ((unit.key, unit.size, _before(unit, prior) if prior else None) for unit in units_of(files))
+        known: dict[str, Known] = {}
+        bytes_missing, seen = 0, set[str]()
+        while some := await asyncio.to_thread(lambda: list(islice(units, _UNITS_AT_ONCE))):
+            found = {key: before for key, _, before in some if before is not None}
+            async with self.database.read() as session:
+                found |= await identities.find(session, [key for key, _, _ in some if key not in found])
+            chunks = {chunk for one in found.values() for chunk in one.chunks.values()}
+            missing = chunks.difference(await (hold or self._stored)(chunks))
+            for key, size, _ in some:
+                if key in found and (left := found[key].without(missing)) is not None:
+                    known[key] = left
+                if key not in seen:
+                    seen.add(key)
+                    bytes_missing += size - stored_bytes(known.get(key), size)
+        return Survey(resolution, files, known, selected.warnings, bytes_missing, prior)
+
+    async def _stored(self, digests: Collection[Digest]) -> Collection[Digest]:
         async with self.database.read() as session:
-            for page in files.pages():
-                known = await contents.held(session, page, is_again=is_again)
-                missing = [file for file in page if file.identity.key not in known]
-                stored |= await _stored(session, missing)
-                for file in page:
-                    key = file.identity.key
-                    is_lacking = key not in known and key not in seen
-                    lacking.append(is_lacking)
-                    if is_lacking:
-                        seen.add(key)
-                        bytes_missing += file.size - stored.get(key, 0)
-        return Survey(resolution, files, bytes(lacking), stored, selected.warnings, bytes_missing)
+            return await chunk_rows.of(session, chunk_rows.stored, digests)
 
 
 def _folders(uri: BucketUri) -> list[str]:
@@ -157,39 +259,12 @@ def _folders(uri: BucketUri) -> list[str]:
     return [name for name in uri.prefix.split("/") if name not in ("", ".")]
 
 
-async def _stored(session: ReadSession, missing: Sequence[UpstreamFile]) -> dict[str, int]:
-    """Bytes of half-copied files by identity key. A small one is never half there."""
-    sizes = {file.identity.key: file.size for file in missing if not is_small(file.size)}
-    half = await contents.half_copied(session, list(sizes)) if sizes else {}
-    return {key: sum(chunk_range(sizes[key], index).size for index in indexes) for key, indexes in half.items()}
-
-
-async def contents_by_path(session: ReadSession, files: Listing) -> dict[str, tuple[int, Digest | None]]:
-    """The size and the content of each file; None where the database does not know the content."""
-    found: dict[str, tuple[int, Digest | None]] = {}
-    for page in files.pages():
-        known = await contents.known(session, [file.identity.key for file in page])
-        found.update((file.path, (file.size, known.get(file.identity.key))) for file in page)
-    return found
-
-
-async def manifest_of(session: ReadSession, files: Listing) -> ManifestDocument | None:
-    """The manifest of these files, as far as the database knows all their contents; None otherwise."""
-    writer = ManifestWriter()
-    for page in (await asyncio.to_thread(_by_path, files)).pages():
-        known = await contents.known(session, [file.identity.key for file in page])
-        try:
-            writer.add([FileEntry(file.path, file.size, known[file.identity.key]) for file in page])
-        except KeyError:
-            return None
-    return await asyncio.to_thread(writer.finish)
-
-
 def _by_path(files: Listing) -> Listing:
-    """Most upstreams list in the order of paths; otherwise this takes 600 MB for a million files."""
+    """Most upstreams list in the order of paths; otherwise this takes 600 MB for a million files. Blocking."""
     return files if files.is_sorted else Listing(sorted(files, key=attrgetter("path")))
 
 
+_UNITS_AT_ONCE: Final = 250
 _EVERYTHING: Final = ("",)
 _MOST_PROBLEMS: Final = 10  # named in one error
 

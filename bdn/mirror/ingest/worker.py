@@ -6,14 +6,14 @@ import asyncio
 import itertools
 import logging
 import os
+import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from bdn.core.chunk import ManifestDocument
+from bdn.core.chunk import Digest
 from bdn.core.errors import (
     BdnError,
     Fact,
@@ -22,23 +22,26 @@ from bdn.core.errors import (
     StoreUnavailableError,
     single_error,
 )
+from bdn.core.manifest import ManifestWriter, Root
 from bdn.core.pace.retry import Outage
-from bdn.core.source.upstream import Resolution
+from bdn.core.source.upstream import Resolution, Source
 from bdn.core.source.uri import WeightsSource
-from bdn.core.store import organisation_of, reader_of, split_digests
-from bdn.mirror.chunks.damages import Damages
-from bdn.mirror.db import contents, events, mirrors
-from bdn.mirror.db.database import Database, ReadSession, batches
+from bdn.core.store import organisation_of, reader_of
+from bdn.mirror.chunks.writer import SetWriter
+from bdn.mirror.db import chunks, events, manifests, mirrors
+from bdn.mirror.db.chunks import SetEndedError
+from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
+from bdn.mirror.db.identities import Known
 from bdn.mirror.db.mirrors import MirrorState
 from bdn.mirror.db.recall import is_alike, recall_key
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
-from bdn.mirror.db.waiting import NEW_WORK, cancel_topic, in_background
+from bdn.mirror.db.waiting import NEW_WORK, SingleFlight, cancel_topic, in_background
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import CopyMissing
-from bdn.mirror.ingest.progress import ClaimLostError, CopiesInProgress, Progress, SourceCounters, StoredContents
+from bdn.mirror.ingest.progress import ClaimLostError, Progress, SourceCounters
 from bdn.mirror.ingest.room import RoomForSources
-from bdn.mirror.ingest.survey import Survey, Surveyor, manifest_of
+from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.wire.mirror_schema import WeightsSourceBody
 from bdn.wire.shapes import body_of
 
@@ -48,7 +51,7 @@ CLAIM_SECONDS: Final = 15.0
 RENEW_SECONDS: Final = 3.0
 FLUSH_SECONDS: Final = 0.5
 POLL_SECONDS: Final = 1.0
-_PUBLISH_ATTEMPTS: Final = 3
+_REPAIR: Final = "repair"  # whom identity tokens are for, in place of a mirror
 
 
 @dataclass(frozen=True)
@@ -95,14 +98,13 @@ class Worker:
                 claimant = f"{self.name}:{next(self._claims)}"
                 claimed = None
                 with self._surviving():
-                    now, own = self.database.now(), time.time()
+                    now = self.database.now()
                     async with self.database.write() as session:
                         claimed = await mirrors.claim(
                             session,
                             claimant,
                             now=now,
                             until=now + CLAIM_SECONDS,
-                            began=own,
                             after=organisation,
                             only_idle=len(at_work) >= self.jobs,
                         )
@@ -137,36 +139,18 @@ class Worker:
         row = mirror.row
         logger.info("mirroring", extra={"mirror": row.id, "sources": len(mirror.sources)})
 
-        def flushed(keys: list[str]) -> None:
-            self.ingest.copies.recorded(keys, row.id)
-
-        progress = self.at_work[row.id] = Progress(self.database, row.id, claimant, flushed, self.on_transferred)
-        async with in_background(self._hold_claim(row.id, claimant)):
-            try:
-                await self._run(mirror, progress)
-            except ClaimLostError:
-                logger.info("mirror was taken away", extra={"mirror": row.id})
-                async with self.database.write() as session:
-                    await mirrors.release_claims(session, claimant)
-            finally:
-                progress.abandon()
-                # It is another one when the claim ran out, and this very worker took the mirror again.
-                if self.at_work.get(row.id) is progress:
-                    del self.at_work[row.id]
-                self.database.watch.notify(row.id)  # what was under way is not any more
-
-    async def _hold_claim(self, mirror_id: str, claimant: str) -> None:
-        """Until this worker has come to its end, also with a mirror that was canceled, nothing is collected that it brings.
-
-        A is canceled, and waits for a thread; its claim runs out; a collection deletes a chunk that A's last files count on;
-        A comes to its end, and records these files.
-        """
-        while True:
-            await asyncio.sleep(RENEW_SECONDS)
-            with suppress(BdnError):
-                async with self.database.write() as session:
-                    now = self.database.now()
-                    await mirrors.hold_canceled_claim(session, mirror_id, claimant, now, now + CLAIM_SECONDS)
+        progress = self.at_work[row.id] = Progress(self.database, row.id, claimant, self.on_transferred)
+        try:
+            await self._run(mirror, progress)
+        except ClaimLostError:
+            logger.info("mirror was taken away", extra={"mirror": row.id})
+            async with self.database.write() as session:
+                await mirrors.release_claims(session, claimant)
+        finally:
+            # It is another one when the claim ran out, and this very worker took the mirror again.
+            if self.at_work.get(row.id) is progress:
+                del self.at_work[row.id]
+            self.database.watch.notify(row.id)  # what was under way is not any more
 
     async def _run(self, mirror: MirrorState, progress: Progress) -> None:
         row = mirror.row
@@ -178,10 +162,7 @@ class Worker:
             with suppress(BdnError, ClaimLostError):
                 await progress.flush()
             raise
-        except ClaimLostError:
-            await progress.flush()  # of a canceled mirror; for one that another worker took over it raises again
-            raise
-        except DatabaseUnavailableError:
+        except (ClaimLostError, DatabaseUnavailableError):
             raise
         except BdnError as error:
             failure = error
@@ -237,9 +218,8 @@ class Ingest:
     database: Database
     surveyor: Surveyor
     copier: Copier
-    copies: CopiesInProgress
-    damages: Damages
     room: RoomForSources
+    _copies: SingleFlight[str, Known] = field(default_factory=SingleFlight)
 
     async def run(self, mirror: MirrorState, progress: Progress) -> None:
         """Work on all sources that are not done; a source's failure is its own.
@@ -305,30 +285,54 @@ class Ingest:
             resolution = await source.resolve()
             if await self._reuse_published(reader, row, wanted, resolution, progress):
                 return
-            for attempt in range(_PUBLISH_ATTEMPTS):
-                with self.copies.recorded_by_others(row.mirror_id) as recorded:
-                    survey = await self.surveyor.survey(wanted, source, resolution, is_again=attempt > 0)
-                    await self._announce(row, survey, progress)
-                    await self.room.check(row.source, survey)
-                    copying = CopyMissing(
-                        StoredContents(self.database, self.copier.store, self.database.now),
-                        self.copier,
-                        self.copies,
-                        progress,
-                        source,
-                        str(wanted.source),
-                        row.position,
-                        survey,
-                        recorded,
-                    )
-                    await copying.run()
-                manifest, revision = await self._manifest(survey, progress), survey.resolution.revision
-                del copying, survey  # hundreds of megabytes of a million files, which nobody needs any more
-                if manifest is not None and await self._publish(
-                    reader, row, wanted, manifest, progress, revision=revision
-                ):
-                    return
-        raise InternalError(f"contents of {wanted.source} were collected as fast as they were copied")
+            async with self.database.write() as session:
+                owner = f"{row.mirror_id}/{row.position}"
+                is_resumed = await chunks.of(session, chunks.filling, owner) is not None
+                set_id = await chunks.of(session, chunks.begin, owner)
+            progress.has_strays |= is_resumed
+            writer = SetWriter(self.database, self.copier.store, set_id, organisation)
+            try:
+                survey = await self.surveyor.survey(wanted, source, resolution, writer.hold)
+                await self._announce(row, survey, progress)
+                await self.room.check(row.source, survey)
+                await self._copy(row, source, survey, writer, progress)
+                root = await asyncio.to_thread(_write_documents, survey, writer)
+                if progress.has_strays:
+                    names = await asyncio.to_thread(_names, survey, root)
+                    async with progress.writing() as session:
+                        await chunks.of(session, chunks.keep_only, set_id, names, self.database.now())
+                revision = survey.resolution.revision
+                del survey  # hundreds of megabytes of a million files
+                await self._publish(reader, row, wanted, set_id, root, progress, revision=revision)
+            except SetEndedError:
+                raise ClaimLostError from None  # somebody canceled it
+
+    async def restore(self, row: MirrorSourceRow, organisation: str, team: str | None) -> None:
+        """Copy again what the store lost of a READY source, as it was resolved then, into a set that nothing keeps.
+
+        A manifest that refers to these chunks has them again. Raises ``BdnError``.
+        """
+        wanted = WeightsSourceBody.model_validate(row.request).to_core()
+        progress = Progress(self.database, None, "", lambda _: None, {0: SourceCounters()})
+        async with self.database.write() as session:
+            set_id = await chunks.of(session, chunks.begin, f"repair:{secrets.token_hex(12)}")
+        writer = SetWriter(self.database, self.copier.store, set_id, organisation)
+        try:
+            async with self.surveyor.open(wanted, organisation, _REPAIR, row.resolved_revision, team) as source:
+                survey = await self.surveyor.survey(wanted, source, None, writer.hold)
+                copying = CopyMissing(self.copier, self._copies, progress, writer, source, row.source, 0, survey)
+                await copying.run()
+                await asyncio.to_thread(_write_documents, survey, writer)
+        finally:
+            async with self.database.write() as session:
+                await chunks.of(session, chunks.end, [set_id])
+
+    async def _copy(
+        self, row: MirrorSourceRow, source: Source, survey: Survey, writer: SetWriter, progress: Progress
+    ) -> None:
+        copying = CopyMissing(self.copier, self._copies, progress, writer, source, row.source, row.position, survey)
+        await copying.run()
+        await progress.flush()
 
     async def _reuse_published(
         self, reader: str, row: MirrorSourceRow, wanted: WeightsSource, resolution: Resolution, progress: Progress
@@ -344,7 +348,7 @@ class Ingest:
                 return False
             counters = progress.counters[row.position]
             counters.reused = max(0, (found.bytes_total or 0) - counters.transferred)
-            await contents.touch(session, [found.manifest], self.database.now())
+            await manifests.touch(session, [found.manifest], self.database.now())
             await mirrors.update_source(
                 session,
                 row.mirror_id,
@@ -382,39 +386,29 @@ class Ingest:
                 warnings=list(survey.warnings),
             )
 
-    async def _manifest(self, survey: Survey, progress: Progress) -> ManifestDocument | None:
-        """None when contents that the diff had counted on were collected: look again."""
-        await progress.flush()
-        await self.damages.heal()  # what was damaged and came again counts from now on
-        async with self.database.read() as session:
-            return await manifest_of(session, survey.files)
-
     async def _publish(
         self,
         reader: str,
         row: MirrorSourceRow,
         wanted: WeightsSource,
-        manifest: ManifestDocument,
+        set_id: int,
+        root: Root,
         progress: Progress,
         *,
         revision: str | None,
-    ) -> bool:
-        """False when contents that the diff had counted on were collected or found damaged: look again."""
+    ) -> None:
+        """Raises ``SetEndedError``."""
+        name, organisation = root.digest.hex, organisation_of(reader)
         async with progress.writing() as session:
-            draft = await contents.draft(session, manifest, self.database.now())
-        for names in batches(split_digests(manifest.contents), contents.NAMES_AT_ONCE):
-            async with progress.writing() as session:
-                if await contents.add_names(session, draft, [name.hex() for name in names], reader):
-                    return False
-        async with progress.writing() as session:
-            if not await contents.publish(session, draft, self.database.now(), reader):
-                return False
+            now = self.database.now()
+            await manifests.publish(session, set_id, root, now)
+            await mirrors.lift_tombstone(session, organisation, name)
             await mirrors.update_source(
                 session,
                 row.mirror_id,
                 row.position,
                 status="READY",
-                manifest=manifest.digest.hex,
+                manifest=name,
                 recall_key=recall_key(reader, wanted, revision),
             )
             counters = progress.counters[row.position]
@@ -422,14 +416,29 @@ class Ingest:
                 "mirror": row.mirror_id,
                 "source": row.source,
                 "revision": revision,
-                "files": manifest.files_total,
+                "files": root.files_total,
                 "transferred": counters.transferred,
                 "reused": counters.reused,
             }
-            event = events.event_of("mirrored", facts, manifest.digest.hex, organisation=organisation_of(reader))
-            await events.record(session, self.database.now(), [event])
-        logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(manifest.digest)})
-        return True
+            await events.record(session, now, [events.event_of("mirrored", facts, name, organisation=organisation)])
+        logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(root.digest)})
+
+
+def _write_documents(survey: Survey, writer: SetWriter) -> Root:
+    """Put the pages and the root of what was copied. Blocking."""
+    manifest = ManifestWriter()
+    for file in survey.placed():
+        for page in manifest.add(file):
+            writer.put(page.digest, page.content)
+    for document in manifest.finish():
+        writer.put(document.digest, document.content)
+    return manifest.root
+
+
+def _names(survey: Survey, root: Root) -> set[Digest]:
+    """Every chunk of the manifest. Blocking."""
+    chunks = {chunk for one in survey.known.values() for chunk in one.chunks.values()}
+    return {root.digest, *(page.digest for page in root.pages), *chunks}
 
 
 async def published_before(
@@ -446,6 +455,7 @@ async def published_before(
     elif is_newest:
         rows = await mirrors.ready_from(session, organisation, str(wanted.source))
     for row in rows:
-        if is_alike(row, wanted) and not await contents.is_lost(session, row.manifest or "", reader):
+        set_id = (await manifests.set_ids(session, [row.manifest or ""])).get(row.manifest or "")
+        if is_alike(row, wanted) and set_id and not await chunks.of(session, chunks.is_damaged, set_id):
             return row
     return None

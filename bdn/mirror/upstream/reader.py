@@ -116,8 +116,6 @@ class UpstreamReader:
         self,
         wanted: Sequence[FileRange],
         *,
-        on_batch: Callable[[memoryview, int, int], None] | None = None,
-        spare: int = 0,
         on_wrong: OnWrong | None = None,
         on_cancel: Callable[[], None] | None = None,
         arriving: Arriving | None = None,
@@ -128,22 +126,19 @@ class UpstreamReader:
 
         Args:
             wanted: ranges that fit one buffer together.
-            on_batch: called in the byte thread at the end of a visit that brought something, with the buffer (``spare`` bytes
-                longer than ``wanted``), the number of ranges that arrived, and their bytes.
-            spare: see ``on_batch``.
             on_wrong: told of content that ``accept`` refused. Without it such content is not read once more.
             on_cancel: tells ``accept`` to hurry, because cancelling waits for the byte thread.
             arriving: counts what has come of the ranges that nobody has accounted for; what comes again is taken back.
 
         Raises:
             UpstreamError, AuthRequiredError: whatever arrived before was accepted.
-            BdnError: from ``accept`` or ``on_batch``.
+            BdnError: from ``accept``.
         """
         left = list(wanted)
         outage = Outage(self.retries.policy)
         refused = wrong = None  # the range whose location was asked for anew, or that is being read once more
         while left:
-            batch = await self._visit(left, on_batch, spare, on_cancel, arriving or Arriving())
+            batch = await self._visit(left, on_cancel, arriving or Arriving())
             for item in left[: batch.arrived]:
                 item.located.rounds.arrived(batch.sent)
                 outage = Outage(self.retries.policy)
@@ -167,8 +162,6 @@ class UpstreamReader:
     async def _visit(
         self,
         wanted: Sequence[FileRange],
-        on_batch: Callable[[memoryview, int, int], None] | None,
-        spare: int,
         on_cancel: Callable[[], None] | None,
         arriving: Arriving,
     ) -> _Batch:
@@ -189,11 +182,9 @@ class UpstreamReader:
             size = sum(item.range.size for item in wanted[: batch.arrived])
             if batch.failure is not None:  # else it may have been accounted for by now
                 arriving.received = size
-            if batch.arrived and on_batch is not None:
-                on_batch(buffer, batch.arrived, size)
             return batch
 
-        size = sum(item.range.size for item in wanted) + spare
+        size = sum(item.range.size for item in wanted)
         async with self.retries.budgets.of(locations[0].url).slot() as slot:
             return await self.threads.run(size, partial(work, slot), on_cancel=cancel)
 
