@@ -44,7 +44,6 @@ from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import Collections, OperationRequests
-from bdn.mirror.serving.layout_documents import LayoutDocuments
 from bdn.mirror.serving.locations import ChunkLocations
 from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
@@ -257,7 +256,6 @@ async def open_mirror(
         asked = OperationRequests(database, operations, eviction, signer, settings.grant_seconds, now)
         located = store if isinstance(store, LocatableStore) and settings.store_delivery == "direct" else None
         locations = ChunkLocations(located, access, damages, clock, metrics.located_chunks.inc)
-        layouts = LayoutDocuments(database, damages, data_port, locations.delivery)
         heartbeats = Membership(database, asked, events, now)
         await stack.enter_async_context(in_background(heartbeats.keep()))
         services = (
@@ -270,7 +268,7 @@ async def open_mirror(
             tokens,
             access,
             Names(database, store, settings.tombstone_seconds),
-            ContentsService(database, access, chunks, layouts, metrics),
+            ContentsService(database, access, chunks, metrics, data_port, locations.delivery),
             locations,
             ServedFiles(database, store, signer, access.verifier, settings.presign_seconds, readers),
             pushes,

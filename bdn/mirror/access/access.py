@@ -6,7 +6,7 @@ import hmac
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -14,24 +14,20 @@ from typing import Final
 from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.errors import GrantInvalidError, NotFoundError, UnauthenticatedError
 from bdn.core.source.uri import CheckpointUri
-from bdn.core.store import organisation_of, reader_of, team_of
-from bdn.mirror.db import contents, mirrors
+from bdn.mirror.db import chunks, manifests, mirrors
 from bdn.mirror.db.tokens import TokenTable, is_token
 from bdn.mirror.db.waiting import SharedReads
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, Role
 from bdn.wire.grants import Grant, GrantVerifier, PushGrant
 
-_OBJECTS_KEPT: Final = (
-    500_000  # about 50 MB; as many chunks and slabs are up to 4 TB. Beyond it each chunk is looked up
-)
+_OBJECTS_KEPT: Final = 500_000  # about 50 MB; as many chunks are up to 4 TB. Beyond it each chunk is looked up
 _IN_USE_SECONDS: Final = 60.0  # since its last chunk a manifest makes room for no other
 _STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its manifest was given up
 _STANDING_KEPT: Final = 10_000
-_TAKES_GRANTS: Final = re.compile(r"/chunks/.+|/manifests/[^/]+(/layout)?|/pushes(?!/grants$)(/.*)?")
+_TAKES_GRANTS: Final = re.compile(r"/chunks/.+|/manifests/[^/]+|/pushes(?!/grants$)(/.*)?")
 _OF_FILES: Final = "/files/"  # whose addresses are signed
-_NOT: Final = (0.0, 0)
 
-_Key = tuple[str, str]  # a manifest, and the organisation or team that reads it
+_Key = tuple[str, str, str | None]  # a manifest, and the organisation, or the team of it, that reads it
 
 
 class NotPermittedError(UnauthenticatedError):
@@ -91,40 +87,49 @@ class PushAccess:
 _OPERATOR: Final = Caller(DEFAULT_ORGANISATION, Role.OPERATOR)
 
 
-class OpenedObjects:
-    """The objects that a grant for a manifest opens, by manifest and organisation: ``limit`` of them at most, in all.
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A manifest that a reader may read, until it is looked at again. ``count``: about as many chunks it has at most."""
 
-    Who was read from least recently goes first, but not within ``_IN_USE_SECONDS``: manifests that do not fit together
-    would push each other out at each chunk.
+    until: float
+    set_id: int
+    count: int
+
+
+class OpenedObjects:
+    """The raw names of the chunks that a grant for a manifest opens, by the manifest's set: ``limit`` of them at most, in all.
+
+    The manifest that was read from least recently goes first, but not within ``_IN_USE_SECONDS``: manifests that do not fit
+    together would push each other out at each chunk.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
         self._clock = clock
-        self._kept: dict[_Key, tuple[float, frozenset[bytes]]] = {}  # least recently used first
+        self._kept: dict[int, tuple[float, frozenset[bytes]]] = {}  # least recently used first
         self._total = 0
 
-    def get(self, key: _Key) -> frozenset[bytes] | None:
+    def get(self, set_id: int) -> frozenset[bytes] | None:
         """They are used now."""
-        if (known := self._kept.pop(key, None)) is None:
+        if (known := self._kept.pop(set_id, None)) is None:
             return None
-        self._kept[key] = (self._clock(), known[1])
+        self._kept[set_id] = (self._clock(), known[1])
         return known[1]
 
     def make_room(self, size: int) -> bool:
         """Whether so many more can be kept now."""
         while size <= self._limit < self._total + size:
-            key, (used_at, objects) = next(iter(self._kept.items()))
+            set_id, (used_at, objects) = next(iter(self._kept.items()))
             if self._clock() - used_at < _IN_USE_SECONDS:
                 break
-            del self._kept[key]
+            del self._kept[set_id]
             self._total -= len(objects)
         return self._total + size <= self._limit
 
-    def keep(self, key: _Key, objects: frozenset[bytes]) -> None:
+    def keep(self, set_id: int, objects: frozenset[bytes]) -> None:
         """If there is room."""
-        if key not in self._kept and self.make_room(len(objects)):
-            self._kept[key] = (self._clock(), objects)
+        if set_id not in self._kept and self.make_room(len(objects)):
+            self._kept[set_id] = (self._clock(), objects)
             self._total += len(objects)
 
 
@@ -136,9 +141,8 @@ class Access:
     tokens: TokenTable
     verifier: GrantVerifier
     _objects: OpenedObjects = field(default_factory=lambda: OpenedObjects(_OBJECTS_KEPT), repr=False)
-    # Until when a manifest stands, and how many objects it can have.
-    _standing: dict[_Key, tuple[float, int]] = field(default_factory=dict, repr=False)
-    _reads: SharedReads[_Key, frozenset[bytes]] = field(default_factory=partial(SharedReads, math.inf))
+    _standing: dict[_Key, _Standing] = field(default_factory=dict, repr=False)
+    _reads: SharedReads[int, frozenset[bytes]] = field(default_factory=partial(SharedReads, math.inf))
 
     async def caller(self, bearer: str | None) -> Caller:
         """The caller behind a token; ``UnauthenticatedError`` otherwise, whatever the reason."""
@@ -185,11 +189,8 @@ class Access:
         except UnauthenticatedError:
             return False
 
-    async def check_manifest(self, bearer: str | None, manifest: Digest, organisation: str | None = None) -> str:
-        """As which organisation or team (``reader_of``) the bearer may read this manifest, or ``NotFoundError``.
-
-        An operator acts for ``organisation``.
-        """
+    async def check_manifest(self, bearer: str | None, manifest: Digest, organisation: str | None = None) -> None:
+        """Check that the bearer may read this manifest. An operator acts for ``organisation``. Raises ``NotFoundError``."""
         reader = await self._reader(bearer)
         if isinstance(reader, Caller):
             caller = reader.acting(Role.CONTROLLER, organisation)
@@ -201,34 +202,35 @@ class Access:
         async with self.tokens.database.read() as session:
             if not await mirrors.may_read(session, owner, manifest.hex, team):
                 raise NotFoundError(f"manifest {manifest}")
-        return reader_of(owner, team)
 
     async def check_chunk(self, bearer: str | None, chunk: Digest) -> str:
-        """May the bearer read this chunk, because its grant names a manifest that contains it, or a file inside it?"""
+        """As ``check_chunks``."""
         return await self.check_chunks(bearer, [chunk])
 
-    async def check_chunks(self, bearer: str | None, chunks: Sequence[Digest], manifest: Digest | None = None) -> str:
-        """Check that the bearer may read all of these chunks; with ``manifest``, as chunks of that manifest. Returns the bearer's organisation.
+    async def check_chunks(self, bearer: str | None, wanted: Sequence[Digest], manifest: Digest | None = None) -> str:
+        """Check that the bearer's grant is for manifests whose sets refer to all of these chunks. Returns the bearer's organisation.
 
-        A slab is read as a whole, with the neighbours of the file that is wanted; so it must be one that the grant's
-        organisation or team packed, or of public files. Of tokens the operator's alone reads chunks: the others' callers have grants.
+        With ``manifest`` only that manifest counts. Of tokens the operator's alone reads chunks: other callers have grants.
         """
         reader = await self._reader(bearer)
         if isinstance(reader, Caller):
             return reader.acting(Role.OPERATOR, None).organisation
-        owner = reader.reader
-        named = [mount.manifest.hex for mount in reader.mounts if manifest in (None, mount.manifest)]
-        manifests, left = await self._standing_of(named, owner), list(chunks)
-        for name, count in manifests.items():
-            objects = await self._objects_of(name, owner, count)
-            left = [chunk for chunk in left if chunk.to_bytes() not in objects]
+        names = dict.fromkeys(mount.manifest.hex for mount in reader.mounts if manifest in (None, mount.manifest))
+        standing, left, unkept = await self._standing_of(list(names), reader), list(wanted), list[int]()
+        for found in standing.values():
+            opened = await self._opened_by(found)
+            if opened is None:
+                unkept.append(found.set_id)
+            else:
+                left = [chunk for chunk in left if chunk.to_bytes() not in opened]
             if not left:
                 return reader.organisation
-        # Of a manifest that is not kept, a packed file by its own name, or a slab that came since we looked.
-        opened = await self._opened(manifests, owner, left)
-        for chunk in left:
-            if chunk.hex not in opened:
-                raise NotFoundError(f"chunk {chunk}")
+        if unkept:
+            async with self.tokens.database.read() as session:
+                named = await chunks.of(session, chunks.named, unkept, left)
+            left = [chunk for chunk in left if chunk not in named]
+        if left:
+            raise NotFoundError(f"chunk {left[0]}")
         return reader.organisation
 
     async def _reader(self, bearer: str | None) -> Caller | Grant:
@@ -243,46 +245,44 @@ class Access:
         is_his = bearer is not None and hmac.compare_digest(bearer.encode(), self.token.encode())
         return _OPERATOR if is_his else None
 
-    async def _opened(self, manifests: Collection[str], reader: str, chunks: Sequence[Digest]) -> set[str]:
-        if not manifests or not chunks:
-            return set()
-        async with self.tokens.database.read() as session:
-            return await contents.opened(session, list(manifests), reader, [chunk.hex for chunk in chunks])
-
-    async def _standing_of(self, manifests: Iterable[str], reader: str) -> dict[str, int]:
-        """The manifests that the organisation or team may still read, as of at most a second ago, and how many objects each can have.
+    async def _standing_of(self, names: Sequence[str], grant: Grant) -> dict[str, _Standing]:
+        """The manifests that the organisation or team of the grant may still read, as of at most a second ago.
 
         A reader asks a hundred times a second.
         """
-        now, names = time.monotonic(), dict.fromkeys(manifests)
-        known = {name: self._standing.get((name, reader), _NOT) for name in names}
-        standing = {name: objects for name, (until, objects) in known.items() if until > now}
+        now = time.monotonic()
+        known = {name: self._standing.get((name, grant.organisation, grant.team)) for name in names}
+        standing = {name: found for name, found in known.items() if found is not None and found.until > now}
         asked = [name for name in names if name not in standing]
         if asked:
             async with self.tokens.database.read() as session:
-                found = await mirrors.readable(session, organisation_of(reader), asked, team_of(reader))
+                found = await mirrors.readable(session, grant.organisation, asked, grant.team)
+                sets = await manifests.set_ids(session, asked)
             if len(self._standing) > _STANDING_KEPT:
                 self._standing.clear()
             for name in asked:
-                self._standing.pop((name, reader), None)
+                self._standing.pop((name, grant.organisation, grant.team), None)
             for name, (files, size) in found.items():
-                standing[name] = files + size // CHUNK_SIZE
-                self._standing[name, reader] = now + _STANDING_SECONDS, standing[name]
+                if name in sets:  # or a collection dropped it between the two statements
+                    standing[name] = _Standing(now + _STANDING_SECONDS, sets[name], files + size // CHUNK_SIZE)
+                    self._standing[name, grant.organisation, grant.team] = standing[name]
         return standing
 
-    async def _objects_of(self, manifest: str, reader: str, count: int) -> frozenset[bytes]:
-        """Manifests are immutable, so what they contain, ``count`` at most, can be kept. Nothing where there is no room for it."""
-        key = (manifest, reader)
-        if (known := self._objects.get(key)) is not None:
+    async def _opened_by(self, manifest: _Standing) -> frozenset[bytes] | None:
+        """The raw names of the manifest's chunks. None: there is no room for them.
+
+        By set, which never changes: one that a collection takes apart just now is another when the manifest is published again.
+        """
+        if (known := self._objects.get(manifest.set_id)) is not None:
             return known
-        if not self._objects.make_room(count):
-            return frozenset()
+        if not self._objects.make_room(manifest.count):
+            return None
 
         async def read() -> frozenset[bytes]:
             async with self.tokens.database.read() as session:
-                found = await contents.objects(session, manifest, reader)
-            if found:
-                self._objects.keep(key, found)
-            return found
+                found = await chunks.of(session, chunks.names, manifest.set_id)
+            opened = frozenset(digest.to_bytes() for digest in found)
+            self._objects.keep(manifest.set_id, opened)
+            return opened
 
-        return await self._reads.of(key, read).get()
+        return await self._reads.of(manifest.set_id, read).get()

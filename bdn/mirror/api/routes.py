@@ -15,7 +15,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from bdn.core.chunk import ByteRange, digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
-from bdn.core.store import manifest_fault
 from bdn.mirror.access.access import Access, Caller, NotPermittedError
 from bdn.mirror.api.caches import caches_router
 from bdn.mirror.api.callers import (
@@ -38,7 +37,7 @@ from bdn.mirror.api.callers import (
 )
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.projects import projects_router
-from bdn.mirror.db import contents
+from bdn.mirror.db import manifests
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
 from bdn.mirror.db.tokens import TokenTable
@@ -47,7 +46,6 @@ from bdn.mirror.jobs.pushes import Pushes
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.requests import Collections, OperationRequests
-from bdn.mirror.serving.layout_documents import LayoutDocuments
 from bdn.mirror.serving.locations import ChunkLocations
 from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
@@ -67,6 +65,8 @@ from bdn.wire.access_schema import (
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
 from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.http_fields import (
+    DATA_PORT_HEADER,
+    DELIVERY_HEADER,
     LONGEST_SOURCE,
     MEDIA_CHUNK,
     MEDIA_JSON,
@@ -74,10 +74,8 @@ from bdn.wire.http_fields import (
     UnsatisfiableRangeError,
     format_content_range,
     parse_range,
-    takes_gzip,
 )
-from bdn.wire.layout_form import LayoutBody
-from bdn.wire.location_schema import AddressesRequest, FileAddress, Locations, LocationsRequest
+from bdn.wire.location_schema import AddressesRequest, Delivery, FileAddress, Locations, LocationsRequest
 from bdn.wire.mirror_schema import TERMINAL, HeldManifests, Mirror, MirrorRequestBody, MirrorStatus, Plan
 from bdn.wire.operation_schema import (
     Collection,
@@ -179,8 +177,9 @@ class ContentsService:
     database: Database
     access: Access
     shelf: StoreShelf
-    layouts: LayoutDocuments
     metrics: Metrics
+    data_port: int | None
+    delivery: Delivery
 
 
 _Contents = Annotated[ContentsService, provided(ContentsService)]
@@ -273,38 +272,23 @@ async def held(names: _Names, caller: Controller, cursor: str | None = None, lim
     return found if caller.role is Role.OPERATOR else found.without_holders()
 
 
-@contents_router.get("/manifests/{digest}", summary="The canonical manifest")
-async def manifest(service: _Contents, digest: str, bearer: Bearer, organisation: Organisation = None) -> Response:
-    name = digest_in(digest)
-    await service.access.check_manifest(bearer, name, organisation)
-    async with service.database.read() as session:
-        row = await contents.manifest(session, name.hex)
-    if row is None:
-        raise NotFoundError(f"manifest {name}")
-    if fault := await asyncio.to_thread(manifest_fault, name, row.canonical):
-        with service.shelf.damages.records_noted():
-            raise contents.Record("manifest", name).damaged(fault)
-    await contents.note_use(service.database, name.hex, service.database.now())
-    service.metrics.served("manifest", len(row.canonical))
-    return Response(row.canonical, media_type=MEDIA_JSON, headers={"ETag": f'"{name}"'})
-
-
-@contents_router.get("/manifests/{digest}/layout", response_model=LayoutBody, summary="Where the manifest's bytes lie")
-async def layout(
+@contents_router.get("/manifests/{digest}", summary="The root of a manifest, which lists its pages")
+async def manifest(
     service: _Contents, digest: str, request: Request, bearer: Bearer, organisation: Organisation = None
 ) -> Response:
     name = digest_in(digest)
-    owner = await service.access.check_manifest(bearer, name, organisation)
-    document = await service.layouts.of(name, owner)
-    is_packed = takes_gzip(request.headers.get("accept-encoding", ""))
-    etag = f'"{document.digest}{"-gzip" if is_packed else ""}"'
-    headers = {"ETag": etag, "Vary": "Accept-Encoding", "Cache-Control": "private, no-cache"}
-    if etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    service.metrics.served("layout", len(document.gzip) if is_packed else document.size)
-    if is_packed:
-        return Response(document.gzip, media_type=MEDIA_JSON, headers={**headers, "Content-Encoding": "gzip"})
-    return StreamingResponse(document.unpacked(), media_type=MEDIA_JSON, headers=headers)
+    await service.access.check_manifest(bearer, name, organisation)
+    headers = {"ETag": f'"{name}"', "Cache-Control": "private, no-cache"}
+    headers |= {} if service.data_port is None else {DATA_PORT_HEADER: str(service.data_port)}
+    headers |= {} if service.delivery == "proxy" else {DELIVERY_HEADER: service.delivery}
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
+        answer = Response(status_code=304, headers=headers)
+    else:
+        root = await service.shelf.root(name)
+        answer = Response(root.content, media_type=MEDIA_JSON, headers=headers)
+        service.metrics.served("manifest", len(answer.body))
+    await manifests.note_use(service.database, name.hex, service.database.now())
+    return answer
 
 
 @contents_router.get("/chunks/{digest}", summary="A chunk's bytes, or a range of them", **_CHUNK)
@@ -341,13 +325,11 @@ async def addresses(
     return Items[FileAddress](items=found)
 
 
-@contents_router.get(
-    "/files/{digest}/{path:path}", summary="A file, or a range of it, to who knows its address", **_CHUNK
-)
+@contents_router.get("/files/{digest}/{path:path}", summary="A file, or a range of it, by its signed address", **_CHUNK)
 @contents_router.head("/files/{digest}/{path:path}", summary="A file's size", **_CHUNK)
 async def file(service: _Files, digest: str, path: str, request: Request, sig: Annotated[str, Query()]) -> Response:
     found = await service.opened(digest_in(digest), path, sig)
-    size, tag = found.entry.size, f'"{found.entry.digest}"'
+    size, tag = found.file.size, f'"{found.file.digest}"'
     headers = {"ETag": tag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-transform"}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
@@ -381,7 +363,7 @@ async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]
 
 @pushes_router.post("/pushes", status_code=201, summary="Begin to push a checkpoint, or go on")
 async def begin_push(pushes: _Pushes, contents: _Contents, body: PushRequest, pusher: Pushing) -> Push:
-    return await pushes.begin(body.source, pusher, contents.layouts.data_port)
+    return await pushes.begin(body.source, pusher, contents.data_port)
 
 
 @pushes_router.get("/pushes", summary="The push that brought the newest version of a checkpoint")

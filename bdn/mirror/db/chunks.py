@@ -295,6 +295,18 @@ def is_damaged(connection: Connection, set_id: int) -> bool:
     return connection.execute(damaged.where(named).limit(1)).first() is not None
 
 
+def named(connection: Connection, set_ids: Collection[int], digests: Iterable[Digest]) -> set[Digest]:
+    """Those of these chunks that one of these sets refers to, also where they are damaged."""
+    found: set[Digest] = set()
+    for some in batches(sorted(set(digests)), AT_ONCE):
+        query = select(ChunkRow.digest).where(
+            ChunkRow.digest.in_([digest.to_bytes() for digest in some]),
+            exists().where(SetChunkRow.chunk_id == ChunkRow.id, SetChunkRow.set_id.in_(set_ids)),
+        )
+        found.update(map(Digest.from_bytes, connection.execute(query).scalars()))
+    return found
+
+
 def among(connection: Connection, set_ids: Collection[int], digests: Iterable[Digest]) -> dict[Digest, int]:
     """Those of these chunks that one of these sets refers to and that are stored, with their sizes."""
     found: dict[Digest, int] = {}

@@ -34,7 +34,7 @@ class ChunkLocations:
         return "proxy" if self.store is None else "direct"
 
     async def of(self, request: LocationsRequest, bearer: str | None) -> Locations:
-        """Where the chunks can be read. Whoever may read them from the data plane is told.
+        """Where the chunks can be read, for callers that may read them from the data plane.
 
         Raises:
             NotFoundError: one is not for this bearer.

@@ -7,12 +7,14 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bdn.core.chunk import Digest, Slice
+from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.manifest import Root
 from bdn.core.store import ChunkStore
 from bdn.mirror.access.access import Access
 from bdn.mirror.chunks.damages import ChunkDamagedError, Damages
-from bdn.mirror.db import contents
+from bdn.mirror.db import manifests
+from bdn.mirror.db.manifests import DocumentDamagedError
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 
@@ -40,16 +42,17 @@ class StoreShelf:
         return answer_of(self.loop, self.access.check_chunk(request.bearer, request.digest))
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
-        """From the store alone. Who got wrong bytes says so, and gets none before these were found right here."""
+        """From the store alone. A client that got wrong bytes gets none before the store's were found right here."""
         if request.is_suspect:
             answer_of(self.loop, self.damages.examine(request.digest, request.organisation))
         try:
-            return self._whole(request)
+            return self._from_store(request)
         except NotFoundError:
-            return self._part(request, *answer_of(self.loop, self._slice(request.digest)))
+            answer_of(self.loop, self._check_damage(request.digest))
+            raise
 
     async def opened(self, request: ChunkRequest) -> OpenChunk:
-        """As ``open_chunk``, for who is on the loop.
+        """As ``open_chunk``, for callers on the loop.
 
         No thread waits here. As many readers as the loop has threads would otherwise wait in all of them for examinations,
         which wait for a thread.
@@ -57,30 +60,29 @@ class StoreShelf:
         if request.is_suspect:
             await self.damages.examine(request.digest, request.organisation)
         try:
-            return await self.loop.run_in_executor(self.threads, self._whole, request)
+            return await self.loop.run_in_executor(self.threads, self._from_store, request)
         except NotFoundError:
-            found = await self._slice(request.digest)
-            return await self.loop.run_in_executor(self.threads, self._part, request, *found)
+            await self._check_damage(request.digest)
+            raise
 
-    def _whole(self, request: ChunkRequest) -> OpenChunk:
+    async def root(self, manifest: Digest) -> Root:
+        """The root of a published manifest. One that is damaged is registered, so that it is repaired. Raises ``DocumentDamagedError``."""
+        try:
+            return await self.loop.run_in_executor(self.threads, manifests.root_of, self.store, manifest)
+        except DocumentDamagedError:
+            await self.damages.examine(manifest)
+            raise
+
+    def _from_store(self, request: ChunkRequest) -> OpenChunk:
         file = self.store.open(request.digest, reader=request.organisation)
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
         return OpenChunk(file, 0, size)
 
-    def _part(self, request: ChunkRequest, place: Slice, size: int) -> OpenChunk:
-        """Of a slab: everything that a manifest names can be read by its name, also by who knows nothing of slabs."""
-        return OpenChunk(self.store.open(place.slab, reader=request.organisation), place.offset, size)
-
-    async def _slice(self, content: Digest) -> tuple[Slice, int]:
-        async with self.damages.database.read() as session:
-            found = await contents.a_slice(session, content.hex)
-        reason = await self.damages.reason(found[0].slab if found else content)
-        if reason is not None:
-            raise ChunkDamagedError(reason, str(content))
-        if found is None:
-            raise NotFoundError(f"chunk {content}")
-        return found
+    async def _check_damage(self, chunk: Digest) -> None:
+        """Raise ``ChunkDamagedError`` for a chunk that the store lost or holds wrongly."""
+        if (reason := await self.damages.reason(chunk)) is not None:
+            raise ChunkDamagedError(reason, str(chunk))
 
 
 def answer_of(loop: asyncio.AbstractEventLoop, answer: Coroutine[Any, Any, _Answer]) -> _Answer:

@@ -1,4 +1,4 @@
-"""One file of a manifest by an address that is signed: for who knows nothing of chunks, such as a browser or a loader of checkpoints."""
+"""One file of a manifest by a signed address: for clients that know nothing of chunks, such as a browser or a loader of checkpoints."""
 
 import asyncio
 import math
@@ -6,16 +6,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import BinaryIO, Final, TypeVar
+from itertools import chain
+from typing import BinaryIO, Final, Generic, TypeVar
 
 from blake3 import blake3
 
-from bdn.core.chunk import ByteRange, Digest, FileEntry, FileLayout, Manifest
+from bdn.core.chunk import ByteRange, Digest, FileLayout
 from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.manifest import PageEntry, PageRef, PlacedFile, Root, read_page
 from bdn.core.store import ChunkStore
-from bdn.mirror.db import contents, mirrors
+from bdn.mirror.db import manifests, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.waiting import SharedReads
 from bdn.transfer.fair_limit import FairLimit
@@ -26,7 +28,9 @@ from bdn.wire.shapes import moment
 _PIECE: Final = 1024 * 1024
 _Asked = TypeVar("_Asked")
 _Read = TypeVar("_Read")
-_FILES_KEPT: Final = 200_000  # of parsed manifests together, about 60 MB
+_Document = TypeVar("_Document")
+_Page = dict[str, PageEntry]  # by path
+_KEPT: Final = 200_000  # files and chunks of pages together, about 60 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +57,7 @@ def parts_of(layout: FileLayout, wanted: ByteRange) -> Iterator[Part]:
 class OpenedFile:
     """A file that this organisation may read, and from where."""
 
-    entry: FileEntry
-    layout: FileLayout
+    file: PlacedFile
     store: ChunkStore
     organisation: str
     threads: Executor
@@ -64,7 +67,7 @@ class OpenedFile:
 
         Each chunk is compared with its name before any of it is given away: nobody behind this does. ``StoreUnavailableError``.
         """
-        parts = list(parts_of(self.layout, wanted))
+        parts = list(parts_of(self.file.layout, wanted))
         first = await self._in_thread(self._open, parts[0])
         return self._pieces(first, parts)
 
@@ -88,7 +91,7 @@ class OpenedFile:
         try:
             file = self.store.open(part.chunk, reader=self.organisation)
         except NotFoundError as error:
-            raise StoreUnavailableError(f"it lost {error.what} of {self.entry.path!r}") from error
+            raise StoreUnavailableError(f"it lost {error.what} of {self.file.path!r}") from error
         with ExitStack() as stack:
             stack.push(file)
             self._check(file, part)
@@ -101,12 +104,45 @@ class OpenedFile:
         while piece := file.read(_PIECE):
             hasher.update(piece)
         if hasher.hexdigest() != part.chunk.hex:
-            raise StoreUnavailableError(f"chunk {part.chunk} of {self.entry.path!r} is damaged")
+            raise StoreUnavailableError(f"chunk {part.chunk} of {self.file.path!r} is damaged")
+
+
+class Documents(Generic[_Document]):
+    """Parsed documents of the store, the least recently used first; ``weight`` of all of them is ``_KEPT`` at most.
+
+    One is parsed at a time, of all organisations in turns: a page of 25,000 files takes 20 MB.
+    """
+
+    def __init__(self, threads: Executor, weight: Callable[[_Document], int]) -> None:
+        self._threads = threads
+        self._weight = weight
+        self._kept: dict[Digest, _Document] = {}
+        self._reads: SharedReads[tuple[str, Digest], _Document] = SharedReads(math.inf)
+        self._turns = FairLimit(1)
+
+    async def get(self, name: Digest, read: Callable[[], _Document], organisation: str) -> _Document:
+        """The document; ``read`` is called in a thread, once for all requests of an organisation that wait for it."""
+
+        async def in_turn() -> _Document:
+            async with self._turns.place(organisation):
+                if (known := self._kept.get(name)) is not None:  # another organisation has it as well
+                    return known
+                return await asyncio.get_running_loop().run_in_executor(self._threads, read)
+
+        found = self._kept.pop(name, None) or await self._reads.of((organisation, name), in_turn).get()
+        self._kept.pop(name, None)
+        self._kept[name] = found
+        while len(self._kept) > 1 and sum(map(self._weight, self._kept.values())) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+        return found
 
 
 @dataclass
 class ServedFiles:
-    """The service behind ``/files``, which reads the store in ``threads``. Addresses are valid for ``seconds``, on every replica with the keys of grants."""
+    """The service behind ``/files``, which reads the store in ``threads``. Addresses are valid for ``seconds``, on every replica with the keys of grants.
+
+    Clients ask for eight bytes, and then for a header: so roots and pages that were read lately are kept.
+    """
 
     database: Database
     store: ChunkStore
@@ -114,19 +150,26 @@ class ServedFiles:
     verifier: GrantVerifier
     seconds: int
     threads: Executor
-    _kept: dict[str, dict[str, FileEntry]] = field(default_factory=dict)  # by manifest, least recently used first
-    _parses: SharedReads[tuple[str, str], dict[str, FileEntry]] = field(default_factory=partial(SharedReads, math.inf))
-    _parsing: FairLimit = field(default_factory=lambda: FairLimit(1))  # a parse of 60,000 files takes 40 MB
+    _roots: Documents[Root] = field(init=False)
+    _pages: Documents[_Page] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._roots = Documents(self.threads, lambda root: len(root.pages))
+        self._pages = Documents(self.threads, lambda page: sum(1 + len(entry.chunks) for entry in page.values()))
 
     async def addresses(
         self, manifest: Digest, paths: Sequence[str], organisation: str, team: str | None = None
     ) -> list[FileAddress]:
-        """Of files of a manifest that the organisation, or the team, may read. ``NotFoundError``: it, or one of them, is not there."""
-        entries = await self._entries(manifest, organisation, team)
+        """Of files of a manifest that the organisation, or the team, may read.
+
+        Raises:
+            NotFoundError: the manifest, or one of the files, is not there.
+            StoreUnavailableError: the manifest's documents are damaged.
+        """
+        root = await self._root(manifest, organisation, team)
         expires_at, found = time.time() + self.seconds, []
         for path in paths:
-            if (entry := entries.get(path)) is None:
-                raise NotFoundError(f"file {path!a} of manifest {manifest}")
+            entry = (await self._entries(manifest, root, path, organisation))[0]
             grant = FileGrant(organisation, manifest, path, expires_at)
             url = file_url("", grant, self.signer.sign_file(grant))
             found.append(FileAddress(path=path, url=url, size_bytes=entry.size, expires_at=moment(expires_at)))
@@ -143,37 +186,26 @@ class ServedFiles:
         grant = self.verifier.verify_file(signature, now=time.time())
         if not grant.allows(manifest, path):
             raise NotFoundError(f"file {path!a} of manifest {manifest}")
-        entry = (await self._entries(manifest, grant.organisation)).get(path)
-        if entry is None:
-            raise NotFoundError(f"file {path!a} of manifest {manifest}")
-        async with self.database.read() as session:
-            layout = await contents.layout_of(session, entry.digest.hex, grant.organisation)
-        if layout is None:
-            raise StoreUnavailableError(f"{path!r} of manifest {manifest} is damaged")
-        return OpenedFile(entry, layout, self.store, grant.organisation, self.threads)
+        root = await self._root(manifest, grant.organisation)
+        first, *more = await self._entries(manifest, root, path, grant.organisation)
+        whole = replace(first, chunks=tuple(chain(first.chunks, *(part.chunks for part in more))))
+        return OpenedFile(whole.placed(), self.store, grant.organisation, self.threads)
 
-    async def _entries(self, manifest: Digest, organisation: str, team: str | None = None) -> dict[str, FileEntry]:
-        """By path. What was read lately is kept: clients ask for eight bytes, and then for a header."""
+    async def _root(self, manifest: Digest, organisation: str, team: str | None = None) -> Root:
         async with self.database.read() as session:
             if not await mirrors.may_read(session, organisation, manifest.hex, team):
                 raise NotFoundError(f"manifest {manifest}")
-        known = self._kept.pop(manifest.hex, None)
-        if known is None:  # manifests are immutable: one parse is for all that wait for it
-            read = self._parses.of((organisation, manifest.hex), partial(self._parsed, manifest, organisation))
-            known = await read.get()
-        self._kept.pop(manifest.hex, None)
-        self._kept[manifest.hex] = known
-        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _FILES_KEPT:
-            del self._kept[next(iter(self._kept))]
-        return known
+        return await self._roots.get(manifest, partial(manifests.root_of, self.store, manifest), organisation)
 
-    async def _parsed(self, manifest: Digest, organisation: str) -> dict[str, FileEntry]:
-        async with self._parsing.place(organisation):
-            if (known := self._kept.get(manifest.hex)) is not None:  # another organisation has it as well
-                return known
-            async with self.database.read() as session:
-                row = await contents.manifest(session, manifest.hex)
-            if row is None:
-                raise NotFoundError(f"manifest {manifest}")
-            parsed = await asyncio.to_thread(Manifest.parse, row.canonical)
-            return {entry.path: entry for entry in parsed.files}
+    async def _entries(self, manifest: Digest, root: Root, path: str, organisation: str) -> list[PageEntry]:
+        """What the manifest says of the file: one entry, or of a file that goes on in the next page several, in order."""
+        pages = [
+            await self._pages.get(ref.digest, partial(self._read, ref), organisation) for ref in root.pages_of(path)
+        ]
+        found = [page[path] for page in pages if path in page]
+        if not found:
+            raise NotFoundError(f"file {path!a} of manifest {manifest}")
+        return found
+
+    def _read(self, ref: PageRef) -> _Page:
+        return {entry.path: entry for entry in read_page(manifests.page(self.store, ref))}
