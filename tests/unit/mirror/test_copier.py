@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, EMPTY, Buffer, Digest, FileLayout, Slab, digest_of
+from bdn.core.chunk import CHUNK_SIZE, EMPTY, Buffer, Digest, FileLayout, Slice, digest_of
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
@@ -22,7 +22,6 @@ from bdn.core.errors import (
 )
 from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location, UpstreamFile
-from bdn.core.store import seal_of
 from bdn.mirror.ingest import copier as module
 from bdn.mirror.ingest.copier import Copier, WholeCheck, whole_check
 from bdn.mirror.upstream.budget import UpstreamBudgets
@@ -115,7 +114,7 @@ class Bench:
         self.copier = Copier(self.store, reader)
         self.told: list[tuple[int, Digest, int]] = []
         self.wrong: list[tuple[str, Digest]] = []
-        self.packed: dict[str, tuple[FileLayout, Slab]] = {}
+        self.packed: tuple[Digest, list[Digest]] | None = None
         self.under_way = UnderWay()
         self.shown: list[int] = []  # bytes told of and bytes under way, whenever somebody could look
 
@@ -128,7 +127,7 @@ class Bench:
         raise unavailable()
 
     def look(self) -> None:
-        told = sum(size for _, _, size in self.told) + sum(layout.size for layout, _ in self.packed.values())
+        told = sum(size for _, _, size in self.told)
         self.shown.append(told + self.under_way.received)
 
     async def copy(
@@ -137,7 +136,7 @@ class Bench:
         checksum = Checksum(ChecksumKind.SHA256, sha256) if sha256 else None
         file = UpstreamFile("a.bin", size, Identity.of("public", "a"), "a.bin", "v", checksum)
         located = LocatedFile("hf://o/r", self.source, file)
-        return await self.copier.copy(located, stored, self._note_chunk, self.under_way)
+        return await self.copier.copy(located, stored, self.store.put, self._note_chunk, self.under_way)
 
     def have(self, *indexes: int) -> dict[int, Digest]:
         """An earlier attempt has stored these chunks."""
@@ -145,34 +144,30 @@ class Bench:
             self.store.put(NAMES[index], bytearray(CHUNKS[index]))
         return {index: NAMES[index] for index in indexes}
 
-    async def pack(self, paths: Sequence[str] = PATHS, checksum: Checksum | None = None, scope: str = "public") -> None:
-        files = [UpstreamFile(p, len(SMALL[p]), Identity.of(scope, p), p, "v", checksum) for p in paths]
-        parcel = [LocatedFile("s3://bucket", self.source, file) for file in files]
-        await self.copier.pack(parcel, self._note, self._note_wrong, self.under_way)
+    async def pack(
+        self,
+        paths: Sequence[str] = PATHS,
+        checksum: Checksum | None = None,
+        prior: Mapping[str, FileLayout] = {},
+    ) -> None:
+        files = [UpstreamFile(p, len(SMALL[p]), Identity.of("public", p), p, "v", checksum) for p in paths]
+        located = [LocatedFile("s3://bucket", self.source, file) for file in files]
+        self.packed = await self.copier.pack(located, prior, self.store.put, self._note_wrong, self.under_way)
 
     def _note_chunk(self, index: int, digest: Digest, size: int) -> None:
         self.told.append((index, digest, size))
         self.look()
 
-    def _note(self, located: LocatedFile, layout: FileLayout, slab: Slab) -> None:
-        assert located.file.path not in self.packed
-        self.packed[located.file.path] = layout, slab
+    async def _note_wrong(self, located: LocatedFile, content: bytes, _: ChecksumMismatchError) -> None:
+        self.wrong.append((located.file.path, digest_of(content)))
 
-    async def _note_wrong(self, located: LocatedFile, kept: Digest, _: ChecksumMismatchError) -> None:
-        self.wrong.append((located.file.path, kept))
-
-    def check(self, paths: Sequence[str] = PATHS) -> set[Slab]:
-        """Everything told of is in the store, and the right bytes."""
-        assert list(self.packed) == list(paths)
-        for path, (layout, slab) in self.packed.items():
-            assert layout.slice is not None
-            with self.store.open(layout.slice.slab) as file:
-                content = file.read()
-            assert (len(content), slab.digest) == (layout.slice.slab_size, layout.slice.slab)
-            part = content[layout.slice.offset : layout.slice.offset + layout.size]
-            assert part == SMALL[path]
-            assert layout.digest == digest_of(part)
-        return {slab for _, slab in self.packed.values()}
+    def check(self, paths: Sequence[str] = PATHS) -> None:
+        """The slab is in the store: these files one after the other."""
+        assert self.packed is not None
+        slab, digests = self.packed
+        with self.store.open(slab) as file:
+            assert file.read() == b"".join(SMALL[path] for path in paths)
+        assert digests == [digest_of(SMALL[path]) for path in paths]
 
 
 @pytest.fixture
@@ -274,43 +269,43 @@ def unavailable() -> BdnError:
     return UpstreamUnavailableError("s3://bucket", "reset")
 
 
-async def test_a_parcel_becomes_one_slab_with_one_request_for_each_file(bench: Bench) -> None:
+async def test_small_files_become_one_slab_with_one_request_for_each(bench: Bench) -> None:
     await bench.pack()
-    slabs = bench.check()
-    assert [(slab.size, slab.scope) for slab in slabs] == [(sum(map(len, SMALL.values())), "public")]
+    bench.check()
     assert bench.upstream.asked == PATHS
 
 
-async def test_a_slab_that_is_not_public_ends_in_the_seal_of_its_scope(bench: Bench) -> None:
-    await bench.pack(scope="organisation:one")
-    (slab,) = bench.check()
-    with bench.store.open(slab.digest) as file:
-        assert file.read() == b"".join(SMALL.values()) + seal_of("organisation:one")
+async def test_files_of_an_earlier_slab_are_read_from_the_store(bench: Bench) -> None:
+    await bench.pack(PATHS[:5])
+    assert bench.packed is not None
+    slab, digests = bench.packed
+    offsets = itertools.accumulate((len(SMALL[path]) for path in PATHS[:5]), initial=0)
+    size = sum(len(SMALL[path]) for path in PATHS[:5])
+    prior = {
+        Identity.of("public", path).key: FileLayout(digest, len(SMALL[path]), (digest,), Slice(slab, size, offset))
+        for path, digest, offset in zip(PATHS[:5], digests, offsets, strict=False)
+    }
+    gone = digest_of(b"gone")
+    other = prior[Identity.of("public", PATHS[1]).key]
+    prior[Identity.of("public", PATHS[1]).key] = FileLayout(other.digest, other.size, other.chunks, Slice(gone, size, 0))
+    bench.upstream.asked.clear()
+    await bench.pack(prior=prior)
+    bench.check()
+    assert bench.upstream.asked == [PATHS[1], *PATHS[5:]]  # the slab of one is not there
 
 
-async def test_an_interruption_makes_a_smaller_slab_and_nothing_is_fetched_twice(bench: Bench) -> None:
+async def test_an_interruption_fetches_no_file_twice(bench: Bench) -> None:
     bench.upstream.scripted["file-4"] = [unavailable()]
     await bench.pack()
-    assert len(bench.check()) == 2
+    bench.check()
     assert bench.upstream.asked == [*PATHS[:5], *PATHS[4:]]
     assert len(bench.pauses) == 1
-
-
-async def test_what_has_come_of_a_parcel_is_under_way_until_it_is_told_or_lost(bench: Bench) -> None:
-    bench.upstream.scripted["file-4"] = [bench.break_off]
-    bench.store.on_put = bench.look
-    await bench.pack()
-    sizes = [len(content) for content in SMALL.values()]
-    come = sum(sizes[:4])
-    assert bench.shown == [come + sizes[4] // 2, come, come, sum(sizes)]  # broken off, put, told, and the rest put
-    assert bench.under_way.received == 0
 
 
 async def test_a_file_that_fails_again_and_again_is_waited_for_and_then_given_up(bench: Bench) -> None:
     bench.upstream.scripted["file-4"] = [unavailable() for _ in range(100)]
     with pytest.raises(UpstreamUnavailableError):
         await bench.pack()
-    assert len(bench.check(PATHS[:4])) == 1
     assert bench.upstream.asked.count("file-4") > 3
     assert sum(bench.pauses) <= OUTAGE_SECONDS + 0.001
     assert len(bench.pauses) == bench.upstream.asked.count("file-4") - 1
@@ -324,11 +319,10 @@ async def test_failures_between_files_that_arrive_are_waited_out_and_do_not_add_
     assert len(bench.pauses) == len(PATHS) - 1
 
 
-async def test_a_failure_that_stays_ends_it_at_once_and_what_arrived_is_kept(bench: Bench) -> None:
+async def test_a_failure_that_stays_ends_it_at_once(bench: Bench) -> None:
     bench.upstream.scripted["file-4"] = [SourceChangedError("s3://bucket", "file-4", "it is gone")]
     with pytest.raises(SourceChangedError):
         await bench.pack()
-    bench.check(PATHS[:4])
     assert (bench.upstream.asked.count("file-4"), bench.pauses) == (1, [])
 
 
@@ -344,17 +338,14 @@ async def test_a_fresh_location_that_is_refused_as_well_is_a_refusal(bench: Benc
     with pytest.raises(AuthRequiredError) as caught:
         await bench.pack()
     assert type(caught.value) is AuthRequiredError
-    assert bench.packed == {}
+    assert bench.packed is None
 
 
-async def test_a_file_with_the_wrong_content_is_named_and_kept_as_evidence_and_never_packed(bench: Bench) -> None:
+async def test_a_file_with_the_wrong_content_is_named_and_never_packed(bench: Bench) -> None:
     wrong = Checksum(ChecksumKind.SHA256, "0" * 64)
     with pytest.raises(ChecksumMismatchError, match="'file-0' of s3://bucket"):
         await bench.pack(checksum=wrong)
-    kept = digest_of(SMALL["file-0"])
-    assert (bench.packed, bench.wrong) == ({}, [("file-0", kept)] * 2)
-    with bench.store.open(kept) as file:
-        assert file.read() == SMALL["file-0"]
+    assert (bench.packed, bench.wrong) == (None, [("file-0", digest_of(SMALL["file-0"]))] * 2)
 
 
 async def test_a_checksum_that_only_the_answer_states_is_checked(bench: Bench) -> None:
