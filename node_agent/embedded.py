@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bdn.core.chunk import Manifest
+from bdn.core.layout import Manifest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from bdn.core.room import Need, Tree
 from bdn.disk.durable import disk_errors

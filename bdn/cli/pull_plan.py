@@ -17,7 +17,8 @@ from bdn.wire.access_schema import DEFAULT_ORGANISATION
 if TYPE_CHECKING:
     from bdn.cli.pull_services import PullRequests
     from bdn.cli.running import EmbeddedAgent
-    from bdn.core.chunk import Digest, Manifest
+    from bdn.core.chunk import Digest
+    from bdn.core.layout import Manifest
     from bdn.core.source.uri import WeightsSource
     from bdn.mirror.app import MirrorService
     from bdn.mirror.ingest.requests import HeldSource

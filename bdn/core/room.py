@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from bdn.core.chunk import Digest, Manifest
+from bdn.core.chunk import Digest
+
+from bdn.core.layout import Manifest
 from bdn.core.errors import NoRoomError
 from bdn.core.units import format_size
 

@@ -1,11 +1,9 @@
 """Requests to one service and its small JSON documents, over TCP or a unix socket."""
 
 import asyncio
-import gzip
 import random
 import ssl
 import time
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -15,13 +13,21 @@ from urllib.parse import urlsplit
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from bdn.core.chunk import Digest, MalformedDocumentError, Manifest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, MalformedDocumentError, digest_of
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
+from bdn.core.manifest import Root
 from bdn.core.pace.retry import Outage, RetryPolicy
 from bdn.net.ambient import check_proxies
 from bdn.net.tls import Authorities, advice_on, failure_of_tls
-from bdn.wire.http_fields import AGENT_HEADER, LONGEST_WAIT_SECONDS, MANIFEST_HEADER, ORGANISATION_HEADER
-from bdn.wire.layout_form import Layout
+from bdn.wire.http_fields import (
+    AGENT_HEADER,
+    DATA_PORT_HEADER,
+    DELIVERY_HEADER,
+    LONGEST_WAIT_SECONDS,
+    ORGANISATION_HEADER,
+    chunk_path,
+)
+from bdn.wire.location_schema import Delivery
 from bdn.wire.shapes import ServiceUnreachableError, UntrustedServiceError, WrongDocumentError, error_from
 
 _NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no server; cheap to create
@@ -29,14 +35,20 @@ _CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all
 # h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
 _ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)
 OUTAGE_SECONDS: Final = 600.0  # a mirror that is restarted, or moved to another machine, is back by then
-_GZIP: Final = 16 + zlib.MAX_WBITS
-_GZIP_MAGIC: Final = b"\x1f\x8b"
-_DOCUMENT_SECONDS: Final = 270.0  # that of a million files takes a mirror with much to do minutes
-_PIECE: Final = 64 * 1024
 _OUTAGE_POLICY: Final = RetryPolicy(OUTAGE_SECONDS, attempts=1, first_seconds=0.5)
+_NOT_MODIFIED: Final = 304
 _Body = TypeVar("_Body", bound=BaseModel)
 _Answer = TypeVar("_Answer")
 Params = Mapping[str, str | list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """``headers`` are found by any case of their names."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytearray
 
 
 class ServiceClient:
@@ -44,8 +56,7 @@ class ServiceClient:
 
     A request takes ``timeout_seconds`` at most, and in addition what it asks the service to wait, even while bytes come; and
     ``silence_seconds`` at most without any.
-    ``organisation`` is whom an operator acts for; None means its own. ``agent_token`` is an agent's, where ``bearer`` is a job's grant. An answer of more than ``most_bytes``, unpacked, is not
-    read to its end; None means no limit, for trusted services. ``authorities`` are for https; None means those of the system.
+    ``organisation`` is whom an operator acts for; None means its own. ``agent_token`` is an agent's, where ``bearer`` is a job's grant. ``authorities`` are for https; None means those of the system.
 
     Raises ``InvalidRequestError``: a proxy or authorities that the environment names cannot be used.
     """
@@ -59,12 +70,10 @@ class ServiceClient:
         agent_token: str | None = None,
         timeout_seconds: float = 30.0,
         silence_seconds: float = inf,
-        most_bytes: int | None = None,
         authorities: Authorities | None = None,
     ) -> None:
         self.address = address
         self._silence_seconds = silence_seconds
-        self._most_bytes = most_bytes
         socket = address.removeprefix("unix:") if address.startswith("unix:") else None
         self.base_url = "http://agent" if socket else address.rstrip("/")
         self._timeout_seconds = timeout_seconds
@@ -134,9 +143,23 @@ class ServiceClient:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
         wait_seconds: float = 0,
-        is_raw: bool = False,
     ) -> bytearray:
-        """The answer's body; ``is_raw``: as it was sent, not unpacked."""
+        """The answer's body."""
+        answer = await self._request(method, path, body=body, params=params, headers=headers, wait_seconds=wait_seconds)
+        return answer.body
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: BaseModel | None = None,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+        wait_seconds: float = 0,
+        most_bytes: int | None = None,
+    ) -> _Reply:
+        """The answer, which may be 304. One of more than ``most_bytes`` is not read to its end: ``WrongDocumentError``."""
         headers = dict(headers or {})
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -154,19 +177,18 @@ class ServiceClient:
                     timeout=httpx2.Timeout(silence, connect=connect),
                     extensions={"trace": _HandshakeTrace()},
                 ) as response:
-                    pieces = response.aiter_raw() if is_raw and response.is_success else response.aiter_bytes()
-                    answer = await self._read(pieces, path)
+                    answer = await self._read(response.aiter_bytes(), path, most_bytes)
         except httpx2.RequestError as error:
             raise self._unreachable(error) from error
         except TimeoutError as error:
             raise ServiceUnreachableError(self.address, f"no whole answer within {longest:g} s") from error
-        if not response.is_success:
+        if not response.is_success and response.status_code != _NOT_MODIFIED:
             reported = error_from(response.status_code, bytes(answer))
             if isinstance(reported, StoreUnavailableError):
                 # A gateway's, which does not say in front of whom it stands.
                 raise ServiceUnreachableError(self.address, reported.reason)
             raise reported
-        return answer
+        return _Reply(response.status_code, response.headers, answer)
 
     def _unreachable(self, error: httpx2.RequestError) -> ServiceUnreachableError:
         failure = failure_of_tls(error)
@@ -174,15 +196,13 @@ class ServiceClient:
         is_untrusted = isinstance(failure, ssl.SSLCertVerificationError)
         return (UntrustedServiceError if is_untrusted else ServiceUnreachableError)(self.address, said)
 
-    async def _read(self, pieces: AsyncIterator[bytes], path: str) -> bytearray:
+    async def _read(self, pieces: AsyncIterator[bytes], path: str, most_bytes: int | None) -> bytearray:
         answer = bytearray()
         async for piece in pieces:
             answer += piece
-            if self._most_bytes is not None and len(answer) > self._most_bytes:
-                raise WrongDocumentError(
-                    f"the answer for {path}", self.address, f"it has more than {self._most_bytes} bytes"
-                )
-        return answer  # not copied: the layout of a million files has 300 MB
+            if most_bytes is not None and len(answer) > most_bytes:
+                raise WrongDocumentError(f"the answer for {path}", self.address, f"it has more than {most_bytes} bytes")
+        return answer
 
     async def _call(
         self,
@@ -209,66 +229,46 @@ class ServiceClient:
         return await self._call(kind, method, path, body=body, params=wait, wait_seconds=seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class DataPlane:
+    """Where a mirror serves chunks: at ``port`` of its host, or where its API is; ``direct``: in its store's bucket."""
+
+    port: int | None = None
+    delivery: Delivery = "proxy"
+
+
 class ContentClient(ServiceClient):
-    """Manifests and layouts, of the mirror's API or an agent's data plane: not believed before they were checked.
+    """Roots of manifests, from the mirror's API or an agent's data plane: not believed before they were checked."""
 
-    ``is_owner`` tells an agent that it owns the document, and is to obtain what it does not hold.
-    """
+    async def root(self, digest: Digest, bearer: str | None, *, is_known: bool = False) -> tuple[Root | None, DataPlane]:
+        """The root by the mirror, and how its chunks are read. No root where it ``is_known``."""
+        headers = {"If-None-Match": f'"{digest}"'} if is_known else {}
+        reply = await self._document(f"/manifests/{digest}", bearer, headers)
+        port = reply.headers.get(DATA_PORT_HEADER)
+        if port is not None and not (port.isascii() and port.isdecimal()):
+            raise WrongDocumentError(f"manifest {digest}", self.address, f"its {DATA_PORT_HEADER} is {port[:20]!a}")
+        delivery: Delivery = "direct" if reply.headers.get(DELIVERY_HEADER) == "direct" else "proxy"
+        root = None if reply.status == _NOT_MODIFIED else self._parsed(digest, reply.body)
+        return root, DataPlane(None if port is None else int(port), delivery)
 
-    async def manifest(self, digest: Digest, bearer: str | None, *, is_owner: bool = False) -> Manifest:
-        """The manifest, verified against its name."""
-        content = await self.canonical(digest, bearer, is_owner=is_owner)
-        try:
-            return Manifest.parse(content)
-        except MalformedDocumentError as error:
-            raise InternalError(str(error)) from error
+    async def held_root(self, digest: Digest, bearer: str | None) -> Root:
+        """The root by an agent that holds it."""
+        return self._parsed(digest, (await self._document(chunk_path(digest), bearer, {})).body)
 
-    async def canonical(self, digest: Digest, bearer: str | None, *, is_owner: bool = False) -> bytearray:
-        """The manifest's bytes, verified against its name."""
-        content = await self._document(f"/manifests/{digest}", digest, bearer, is_owner=is_owner)
+    async def _document(self, path: str, bearer: str | None, headers: Mapping[str, str]) -> _Reply:
+        authorization = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        return await self._request("GET", path, headers={**headers, **authorization}, most_bytes=CHUNK_SIZE)
+
+    def _parsed(self, digest: Digest, content: bytearray) -> Root:
         if (actual := digest_of(content)) != digest:
             raise WrongDocumentError(f"manifest {digest}", self.address, f"its content has the name {actual}")
-        return content
-
-    async def packed_layout(self, digest: Digest, bearer: str | None) -> bytes | bytearray:
-        """The layout's document by gzip, and whole. What it says is for its readers to check."""
-        content = await self._document(f"/manifests/{digest}/layout", digest, bearer, is_raw=True)
         try:
-            return await asyncio.to_thread(_gzipped, content)
-        except zlib.error as error:
-            raise WrongDocumentError(f"the layout of {digest}", self.address, str(error)) from error
-
-    async def layout(self, digest: Digest, bearer: str | None, *, is_owner: bool = False) -> Layout:
-        """Where the manifest's bytes lie: each file's layout is checked against the file's name."""
-        content = await self._document(f"/manifests/{digest}/layout", digest, bearer, is_owner=is_owner)
-        name = f"the layout of {digest}"
-        try:
-            layout = await asyncio.to_thread(Layout.parse, content)  # a million files are 300 MB, and seconds
+            root = Root.parse(content)
         except MalformedDocumentError as error:
-            raise WrongDocumentError(name, self.address, str(error)) from error
-        if layout.manifest != digest:
-            raise WrongDocumentError(name, self.address, f"it is that of {layout.manifest}")
-        return layout
-
-    async def _document(
-        self, path: str, manifest: Digest, bearer: str | None, *, is_owner: bool = False, is_raw: bool = False
-    ) -> bytearray:
-        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
-        headers |= {MANIFEST_HEADER: str(manifest)} if is_owner else {}
-        headers |= {"Accept-Encoding": "gzip"} if is_raw else {}
-        return await self._send("GET", path, headers=headers, wait_seconds=_DOCUMENT_SECONDS, is_raw=is_raw)
-
-
-def _gzipped(content: bytearray) -> bytes | bytearray:
-    """The same by gzip, unless it is already. Raises ``zlib.error``: it is cut off, or a byte is wrong."""
-    if not content.startswith(_GZIP_MAGIC):
-        return gzip.compress(content, compresslevel=1)
-    reader, pieces = zlib.decompressobj(wbits=_GZIP), memoryview(content)
-    for at in range(0, len(content), _PIECE):
-        reader.decompress(pieces[at : at + _PIECE])
-    if not reader.eof or reader.unused_data:
-        raise zlib.error("it does not end where it should")
-    return content
+            raise InternalError(str(error)) from error
+        if root.content != content:
+            raise InternalError(f"the root of manifest {digest} is not in its canonical form")
+        return root
 
 
 class _HandshakeTrace:

@@ -13,6 +13,7 @@ from typing import Final
 from bdn.core.cache.digest_table import DigestTable
 from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, chunk_range, digest_of
+from bdn.core.manifest import Root
 from bdn.disk.durable import open_existing
 from bdn.net.chunk_server.served_chunks import OpenChunk
 from bdn.wire.operation_schema import Tier
@@ -43,7 +44,7 @@ class _LargeFile:
 
 
 class HeldChunks:
-    """Chunks of the cluster tier, of the parts that are being filled, and of ``files``. Safe for any thread.
+    """Chunks of the cluster tier, of the parts that are being filled, of ``files`` and of manifests' documents. Safe for any thread.
 
     A file of one chunk is found by its own name and costs no memory here; larger ones cost some 75 bytes per chunk.
     """
@@ -58,7 +59,9 @@ class HeldChunks:
         self._index = index
         self._suspect = suspect
         self._lock = threading.Lock()
+        self._roots: dict[Digest, Root] = {}
         self._by_manifest: dict[Digest, list[int]] = {}  # the numbers of its larger files
+        self._documents: dict[Digest, frozenset[Digest]] = {}  # the manifests of roots and pages
         self._files: dict[int, _LargeFile] = {}
         self._numbers: dict[Digest, int] = {}  # of files; none is used twice
         self._last = 0
@@ -70,12 +73,15 @@ class HeldChunks:
     # --- what is where ---
 
     def add(self, held: Held) -> None:
-        """Chunks of this manifest can be served. Without its layout, those of larger files cannot."""
-        digest = held.manifest.digest
-        if held.layout is None or digest in self._by_manifest:
+        """Chunks and documents of this manifest can be served."""
+        digest = held.root.digest
+        if digest in self._by_manifest:
             return
-        files = held.layout.files.values()
-        self._by_manifest[digest] = [self._add(file) for file in files if len(file.chunks) > 1]
+        with self._lock:
+            for document in _documents_of(held.root):
+                self._documents[document] = self._documents.get(document, frozenset()) | {digest}
+        self._roots[digest] = held.root
+        self._by_manifest[digest] = [self._add(file) for file in held.layout.files.large()]
 
     def _add(self, file: FileLayout) -> int:
         with self._lock:
@@ -97,6 +103,12 @@ class HeldChunks:
 
     def remove(self, manifest: Digest) -> None:
         """The manifest is gone; what another manifest names as well stays."""
+        if (root := self._roots.pop(manifest, None)) is not None:
+            with self._lock:
+                for document in _documents_of(root):
+                    left = self._documents.pop(document, frozenset()) - {manifest}
+                    if left:
+                        self._documents[document] = left
         for number in self._by_manifest.pop(manifest, ()):
             with self._lock:
                 file = self._files[number]
@@ -182,9 +194,11 @@ class HeldChunks:
         return None
 
     def has_whole(self, digest: Digest) -> bool:
-        """Whether some whole file of this node has the chunk."""
+        """Whether some whole file of this node has the chunk, or it is a document beside one."""
         ledger = self._index.ledger
-        return ledger.is_committed(digest) or any(ledger.is_committed(one.file) for one in self._places_of(digest))
+        if digest in self._documents or ledger.is_committed(digest):
+            return True
+        return any(ledger.is_committed(one.file) for one in self._places_of(digest))
 
     def is_right(self, digest: Digest) -> bool:
         """Whether what is here of the chunk is what its name says; what is not is dropped or suspected."""
@@ -198,7 +212,8 @@ class HeldChunks:
         """The held manifests that name this chunk."""
         # The index belongs to the event loop. Copying one of its sets is one step under the interpreter's lock.
         files = {digest, *(place.file for place in self._places_of(digest))}
-        return self.tier.index.named_by(digest).union(*map(self._index.named_by, files))
+        documents = self._documents.get(digest, frozenset())
+        return self.tier.index.named_by(digest).union(documents, *map(self._index.named_by, files))
 
     # --- inside ---
 
@@ -225,6 +240,9 @@ class HeldChunks:
                 return chunk, "node", place.file
             chunk.file.close()
             self._suspect(place.file)
+        for manifest in self._documents.get(digest, ()):
+            if (document := open_existing(self._places.document(manifest, digest))) is not None:
+                return OpenChunk(document, 0, document.seek(0, os.SEEK_END)), "node", None
         return None
 
     def _places_of(self, digest: Digest) -> list[ChunkPlace]:
@@ -236,6 +254,11 @@ class HeldChunks:
         """With the lock held."""
         place = self._chunks.get(digest)
         return [] if place is None else [place, *self._also.get(digest, ())]
+
+
+def _documents_of(root: Root) -> Iterator[Digest]:
+    yield root.digest
+    yield from (page.digest for page in root.pages)
 
 
 def _open_slice(path: Path, place: ChunkPlace) -> OpenChunk | None:

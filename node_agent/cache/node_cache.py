@@ -10,9 +10,10 @@ from itertools import chain
 from typing import Final
 
 from bdn.core.cache.index import LOOKS_AT_ONCE, CacheIndex, EvictionPlan, EvictionReason, Holder, Steps, Victim
-from bdn.core.chunk import Digest, Manifest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.core.events import Event
+from bdn.core.layout import Manifest
 from node_agent.background_tasks import in_steps, in_thread, to_the_end
 from node_agent.cache.cache_events import (
     Account,
@@ -91,7 +92,7 @@ class NodeCache:
 
     async def manifest(self, digest: Digest) -> Manifest | None:
         """The manifest, if it is held."""
-        return await in_thread(self.files.records.load, digest)
+        return await in_thread(self.files.records.manifest, digest)
 
     async def lease(self, manifest: Digest, holder: Holder) -> bool:
         """Keep a manifest from being evicted; False when it is not held."""

@@ -1,21 +1,41 @@
-"""The node tier on disk: manifests, each with its layout and its last use, and files whole or in progress."""
+"""The node tier on disk: manifests, each with its pages and its last use, and files whole or in progress."""
 
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self, TypeVar
 
 from bdn.core.cache.index import CacheIndex, Victim
-from bdn.core.chunk import Digest, FileLayout, Manifest, digest_of
-from bdn.core.errors import InternalError
-from bdn.disk.durable import disk_errors, write_durably
-from bdn.wire.layout_form import Layout
+from bdn.core.chunk import Digest, FileLayout, MalformedDocumentError, digest_of
+from bdn.core.layout import Layout, Manifest, read_documents
+from bdn.core.manifest import Root
+from bdn.disk.durable import disk_errors, make_folder, remove_tree, write_durably
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 
-FILES_KEPT: Final = 200_000  # about 80 MB; a larger manifest is parsed each time
+_Result = TypeVar("_Result")
+FILES_KEPT: Final = 150_000  # about 90 MB; a larger manifest is parsed each time
+
+
+@dataclass(frozen=True)
+class Held:
+    """A manifest: its documents, and what they say. ``pages`` are in the root's order."""
+
+    root: Root
+    manifest: Manifest
+    layout: Layout
+    pages: Sequence[bytes]
+
+    @classmethod
+    def of(cls, root: Root, pages: Sequence[bytes]) -> Self:
+        """From documents of which the names were compared. Raises ``MalformedDocumentError``."""
+        return cls(root, *read_documents(root, pages), pages)
+
+    def file_layouts(self, wanted: Container[Digest]) -> Iterator[FileLayout]:
+        """The layouts of these contents, as far as the manifest names them."""
+        return (self.layout.files[digest] for digest in self.manifest.contents if digest in wanted)
 
 
 class RecentManifests:
@@ -27,10 +47,10 @@ class RecentManifests:
     def __init__(self, limit: int = FILES_KEPT) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
+        self._manifests: OrderedDict[Digest, Held] = OrderedDict()
         self._files = 0
 
-    def get(self, digest: Digest) -> Manifest | None:
+    def get(self, digest: Digest) -> Held | None:
         """The manifest, if it is here; it is now the one used last."""
         with self._lock:
             found = self._manifests.get(digest)
@@ -38,12 +58,12 @@ class RecentManifests:
                 self._manifests.move_to_end(digest)
             return found
 
-    def put(self, manifest: Manifest) -> None:
+    def put(self, held: Held) -> None:
         """Keep it, and let go of the oldest while there are too many files."""
         with self._lock:
-            self._drop(manifest.digest)
-            self._manifests[manifest.digest] = manifest
-            self._files += len(manifest.files)
+            self._drop(held.manifest.digest)
+            self._manifests[held.manifest.digest] = held
+            self._files += len(held.manifest.files)
             while self._files > self._limit:
                 self._drop(next(iter(self._manifests)))
 
@@ -55,52 +75,32 @@ class RecentManifests:
     def _drop(self, digest: Digest) -> None:
         gone = self._manifests.pop(digest, None)
         if gone is not None:
-            self._files -= len(gone.files)
-
-
-@dataclass(frozen=True)
-class Held:
-    """A manifest with its layout. The layout is None where nobody needs it: for what is whole on this disk already.
-
-    ``sender`` is the node that sent the layout; empty when the mirror did. Whole files were checked against their names; where it
-    puts small ones in slabs may be out of date, or wrong.
-    """
-
-    manifest: Manifest
-    layout: Layout | None
-    sender: str = ""
-
-    def file_layouts(self, wanted: Container[Digest]) -> Iterator[FileLayout]:
-        """The layouts of these contents, as far as the manifest names them; ``InternalError`` where the layout disagrees."""
-        found = self.layout.files if self.layout else {}
-        for digest, size in self.manifest.contents.items():
-            if digest in wanted:
-                layout = found.get(digest)
-                if layout is None or layout.size != size:
-                    raise InternalError(f"manifest {self.manifest.digest} and its layout disagree about {digest}")
-                yield layout
+            self._files -= len(gone.manifest.files)
 
 
 class ManifestRecords:
     """Reads and writes the folder ``manifests``. Blocking.
 
-    The manifest itself is the commit point, both ways: content without it is rubbish that the next start removes.
+    The root is the commit point, both ways: pages and content without it are rubbish that the next start removes.
     """
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._recent = RecentManifests()
+        self._damaged: set[Digest] = set()  # manifests of which a document on disk is not what its name says
+        self.recent = RecentManifests()
 
     def save(self, held: Held, now: float) -> None:
-        """Make a manifest and its layout durable, used at ``now``."""
-        digest = held.manifest.digest
+        """Make a manifest durable, used at ``now``: its pages first, its root last."""
+        digest = held.root.digest
         path = self._places.manifest(digest)
         with disk_errors(path):
-            if held.layout:
-                write_durably(self._places.layout(digest), held.layout.pieces())
-            if not path.exists():
-                write_durably(path, held.manifest.pieces())
-                self._recent.put(held.manifest)
+            if not path.exists() or digest in self._damaged:
+                make_folder(path.parent, is_durable=True)
+                for page, content in zip(held.root.pages, held.pages, strict=True):
+                    write_durably(self._places.document(digest, page.digest), content)
+                write_durably(path, held.root.content)
+                self._damaged.discard(digest)
+                self.recent.put(held)
         self.touch(digest, now)
 
     def touch(self, digest: Digest, now: float) -> None:
@@ -115,44 +115,60 @@ class ManifestRecords:
         with disk_errors(path):
             return path.stat().st_mtime
 
-    def load(self, digest: Digest) -> Manifest | None:
-        """The manifest; None when it is absent or is not what its name says. One that was read lately costs one look."""
-        path = self._places.manifest(digest)
-        with disk_errors(path):
-            recent = self._recent.get(digest)
+    def load(self, digest: Digest) -> Held | None:
+        """The manifest; None when it is absent or damaged. One that was read lately costs one look."""
+        recent = self.recent.get(digest)
+        with disk_errors(path := self._places.manifest(digest)):
             if recent is not None and path.exists():
                 return recent
+        held = self._read(digest, lambda root, pages: Held.of(root, tuple(pages)))
+        if held is not None:
+            self.recent.put(held)
+        return held
+
+    def manifest(self, digest: Digest) -> Manifest | None:
+        """What ``load`` says of the files."""
+        held = self.load(digest)
+        return None if held is None else held.manifest
+
+    def load_layout(self, digest: Digest) -> Layout | None:
+        """Its layout alone, which takes a tenth of the memory."""
+        recent = self.recent.get(digest)
+        return recent.layout if recent is not None else self._read(digest, Layout.of)
+
+    def load_root(self, digest: Digest) -> Root | None:
+        """Its root; None when it is absent or damaged."""
+        return self._read(digest, lambda root, _: root)
+
+    def _read(self, digest: Digest, of: Callable[[Root, Iterator[bytes]], _Result]) -> _Result | None:
+        if not self._places.manifest(digest).exists():
+            return None
+        try:
+            root = Root.parse(self._document(digest, digest))
+            return of(root, (self._document(digest, page.digest) for page in root.pages))
+        except MalformedDocumentError:
+            self._damaged.add(digest)
+            return None
+
+    def _document(self, manifest: Digest, document: Digest) -> bytes:
+        """Raises ``MalformedDocumentError``: it is not what its name says, or not there."""
+        path = self._places.document(manifest, document)
+        with disk_errors(path):
             try:
                 content = path.read_bytes()
             except FileNotFoundError:
-                return None
-        if digest_of(content) != digest:
-            return None
-        manifest = Manifest.parse(content)
-        self._recent.put(manifest)
-        return manifest
-
-    def load_layout(self, digest: Digest) -> Layout | None:
-        """The layout; None when it is absent or malformed: without it, chunks of larger files are not served, no more."""
-        try:
-            return Layout.parse(self._places.layout(digest).read_bytes())
-        except (OSError, ValueError):
-            return None
+                content = b""
+        if digest_of(content) != document:
+            raise MalformedDocumentError(f"{path} is not what its name says")
+        return content
 
     def forget(self, digest: Digest) -> None:
-        """Remove the manifest first, then what is noted beside it."""
-        self._recent.forget(digest)
-        with disk_errors(self._places.manifest(digest)):
-            self._places.manifest(digest).unlink(missing_ok=True)
-            self._places.layout(digest).unlink(missing_ok=True)
-            self._places.pins(digest).unlink(missing_ok=True)
-
-    def digests(self) -> Iterator[Digest]:
-        """The names of all manifests here."""
-        for path in self._places.manifests.iterdir():
-            name, _, kind = path.name.partition(".")
-            if kind == "json":
-                yield Digest(name)
+        """Remove the root first, then what is beside it."""
+        self.recent.forget(digest)
+        path = self._places.manifest(digest)
+        with disk_errors(path):
+            path.unlink(missing_ok=True)
+            remove_tree(path.parent)
 
 
 @dataclass(frozen=True)
@@ -195,10 +211,11 @@ class CacheFiles:
         """After a deletion that failed half-way: what is still recorded. Manifests without a record are gone."""
         found: list[ScannedManifest] = []
         for victim in victims:
-            manifest = self.records.load(victim.manifest)
-            if manifest is not None:
-                present, last_used = self._present(manifest.contents), self.records.last_used(victim.manifest)
-                found.append(ScannedManifest(victim.manifest, manifest.contents, present, last_used))
+            held = self.records.load(victim.manifest)
+            if held is not None:
+                contents = held.manifest.contents
+                present, last_used = self._present(contents), self.records.last_used(victim.manifest)
+                found.append(ScannedManifest(victim.manifest, contents, present, last_used))
         return found
 
     def _present(self, contents: Mapping[Digest, int]) -> dict[Digest, bool]:

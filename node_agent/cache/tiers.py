@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from bdn.core.cache.index import CacheIndex, ChunkIndex, EvictionReason, Victim
-from bdn.core.chunk import Digest, MalformedDocumentError, Manifest
+from bdn.core.chunk import Digest
 from bdn.core.events import Event
-from bdn.disk.durable import disk_errors
+from bdn.core.layout import Manifest
+from bdn.disk.durable import disk_errors, remove_tree
 from bdn.wire.grants import Grant
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import in_thread
@@ -75,7 +76,7 @@ async def open_tiers(
     chunk_files = ChunkFiles(places.root / "cluster", writes)
     cluster = ClusterTier(chunk_files, chunk_index, lambda: space.room().budgets.cluster, uses, cluster_events)
     chunks = HeldChunks(disk.files, index, cluster, suspects.add)
-    access = PeerAccess(places, chunks, None if settings.auth == "off" else verify)
+    access = PeerAccess(chunks, None if settings.auth == "off" else verify)
     events = CacheEvents(on_change, partial(evicted, "node"), journal.record)
     node = NodeCache(index, CacheFiles(disk.files, manifests), chunks, space, uses, events)
 
@@ -110,40 +111,41 @@ class Scanner:
         """Find out, tidy up, and let what is held be served; the least recently used manifest is the first."""
         found: list[ScannedManifest] = []
         with disk_errors(self._places.root):
-            manifests = dict(self._manifests())
+            manifests: dict[Digest, Manifest] = {}
+            for held in self._manifests():
+                manifests[held.root.digest] = held.manifest
+                self._chunks.add(held)
             sizes = {digest: size for manifest in manifests.values() for digest, size in manifest.contents.items()}
             whole = self._whole_files(sizes)
             here = dict.fromkeys(self._parts(sizes, whole), False) | dict.fromkeys(whole, True)
             for content in sorted(self._files.restore(whole, manifests.values()), key=str):
                 logger.info("file %s is not as it was left; it is read before it is used", content)
                 self._suspects.add(content)
-            self._stray_layouts(manifests)
             for digest, manifest in manifests.items():
                 present = {content: here[content] for content in manifest.contents if content in here}
                 found.append(ScannedManifest(digest, manifest.contents, present, self._records.last_used(digest)))
-                self._chunks.add(Held(manifest, self._records.load_layout(digest)))
         for one in found:
             bytes_whole = sum(one.contents[content] for content, is_whole in one.present.items() if is_whole)
             facts = {"bytes_total": sum(one.contents.values()), "bytes_whole": bytes_whole}
             self.decisions.append(Event.of("found", facts, manifest=one.manifest))
         return sorted(found, key=lambda one: one.last_used)
 
-    def _manifests(self) -> Iterator[tuple[Digest, Manifest]]:
-        for path in sorted(self._places.manifests.glob("*.json")):
-            name, _, kind = path.name.partition(".")
-            if kind != "json":
+    def _manifests(self) -> Iterator[Held]:
+        """What has no root was being written, or deleted."""
+        for folder in sorted(self._places.manifests.iterdir()):
+            digest = _digest(folder.name)
+            if digest is None or not self._places.manifest(digest).exists():
+                self._remove(folder)
                 continue
-            try:
-                manifest = self._records.load(Digest(name))
-            except (MalformedDocumentError, ValueError):
-                manifest = None
-            if manifest is not None:
-                yield manifest.digest, manifest
+            held = self._records.load(digest)
+            if held is not None:
+                for stray in folder.glob("*.tmp"):
+                    self._remove(stray)
+                yield held
                 continue
-            self._quarantine(path)
-            if (digest := _digest(name)) is not None:
-                why = "its record was damaged when the agent started, and is in quarantine"
-                self.decisions += dropped([digest], why)
+            self._quarantine(self._places.manifest(digest))
+            self._remove(folder)
+            self.decisions += dropped([digest], "its record was damaged when the agent started, and is in quarantine")
 
     def _whole_files(self, sizes: dict[Digest, int]) -> dict[Digest, int]:
         """What is whole, and how it looks."""
@@ -185,14 +187,8 @@ class Scanner:
                 self._remove(Path(entry.path))
         return begun
 
-    def _stray_layouts(self, manifests: dict[Digest, Manifest]) -> None:
-        for path in self._places.manifests.iterdir():
-            digest = _digest(path.name.partition(".")[0])
-            if digest not in manifests or path.name.endswith(".tmp"):
-                self._remove(path)
-
     def _remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+        remove_tree(path)
         logger.info("removed %s: no manifest names it", path)
 
     def _quarantine(self, path: Path) -> None:

@@ -6,7 +6,7 @@ from bdn.core.errors import InvalidRequestError
 from bdn.disk.durable import disk_errors, write_durably
 from node_agent.disk.places import Places
 
-FORMAT: Final = b"1\n"  # whatever was written before there was this file is of this format, too
+FORMAT: Final = b"2\n"
 
 
 def check_format(places: Places) -> None:
@@ -24,8 +24,9 @@ def check_format(places: Places) -> None:
     if found != FORMAT:
         name = found[:20].decode("ascii", "replace").strip()
         raise InvalidRequestError(
-            f"the cache directory {places.root} has the format {name!r}, and this version knows {FORMAT.decode().strip()!r} "
-            "alone; nothing was touched: run the version that wrote it, or name another directory in BDN_AGENT_CACHE_DIR"
+            f"the cache directory {places.root} has the format {name!r} of another version of BDN, and this version knows "
+            f"{FORMAT.decode().strip()!r} alone: delete the directory once its jobs have ended, or name another one in "
+            "BDN_AGENT_CACHE_DIR; nothing was touched"
         )
 
 

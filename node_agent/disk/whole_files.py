@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from bdn.core.cache.digest_table import DigestTable
-from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of, file_digest
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of, file_digest
+from bdn.core.layout import Manifest
 from bdn.disk.durable import disk_errors, opened, write_at_once
 from node_agent.disk.places import Places, name_in_files
 

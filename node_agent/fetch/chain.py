@@ -22,6 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.retry import RetryPolicy
+from bdn.net.client import DataPlane
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk, RetryingReader, VerifyingReader
 from bdn.transfer.http_chunks import HttpChunkReader
@@ -35,6 +36,13 @@ from node_agent.fetch.reads_in_progress import ReadsInProgress
 
 _OWNER_OUTAGE_SECONDS: Final = 5.0  # peers that wait for their owner have other sources, and ask again
 _WAIT_SECONDS: Final = 60.0  # for another reader on this node, before looking again
+
+
+class MirrorPlane:
+    """How chunks are read from the mirror: what its last answer to a request for a root said. Safe for any thread."""
+
+    def __init__(self) -> None:
+        self.current = DataPlane()
 
 
 @dataclass(frozen=True)
@@ -56,28 +64,25 @@ class ReaderChain:
     on_mismatch: Callable[[], None]
     on_bytes: Callable[[Delivery, int], object] = lambda *_: None
     reads: ReadsInProgress = field(default_factory=ReadsInProgress)
+    plane: MirrorPlane = field(default_factory=MirrorPlane)
 
     def of_fill(self, context: FillContext, stop: threading.Event) -> ChunkReader:
         """For a fill. It stops trying when ``stop`` is set."""
-        layout, reading = context.routing.layout, Reading(context.manifest, context.bearer, context.ahead)
-        mirror = self._mirror(layout.data_port, layout.delivery, reading, stop)
+        mirror = self._mirror(Reading(context.manifest, context.bearer, context.ahead), stop)
         shared = SingleFlightReader(mirror, self.held, self.reads, stop)
         ring = PeersReader(shared, self.to_peers, self.peers, context, stop, self.waits, self._mismatched)
         return RetryingReader(ring, self.policy, stop, context.budget.retry, context.budget.arrived)
 
-    def of_owner(
-        self, data_port: int | None, delivery: Delivery, reading: Reading, stop: threading.Event
-    ) -> ChunkReader:
+    def of_owner(self, reading: Reading, stop: threading.Event) -> ChunkReader:
         """For what this node obtains for its peers, with the grant of the one that asks."""
-        return RetryingReader(self._mirror(data_port, delivery, reading, stop), owner_policy(self.policy), stop)
+        return RetryingReader(self._mirror(reading, stop), owner_policy(self.policy), stop)
 
-    def _mirror(
-        self, data_port: int | None, delivery: Delivery, reading: Reading, stop: threading.Event
-    ) -> ChunkReader:
-        http = HttpChunkReader(self.to_mirror, at_port(self.mirror_url, data_port), reading.bearer)
+    def _mirror(self, reading: Reading, stop: threading.Event) -> ChunkReader:
+        plane = self.plane.current
+        http = HttpChunkReader(self.to_mirror, at_port(self.mirror_url, plane.port), reading.bearer)
         mirror = MirrorReader(http, self.peers, self.waits, stop, partial(self.on_bytes, "proxy"))
         looking = replace(mirror, http=replace(http, is_suspect=True))
-        if delivery == "proxy":
+        if plane.delivery == "proxy":
             return VerifyingReader(mirror, looking, self._mismatched)
         bucket = BucketReader(
             self.bucket, reading, mirror, looking, self.peers, self.waits, stop, partial(self.on_bytes, "direct")

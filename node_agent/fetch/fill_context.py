@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout
+from bdn.core.layout import Layout
 from bdn.core.pace.retry import Allowance, FailureRounds
 from bdn.core.ring.placement import HOLDERS_ASKED, OWNERS_LOOKED_AT, Placement, ahead, lanes, route
-from bdn.wire.layout_form import Layout
 from bdn.wire.stage_schema import Transfer
 from node_agent.fetch.peers import Members, RingMember
 
@@ -29,13 +29,14 @@ class LanePlace:
 
 
 class Routing:
-    """The owners of the chunks of ``layout``, by the members as they are. Safe for any thread.
+    """The owners of chunks, by the members as they are. Safe for any thread.
 
     Members may change while a stage runs: chunks that are asked for afterwards go to their new owners.
     """
 
-    def __init__(self, layout: Layout, members: Members) -> None:
-        self.layout = layout
+    def __init__(self, chunks: Callable[[], Sequence[Digest]], members: Members) -> None:
+        """``chunks`` are distinct, in the order that all nodes agree on; not called while this node is alone."""
+        self._chunks = chunks
         self._members = members
         self._index: dict[Digest, int] = {}
         self._made: _Made | None = None
@@ -115,7 +116,7 @@ class Routing:
             return self._made
 
     def _make(self, members: tuple[RingMember, ...]) -> None:
-        chunks = chunks_in_order(self.layout)
+        chunks = self._chunks()
         self._index = self._index or {chunk: index for index, chunk in enumerate(chunks)}
         placement = Placement(chunks, [member.node for member in members])
         order = lanes(placement, self._members.me)

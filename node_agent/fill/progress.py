@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from bdn.core.cache.digest_table import DigestTable
-from bdn.core.chunk import Digest, Manifest
+from bdn.core.chunk import Digest
+from bdn.core.layout import Manifest
 from bdn.wire.operation_schema import Tier
 from bdn.wire.stage_schema import BytesFrom
 from node_agent.fetch.fill_context import RetryBudget

@@ -7,13 +7,14 @@ so that waiting for peers never keeps a node from reading what its peers wait fo
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from bdn.core.cache.index import Holder
-from bdn.core.chunk import Digest, FileLayout, Manifest, PlacedChunk, Slice
-from bdn.core.errors import BdnError, InternalError, NotFoundError, single_error
+from bdn.core.chunk import Digest, FileLayout, PlacedChunk, Slice
+from bdn.core.layout import Manifest
+from bdn.core.errors import BdnError, single_error
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import in_flight_each
 from bdn.transfer.byte_threads import ByteThreads
@@ -27,7 +28,7 @@ from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit, Position
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.documents import Catalogue
-from node_agent.fetch.fill_context import FillContext, FillUnit, RetryBudget, Routing, in_order
+from node_agent.fetch.fill_context import FillContext, FillUnit, RetryBudget, Routing, chunks_in_order, in_order
 from node_agent.fill.fills import Fill, Fills, Report
 from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.fill.progress import FillProgress
@@ -82,27 +83,16 @@ class Provision:
         digests = dict.fromkeys(request.manifests)
         held = [await self._obtain(digest, request) for digest in digests]
         missing = await self.cache.admit(held, request.holder)
-        if missing and any(one.layout is None for one in held):
-            # It was whole when we looked, and was evicted before we were admitted; now our lease protects it.
-            held = [await self._obtain(digest, request) for digest in digests]
-            missing = await self.cache.admit(held, request.holder)
+        held = [replace(one, pages=()) for one in held]  # they are on disk; of a million files they are 200 MB
         ledger = self.cache.index.ledger
         budget = RetryBudget(sum(ledger.size_of(content) or 0 for content in missing), self.chain.peers.avoided)
-        known = {one.manifest.digest: one.manifest for one in held}
+        known = {one.root.digest: one.manifest for one in held}
         manifests = [known[digest] for digest in request.manifests]
         progress = FillProgress(manifests, missing, budget)
         request.begin(manifests, progress)
         if missing:
             async with blaming(self.cache.space):
-                try:
-                    await _RequestFill(self, request, progress).run(held, missing)
-                except (InternalError, NotFoundError):
-                    if not any(one.sender for one in held):
-                        raise
-                    # A layout that came from a peer named a slab that is not there, or not what it should be.
-                    held = [await self.catalogue.renew(one, request.grant) for one in held]
-                    missing = await self.cache.admit(held, request.holder)
-                    await _RequestFill(self, request, progress).run(held, missing)
+                await _RequestFill(self, request, progress).run(held, missing)
             for one in held:
                 with suppress(BdnError):  # whoever hands the files on notes it again, before
                     await in_thread(self.disk.files.save, one.manifest)
@@ -165,12 +155,10 @@ class _RequestFill:
         units: list[FillUnit] = []
         wanted = missing
         for one in held:
-            if one.layout is None:
-                continue
-            digest = one.manifest.digest
+            digest = one.root.digest
             units += await in_thread(in_order, one.layout, one.file_layouts(wanted))
             wanted -= one.manifest.contents.keys()
-            routing = Routing(one.layout, self.provision.chain.peers.members)
+            routing = Routing(partial(chunks_in_order, one.layout), self.provision.chain.peers.members)
             budget, is_ending = self._progress.budget, self._is_ending
             self.contexts[digest] = FillContext(
                 digest, self._request.grant, routing, budget, is_ending, self._ahead(digest)

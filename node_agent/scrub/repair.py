@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -17,17 +18,17 @@ from bdn.core.cache.index import Holder
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, PlacedChunk, digest_of
 from bdn.core.errors import BdnError, DiskFailedError, GrantInvalidError, NotFoundError
 from bdn.core.pace.rate_limit import TrafficClass
+from bdn.core.layout import Layout
 from bdn.disk.direct import UncachedFile
 from bdn.disk.durable import disk_errors, opened, sync_folder, write_all, write_durably
 from bdn.transfer.byte_threads import BufferPool
 from bdn.transfer.chunk_readers import ChunkReader, fetch
-from bdn.wire.layout_form import Layout
 from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import ChangedFilesError, WholeFiles
-from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
+from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing, chunks_in_order
 from node_agent.fill.part import Bitmap, cut
 from node_agent.fill.provision import FillRequest, Provision
 from node_agent.scrub.reading import single_chunk
@@ -94,7 +95,7 @@ class RepairGrants:
 class RepairSource:
     """Obtains single chunks and whole files with the priority of a scrub. ``stop`` ends what is under way.
 
-    ``layouts`` loads the layout beside a held manifest. Blocking.
+    ``layouts`` loads the layout of a held manifest. Blocking.
     """
 
     provision: Provision
@@ -159,11 +160,10 @@ class RepairSource:
     async def _open(self, content: Digest) -> tuple[FileLayout, ChunkReader]:
         provision = self.provision
         manifest, bearer = self.grants.find(provision.cache.index.named_by(content))
-        held = await provision.catalogue.obtain(manifest, bearer, is_complete=False)
-        file = next(held.file_layouts((content,)))
-        assert held.layout is not None  # noqa: S101 - asked for
-        peers = provision.chain.peers
-        routing, budget = Routing(held.layout, peers.members), RetryBudget(file.size, peers.avoided)
+        layout = (await provision.catalogue.obtain(manifest, bearer, is_complete=False)).layout
+        file, peers = layout.files[content], provision.chain.peers
+        routing = Routing(partial(chunks_in_order, layout), peers.members)
+        budget = RetryBudget(file.size, peers.avoided)
         return file, provision.chain.of_fill(FillContext(manifest, bearer, routing, budget), self.stop)
 
     def _fetch(self, file: FileLayout, reader: ChunkReader, chunk: PlacedChunk, put: Put) -> None:
@@ -249,7 +249,7 @@ class StagedFiles:
     def _entries(
         self, record: StageRecord, mount: MountRecord, is_meant: Callable[[FileEntry], bool]
     ) -> Iterator[tuple[FileEntry, Path]]:
-        manifest, view = self.records.load(mount.digest), self._view(record, mount)
+        manifest, view = self.records.manifest(mount.digest), self._view(record, mount)
         root = _real(view)
         for entry in filter(is_meant, manifest.files if manifest else ()):
             path = view / entry.path

@@ -316,7 +316,7 @@ class Scrubber:
 
     def _item(self, target: ScrubTarget, damage: Damage, outcome: Outcome) -> DamagedItem:
         """One damaged chunk, for people and the mirror: which node, for which sources, and under one path of perhaps several."""
-        manifest, held = str(target.manifest), self.cache.files.records.load(target.manifest)
+        manifest, held = str(target.manifest), self.cache.files.records.manifest(target.manifest)
         paths = (entry.path for entry in held.files if entry.digest == target.content) if held else ()
         return DamagedItem(
             tier=target.tier,

@@ -91,7 +91,7 @@ class Housekeeping:
         self.lifecycle.mend(stage)
 
     def _is_intact(self, record: StageRecord) -> bool:
-        load = self.lifecycle.cache.files.records.load
+        load = self.lifecycle.cache.files.records.manifest
         try:
             held = {mount.mount_location: load(mount.digest) for mount in record.mounts}
         except BdnError:

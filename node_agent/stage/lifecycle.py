@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import Digest, Manifest
+from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, DiskFailedError, InternalError, InvalidRequestError
 from bdn.core.events import Ending
+from bdn.core.layout import Manifest
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.wire.shapes import body_of
 from bdn.wire.stage_schema import StageState
@@ -316,7 +317,7 @@ class Lifecycle:
             with suppress(InvalidRequestError), destination.claimed():  # refused: another pull is at work there
                 destination.clear()  # what was published there is the user's, and stays
             return None
-        load = self.cache.files.records.load
+        load = self.cache.files.records.manifest
         return self.views.drop(record.id, {mount.mount_location: load(mount.digest) for mount in record.mounts})
 
     # --- recording ---
@@ -425,7 +426,7 @@ class Lifecycle:
         if record.inode is None:
             return None
         digest = record.mounts[0].digest
-        return Earlier(record.inode, digest, self.cache.files.records.load(digest), record.stamp)
+        return Earlier(record.inode, digest, self.cache.files.records.manifest(digest), record.stamp)
 
     def _pulled(self) -> list[NodeStage]:
         """The pulls that are READY."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from bdn.core.cache.index import Holder
-from bdn.core.chunk import Digest, Manifest
+from bdn.core.chunk import Digest
+from bdn.core.layout import Manifest
 from bdn.core.errors import NotFoundError
 from bdn.wire.shapes import ErrorBody, moment
 from bdn.wire.stage_schema import (

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bdn.core.chunk import Manifest
+from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, CanceledError, InvalidRequestError, NotFoundError
 from bdn.wire import stage_schema
 from bdn.wire.grants import Grant

@@ -37,7 +37,7 @@ def standing_pull(
         stage_id = stage_id_of(f"pull:{path}", organisation, {mount_location: manifest})
         record = StageRecord.model_validate_json(places.stage(stage_id).read_bytes())
         digest = Digest.parse(manifest)
-        held = records.load(digest)
+        held = records.manifest(digest)
         (mount,) = record.mounts
         is_of_it = (record.id, record.destination, mount.manifest) == (stage_id, path, manifest)
         is_ready = is_of_it and record.state == "READY" and record.is_linked(link)

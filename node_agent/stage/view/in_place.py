@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import FileEntry, MalformedDocumentError, Manifest
+from bdn.core.chunk import FileEntry, MalformedDocumentError
+
+from bdn.core.layout import Manifest
 from bdn.disk.durable import opened, remove_tree, write_durably
 from node_agent.stage.view.build import open_below
 

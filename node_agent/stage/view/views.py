@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import Manifest
+from bdn.core.layout import Manifest
 from bdn.disk.durable import disk_errors, make_folder, remove_tree
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.disk.places import Places
