@@ -38,9 +38,9 @@ from node_agent.disk.trash import Trash
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.bucket_reader import Bucket
 from node_agent.fetch.chain import ReaderChain, owner_policy
-from node_agent.fetch.documents import Catalogue, PeerDocuments
+from node_agent.fetch.chunk_lists import ChunkLists
+from node_agent.fetch.documents import Catalogue, PeerRoots
 from node_agent.fetch.locations import ChunkLocations, asking
-from node_agent.fetch.owned_documents import ChunkLists, KeptDocuments, OwnedDocuments
 from node_agent.fetch.owner import Owner
 from node_agent.fetch.peers import Members, Peers, Waits
 from node_agent.fill.fills import Fills
@@ -70,6 +70,7 @@ from node_agent.trust import Trust
 _READ_TIMEOUT_SECONDS: Final = 20.0
 _PEER_TIMEOUT_SECONDS: Final = 2.0  # to connect; how long an answer may take is for the ring to judge
 _LEAST_THREADS: Final = 4  # that receive, whatever they achieve
+_PAGE_THREADS: Final = 4
 _SCRUB_BUFFERS: Final = 4  # of 8 MiB: one reads, one repairs and reads back, one is for whoever asks meanwhile
 
 logger = logging.getLogger(__name__)
@@ -179,10 +180,14 @@ async def open_agent(
             mismatched,
             metrics.received,
         )
+        reading = ByteThreads(_PAGE_THREADS, "agent-pages")
+        stack.push_async_callback(in_thread, reading.close)
         catalogue = Catalogue(
             manifests,
             client,
-            PeerDocuments(peers, authorities=authorities),
+            PeerRoots(peers, authorities),
+            chain,
+            reading,
             policy,
             waits.document_seconds,
             metrics.documented,
@@ -200,9 +205,7 @@ async def open_agent(
         fills = Fills(await stack.enter_async_context(BackgroundTasks()))
         provision = Provision(catalogue, disk, tiers.node, fills, chain, pools, bandwidth, metrics.filled)
 
-        # Serve: chunks and documents for peers, and what this agent owns is obtained for them.
-        kept = KeptDocuments(places.filling)
-        stack.callback(kept.close)
+        # Serve: chunks for peers, and what this agent owns is obtained for them.
         serving = ByteThreads(settings.byte_threads, "agent-serving")
         stack.push_async_callback(in_thread, serving.close)
         owner = Owner(
@@ -213,7 +216,6 @@ async def open_agent(
             origin=pools.origin,
             bandwidth=bandwidth,
             lists=ChunkLists(replace(catalogue, policy=owner_policy(policy))),
-            documents=OwnedDocuments(client, kept, waits.document_seconds[1], metrics.documented),
             access=tiers.access,
             chain=chain,
             on_obtained=metrics.obtained,
@@ -225,7 +227,6 @@ async def open_agent(
             settings.data_port,
             on_sent=metrics.served_bytes.inc,
             pace=pacer(settings.upload_rate),
-            documents=served,
             is_local=settings.auth == "off",
             certificate=shown,
         )

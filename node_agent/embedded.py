@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bdn.core.layout import Manifest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
+from bdn.core.layout import Manifest
 from bdn.core.room import Need, Tree
 from bdn.disk.durable import disk_errors
 from bdn.wire.stage_schema import PullLosses, StageDocument

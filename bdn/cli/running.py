@@ -25,8 +25,8 @@ from typing import Final, Protocol
 import bdn
 from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output
-from bdn.core.layout import Manifest
 from bdn.core.errors import InvalidRequestError
+from bdn.core.layout import Manifest
 from bdn.core.room import Need, Tree
 from bdn.disk.syscalls import trim_heaps
 from bdn.mirror.app import MirrorService, open_mirror

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from bdn.core.chunk import Digest
-
-from bdn.core.layout import Manifest
 from bdn.core.errors import NoRoomError
+from bdn.core.layout import Manifest
 from bdn.core.units import format_size
 
 

@@ -240,7 +240,9 @@ class DataPlane:
 class ContentClient(ServiceClient):
     """Roots of manifests, from the mirror's API or an agent's data plane: not believed before they were checked."""
 
-    async def root(self, digest: Digest, bearer: str | None, *, is_known: bool = False) -> tuple[Root | None, DataPlane]:
+    async def root(
+        self, digest: Digest, bearer: str | None, *, is_known: bool = False
+    ) -> tuple[Root | None, DataPlane]:
         """The root by the mirror, and how its chunks are read. No root where it ``is_known``."""
         headers = {"If-None-Match": f'"{digest}"'} if is_known else {}
         reply = await self._document(f"/manifests/{digest}", bearer, headers)

@@ -5,7 +5,7 @@ import ipaddress
 import re
 import time
 from datetime import UTC
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import urlsplit
 
 from bdn.core.chunk import ByteRange, Digest
@@ -18,11 +18,9 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,30})-([0-9]{1,30})/([0-9]{1,30})")
 TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _HEADER_LINES: Final = re.compile(rb"(?:%s:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+" % TOKEN)
 _AUTHORITY: Final = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::[0-9]*)?")
-_REFUSED: Final = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*")
 _NAME: Final = r"b3(?::|%3[Aa])([0-9a-f]{64})"
 _CHUNK_PATH: Final = re.compile(f"/chunks/{_NAME}")
 _PUSH_PATH: Final = re.compile(f"/pushes/(mir_[0-9a-f]{{24}})/chunks/{_NAME}")
-_DOCUMENT_PATH: Final = re.compile(f"/manifests/{_NAME}(?:/(layout)?)?")
 
 LONGEST_WAIT_SECONDS: Final = 60.0  # that one request may ask to be held for
 LONGEST_SOURCE: Final = 4096  # characters of a source to look for: SQLite takes no pattern above 50,000 bytes
@@ -30,13 +28,15 @@ MEDIA_CHUNK: Final = "application/octet-stream"
 MEDIA_JSON: Final = "application/json"
 MANIFEST_HEADER: Final = "BDN-Manifest"  # of a chunk request: fetch it if you do not hold it, because you own it
 AGENT_HEADER: Final = "BDN-Agent-Token"  # of an agent that commits with the grant of a job
-DATA_PORT_HEADER: Final = "BDN-Data-Port"  # of a manifest: where the mirror serves chunks; absent: on the port of its API
-DELIVERY_HEADER: Final = "BDN-Delivery"  # of a manifest: ``direct`` where agents read the bucket by themselves; absent: ``proxy``
+DATA_PORT_HEADER: Final = (
+    "BDN-Data-Port"  # of a manifest: where the mirror serves chunks; absent: on the port of its API
+)
+DELIVERY_HEADER: Final = (
+    "BDN-Delivery"  # of a manifest: ``direct`` where agents read the bucket by themselves; absent: ``proxy``
+)
 ORGANISATION_HEADER: Final = "BDN-Organisation"  # of an operator's call: for whom, if not for the token's own
 
 _TOKEN_SCHEMES: Final = ("bearer", "api-key")
-
-DocumentKind = Literal["manifest", "layout"]
 
 
 def bearer_of(authorization: str | None) -> str | None:
@@ -59,12 +59,6 @@ def parse_push_path(path: str) -> tuple[str, Digest] | None:
     """The push and the chunk that a request path names; None for other paths."""
     match = _PUSH_PATH.fullmatch(path.partition("?")[0])
     return (match[1], Digest(match[2])) if match else None
-
-
-def parse_document_path(path: str) -> tuple[Digest, DocumentKind] | None:
-    """The manifest that a request path names, and whether itself or its layout is meant; None for other paths."""
-    match = _DOCUMENT_PATH.fullmatch(path.partition("?")[0])
-    return (Digest(match[1]), "layout" if match[2] else "manifest") if match else None
 
 
 def parse_chunk_path(path: str) -> Digest | None:
@@ -141,13 +135,6 @@ def keeps_alive(headers: dict[str, str], *, is_http_1_0: bool) -> bool:
     """Whether the connection may go on after this message (RFC 9112, section 9.3)."""
     options = {option.strip() for option in headers.get("connection", "").lower().split(",")}
     return "close" not in options and (not is_http_1_0 or "keep-alive" in options)
-
-
-def takes_gzip(accept_encoding: str) -> bool:
-    """Whether an ``Accept-Encoding`` header names gzip, and not to refuse it."""
-    codings = (coding.partition(";") for coding in accept_encoding.lower().split(","))
-    weights = [weight for name, _, weight in codings if name.strip() == "gzip"]
-    return any(not _REFUSED.fullmatch(weight) for weight in weights)
 
 
 class UnsatisfiableRangeError(ValueError):

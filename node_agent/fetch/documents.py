@@ -4,20 +4,20 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
 from typing import Final
 
-from bdn.core.chunk import MalformedDocumentError
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, MalformedDocumentError
 from bdn.core.errors import BdnError, InternalError, single_error
-from bdn.core.manifest import Root
+from bdn.core.manifest import PageRef, Root
 from bdn.core.pace.retry import Outage, RetryPolicy
 from bdn.net.client import ContentClient
 from bdn.net.tls import Authorities
 from bdn.transfer.byte_threads import ByteThreads
-from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
+from bdn.transfer.chunk_readers import ChunkReader, fetch
 from bdn.wire.shapes import ServiceUnreachableError, UntrustedServiceError, WrongDocumentError
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held, ManifestRecords
@@ -47,9 +47,7 @@ class PeerRoots:
         random.shuffle(peers)
         for start in range(0, len(peers), _AT_ONCE):
             async with asyncio.TaskGroup() as group:
-                asked = [
-                    group.create_task(self._ask(peer, digest, bearer)) for peer in peers[start : start + _AT_ONCE]
-                ]
+                asked = [group.create_task(self._ask(peer, digest, bearer)) for peer in peers[start : start + _AT_ONCE]]
             if found := next(filter(None, (one.result() for one in asked)), None):
                 return found
         return None
@@ -153,17 +151,31 @@ class Catalogue:
         names, peers, stop = [page.digest for page in root.pages], self.chain.peers, Event()
         routing = Routing(lambda: names, peers.members)
         await in_thread(routing.prepare)
-        pages = sorted(root.pages, key=lambda page: _turn(routing, page.digest))
-        budget = RetryBudget(sum(page.size for page in pages), peers.avoided)
-        ahead = iter([page.digest for page in pages])
-        context = FillContext(root.digest, bearer, routing, budget, ahead=ahead)
-        reader, found = self.chain.of_fill(context, stop), dict[Digest, bytes]()
+        budget = RetryBudget(sum(page.size for page in root.pages), peers.avoided)
+        ahead = iter([name for name in names if routing.turn(name).is_own])
+        reader = self.chain.of_fill(FillContext(root.digest, bearer, routing, budget, ahead=ahead), stop)
+        found: dict[Digest, bytes] = {}
+
+        async def bring(page: PageRef) -> None:
+            work = partial(self._read_page, root, page, reader, routing)
+            found[page.digest] = await self.threads.run(page.size, work, stop.set)
+
         with single_error():
             async with asyncio.TaskGroup() as group:
-                for page in pages:
-                    read = partial(self._read_page, root.digest, page.digest, routing, reader, found)
-                    group.create_task(self._run(page.size, read, stop))
+                for page in sorted(root.pages, key=lambda page: routing.turn(page.digest).order):
+                    group.create_task(bring(page))
         try:
             return await in_thread(Held.of, root, tuple(found[name] for name in names))
         except MalformedDocumentError as error:
             raise InternalError(f"manifest {root.digest}: {error}") from error
+
+    def _read_page(self, root: Root, page: PageRef, reader: ChunkReader, routing: Routing, buffer: memoryview) -> bytes:
+        """In a byte thread. An owner keeps it for its peers."""
+
+        def store() -> None:
+            if routing.is_mine(page.digest):
+                self.chain.held.tier.keep(root.digest, page.digest, buffer)
+
+        came = fetch(reader, page.digest, buffer, store)
+        self.on_obtained(max(came, key=came.__getitem__))
+        return bytes(buffer)

@@ -27,6 +27,11 @@ class LanePlace:
     is_own: bool
     position: int
 
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Chunks of this node's own lane come first."""
+        return not self.is_own, self.position
+
 
 class Routing:
     """The owners of chunks, by the members as they are. Safe for any thread.

@@ -1,4 +1,4 @@
-"""An owner obtains what its peers ask for, chunks and documents: one read of the mirror, however many of them ask."""
+"""An owner obtains the chunks that its peers ask for: one read of the mirror, however many of them ask."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from functools import partial
 from bdn.core.errors import CanceledError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import in_flight_each
-from bdn.core.store import organisation_of
-from bdn.net.chunk_server.served_chunks import ChunkRequest, DocumentRequest, OpenChunk
+from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.fair_limit import FairLimit
@@ -21,17 +20,16 @@ from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.peer_access import PeerAccess
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
 from node_agent.fetch.chain import ReaderChain
+from node_agent.fetch.chunk_lists import ChunkLists
 from node_agent.fetch.locations import Reading
-from node_agent.fetch.owned_documents import ChunkList, ChunkLists, OwnedDocuments
 from node_agent.fetch.reads_in_progress import landed
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A ``ServedChunks`` and a ``ServedDocuments``: what is asked of an owner and is not here is obtained.
+    """A ``ServedChunks``: what is asked of an owner and is not here is obtained.
 
-    Chunks go into the cluster tier, documents are kept for a while. Both come from the mirror and never from another peer, so that
-    no request goes in circles. ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. Jobs of
+    It goes into the cluster tier, and comes from the mirror and never from another peer, so that no request goes in circles. ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. Jobs of
     several organisations have a grant for this port, so ``places``, one for each thread, go round robin over organisations. They
     read in the same places, ``origin``: what a peer asks for comes before what this node wants next. ``on_obtained`` is told
     the bytes of each chunk.
@@ -44,7 +42,6 @@ class Owner:
     origin: OrderedLimit
     bandwidth: Bandwidth
     lists: ChunkLists
-    documents: OwnedDocuments
     access: PeerAccess
     chain: ReaderChain
     on_obtained: Callable[[int], None]
@@ -58,29 +55,12 @@ class Owner:
         """The chunk, or a Future until it is here. One that does not say to which manifest it belongs is not obtained."""
         if request.manifest is None:
             return self.access.open_chunk(request)
-        known = self.lists.known(request.manifest, self.access.reader_of(request.bearer))
-        if known is not None and request.digest in known.sizes:
-            return self.access.open_for(request) or self._begin(partial(self.obtain, request))
+        if self.lists.known(request.manifest, request.digest):
+            return self.access.open_named(request) or self._begin(partial(self.obtain, request))
         try:
             return self.access.open_chunk(request)
         except NotFoundError:
             return self._begin(partial(self.obtain, request))
-
-    def open_document(self, request: DocumentRequest) -> OpenChunk | Future[object]:
-        """The document, or a Future until it is here. One that does not say that this node owns it is not obtained.
-
-        What it owns it has from the mirror itself: a layout of its own stages may be older, or another organisation's.
-        """
-        organisation = self.access.reader_of(request.bearer, request.manifest)
-        if (kept := self.documents.open(request, organisation)) is not None:
-            return kept
-        if not (request.is_owner and request.kind == "layout"):
-            try:
-                return self.access.open_document(request)
-            except NotFoundError:
-                if not request.is_owner:
-                    raise
-        return self._begin(partial(self.documents.obtain, request, organisation))
 
     def _begin(self, obtain: Callable[[], Coroutine[object, object, None]]) -> Future[object]:
         """Done when it is here, or with the reason why it cannot be. From any thread; blocks nobody."""
@@ -116,12 +96,8 @@ class Owner:
         """
         request = replace(request, is_suspect=False)  # it is checked when it is asked for again
         assert request.manifest is not None  # noqa: S101 - without it nobody is asked to obtain anything
-        reader = self.access.reader_of(request.bearer)
-        chunks = await self.lists.obtain(request.manifest, reader, request.bearer or "")
-        size = chunks.sizes.get(request.digest)
-        if size is None:
-            raise NotFoundError(f"chunk {request.digest}")
-        while (held := self.access.open_for(request)) is None:  # it may have come and have been evicted
+        size = await self.lists.size(request.manifest, request.digest, request.bearer or "")
+        while (held := self.access.open_named(request)) is None:  # it may have come and have been evicted
             if (flight := self.chain.reads.flight(request.digest)) is not None:
                 await landed(flight)
                 continue
@@ -129,23 +105,21 @@ class Owner:
             self.origin.limit = in_flight_each(len(members), self.threads.count)
             # A peer's stage waits for it, and the peers' stages come to the same chunks in the same order.
             async with (
-                self.places.place(organisation_of(reader)),
+                self.places.place(request.organisation),
                 self.bandwidth.turn(TrafficClass.STAGE, size),
                 self.origin.place(()),
             ):
                 with self.chain.reads.lead(request.digest) as is_leader:  # only now: others need not wait for our turn
                     if is_leader and not self.chain.held.holds(request.digest):
                         # Canceled it is when the agent ends, and then no thread shall go through its retries.
-                        await self.threads.run(size, lambda buffer: self._read(request, chunks, buffer), self._stop.set)
+                        await self.threads.run(size, lambda buffer: self._read(request, buffer), self._stop.set)
         held.file.close()
 
-    def _read(self, request: ChunkRequest, chunks: ChunkList, buffer: memoryview) -> None:
+    def _read(self, request: ChunkRequest, buffer: memoryview) -> None:
         """In a byte thread: from the mirror into the cluster tier, where room is made before anything is read."""
         digest, manifest = request.digest, request.manifest
         assert manifest is not None  # noqa: S101 - likewise
-        reader = self.chain.of_owner(
-            chunks.data_port, chunks.delivery, Reading(manifest, request.bearer or ""), self._stop
-        )
+        reader = self.chain.of_owner(Reading(manifest, request.bearer or ""), self._stop)
         if self.chain.held.tier.bring(
             manifest, digest, buffer, lambda room: reader.read_into(PartialChunk(digest, room))
         ):

@@ -13,8 +13,8 @@ from typing import Final
 
 from bdn.core.cache.index import Holder
 from bdn.core.chunk import Digest, FileLayout, PlacedChunk, Slice
-from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, single_error
+from bdn.core.layout import Manifest
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import in_flight_each
 from bdn.transfer.byte_threads import ByteThreads

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from bdn.core.cache.index import EvictionPlan, EvictionReason, Holder, Leased, Steps, TierIndex, Victim, at_once
 from bdn.core.chunk import Digest, digest_in
-from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError, LimitExceededError
+from bdn.core.layout import Manifest
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.pace.rounds import ScrubRound
 from bdn.wire.heartbeat_schema import Command, Report

@@ -17,8 +17,8 @@ from typing import Final
 from bdn.core.cache.index import Holder
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, PlacedChunk, digest_of
 from bdn.core.errors import BdnError, DiskFailedError, GrantInvalidError, NotFoundError
-from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.layout import Layout
+from bdn.core.pace.rate_limit import TrafficClass
 from bdn.disk.direct import UncachedFile
 from bdn.disk.durable import disk_errors, opened, sync_folder, write_all, write_durably
 from bdn.transfer.byte_threads import BufferPool

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 from bdn.core.cache.index import Holder
 from bdn.core.chunk import Digest
-from bdn.core.layout import Manifest
 from bdn.core.errors import NotFoundError
+from bdn.core.layout import Manifest
 from bdn.wire.shapes import ErrorBody, moment
 from bdn.wire.stage_schema import (
     TERMINAL,

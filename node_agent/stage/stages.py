@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, CanceledError, InvalidRequestError, NotFoundError
+from bdn.core.layout import Manifest
 from bdn.wire import stage_schema
 from bdn.wire.grants import Grant
 from bdn.wire.shapes import ReportedError

@@ -35,7 +35,6 @@ from bdn.net.chunk_server.messages import (
     Response,
     after_body,
     answer_chunk,
-    answer_document,
     answer_error,
     answer_taken,
     awaits_continue,
@@ -47,12 +46,10 @@ from bdn.net.chunk_server.receiving import BufferTurn, ReceiveBuffers, Receiving
 from bdn.net.chunk_server.sending import NEXT_TURN, EndedError, Pace, Sending, StalledReaderError, Wait, has_happened
 from bdn.net.chunk_server.served_chunks import (
     ChunkRequest,
-    DocumentRequest,
     OpenChunk,
     PushedChunk,
     ReceivedChunks,
     ServedChunks,
-    ServedDocuments,
 )
 from bdn.net.tls import HANDSHAKE, SPEAKS_PLAIN_HTTP, Certificate, refusal_of_plain_http
 from bdn.wire.http_fields import (
@@ -61,9 +58,7 @@ from bdn.wire.http_fields import (
     HeadRefusedError,
     check_local,
     parse_chunk_path,
-    parse_document_path,
     parse_push_path,
-    takes_gzip,
 )
 
 logger = logging.getLogger(__name__)
@@ -177,7 +172,6 @@ class Service:
     on_sent: Callable[[int], None]
     timeouts: Timeouts
     pace: Pace | None
-    documents: ServedDocuments | None = None
     is_local: bool = False
     certificate: Certificate | None = None
     received: ReceivedChunks | None = None
@@ -199,7 +193,7 @@ class ChunkConnection:
     _reader: RequestReader = field(init=False)
     _step: Callable[[], Wait | None] = field(init=False)
     _head: RequestHead = field(init=False)
-    _request: ChunkRequest | DocumentRequest | PushedChunk = field(init=False)
+    _request: ChunkRequest | PushedChunk = field(init=False)
     _buffer: BufferTurn | None = field(default=None, init=False)
     _receiving: Receiving | None = field(default=None, init=False)
     _sending: Sending | None = field(default=None, init=False)
@@ -313,7 +307,7 @@ class ChunkConnection:
             self._attempt(self._authorize)
         return None
 
-    # --- looking the chunk or the document up, which may block ---
+    # --- looking the chunk up, which may block ---
 
     def _attempt(self, step: Callable[[], None]) -> None:
         """Take a step that ends with an answer or a Future. Any error that is not ours is not the client's fault."""
@@ -330,12 +324,11 @@ class ChunkConnection:
             assert self._service.received is not None  # noqa: S101 - else its path was not found
             self._await_body_for(self._service.received, request)
             return
-        if isinstance(request, ChunkRequest):
-            request = replace(request, organisation=self._service.chunks.authorize(request))
-            self._know(request.organisation)
+        request = replace(request, organisation=self._service.chunks.authorize(request))
+        self._know(request.organisation)
         self._step = partial(self._find, request)
 
-    def _find(self, request: ChunkRequest | DocumentRequest) -> None:
+    def _find(self, request: ChunkRequest) -> None:
         """A step of its own: what may block here does so in the organisation's turn."""
         self._attempt(partial(self._open, request))
 
@@ -348,26 +341,12 @@ class ChunkConnection:
                 raise
             self.organisation = organisation
 
-    def _open(self, request: ChunkRequest | DocumentRequest) -> None:
-        if isinstance(request, ChunkRequest):
-            found = self._service.chunks.open_chunk(request)
-        elif self._service.documents is not None:
-            found = self._service.documents.open_document(request)
-        else:
-            raise NotFoundError(f"path {self._head.target[:100]!a}")
-        if self.organisation is None:  # a document, which is authorised where it is opened
-            self._know("")
+    def _open(self, request: ChunkRequest) -> None:
+        found = self._service.chunks.open_chunk(request)
         if isinstance(found, OpenChunk):
-            self._send_file(found, lambda: self._answer(request, found))
+            self._send_file(found, lambda: answer_chunk(self._head, request.digest, found.size))
         else:
             self._step, self._next_processing = partial(self._await, partial(self._open, request), found), 0.0
-
-    def _answer(self, request: ChunkRequest | DocumentRequest, found: OpenChunk) -> Response:
-        if isinstance(request, ChunkRequest):
-            return answer_chunk(self._head, request.digest, found.size)
-        if found.is_packed and not takes_gzip(self._head.headers.get("accept-encoding", "")):
-            raise NotFoundError(f"an unpacked {request.kind}")
-        return answer_document(self._head, found.size, is_packed=found.is_packed)
 
     def _await(self, then: Callable[[], None], future: Future[Any]) -> Wait | None:
         """It is on its way, and ``then`` it is answered. A client that closes its side now has gone: that is nginx's rule, too."""
@@ -536,7 +515,7 @@ class ChunkConnection:
         return None
 
 
-def _parse_request(head: RequestHead, *, takes_chunks: bool) -> ChunkRequest | DocumentRequest | PushedChunk:
+def _parse_request(head: RequestHead, *, takes_chunks: bool) -> ChunkRequest | PushedChunk:
     pushed = parse_push_path(head.target) if head.method == "PUT" else None
     if pushed is not None:
         if not takes_chunks:
@@ -544,15 +523,12 @@ def _parse_request(head: RequestHead, *, takes_chunks: bool) -> ChunkRequest | D
         return PushedChunk(*pushed, body_size(head, CHUNK_SIZE), head.bearer)
     if head.method not in ("GET", "HEAD"):
         raise HeadRefusedError(501, f"the method {head.method[:20]} is not supported")
-    document, digest = parse_document_path(head.target), parse_chunk_path(head.target)
-    if document is None and digest is None:
+    digest = parse_chunk_path(head.target)
+    if digest is None:
         raise NotFoundError(f"path {head.target[:100]!a}")
     manifest = head.headers.get(_MANIFEST)
     try:
         named = None if manifest is None else Digest.parse(manifest)
     except ValueError:
         raise HeadRefusedError(400, f"{MANIFEST_HEADER} is not the name of a manifest") from None
-    if document is not None:
-        return DocumentRequest(*document, head.bearer, is_owner=named == document[0])
-    assert digest is not None  # noqa: S101 - one of the two
     return ChunkRequest(digest, head.bearer, named, is_suspect=_SUSPECT in head.headers)

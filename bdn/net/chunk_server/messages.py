@@ -116,13 +116,6 @@ def answer_chunk(head: RequestHead, digest: Digest, size: int) -> Response:
     return answer if head.method == "HEAD" else Response(answer.opening, answer.is_last, start, length)
 
 
-def answer_document(head: RequestHead, size: int, *, is_packed: bool) -> Response:
-    """The answer to a GET or HEAD of a manifest or a layout of ``size`` bytes: always the whole."""
-    coding = {"Content-Encoding": "gzip"} if is_packed else {}
-    answer = _answer(head, 200, {"Content-Type": MEDIA_JSON, "Content-Length": str(size)} | coding)
-    return Response(answer.opening, answer.is_last, 0, 0 if head.method == "HEAD" else size)
-
-
 def answer_taken(head: RequestHead) -> Response:
     """The answer to a PUT whose body was read and is kept."""
     return _answer(head, 204, {})

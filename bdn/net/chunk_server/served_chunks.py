@@ -1,11 +1,10 @@
-"""The interface between the data plane's server and what holds chunks and manifests."""
+"""The interface between the data plane's server and what holds chunks."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from bdn.core.chunk import Digest
-from bdn.wire.http_fields import DocumentKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +25,11 @@ class ChunkRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenChunk:
-    """A chunk, or a document, inside an open file, which the server closes. ``is_packed``: by gzip, as documents may be."""
+    """A chunk inside an open file, which the server closes."""
 
     file: BinaryIO
     offset: int
     size: int
-    is_packed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentRequest:
-    """Who asks for which manifest, or for its layout. ``is_owner``: the one who is asked owns it, and shall obtain it."""
-
-    manifest: Digest
-    kind: DocumentKind
-    bearer: str | None = field(default=None, repr=False)
-    is_owner: bool = False
-
-
-class ServedDocuments(Protocol):
-    """Where a server finds manifests and layouts. It may block: it runs in the server's workers."""
-
-    def open_document(self, request: DocumentRequest) -> OpenChunk | Future[object]:
-        """The document, as the whole of a file, or a Future; both, and what is raised, as of ``ServedChunks``."""
 
 
 class ServedChunks(Protocol):

@@ -24,7 +24,7 @@ from bdn.net.api_server import SHORTAGES, bind_tcp
 from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
 from bdn.net.chunk_server.receiving import BUFFERS, ReceiveBuffers
 from bdn.net.chunk_server.sending import NEXT_TURN, Pace, Wait
-from bdn.net.chunk_server.served_chunks import ReceivedChunks, ServedChunks, ServedDocuments
+from bdn.net.chunk_server.served_chunks import ReceivedChunks, ServedChunks
 from bdn.net.descriptors import connection_limit
 from bdn.net.tls import Certificate
 
@@ -274,7 +274,7 @@ class ChunkServer:
 
     ``on_sent`` is told the bytes of each body, ``on_received`` those of each that came, be it whole or right or not, by any
     thread. ``pace``, called by any thread, is given the size of a piece and returns the seconds to wait before it goes out.
-    ``documents`` has manifests, if any are served here. ``is_local``: no grants are asked for, so what foreign web pages ask for
+    ``is_local``: no grants are asked for, so what foreign web pages ask for
     is refused. ``received`` takes chunks, if any are taken here, into ``buffers`` of 8 MiB at once. With a ``certificate`` it
     speaks TLS and nothing else. For a client above ``connections``, by default ``connection_limit``, the
     oldest idle connection without an authorised request is closed, or else one of the organisation that has most; where none is
@@ -291,7 +291,6 @@ class ChunkServer:
         on_received: Callable[[int], None] | None = None,
         timeouts: Timeouts | None = None,
         pace: Pace | None = None,
-        documents: ServedDocuments | None = None,
         is_local: bool = False,
         certificate: Certificate | None = None,
         received: ReceivedChunks | None = None,
@@ -306,7 +305,6 @@ class ChunkServer:
             on_sent or (lambda _: None),
             timeouts or Timeouts(),
             pace,
-            documents,
             is_local,
             certificate,
             received,

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, digest_of, file_digest
-
-from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, CanceledError
+from bdn.core.layout import Manifest
 from bdn.core.units import counted
 from bdn.disk.durable import disk_errors, opened, remove_tree, sync_folder
 from bdn.disk.syscalls import REFUSED, clone_file, exchange

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from bdn.core.chunk import Digest
-
-from bdn.core.layout import Manifest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
+from bdn.core.layout import Manifest
 from bdn.disk.durable import remove_tree, sync_folder, sync_folders
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles

@@ -6,16 +6,17 @@ killed in between leaves whole files and this journal: the next one removes thes
 
 import errno
 import fcntl
+import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import FileEntry, MalformedDocumentError
-
+from bdn.core.chunk import Digest, FileEntry
 from bdn.core.layout import Manifest
 from bdn.disk.durable import opened, remove_tree, write_durably
 from node_agent.stage.view.build import open_below
@@ -123,15 +124,23 @@ def _hidden(root: Path) -> list[Path]:
 
 
 def _journal(placed: Placed) -> Iterator[bytes]:
-    yield b"%d\n" % placed.stamp
-    yield from placed.manifest.pieces()
+    """A line for the pull, and one for each file."""
+    yield _line([placed.stamp, placed.manifest.digest.hex])
+    for entry in placed.manifest.files:
+        yield _line([entry.path, entry.size, entry.digest.hex])
+
+
+def _line(record: list[object]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
 
 
 def _noted(folder: Path) -> Placed | None:
     try:
-        stamp, _, canonical = (folder / _JOURNAL).read_bytes().partition(b"\n")
-        return Placed(Manifest.parse(canonical), int(stamp))
-    except (FileNotFoundError, ValueError, MalformedDocumentError):  # nothing was moved, or it is not ours
+        with (folder / _JOURNAL).open("rb") as file:
+            stamp, manifest = json.loads(file.readline())
+            files = [(path, size, Digest(name)) for path, size, name in map(json.loads, file)]
+        return Placed(Manifest(Digest(manifest), tuple(starmap(FileEntry, files))), int(stamp))
+    except (FileNotFoundError, ValueError, TypeError):  # nothing was moved, or it is not ours
         return None
 
 
