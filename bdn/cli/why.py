@@ -45,8 +45,8 @@ class Explanation(BaseModel):
 async def why(output: Output, *, what: str, node: str | None, limit: int) -> None:
     """Explain why something is, or is not, cached: from the events that mirror and nodes have recorded.
 
-    A digest names a manifest, a file's content, a chunk or a slab; a source means all that was mirrored from it. The mirror is
-    asked, which keeps events for 30 days. A path is one of a view on this machine, whose agent is asked. The exit code is 4
+    A digest names a manifest or one of its pages, a chunk, a slab, or a file of 1 MiB or more; a source means all that was mirrored
+    from it. A smaller file lies in a slab, and is found by its path alone. The mirror is asked, which keeps events for 30 days. A path is one of a view on this machine, whose agent is asked. The exit code is 4
     when nothing is known of it.
 
     \b
@@ -139,11 +139,13 @@ def _named_lines(named: Named) -> list[str]:
             for manifest, sources in named.manifests.items()
         ]
     lines = []
+    if named.kind == "page":
+        lines = [f"{_short(named.of)} is a page of {manifest}" for manifest in named.manifests]
     for place in named.places:
         chunk = "" if place.chunk_index is None else f"chunk {place.chunk_index} of "
         what = {"content": "is", "slab": "is a slab that holds", "chunk": "is"}[named.kind]
         sources = ", ".join(named.manifests[place.manifest]) or "what was given up"
-        lines.append(f"{_short(named.of)} {what} {chunk}{place.path or place.content} of {sources} ({place.manifest})")
+        lines.append(f"{_short(named.of)} {what} {chunk}{place.path} of {sources} ({place.manifest})")
     return lines
 
 

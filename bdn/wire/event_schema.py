@@ -12,7 +12,7 @@ from bdn.wire.stage_schema import StageDocument
 
 EVENTS_AT_ONCE: Final = 500  # in one heartbeat
 MANIFESTS_AT_ONCE: Final = 100  # whose events one request asks for
-NamedKind = Literal["source", "manifest", "content", "slab", "chunk"]
+NamedKind = Literal["source", "manifest", "content", "slab", "chunk", "page"]
 _TEXT: Final = r"^[^\x00]*$"
 _DIGEST: Final = r"^b3:[0-9a-f]{64}$"
 
@@ -73,11 +73,11 @@ class EventDocument(BaseModel):
 
 
 class NamedPlace(BaseModel):
-    """A file of a manifest that a digest is, or is a piece of. ``path`` is one of its paths, null once that is not known."""
+    """A file of a manifest that a digest is, or is a piece of."""
 
     manifest: str
     content: str
-    path: str | None
+    path: str
     chunk_index: int | None = None
 
 

@@ -16,12 +16,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 import bdn
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
-from bdn.mirror.db import agents, contents, damaged, mirrors, objects
+from bdn.mirror.db import agents, chunks, damaged, mirrors, objects
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.waiting import SharedRead, ThreadRead
 
 PROBE_SECONDS = 5.0
-_SUMMED_PER_SECOND: Final = 50_000  # contents: the sum of a million is read again after 20 s
+_SUMMED_PER_SECOND: Final = 50_000  # chunks: the sum of a million is read again after 20 s
 
 
 class Metrics:
@@ -41,10 +41,7 @@ class Metrics:
         self.located_chunks = counter(
             "bdn_mirror_located_chunks", "Addresses in the store's bucket that agents were given"
         )
-        self.documents = counter("bdn_mirror_documents", "Manifests and layouts served", ["kind"])
-        self.document_bytes = counter(
-            "bdn_mirror_document_bytes", "Bytes of these documents, as they were sent", ["kind"]
-        )
+        self.served_manifests = counter("bdn_mirror_served_manifests", "Roots of manifests served")
         self.scrubbed_bytes = counter("bdn_mirror_scrubbed_bytes", "Bytes of the store read again to verify them")
         self.repaired_chunks = counter("bdn_mirror_repaired_chunks", "Damaged chunks that the store holds again")
         self.damaged_records = gauge(
@@ -58,27 +55,22 @@ class Metrics:
         self.collected_bytes = counter("bdn_mirror_collected_bytes", "Bytes that collections took out of the store")
         self._given_up = gauge("bdn_mirror_restorable_manifests", "Evictions that can still be taken back")
         self._mirrors = gauge("bdn_mirror_mirrors", "Mirrors by status", ["status"])
-        self._contents = gauge("bdn_mirror_contents", "Distinct files in the store")
-        self._stored = gauge("bdn_mirror_stored_bytes", "Bytes of distinct files in the store")
+        self._chunks = gauge("bdn_mirror_chunks", "Chunks in the store")
+        self._stored = gauge("bdn_mirror_stored_bytes", "Bytes of these chunks")
         self._quarantined = gauge("bdn_mirror_quarantined_files", "Files that came with the wrong content")
         self._agents = gauge("bdn_mirror_agents_alive", "Agents with a recent heartbeat")
         info = gauge("bdn_mirror_build_info", "The running version", ["version"])
         info.labels(bdn.__version__).set(1)
 
-    def served(self, kind: str, size: int) -> None:
-        """A document goes out."""
-        self.documents.labels(kind).inc()
-        self.document_bytes.labels(kind).inc(size)
-
     async def render(self) -> bytes:
-        """The exposition text. Anybody may ask: who asks while others do shares their answer, and the one sum over all contents is a little old."""
+        """The exposition text. Anybody may ask: who asks while others do shares their answer, and the one sum over all chunks is a little old."""
         return await self._shared.get()
 
     async def _read(self) -> bytes:
         async with self._database.read() as session:
             by_status = await mirrors.count_by_status(session)
             if time.monotonic() >= self._totals_until:
-                self._totals = await contents.totals(session)
+                self._totals = await chunks.of(session, chunks.totals)
                 self._totals_until = time.monotonic() + self._totals[0] / _SUMMED_PER_SECOND
             quarantined = await damaged.count_wrong_files(session)
             alive = await agents.count_alive(session, self._database.now())
@@ -87,7 +79,7 @@ class Metrics:
             given_up = await mirrors.count_restorable(session)
         for status in ("PENDING", "SYNCING", "READY", "FAILED", "CANCELED"):
             self._mirrors.labels(status).set(by_status.get(status, 0))
-        self._contents.set(self._totals[0])
+        self._chunks.set(self._totals[0])
         self._stored.set(self._totals[1])
         self._quarantined.set(quarantined)
         self._damaged.set(wrong)

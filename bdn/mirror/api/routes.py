@@ -286,7 +286,7 @@ async def manifest(
     else:
         root = await service.shelf.root(name)
         answer = Response(root.content, media_type=MEDIA_JSON, headers=headers)
-        service.metrics.served("manifest", len(answer.body))
+        service.metrics.served_manifests.inc()
     await manifests.note_use(service.database, name.hex, service.database.now())
     return answer
 

@@ -2,21 +2,25 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
+from bdn.core.manifest import PageEntry, read_page
 from bdn.core.store import MirrorStore
-from bdn.mirror.db import agents, contents, mirrors, origins
+from bdn.mirror.db import agents, chunks, identities, manifests, mirrors, origins
 from bdn.mirror.db.database import Database, ReadSession, batches
-from bdn.mirror.db.origins import Place
+from bdn.transfer.fair_limit import FairLimit
 from bdn.wire.event_schema import Named, NamedKind, NamedPlace
 from bdn.wire.mirror_schema import HeldManifest, HeldManifests, StoreUse
 from bdn.wire.shapes import moment
 
-_SHOWN: Final = 100  # files whose paths are told
+_SHOWN: Final = 100  # files whose paths are shown
+_SEARCHED: Final = 100  # manifests that are searched for a digest
+_PAGES: Final = 64  # of about 4 MiB, that one search reads
 _HOLDINGS: Final = 1000  # of one page: a thousand agents may hold each manifest
 _COUNTED: Final = 50  # manifests whose holders are counted at once
 
@@ -28,6 +32,7 @@ class Names:
     database: Database
     store: MirrorStore
     tombstone_seconds: float
+    _turns: FairLimit = field(default_factory=lambda: FairLimit(1))  # searches
 
     async def held(self, organisation: str, after: str, limit: int) -> HeldManifests:
         """The manifests of the organisation that some tier holds, from the first one after this; as many as fit into a page."""
@@ -59,7 +64,7 @@ class Names:
 
     async def _store_use(self) -> StoreUse:
         async with self.database.read() as session:
-            _, stored = await contents.totals(session)
+            _, stored = await chunks.of(session, chunks.totals)
         disk = await asyncio.to_thread(self.store.disk)
         return StoreUse(bytes_stored=stored, disk_free=disk and disk.free, disk_total=disk and disk.size)
 
@@ -81,62 +86,79 @@ class Names:
         return None if given_up_at is None else moment(given_up_at + self.tombstone_seconds)
 
     async def find(self, of: str, organisation: str) -> Named:
-        """What the name stands for. ``NotFoundError`` when it is nothing that was ever mirrored for this organisation."""
+        """What the name stands for. ``NotFoundError`` when it is nothing that was ever mirrored for this organisation.
+
+        A small file is not found by its digest: it lies in a slab, and nothing lists it but the page of its manifest.
+        """
+        if "://" in of:
+            async with self.database.read() as session:
+                named = await mirrors.manifests_of_source(session, organisation, of)
+                return Named(of=of, kind="source", manifests=await self._sources(session, organisation, named))
+        digest = _digest(of)
         async with self.database.read() as session:
-            if "://" in of:
-                manifests = await mirrors.manifests_of_source(session, organisation, of)
-                kind: NamedKind = "source"
-                places: list[Place] = []
-            else:
-                kind, places = await self._look_up(session, _digest(of), organisation)
-                manifests = list(dict.fromkeys(place.manifest for place in places))
-            sources = await mirrors.sources_by_manifest(session, organisation, manifests)
-            known = [digest for digest in manifests if digest in sources]
-            if not known:
-                raise NotFoundError(of)
-            own = [place for place in places if place.manifest in sources and kind != "manifest"]
-            shown = await self._paths(session, own[:_SHOWN])
-        return Named(
-            of=of,
-            kind=kind,
-            manifests={f"b3:{digest}": sources[digest] for digest in known},
-            places=shown,
-        )
-
-    @staticmethod
-    async def _look_up(session: ReadSession, digest: str, organisation: str) -> tuple[NamedKind, list[Place]]:
-        """From what is most to what is least, and from what costs least to look up to what costs most."""
-        if await mirrors.sources_by_manifest(session, organisation, [digest]):
-            return "manifest", [Place(digest, digest)]
-        if found := await origins.places_of_content(session, organisation, digest):
-            return "content", found
-        if found := await origins.places_in_slab(session, organisation, digest):
-            return "slab", found
-        return "chunk", await origins.places_of_chunk(session, organisation, digest)
-
-    @staticmethod
-    async def _paths(session: ReadSession, places: Sequence[Place]) -> list[NamedPlace]:
-        """One manifest after the other: each may have a million files, of which a hundred are told."""
-        wanted: dict[str, set[str]] = {}
-        for place in places:
-            wanted.setdefault(place.manifest, set()).add(place.content)
-        paths: dict[tuple[str, str], str] = {}
-        for digest, named in wanted.items():
-            found = await origins.paths(session, digest, named)
-            paths |= {(digest, content): path for content, path in found.items()}
-        return [
-            NamedPlace(
-                manifest=f"b3:{place.manifest}",
-                content=f"b3:{place.content}",
-                path=paths.get((place.manifest, place.content)),
-                chunk_index=place.chunk_index,
+            if found := await self._sources(session, organisation, [digest.hex]):
+                return Named(of=of, kind="manifest", manifests=found)
+            known = await identities.of_content(session, digest)
+            first = [] if known is None else list(known.chunks.values())[:1]
+            found = await self._sources(
+                session, organisation, await origins.manifests_with(session, organisation, [digest], _SEARCHED)
             )
-            for place in places
-        ]
+            of_first = await self._sources(
+                session, organisation, await origins.manifests_with(session, organisation, first, _SEARCHED)
+            )
+        async with self._turns.place(organisation):
+            kind, places = await asyncio.to_thread(self._places, digest, [*(found or of_first)])
+        shown = {place.manifest for place in places}
+        if not found:  # other files may begin with the same chunk
+            found = {name: sources for name, sources in of_first.items() if name in shown}
+        if not found:
+            raise NotFoundError(of)
+        return Named(of=of, kind=kind, manifests=found, places=places)
+
+    @staticmethod
+    async def _sources(session: ReadSession, organisation: str, manifests: Sequence[str]) -> dict[str, list[str]]:
+        sources = await mirrors.sources_by_manifest(session, organisation, manifests)
+        return {f"b3:{digest}": sources[digest] for digest in manifests if digest in sources}
+
+    def _places(self, wanted: Digest, names: Sequence[str]) -> tuple[NamedKind, list[NamedPlace]]:
+        """Where pages of these manifests name the digest; of manifests with very many pages it is not searched for. Blocking."""
+        kind: NamedKind = "chunk"
+        places: list[NamedPlace] = []
+        pages_left = _PAGES
+        for name in names:
+            with suppress(StoreUnavailableError):  # a manifest that is damaged is named without its files
+                root = manifests.root_of(self.store, Digest.parse(name))
+                if any(page.digest == wanted for page in root.pages):
+                    return "page", []
+                for page in root.pages[:pages_left]:
+                    pages_left -= 1
+                    content = manifests.page(self.store, page)
+                    if wanted.hex.encode() in content:
+                        kind, found = _in_page(wanted, name, content)
+                        places += found[: _SHOWN - len(places)]
+                        break
+        return kind, places
 
 
-def _digest(text: str) -> str:
+def _in_page(wanted: Digest, manifest: str, content: bytes) -> tuple[NamedKind, list[NamedPlace]]:
+    def place(entry: PageEntry, chunk_index: int | None = None) -> NamedPlace:
+        return NamedPlace(manifest=manifest, content=str(entry.digest), path=entry.path, chunk_index=chunk_index)
+
+    entries = read_page(content)
+    if found := [place(entry) for entry in entries if entry.digest == wanted]:
+        return "content", found
+    if found := [place(entry) for entry in entries if entry.slice is not None and entry.slice.slab == wanted]:
+        return "slab", found
+    return "chunk", [
+        place(entry, entry.start + index)
+        for entry in entries
+        for index, chunk in enumerate(entry.chunks)
+        if chunk == wanted
+    ]
+
+
+def _digest(text: str) -> Digest:
     try:
-        return Digest.parse(text).hex
+        return Digest.parse(text)
     except ValueError as error:
         raise InvalidRequestError(f"{error}; or name a source, such as hf://org/model") from error
