@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Final
 
 from bdn import __version__
-from bdn.core.chunk import Digest
 from bdn.core.events import Event
 from bdn.core.pace.retry import RetryPolicy
 from bdn.disk.direct import DirectWrites
@@ -23,10 +22,8 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate, certificate
 from bdn.transfer.byte_threads import BufferPool, ByteThreads, pacer
 from bdn.transfer.fair_limit import FairLimit
-from bdn.wire.grants import CacheGrant, PushGrant
 from bdn.wire.heartbeat_schema import Heartbeat
 from bdn.wire.http_fields import is_in_the_clear, is_loopback
-from bdn.wire.operation_schema import PrefetchCommand
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
@@ -142,7 +139,7 @@ async def open_agent(
         journal = Journal(places.journal, clock, metrics.lost_events.inc)
         stack.callback(journal.close)
         await in_thread(journal.open)
-        trust = Trust(places.trusted_keys, clock)
+        trust = Trust(places.trusted_keys, clock, news.tell_now)
         members = Members(settings.node, places.members, requires_tls=settings.tls == "require")
         await in_thread(trust.load)
         await in_thread(members.load)
@@ -232,29 +229,8 @@ async def open_agent(
         )
         stack.push_async_callback(in_thread, server.close)
 
-        # Stage: files appear for jobs.
-        views = Views(disk.files, await in_thread(choose, settings.exposure, places))
-        stage_tasks = await stack.enter_async_context(BackgroundTasks())
-
-        async def settle(contents: Iterable[Digest]) -> None:
-            await scrubber.settle(contents)
-
-        warmer = Warmer(stage_tasks, views, StagesFirst(registry, settings.warm_rate))
-        lifecycle = Lifecycle(
-            registry,
-            stage_tasks,
-            provision,
-            warmer,
-            views,
-            StageRecords(places),
-            clock,
-            elapsed,
-            on_ready=metrics.ready_seconds.observe,
-            settle=settle,
-        )
-        housekeeping = Housekeeping(lifecycle, disk.is_rebooted)
-
         # Scrub: the disk is read again, and repaired.
+        views = Views(disk.files, await in_thread(choose, settings.exposure, places))
         buffers, stop_scrub = BufferPool(_SCRUB_BUFFERS), threading.Event()
         scrub_record = ScrubRecord(places.scrub, tiers.suspects, clock())
         await in_thread(scrub_record.load)
@@ -274,13 +250,24 @@ async def open_agent(
             scrubber, scrub_record, StagesFirst(registry, settings.scrub_rate), settings.scrub_seconds, clock
         )
 
+        # Stage: files appear for jobs.
+        stage_tasks = await stack.enter_async_context(BackgroundTasks())
+        warmer = Warmer(stage_tasks, views, StagesFirst(registry, settings.warm_rate))
+        lifecycle = Lifecycle(
+            registry,
+            stage_tasks,
+            provision,
+            warmer,
+            views,
+            StageRecords(places),
+            clock,
+            elapsed,
+            on_ready=metrics.ready_seconds.observe,
+            settle=scrubber.settle,
+        )
+        housekeeping = Housekeeping(lifecycle, disk.is_rebooted)
+
         # Training caches: directories of jobs on a volume that the cluster shares.
-        async def verify_cache(token: str) -> CacheGrant:
-            return await heartbeats.verify_cache(token)
-
-        async def report_caches() -> None:
-            await heartbeats.beat()
-
         volume_root = settings.effective_volume_root
         volume = CacheVolume(volume_root, stack.enter_context(Trash(volume_root / ".trash")))
         caches = stack.enter_context(
@@ -288,23 +275,16 @@ async def open_agent(
                 volume,
                 settings.cluster,
                 client,
-                verify_cache,
+                trust.check_cache,
                 elapsed=elapsed,
                 clock=clock,
-                report=report_caches,
+                report=news.tell_now,
                 on_release=news.wake,
             )
         )
 
         # Job volumes: what jobs write, for which room is kept before stages take any.
-        async def verify_push(token: str) -> PushGrant:
-            return await heartbeats.verify_push(token)
-
         prefetches = PrefetchCommands(provision, tiers.node, trust, news.wake)
-
-        async def keep(volume_id: str, grant: str) -> None:
-            await prefetches.run(PrefetchCommand(id=f"pre_{volume_id}", grant=grant), lambda _: None)
-
         volumes = await open_volumes(
             stack,
             settings,
@@ -313,9 +293,9 @@ async def open_agent(
             pool=to_mirror,
             authorities=authorities,
             outages=OutageRetry(policy=policy),
-            verify=verify_push,
+            verify=trust.check_push,
             until_idle=registry.until_idle,
-            keep=keep,
+            keep=prefetches.keep,
             caches=caches,
             clock=clock,
         )
@@ -342,13 +322,9 @@ async def open_agent(
             ),
             news=news,
             journal=journal,
-            state=lambda: {
-                "volume_id": caches.volume_id,
-                "unsynced_bytes": volumes.unsynced_bytes,
-                "caches": caches.mounted(),
-            },
+            state=volumes.state,
         )
-        stages = StageService(registry, lifecycle, heartbeats.verify, is_node="node" in settings.roles)
+        stages = StageService(registry, lifecycle, trust.check, is_node="node" in settings.roles)
 
         _watch(
             metrics,

@@ -1,25 +1,28 @@
-"""Whose signatures this agent believes. The keys come with heartbeats and are kept, because the mirror may be down."""
+"""Grants, verified by the mirror's keys. These come with heartbeats and are kept, because the mirror may be down."""
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jwt
 
-from bdn.core.errors import InternalError
+from bdn.core.errors import BdnError, InternalError
 from bdn.disk.durable import disk_errors, write_durably
-from bdn.wire.grants import CacheGrant, Grant, GrantVerifier, PushGrant
+from bdn.wire.grants import CacheGrant, Grant, GrantVerifier, PushGrant, UnknownKeyError
+
+_Granted = TypeVar("_Granted")
 
 
 class Trust:
-    """Verifies grants without asking anybody. ``verify`` may be called from any thread."""
+    """Verifies grants. ``verify`` may be called from any thread; ``ask`` has the mirror send its keys now."""
 
-    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float], ask: Callable[[], Awaitable[None]]) -> None:
         self._path = path
         self._clock = clock
+        self._ask = ask
         self._verifier = GrantVerifier(())
         self._lock = threading.Lock()
 
@@ -45,14 +48,28 @@ class Trust:
         with self._lock, disk_errors(self._path):
             write_durably(self._path, json.dumps(public_keys).encode())
 
-    def verify_cache(self, token: str) -> CacheGrant:
-        """The grant for training caches. Raises as ``GrantVerifier.verify`` does."""
-        return self._verifier.verify_cache(token, now=self._clock())
-
     def verify(self, token: str) -> Grant:
-        """The grant. Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``GrantVerifier.verify``."""
+        """The grant, by the keys that are known. Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``GrantVerifier.verify``."""
         return self._verifier.verify(token, now=self._clock())
 
-    def verify_push(self, token: str) -> PushGrant:
+    # The mirror is asked once for a key that is not known; while it is down, the key stays unknown.
+
+    async def check(self, token: str) -> Grant:
+        """The grant. Raises as ``verify``."""
+        return await self._checked(lambda: self.verify(token))
+
+    async def check_push(self, token: str) -> PushGrant:
         """The grant to push, likewise."""
-        return self._verifier.verify_push(token, now=self._clock())
+        return await self._checked(lambda: self._verifier.verify_push(token, now=self._clock()))
+
+    async def check_cache(self, token: str) -> CacheGrant:
+        """The grant for training caches, likewise."""
+        return await self._checked(lambda: self._verifier.verify_cache(token, now=self._clock()))
+
+    async def _checked(self, verify: Callable[[], _Granted]) -> _Granted:
+        try:
+            return verify()
+        except UnknownKeyError:
+            with suppress(BdnError):
+                await self._ask()
+        return verify()

@@ -88,6 +88,14 @@ class JobVolumes:
         """Of all checkpoints that are on this node alone."""
         return sum(one.unsynced_bytes for one in self._volumes.values())
 
+    def state(self) -> dict[str, object]:
+        """For heartbeats: of checkpoints, and of training caches that are mounted."""
+        return {
+            "volume_id": self.caches.volume_id,
+            "unsynced_bytes": self.unsynced_bytes,
+            "caches": self.caches.mounted(),
+        }
+
     # --- doing ---
 
     async def create(self, request: JobVolumeRequest, caller: int | None = None) -> Volume:

@@ -276,6 +276,10 @@ class PrefetchCommands:
             run.tell()
             del self._runs[command.id]
 
+    async def keep(self, volume_id: str, grant: str) -> None:
+        """Fill the newest checkpoint of a run that has ended. Raises as ``run``."""
+        await self.run(PrefetchCommand(id=f"pre_{volume_id}", grant=grant), lambda _: None)
+
     async def cancel(self, prefetch_id: str) -> bool:
         """End a prefetch and its lease, for a forced eviction; False when none is at work under this id."""
         run = self._runs.get(prefetch_id)

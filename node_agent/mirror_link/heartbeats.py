@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,6 @@ from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, DiskFailedError, LimitExceededError
 from bdn.disk.direct import DirectWrites
 from bdn.net.api_clients import MirrorClient
-from bdn.wire.grants import CacheGrant, Grant, PushGrant, UnknownKeyError
 from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply, HoldingsChange
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.stage_schema import Cache, TierUse, Writes
@@ -33,15 +32,15 @@ _HOLDINGS_AT_ONCE: Final = 500  # between two of these the event loop does other
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
-_Granted = TypeVar("_Granted")
 _MOST_BYTES: Final = 512 * 1024  # of one heartbeat's holdings, and again of its reports and its events
 _MOST_BYTES_EARLIER: Final = 3 * 1024**2  # of all holdings, for a mirror that takes them at once or not at all
 
 
 class ChangeSignal:
-    """Counts changes and wakes whoever tells them. ``tell`` is called on the event loop."""
+    """Counts changes and wakes the heartbeats, which tell them. ``tell`` is called on the event loop."""
 
     def __init__(self) -> None:
+        self.beat: Callable[[], Awaitable[None]] | None = None  # of the heartbeats
         self.version = 1
         self._event = asyncio.Event()
 
@@ -53,6 +52,11 @@ class ChangeSignal:
     def wake(self) -> None:
         """Nothing changed, but there is something to say."""
         self._event.set()
+
+    async def tell_now(self) -> None:
+        """Tell the mirror what has changed, and take up what its answer brings. Raises ``BdnError`` when there is none."""
+        assert self.beat is not None  # noqa: S101 - set before a job can ask for anything
+        await self.beat()
 
     async def wait(self) -> None:
         """Until there is news; several changes in a row are one."""
@@ -277,6 +281,7 @@ class Heartbeats:
         self._holdings = holdings
         self._inbox = inbox
         self._news = news
+        news.beat = self.beat
         self._journal = journal
         self._state = state
         self._told = HoldingsTold()
@@ -356,31 +361,6 @@ class Heartbeats:
                 await in_thread(self._members.take, reply.epoch, reply.members, asked)
         except DiskFailedError as error:
             logger.warning("the mirror's keys and members are not kept for the next start: %s", error)
-
-    async def verify(self, token: str) -> Grant:
-        """A grant. The mirror is asked once for a key that we do not know; if it is down, we go on not knowing it.
-
-        Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``Trust.verify``.
-        """
-        return await self._verified(self._trust.verify, token)
-
-    async def verify_push(self, token: str) -> PushGrant:
-        """A grant to push, likewise."""
-        return await self._verified(self._trust.verify_push, token)
-
-    async def verify_cache(self, token: str) -> CacheGrant:
-        """A grant for training caches, as ``verify`` does."""
-        return await self._verified(self._trust.verify_cache, token)
-
-    async def _verified(self, verify: Callable[[str], _Granted], token: str) -> _Granted:
-        try:
-            return verify(token)
-        except UnknownKeyError:
-            try:
-                await self.beat()
-            except BdnError as error:
-                self._note_failure(error)
-        return verify(token)
 
     async def _listen(self) -> None:
         pauses = _pauses()
