@@ -1,6 +1,5 @@
 """Which manifests refer to a chunk, and where they came from."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,8 +39,8 @@ async def origins(session: ReadSession, chunk: Digest) -> list[Origin]:
     return list(found.values())[:_ORIGINS]
 
 
-async def manifests_with(session: ReadSession, organisation: str, chunks: Sequence[Digest], limit: int) -> list[str]:
-    """The organisation's manifests that refer to one of these chunks, newest first.
+async def manifests_with(session: ReadSession, organisation: str, chunk: Digest, limit: int) -> list[str]:
+    """The organisation's manifests that refer to this chunk, newest first.
 
     Another organisation's chunk costs what a chunk costs that does not exist.
     """
@@ -49,9 +48,7 @@ async def manifests_with(session: ReadSession, organisation: str, chunks: Sequen
         select(ManifestRow.digest)
         .join(SetChunkRow, SetChunkRow.set_id == ManifestRow.set_id)
         .join(ChunkRow, ChunkRow.id == SetChunkRow.chunk_id)
-        .where(ChunkRow.digest.in_([chunk.to_bytes() for chunk in chunks]))
-        .where(is_mirrored_for(organisation, ManifestRow.digest))
+        .where(ChunkRow.digest == chunk.to_bytes(), is_mirrored_for(organisation, ManifestRow.digest))
         .order_by(ManifestRow.created_at.desc())
-        .distinct()
     )
     return list((await session.execute(query.limit(limit))).scalars())

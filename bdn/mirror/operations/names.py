@@ -99,13 +99,13 @@ class Names:
             if found := await self._sources(session, organisation, [digest.hex]):
                 return Named(of=of, kind="manifest", manifests=found)
             known = await identities.of_content(session, digest)
-            first = [] if known is None else list(known.chunks.values())[:1]
-            found = await self._sources(
-                session, organisation, await origins.manifests_with(session, organisation, [digest], _SEARCHED)
-            )
-            of_first = await self._sources(
-                session, organisation, await origins.manifests_with(session, organisation, first, _SEARCHED)
-            )
+            first = next(iter(known.chunks.values()), digest) if known else digest
+            found, of_first = [
+                await self._sources(
+                    session, organisation, await origins.manifests_with(session, organisation, chunk, _SEARCHED)
+                )
+                for chunk in (digest, first)
+            ]
         async with self._turns.place(organisation):
             kind, places = await asyncio.to_thread(self._places, digest, [*(found or of_first)])
         shown = {place.manifest for place in places}

@@ -14,7 +14,8 @@ from typing import Any
 import httpx2
 from sqlalchemy import event
 
-from bdn.core.chunk import Digest, FileLayout, digest_of
+from bdn.core.chunk import digest_of
+from bdn.core.manifest import PageRef, PlacedFile, Root, files_of
 from bdn.core.pace.retry import StallPolicy
 from bdn.mirror.app import MirrorService, open_mirror
 from bdn.mirror.db.database import Database
@@ -160,24 +161,34 @@ class MirrorUnderTest:
         lines = (await self.http.get("/metrics")).text.splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
 
+    async def pages(self, manifest: str, bearer: str | None = None) -> list[PageRef]:
+        """The pages of a manifest, as its root lists them."""
+        return list(Root.parse(await self._document(f"/manifests/{manifest}", manifest, bearer)).pages)
+
+    async def files(self, manifest: str, bearer: str | None = None) -> dict[str, PlacedFile]:
+        """The files of a manifest by path, as its pages have them."""
+        names = [str(page.digest) for page in await self.pages(manifest, bearer)]
+        pages = [await self._document(f"/chunks/{name}", name, bearer) for name in names]
+        return {file.path: file for file in files_of(pages)}
+
     async def tree(self, manifest: str, bearer: str | None = None) -> dict[str, bytes]:
         """Every file of a manifest, each name on the way computed again."""
-        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
-        canonical = (await self.http.get(f"/manifests/{manifest}", headers=headers)).content
-        assert str(digest_of(canonical)) == manifest
-        answer = await self.http.get(f"/manifests/{manifest}/layout", headers=headers)
+        tree: dict[str, bytes] = {}
+        for path, file in (await self.files(manifest, bearer)).items():
+            names = [str(name) for name in file.layout.fetched]
+            content = b"".join([await self._document(f"/chunks/{name}", name, bearer) for name in names])
+            if (place := file.layout.slice) is not None:
+                content = content[place.offset : place.offset + file.size]
+                assert digest_of(content) == file.digest
+            assert len(content) == file.size
+            tree[path] = content
+        return tree
+
+    async def _document(self, path: str, name: str, bearer: str | None) -> bytes:
+        answer = await self.http.get(path, headers={"Authorization": f"Bearer {bearer}"} if bearer else {})
         assert answer.status_code == 200, answer.text
-        layout = answer.json()
-        contents: dict[str, bytes] = {}
-        for file in layout["files"]:
-            FileLayout(Digest.parse(file["digest"]), file["size"], tuple(map(Digest.parse, file["chunks"])))
-            chunks = [(await self.http.get(f"/chunks/{chunk}", headers=headers)).content for chunk in file["chunks"]]
-            assert [str(digest_of(chunk)) for chunk in chunks] == file["chunks"]
-            contents[file["digest"]] = b"".join(chunks)
-        files = httpx2.Response(200, content=canonical).json()["files"]
-        assert {file["digest"] for file in files} == contents.keys()
-        assert all(file["size"] == len(contents[file["digest"]]) for file in files)
-        return {file["path"]: contents[file["digest"]] for file in files}
+        assert str(digest_of(answer.content)) == name
+        return answer.content
 
     def rows(self, *tables: str) -> dict[str, list[tuple[Any, ...]]]:
         """What the database holds; all tables when none is named."""
@@ -191,7 +202,7 @@ class MirrorUnderTest:
         return [row[0] for row in self.rows("operations")["operations"] if row[1] == kind]
 
     def published(self) -> dict[str, list[tuple[Any, ...]]]:
-        return self.rows("manifests", "manifest_contents")
+        return self.rows("manifests")
 
     def chunks(self) -> dict[str, int]:
         """Size by path of every chunk in the store."""
