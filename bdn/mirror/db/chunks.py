@@ -102,6 +102,19 @@ def publish(connection: Connection, set_id: int) -> None:
         raise SetEndedError
 
 
+def publish_of(connection: Connection, owner: str) -> None:
+    """The set that this owner fills is kept from now on until ``end_kept``."""
+    if (set_id := filling(connection, owner)) is None:
+        raise SetEndedError
+    publish(connection, set_id)
+
+
+def end_kept(connection: Connection, owners: Collection[str]) -> None:
+    """The sets that were kept for these owners are dead."""
+    for some in batches(sorted(owners), AT_ONCE):
+        connection.execute(update(ChunkSetRow).where(ChunkSetRow.owner.in_(some)).values(state=SetState.DEAD))
+
+
 def end(connection: Connection, set_ids: Collection[int]) -> None:
     """The sets are dead: they keep nothing from now on, though their references are taken away later."""
     for some in batches(sorted(set_ids), AT_ONCE):

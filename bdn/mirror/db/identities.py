@@ -4,6 +4,7 @@ A hint, never a reference: who finds one acquires its chunks as any others, and 
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final, Self
@@ -56,9 +57,9 @@ class Known:
             raw = self.raw[at : at + RAW]
             yield None if raw == NOT_YET else Digest.from_bytes(raw)
 
-    def without(self, missing: Collection[Digest]) -> Self | None:
+    def without(self, missing: AbstractSet[Digest]) -> Self | None:
         """As far as it is known without these chunks; None: nothing is."""
-        if not missing:
+        if missing.isdisjoint(self.chunks.values()):
             return self
         left = [NOT_YET if one is None or one in missing else one.to_bytes() for one in self.digests()]
         if self.is_slab or not any(one != NOT_YET for one in left):

@@ -95,17 +95,13 @@ async def note_use(database: Database, digest: str, now: float) -> None:
 def root_of(store: ChunkStore, digest: Digest) -> Root:
     """The root of a published manifest. Raises ``DocumentDamagedError``."""
     try:
-        return Root.parse(_read(store, digest))
+        return Root.parse(document(store, digest))
     except MalformedDocumentError as error:
         raise DocumentDamagedError(str(error), str(digest)) from error
 
 
-def page(store: ChunkStore, ref: PageRef) -> bytes:
-    """A page. Raises ``DocumentDamagedError``."""
-    return _read(store, ref.digest)
-
-
-def _read(store: ChunkStore, digest: Digest) -> bytes:
+def document(store: ChunkStore, digest: Digest) -> bytes:
+    """A root or a page. Raises ``DocumentDamagedError``."""
     try:
         with store.open(digest) as file:
             content = file.read()
@@ -114,3 +110,8 @@ def _read(store: ChunkStore, digest: Digest) -> bytes:
     if digest_of(content) != digest:
         raise DocumentDamagedError(f"document {digest} has other bytes", str(digest))
     return content
+
+
+def page(store: ChunkStore, ref: PageRef) -> bytes:
+    """As ``document``."""
+    return document(store, ref.digest)

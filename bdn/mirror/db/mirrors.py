@@ -23,6 +23,7 @@ from sqlalchemy import (
     or_,
     select,
     text,
+    true,
     update,
 )
 from sqlalchemy.orm import InstrumentedAttribute, aliased
@@ -344,6 +345,7 @@ async def prune(session: WriteSession, before: float) -> int:
             newest.team == MirrorRow.team,
             newer.source == MirrorSourceRow.source,
             func.coalesce(newer.recall_key, "") == func.coalesce(MirrorSourceRow.recall_key, ""),
+            or_(newer.listing.is_not(None), MirrorSourceRow.listing.is_(None)),
             or_(
                 newest.created_at > MirrorRow.created_at,
                 and_(newest.created_at == MirrorRow.created_at, newest.id > MirrorRow.id),
@@ -360,6 +362,9 @@ async def prune(session: WriteSession, before: float) -> int:
         .limit(_PRUNED)
     )
     going = list((await session.execute(old)).scalars())
+    listed = select(MirrorSourceRow.mirror_id, MirrorSourceRow.position).where(MirrorSourceRow.listing.is_not(None))
+    owners = [listing_owner(*row) async for row in select_in(session, listed, MirrorSourceRow.mirror_id, going)]
+    await chunks.of(session, chunks.end_kept, owners)
     for table in (MirrorSourceRow.mirror_id, MirrorRow.id):
         await delete_in(session, table, going)
     return len(going)
@@ -516,8 +521,18 @@ async def running_with(session: ReadSession, organisation: str) -> dict[str, lis
     return found
 
 
-async def newest_ready(session: ReadSession, organisation: str, source: str) -> MirrorSourceRow | None:
-    """What a source was last mirrored as. One that names no revision means its default, or else the newest of any."""
+def listing_owner(mirror_id: str, position: int) -> str:
+    """The owner of the set that keeps what the upstream of a source listed."""
+    return f"{mirror_id}/{position}/listing"
+
+
+async def newest_ready(
+    session: ReadSession, organisation: str, source: str, *, is_listed: bool = False
+) -> MirrorSourceRow | None:
+    """What a source was last mirrored as. One that names no revision means its default, or else the newest of any.
+
+    ``is_listed``: the newest of which there is a listing.
+    """
     name = source.rstrip("/")
     is_revision = MirrorSourceRow.source.startswith(f"{name}@", autoescape=True)
     query = (
@@ -527,8 +542,9 @@ async def newest_ready(session: ReadSession, organisation: str, source: str) -> 
             MirrorRow.organisation == organisation,
             or_(MirrorSourceRow.source.in_([source, name]), is_revision),
             MirrorSourceRow.status == "READY",
+            MirrorSourceRow.listing.is_not(None) if is_listed else true(),
         )
-        .order_by(is_revision, MirrorRow.created_at.desc(), MirrorSourceRow.position)
+        .order_by(false() if is_listed else is_revision, MirrorRow.created_at.desc(), MirrorSourceRow.position)
         .limit(1)
     )
     return (await session.execute(query)).scalar()

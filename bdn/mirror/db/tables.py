@@ -63,7 +63,8 @@ class MirrorSourceRow(Base):
     """One source of a mirror: the request as it was, and the outcome.
 
     ``organisation`` is the mirror's, so that one look at an index tells what may be read. ``recall_key`` names a commit with
-    patterns that was published (``mirrors.recall_key``).
+    patterns that was published (``mirrors.recall_key``). ``listing`` is the root of what the upstream listed, which the set
+    ``<mirror>/<position>/listing`` keeps.
     """
 
     __tablename__ = "mirror_sources"
@@ -88,6 +89,7 @@ class MirrorSourceRow(Base):
     error: Mapped[Json | None]
     organisation: Mapped[str] = mapped_column(String(256))
     recall_key: Mapped[str | None] = mapped_column(String(64))
+    listing: Mapped[str | None] = mapped_column(String(64))
 
 
 class ChunkRow(Base):

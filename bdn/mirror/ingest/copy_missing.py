@@ -123,7 +123,7 @@ class CopyMissing:
 
         located = [LocatedFile(self.name, self.source, file) for file in unit.files]
         slab, digests = await self.copier.pack(located, self.survey.prior, self.writer.put, on_wrong, self._under_way)
-        arrived(unit.size)
+        arrived(self.survey.bytes_fetched_of(unit))
         return Known(unit.key, unit.size, slab, b"".join(map(Digest.to_bytes, digests)), is_slab=True)
 
     async def _copy_file(self, unit: Unit, half: Known | None, arrived: Callable[[int], None]) -> Known:

@@ -5,8 +5,10 @@ What the patterns cannot select from is not listed.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice, repeat
 from operator import attrgetter
 from typing import Final
@@ -34,6 +36,7 @@ from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.sources.opener import open_source
 
 Hold = Callable[[Collection[Digest]], Awaitable[Collection[Digest]]]
+Before = Callable[[AbstractSet[str]], Awaitable[Mapping[str, FileLayout]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ def _slab(files: Sequence[UpstreamFile]) -> Unit:
     return Unit(key, sum(file.size for file in files), files)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Survey:
     """What a source holds now, in the order of paths, and what of it the store has.
 
@@ -99,9 +102,20 @@ class Survey:
         known = self.known.get(key)
         return known is not None and known.digest is not None
 
+    @cached_property
+    def bytes_missing(self) -> int:
+        """What had to be read from the upstream when this was first asked."""
+        return sum(map(self.bytes_missing_of, self.missing()))
+
     def bytes_missing_of(self, unit: Unit) -> int:
         """What of a unit has to be read from the upstream."""
+        if unit.is_slab:
+            return 0 if self._is_whole(unit.key) else self.bytes_fetched_of(unit)
         return unit.size - stored_bytes(self.known.get(unit.key), unit.size)
+
+    def bytes_fetched_of(self, slab: Unit) -> int:
+        """What of a slab's files does not lie in the store already."""
+        return sum(file.size for file in slab.files if file.identity.key not in self.prior)
 
     def contents(self) -> Iterator[tuple[UpstreamFile, Digest | None]]:
         """Every file with something in it, and its digest as far as the store knows it; in no order."""
@@ -143,7 +157,7 @@ def stored_bytes(known: Known | None, size: int) -> int:
     return size if known.digest else sum(chunk_range(size, index).size for index in known.chunks)
 
 
-def _before(unit: Unit, prior: Mapping[str, FileLayout]) -> Known | None:
+def units_before(unit: Unit, prior: Mapping[str, FileLayout]) -> Known | None:
     """The unit as an earlier manifest has it, whose files are ``prior`` by the keys of their identities."""
     layouts = [prior.get(file.identity.key) for file in unit.files]
     if not unit.is_slab:
@@ -219,39 +233,59 @@ class Surveyor:
             yield source
 
     async def survey(
-        self, wanted: WeightsSource, source: Source, resolution: Resolution | None = None, hold: Hold | None = None
+        self,
+        wanted: WeightsSource,
+        source: Source,
+        resolution: Resolution | None = None,
+        hold: Hold | None = None,
+        before: Before | None = None,
     ) -> Survey:
         """Look at an open source; ``resolution`` is what it was resolved to, if that has been done.
 
         ``hold`` refers to chunks that are stored and returns them. Without it the survey only looks, and nothing keeps them.
+        ``before`` finds where files lay earlier, by the keys of their identities.
 
         Raises:
             NoFilesMatchedError, InvalidSourceError, LimitExceededError, or whatever the upstream's failure is.
         """
         resolution = resolution or await source.resolve()
         selected = await Selector(self.limit_files, self.limit_bytes).select(wanted, source, resolution)
-        files = await asyncio.to_thread(_by_path, selected.files)
-        prior = await source.placed() if isinstance(source, CheckpointSource) else {}
-        units = ((unit.key, unit.size, _before(unit, prior) if prior else None) for unit in units_of(files))
-        known: dict[str, Known] = {}
-        bytes_missing, seen = 0, set[str]()
+        survey = Survey(resolution, await asyncio.to_thread(_by_path, selected.files), {}, selected.warnings)
+        units = ((unit.key, None) for unit in units_of(survey.files))
+        await self._look(units, survey, hold or self._stored)
+        if isinstance(source, CheckpointSource):
+            before = source.placed
+        if before is not None and (keys := await asyncio.to_thread(_keys_of, survey.missing())):
+            prior = await before(keys)
+            survey = replace(survey, prior=prior)
+            again = ((unit.key, units_before(unit, prior)) for unit in survey.missing())
+            await self._look(again, survey, hold or self._stored)
+        return survey
+
+    async def _look(self, units: Iterator[tuple[str, Known | None]], survey: Survey, hold: Hold) -> None:
+        """Find what is known of these units and stored. None: their identities say."""
         while some := await asyncio.to_thread(lambda: list(islice(units, _UNITS_AT_ONCE))):
-            found = {key: before for key, _, before in some if before is not None}
+            found = {key: before for key, before in some if before is not None}
             async with self.database.read() as session:
-                found |= await identities.find(session, [key for key, _, _ in some if key not in found])
+                found |= await identities.find(session, [key for key, _ in some if key not in found])
             chunks = {chunk for one in found.values() for chunk in one.chunks.values()}
-            missing = chunks.difference(await (hold or self._stored)(chunks))
-            for key, size, _ in some:
-                if key in found and (left := found[key].without(missing)) is not None:
-                    known[key] = left
-                if key not in seen:
-                    seen.add(key)
-                    bytes_missing += size - stored_bytes(known.get(key), size)
-        return Survey(resolution, files, known, selected.warnings, bytes_missing, prior)
+            missing = chunks.difference(await hold(chunks))
+            known = {key: one.without(missing) for key, one in found.items()}
+            survey.known.update((key, one) for key, one in known.items() if one is not None)
 
     async def _stored(self, digests: Collection[Digest]) -> Collection[Digest]:
         async with self.database.read() as session:
             return await chunk_rows.of(session, chunk_rows.stored, digests)
+
+
+def _keys_of(units: Iterable[Unit]) -> set[str]:
+    """Of all files in these units; none where they are so many that nothing lay anywhere earlier. Blocking."""
+    keys: set[str] = set()
+    for unit in units:
+        keys.update(file.identity.key for file in unit.files)
+        if len(keys) > _MOST_BEFORE:
+            return set()
+    return keys
 
 
 def _folders(uri: BucketUri) -> list[str]:
@@ -265,6 +299,7 @@ def _by_path(files: Listing) -> Listing:
 
 
 _UNITS_AT_ONCE: Final = 250
+_MOST_BEFORE: Final = 200_000  # files, some 150 MB of places
 _EVERYTHING: Final = ("",)
 _MOST_PROBLEMS: Final = 10  # named in one error
 

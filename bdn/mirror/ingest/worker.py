@@ -8,12 +8,14 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
-from bdn.core.chunk import Digest
+from bdn.core.chunk import Digest, FileLayout, MalformedDocumentError
 from bdn.core.errors import (
     BdnError,
     Fact,
@@ -22,18 +24,20 @@ from bdn.core.errors import (
     StoreUnavailableError,
     single_error,
 )
-from bdn.core.manifest import ManifestWriter, Root
+from bdn.core.listing import ListingWriter, listed_in, listing_pages
+from bdn.core.manifest import ManifestWriter, Root, files_of
 from bdn.core.pace.retry import Outage
 from bdn.core.source.upstream import Resolution, Source
-from bdn.core.source.uri import WeightsSource
-from bdn.core.store import organisation_of, reader_of
+from bdn.core.source.uri import HuggingFaceUri, WeightsSource
+from bdn.core.store import ChunkStore, organisation_of, reader_of
 from bdn.mirror.chunks.writer import SetWriter
 from bdn.mirror.db import chunks, events, manifests, mirrors
 from bdn.mirror.db.chunks import SetEndedError
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.identities import Known
-from bdn.mirror.db.mirrors import MirrorState
+from bdn.mirror.db.manifests import DocumentDamagedError
+from bdn.mirror.db.mirrors import MirrorState, listing_owner
 from bdn.mirror.db.recall import is_alike, recall_key
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.db.waiting import NEW_WORK, SingleFlight, cancel_topic, in_background
@@ -292,18 +296,20 @@ class Ingest:
             progress.has_strays |= is_resumed
             writer = SetWriter(self.database, self.copier.store, set_id, organisation)
             try:
-                survey = await self.surveyor.survey(wanted, source, resolution, writer.hold)
+                before = partial(self._before, wanted, organisation)
+                survey = await self.surveyor.survey(wanted, source, resolution, writer.hold, before)
                 await self._announce(row, survey, progress)
                 await self.room.check(row.source, survey)
                 await self._copy(row, source, survey, writer, progress)
                 root = await asyncio.to_thread(_write_documents, survey, writer)
+                listing = await self._write_listing(survey, row, organisation)
                 if progress.has_strays:
                     names = await asyncio.to_thread(_names, survey, root)
                     async with progress.writing() as session:
                         await chunks.of(session, chunks.keep_only, set_id, names, self.database.now())
                 revision = survey.resolution.revision
                 del survey  # hundreds of megabytes of a million files
-                await self._publish(reader, row, wanted, set_id, root, progress, revision=revision)
+                await self._publish(reader, row, wanted, writer, root, listing, progress, revision=revision)
             except SetEndedError:
                 raise ClaimLostError from None  # somebody canceled it
 
@@ -326,6 +332,32 @@ class Ingest:
         finally:
             async with self.database.write() as session:
                 await chunks.of(session, chunks.end, [set_id])
+
+    async def _write_listing(self, survey: Survey, row: MirrorSourceRow, organisation: str) -> Digest:
+        """Keep what the upstream listed, for the next mirror of the source, in a set that no grant opens."""
+        async with self.database.write() as session:
+            set_id = await chunks.of(session, chunks.begin, listing_owner(row.mirror_id, row.position))
+        writer = SetWriter(self.database, self.copier.store, set_id, organisation)
+        return await asyncio.to_thread(_write_listing, survey, writer)
+
+    async def _before(
+        self, wanted: WeightsSource, organisation: str, keys: AbstractSet[str]
+    ) -> Mapping[str, FileLayout]:
+        """Where files with these identities lie, as far as the source was mirrored before."""
+        name = str(wanted.source)
+        if isinstance(wanted.source, HuggingFaceUri):
+            name = name.partition("@")[0]
+        async with self.database.read() as session:
+            row = await mirrors.newest_ready(session, organisation, name, is_listed=True)
+        if row is None or not row.manifest or not row.listing:
+            return {}
+        try:
+            return await asyncio.to_thread(
+                _layouts_by_key, self.copier.store, Digest(row.manifest), Digest(row.listing), keys
+            )
+        except (DocumentDamagedError, MalformedDocumentError) as error:
+            logger.info("an earlier listing cannot be read", extra={"source": name, "error": str(error)})
+            return {}
 
     async def _copy(
         self, row: MirrorSourceRow, source: Source, survey: Survey, writer: SetWriter, progress: Progress
@@ -391,8 +423,9 @@ class Ingest:
         reader: str,
         row: MirrorSourceRow,
         wanted: WeightsSource,
-        set_id: int,
+        writer: SetWriter,
         root: Root,
+        listing: Digest,
         progress: Progress,
         *,
         revision: str | None,
@@ -401,7 +434,8 @@ class Ingest:
         name, organisation = root.digest.hex, organisation_of(reader)
         async with progress.writing() as session:
             now = self.database.now()
-            await manifests.publish(session, set_id, root, now)
+            await manifests.publish(session, writer.set_id, root, now)
+            await chunks.of(session, chunks.publish_of, listing_owner(row.mirror_id, row.position))
             await mirrors.lift_tombstone(session, organisation, name)
             await mirrors.update_source(
                 session,
@@ -410,6 +444,7 @@ class Ingest:
                 status="READY",
                 manifest=name,
                 recall_key=recall_key(reader, wanted, revision),
+                listing=listing.hex,
             )
             counters = progress.counters[row.position]
             facts: dict[str, Fact] = {
@@ -433,6 +468,28 @@ def _write_documents(survey: Survey, writer: SetWriter) -> Root:
     for document in manifest.finish():
         writer.put(document.digest, document.content)
     return manifest.root
+
+
+def _write_listing(survey: Survey, writer: SetWriter) -> Digest:
+    """Put the pages and the root of what was listed. Blocking."""
+    listing = ListingWriter()
+    for file in survey.files:
+        for page in listing.add(file):
+            writer.put(page.digest, page.content)
+    for document in listing.finish():
+        writer.put(document.digest, document.content)
+    return document.digest
+
+
+def _layouts_by_key(
+    store: ChunkStore, manifest: Digest, listing: Digest, keys: AbstractSet[str]
+) -> dict[str, FileLayout]:
+    """Where the files with these identities lay. Blocking. Raises ``DocumentDamagedError``, ``MalformedDocumentError``."""
+    pages = (manifests.document(store, page) for page in listing_pages(manifests.document(store, listing)))
+    wanted = {one.path: one.key for one in listed_in(pages) if one.key in keys}
+    root = manifests.root_of(store, manifest)
+    files = files_of(manifests.document(store, page.digest) for page in root.pages)
+    return {wanted[file.path]: file.layout for file in files if file.path in wanted}
 
 
 def _names(survey: Survey, root: Root) -> set[Digest]:

@@ -287,7 +287,9 @@ async def test_files_of_an_earlier_slab_are_read_from_the_store(bench: Bench) ->
     }
     gone = digest_of(b"gone")
     other = prior[Identity.of("public", PATHS[1]).key]
-    prior[Identity.of("public", PATHS[1]).key] = FileLayout(other.digest, other.size, other.chunks, Slice(gone, size, 0))
+    prior[Identity.of("public", PATHS[1]).key] = FileLayout(
+        other.digest, other.size, other.chunks, Slice(gone, size, 0)
+    )
     bench.upstream.asked.clear()
     await bench.pack(prior=prior)
     bench.check()

@@ -178,10 +178,10 @@ class Copies:
     async def pack(
         self,
         files: Sequence[LocatedFile],
-        prior: Mapping[str, FileLayout],  # noqa: ARG002
+        prior: Mapping[str, FileLayout],
         put: Put,
-        on_wrong: WrongContent,  # noqa: ARG002
-        under_way: UnderWay,  # noqa: ARG002
+        on_wrong: WrongContent,
+        under_way: UnderWay,
     ) -> tuple[Digest, list[Digest]]:
         self.slabs.append([located.file.path for located in files])
         await asyncio.sleep(0)
@@ -224,7 +224,7 @@ class Rig:
         held = {} if known is None else await writer.hold(known.chunks.values())
         stored = sum(held.values())
         progress.counters[0] = SourceCounters(0, stored)
-        survey = Survey(Resolution(None), Listing(files), {known.key: known} if known else {}, (), total - stored)
+        survey = Survey(Resolution(None), Listing(files), {known.key: known} if known else {}, ())
         copier: Copier = self.copies  # type: ignore[assignment]
         unused: Any = None
         await CopyMissing(copier, self.in_progress, progress, writer, unused, "s", 0, survey).run()
@@ -295,9 +295,7 @@ async def test_two_mirrors_of_the_same_files_fetch_each_once(rig: Rig) -> None:
 
 async def test_a_mirror_that_waits_for_one_that_fails_copies_by_itself(rig: Rig) -> None:
     rig.copies.failing = "tiny-2"
-    failed, other = await asyncio.gather(
-        rig.gather(*TINY), rig.gather(*TINY, owner="mir_1/1"), return_exceptions=True
-    )
+    failed, other = await asyncio.gather(rig.gather(*TINY), rig.gather(*TINY, owner="mir_1/1"), return_exceptions=True)
     assert isinstance(failed, UpstreamUnavailableError)
     assert isinstance(other, SourceCounters)
     assert (other.transferred, other.reused) == (sum(each.size for each in TINY), 0)
