@@ -29,8 +29,8 @@ def store() -> None:
 async def adopt(output: Output) -> None:
     """Make the mirror's database the owner of BDN_STORE, whose owner is another one.
 
-    For a store whose database is lost. It needs the mirror's own settings. Collections delete what the database does not know: stop every
-    mirror of the other database first, and look at 'bdn-admin gc --dry-run' before the first collection.
+    For a store whose database is lost. It needs the mirror's own settings. Two databases on one store delete each other's chunks: stop
+    every mirror of the other database first. What this database does not know stays, until 'bdn-admin gc --orphans' deletes it.
 
     \b
     Example: bdn-admin store adopt
@@ -90,7 +90,7 @@ async def copy(
     if listed.target_only:
         output.warn(
             f"{to} holds {counted(listed.target_only, 'chunk')} that {ours.effective_store} does not. If they are another mirror's, copy to "
-            "another place: each mirror collects what it does not know"
+            "another place: mirrors on one store delete each other's chunks"
         )
     output.result(_document(ours, to, report), _lines(to, report, dry_run=dry_run))
     return FAILED if listed.missing_chunks and not dry_run else DONE
@@ -101,7 +101,7 @@ async def _check_owners(source: MirrorStore, target: MirrorStore, to: str) -> No
     ours, theirs = await asyncio.to_thread(source.owner), await asyncio.to_thread(target.owner)
     if theirs not in (None, ours):
         raise InvalidRequestError(
-            f"{to} belongs to another mirror database (its owner is {theirs}), which would collect the copied chunks: copy to another place"
+            f"{to} belongs to another mirror database (its owner is {theirs}), whose collections would delete copied chunks: copy to another place"
         )
 
 

@@ -23,7 +23,7 @@ from bdn.sources.refreshing import Refreshing
 from bdn.sources.s3.client import S3Endpoint, bucket_address, s3_client
 from bdn.sources.s3.credentials import endpoint_of
 from bdn.sources.s3.machine_role import role_of_machine
-from bdn.sources.s3.signature import CHECKSUM_MODE, AddressSigner
+from bdn.sources.s3.signature import AddressSigner
 from bdn.sources.settings import S3Credentials
 from bdn.sources.sign_in import Secret, SourceContext, s3_credentials, service_account_key
 
@@ -31,7 +31,9 @@ Pairs = Sequence[tuple[str, str]]
 Reread = Callable[[], Awaitable[Secret]]
 _Result = TypeVar("_Result")
 _ADDRESS_SECONDS: Final = 900
-_DELETE_SECONDS: Final = 120  # a minute, and what a server's clock may be off
+# Of what changes an object. The mirror takes a PUT or a DELETE without an answer for over after 900 s: in the rest of that time it
+# may be tried again, and the server's clock may be behind.
+_CHANGE_SECONDS: Final = 300
 _REREAD_SECONDS: Final = 1200.0  # a secret is read again when a quarter of that is left: after a quarter of an hour
 _PATIENCE_SECONDS: Final = 60.0  # for credentials; their own requests give up earlier
 
@@ -43,18 +45,6 @@ class Dialect:
     vendor: str
     only_if_absent: tuple[str, str]
     crc32c: tuple[str, str]  # a header, and what stands before the value
-    tells_crc32c: Pairs = ()  # when a request has these
-
-    @property
-    def note(self) -> str:
-        """The header of our own metadata of a chunk."""
-        return f"{self.vendor}meta-bdn-kept"
-
-    def stated_crc32c(self, headers: Mapping[str, str]) -> str | None:
-        """What an answer says of the object, in base64."""
-        name, before = self.crc32c
-        found = [part.strip() for part in headers.get(name, "").split(",")]
-        return next((part.removeprefix(before) for part in found if part and part.startswith(before)), None)
 
     def checked(self, crc32c: str) -> tuple[str, str]:
         """The header with which the server shall compare a body."""
@@ -62,7 +52,7 @@ class Dialect:
         return name, before + crc32c
 
 
-S3_DIALECT: Final = Dialect("x-amz-", ("if-none-match", "*"), ("x-amz-checksum-crc32c", ""), (CHECKSUM_MODE,))
+S3_DIALECT: Final = Dialect("x-amz-", ("if-none-match", "*"), ("x-amz-checksum-crc32c", ""))
 GCS_DIALECT: Final = Dialect("x-goog-", ("x-goog-if-generation-match", "0"), ("x-goog-hash", "crc32c="))
 
 
@@ -107,10 +97,10 @@ class Access:
     def address(self, method: str, key: str, query: Mapping[str, str], headers: Pairs) -> str:
         """Of one request with these headers. The signature covers those that are the server's own, as it wants it.
 
-        A DELETE is signed for two minutes: the server refuses one that comes later, wherever it was held up.
+        The server refuses a PUT or a DELETE that was held up for longer than its signature is good for.
         """
         own = [pair for pair in headers if pair[0].startswith(self.dialect.vendor)]
-        signer = self._signer(_DELETE_SECONDS) if method == "DELETE" else self.signer
+        signer = self._signer(_CHANGE_SECONDS) if method in ("PUT", "DELETE") else self.signer
         return signer.address(key, query, method=method, headers=own)
 
     def _signer(self, seconds: int) -> AddressSigner:

@@ -15,11 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import BinaryIO, Final, NamedTuple, Self, TypeVar
-from urllib.parse import quote
+from typing import BinaryIO, Final, Self, TypeVar
 
 from bdn.core.chunk import CHUNK_SIZE, Buffer
 from bdn.core.errors import (
@@ -33,11 +30,12 @@ from bdn.core.pace.limit import Outcome, Pace, PaceRule, outcome_of
 from bdn.core.pace.retry import Outage, RetryPolicy, StallPolicy, asked_to_wait
 from bdn.core.pace.shares import Place, Shares
 from bdn.core.source.uri import BucketUri
+from bdn.core.store import since_boot
 from bdn.disk.syscalls import REFUSED
 from bdn.net.http1.answer import Answer
 from bdn.net.http1.connection import ProtocolError
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
-from bdn.sources.bucket_source import PAGE, BucketObject, NotAListingError
+from bdn.sources.bucket_source import PAGE, BucketPage, NotAListingError
 from bdn.sources.s3.answers import BAD_CREDENTIALS, OTHER_REGION, SLOW_DOWN, read_page
 from bdn.store.access import Access, Dialect, Pairs
 from bdn.wire.http_fields import parse_retry_after
@@ -59,48 +57,17 @@ _LONGEST_PAUSE_SECONDS: Final = (
 )
 _STALL: Final = StallPolicy()
 _CODE: Final = re.compile(rb"<Code>([A-Za-z0-9.]{1,60})</Code>")
-_COPIED: Final = re.compile(rb"</(?:[A-Za-z0-9]+:)?CopyObjectResult\s*>")  # Google's answer is the same
-
-
-def since_boot() -> float:
-    """Seconds of a clock that goes on while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-class TooLateError(Exception):
-    """The time in which a request might be sent was over, and it was not sent."""
 
 
 class FailedOnItError(Exception):
     """The cause of a ``StoreUnavailableError``: the server answered, and this request failed. Others may not."""
 
 
-def moment_of(text: str) -> float:
-    """What a header says. Raises ``StoreUnavailableError``."""
-    try:
-        return utc_seconds(parsedate_to_datetime(text))
-    except ValueError:
-        raise StoreUnavailableError("its server does not tell the time") from None
-
-
-def utc_seconds(moment: datetime) -> float:
-    """Since the epoch; a time without a zone is UTC, not this machine's."""
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-class ListedPage(NamedTuple):
-    """Objects, the token of the page after them, and the server's clock when it listed them, in whole seconds since the epoch."""
-
-    objects: tuple[BucketObject, ...]
-    following: str | None
-    now: float
-
-
 @dataclass(frozen=True, slots=True)
 class _Request:
     """``content`` None is no body. ``but`` are refusals that are answers; ``expected`` are bytes that will come.
 
-    It is not sent after ``until``, by ``since_boot``.
+    With ``until``, by ``since_boot``, it is not sent later, and not again unless the server has refused it.
     """
 
     method: str
@@ -241,15 +208,9 @@ class Bucket:
         """Write the object. False: the answer was one of ``but``."""
         return self._ask(_Request("PUT", key, headers, content, but=but), _heard) is not None
 
-    def copy(self, key: str, to: str, headers: Pairs) -> bool:
-        """Within the bucket; ``headers`` are all of the copy's metadata. False: there is no such object."""
-        vendor, source = self.dialect.vendor, quote(f"/{self.uri.bucket}/{key}")
-        given = ((f"{vendor}copy-source", source), (f"{vendor}metadata-directive", "REPLACE"), *headers)
-        return self._ask(_Request("PUT", to, given, b"", but=(404,)), self._copied) is not None
-
-    def head(self, key: str, headers: Pairs = ()) -> Mapping[str, str] | None:
+    def head(self, key: str) -> Mapping[str, str] | None:
         """What is said of the object; None where there is none, and the bucket is there."""
-        found = self._ask(_Request("HEAD", key, headers, but=(404,)), lambda answer: answer.headers)
+        found = self._ask(_Request("HEAD", key, but=(404,)), lambda answer: answer.headers)
         if found is None:
             self.list_some(key, 1)  # an answer to HEAD does not say whether the bucket is gone
         return found
@@ -259,6 +220,16 @@ class Bucket:
         same = copy(self)
         same.owner = organisation
         return same
+
+    @contextmanager
+    def with_new_connections(self) -> Iterator[Self]:
+        """The same bucket for some requests in a row: a server closes an idle connection whenever it likes, maybe under a request."""
+        same = copy(self)
+        same._connections = ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS)  # noqa: SLF001 - its own
+        try:
+            yield same
+        finally:
+            same._connections.close()  # noqa: SLF001
 
     def get(self, key: str, *, for_reader: bool = False) -> BinaryIO | None:
         """All of the object, or as much as shows that it is longer than a chunk; None where there is none.
@@ -298,18 +269,12 @@ class Bucket:
         """Remove the object, if it is there, asking as often as it takes: only for what nobody puts again under this name."""
         self._ask(_Request("DELETE", key, but=(404,)), _heard)
 
-    def delete_once(self, key: str, until: float) -> bool:
-        """Send one request that removes the object. False: nobody knows whether it was, or will be, carried out.
+    def delete_once(self, key: str, until: float) -> None:
+        """Remove the object, if it is there; no request is sent after ``until``, by ``since_boot``.
 
-        ``TooLateError``: by ``since_boot`` it was later than ``until`` when the request could be sent.
+        ``StoreUnavailableError``: nobody knows whether it was, or will be, removed.
         """
-        try:
-            self._once(_Request("DELETE", key, but=(404,), until=until), _heard)
-        except UpstreamUnavailableError:
-            return False
-        except UpstreamRateLimitedError as error:
-            raise StoreUnavailableError(str(error)) from None
-        return True
+        self._ask(_Request("DELETE", key, but=(404,), until=until), _heard)
 
     def check(self, prefix: str) -> None:
         """List one object, once, in a few seconds."""
@@ -318,11 +283,11 @@ class Bucket:
         except UpstreamError as error:
             raise StoreUnavailableError(str(error)) from None
 
-    def list_some(self, prefix: str, limit: int = PAGE) -> ListedPage:
+    def list_some(self, prefix: str, limit: int = PAGE) -> BucketPage:
         """The first objects whose keys begin so."""
         return self._page(prefix, limit, None)
 
-    def list_all(self, prefix: str) -> Iterator[ListedPage]:
+    def list_all(self, prefix: str) -> Iterator[BucketPage]:
         """All of them, page by page."""
         page = self._page(prefix, PAGE, None)
         yield page
@@ -347,19 +312,11 @@ class Bucket:
         self._check_connections.close()
         self.access.close()
 
-    def _page(self, prefix: str, limit: int, token: str | None) -> ListedPage:
+    def _page(self, prefix: str, limit: int, token: str | None) -> BucketPage:
         page = self._ask(_listing_of(prefix, limit, token), _listed)
         if page is None:  # only what a request is ready for
             raise StoreUnavailableError(f"{self._where} cannot be listed")
         return page
-
-    def _copied(self, answer: Answer) -> bool:
-        body = answer.read(_SMALL)
-        if code := _code_in(body):  # S3 says 200 first, and then finds out
-            raise UpstreamUnavailableError(self._where, f"a copy failed: {code}") from FailedOnItError()
-        if _COPIED.search(body) is None:
-            raise ConnectionResetError("the connection ended inside the answer to a copy")
-        return True
 
     def _ask(self, request: _Request, read: Callable[[Answer], _Result]) -> _Result | None:
         """What was read of a good answer, or None for the other answer that the request is ready for."""
@@ -370,7 +327,8 @@ class Bucket:
                 return self._once(request, read)
             except UpstreamError as error:
                 failure = error
-            if self._closed.is_set():
+            is_last = request.until is not None and not isinstance(failure, UpstreamRateLimitedError)
+            if is_last or self._closed.is_set():
                 raise StoreUnavailableError(str(failure))
             delay = outage.delay(failure, time.monotonic() - sent, random.random())  # noqa: S311 - jitter
             if delay is None or time.monotonic() + delay > began + _BEGIN_SECONDS:
@@ -385,10 +343,9 @@ class Bucket:
         with self.signed_in():
             url = self.access.address(request.method, request.key, request.query, request.headers)
         with self._turns.turn(len(request.content or b"") or request.expected, check_seconds, self.owner):
-            if (
-                request.until is not None and since_boot() > request.until
-            ):  # signing and waiting for a turn take their time
-                raise TooLateError
+            # Signing and waiting for a turn take their time.
+            if request.until is not None and since_boot() > request.until:
+                raise StoreUnavailableError(f"a {request.method} to {self._where} was held up, and was not sent")
             cause = None
             try:
                 with connections.request(request.method, url, dict(request.headers), request.content) as answer:
@@ -473,9 +430,8 @@ def _fill(descriptor: int, answer: Answer) -> bool:
     return True
 
 
-def _listed(answer: Answer) -> ListedPage:
-    page = read_page(answer.read(_LISTING))
-    return ListedPage(page.objects, page.following, moment_of(answer.headers.get("date", "")))
+def _listed(answer: Answer) -> BucketPage:
+    return read_page(answer.read(_LISTING))
 
 
 def _code_in(body: bytes) -> str:

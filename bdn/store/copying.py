@@ -148,7 +148,7 @@ class StoreCopy:
 
     async def _missing(self, listed: Listed) -> AsyncIterator[list[StoredChunk]]:
         """What is missing, some at a time, as both are listed and counted."""
-        pairs = _pairs(self.source.stored(), self.target.stored())
+        pairs = _pairs(self.source.listed(), self.target.listed())
         while batch := await asyncio.to_thread(lambda: list(islice(pairs, _BATCH))):
             yield [ours for ours, theirs in batch if listed.add(ours, theirs) and ours is not None]
 

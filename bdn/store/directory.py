@@ -1,15 +1,9 @@
 """Chunks as files below a directory: the embedded default.
 
-``chunks/aa/bb/<hex>`` holds whole chunks, read-only; ``incoming/`` holds what is being written, ``owner`` the id of the database that the store belongs to. A chunk is written aside,
-synced, and appears under its name with one rename; the folder is synced before ``put`` returns. After a crash
-``incoming/`` holds rubbish that nobody refers to, and ``chunks/`` holds nothing but whole chunks. What a disk has made of
-them since is found by ``fault`` and kept in ``quarantine/``.
-
-A chunk's time of modification says when it was last put or kept. Collecting beside others is a rename, a look and an unlink:
-A sees a chunk that nobody names; B is about to need the same chunk, finds it there, and counts on it; A must not delete it.
-So B changes its time *by its name*, and A moves it into ``aside/`` *before* looking at its time again. Either B's change came
-first: then A sees it and puts the chunk back. Or the rename did: then B finds no chunk and writes it. What a crash leaves in
-``aside/``, or a disk that fails, is put back by whoever opens the store or collects next; readers look there as well.
+``chunks/aa/bb/<hex>`` holds whole chunks, read-only; ``incoming/`` holds what is being written, ``owner`` the id of the database
+that the store belongs to. A chunk is written aside, synced, and appears under its name with one rename; the folder is synced
+before ``put`` returns. After a crash ``incoming/`` holds rubbish that nothing refers to, and ``chunks/`` holds nothing but whole
+chunks. What a disk has made of them since is found by ``fault`` and kept in ``quarantine/``.
 """
 
 import errno
@@ -17,8 +11,9 @@ import io
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -26,7 +21,7 @@ from blake3 import blake3
 
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.core.store import StoredChunk, StoreDisk
+from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoredChunk, StoreDisk, since_boot
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import kept_key, make_folder, sync_folder
 
@@ -37,13 +32,11 @@ KEPT: Final = 64  # chunks in quarantine; the oldest go
 class DirectoryStore:
     """A ``MirrorStore`` in ``root``, which is made if it is absent. Safe for several threads and processes at once."""
 
-    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
-        self._clock = clock
         self._chunks = root / "chunks"
         self._incoming = root / "incoming"
         self._quarantine = root / "quarantine"
-        self._aside = root / "aside"
         self._nonce = os.urandom(4).hex()
         self._numbers = itertools.count()  # a count can be shared by threads; a generator cannot
         self._durable: set[Path] = set()  # folders of chunks whose names this process has synced
@@ -52,8 +45,6 @@ class DirectoryStore:
             make_folder(self._root, is_durable=True)
             make_folder(self._chunks, _PRIVATE, is_durable=True)
             make_folder(self._incoming, _PRIVATE)
-            make_folder(self._aside, _PRIVATE, is_durable=True)
-            self._put_all_back()
             self._writes.probe(self._incoming)
 
     def check(self) -> None:
@@ -87,58 +78,64 @@ class DirectoryStore:
                 path.unlink(missing_ok=True)
 
     def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:  # noqa: ARG002 - a disk has no turns
-        """Write, sync, rename, sync the folder. One that is there is read, and replaced when it is not what its name says.
-
-        Otherwise whoever fetches a chunk again because the one here is wrong would leave the wrong one.
-        """
+        """Write, sync, rename, sync the folder."""
         target = self._chunks / digest.fanout
         with self._failures_mapped():
-            if self._keep_if_right(target, digest):
-                sync_folder(target.parent)  # whoever renamed it may not have come to this, or have failed in it
-                return
-            partial = self._incoming / self._own_name()
+            written = self._incoming / self._own_name()
             try:
-                self._write_synced(partial, content)
+                self._write_synced(written, content)
                 self._make_fanout(target.parent)
-                with suppress(PermissionError):  # nobody can look at it, and it may have been right
-                    self._quarantine_if_wrong(target, digest)
-                partial.rename(target)
+                written.rename(target)
             except OSError:
                 with suppress(OSError):  # the first failure says more
-                    partial.unlink()
+                    written.unlink()
                 raise
             sync_folder(target.parent)
 
     def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:  # noqa: ARG002 - needs no memory
         """The chunk's file."""
         with self._failures_mapped():
-            target = self._chunks / digest.fanout
             with suppress(FileNotFoundError):
-                return target.open("rb", buffering=0)
-            for path in (*self._aside.glob(f"{digest.hex}*"), target):  # it may be put back between two looks
-                with suppress(FileNotFoundError):
-                    return path.open("rb", buffering=0)
+                return (self._chunks / digest.fanout).open("rb", buffering=0)
             self._check_is_there()
             raise NotFoundError(f"chunk {digest}")
-
-    def keep(self, digests: Sequence[Digest]) -> set[Digest]:
-        """Change the times of the chunks' files."""
-        with self._failures_mapped():
-            return {digest for digest in digests if self._keep(digest)}
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
-        """Files with their times. Of all, also what a collector could move aside and not unlink."""
+    def delete(self, digests: Collection[Digest], *, began: float | None = None) -> None:
+        """Unlink, then sync the folders: also of files that are gone, which may be an unlink that was not synced."""
+        until = (since_boot() if began is None else began) + DELETE_SENT_SECONDS
+        failed: dict[Digest, OSError] = {}
+        # All names first: a sync writes what other folders lost as well.
+        for step in (partial(_unlink, until), _sync_above):
+            for digest in digests:
+                try:
+                    step(self._chunks / digest.fanout)
+                except OSError as error:
+                    failed[digest] = error
         with self._failures_mapped():
             self._check_is_there()
-            if digests is None:
-                self._put_all_back()
-            for digest in self._every_digest() if digests is None else digests:
+        for reason in map(self._reason, failed.values()):
+            raise NotDeletedError(reason, frozenset(failed))
+
+    def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
+        """By looking at each file."""
+        found: dict[Digest, int] = {}
+        with self._failures_mapped():
+            for digest in digests:
                 with suppress(FileNotFoundError):
-                    found = (self._chunks / digest.fanout).stat()
-                    yield StoredChunk(digest, found.st_size, found.st_mtime)
+                    found[digest] = (self._chunks / digest.fanout).stat().st_size
+            self._check_is_there()
+        return found
+
+    def listed(self) -> Iterator[StoredChunk]:
+        """Files, folder by folder."""
+        with self._failures_mapped():
+            self._check_is_there()
+            for digest in self._every_digest():
+                with suppress(FileNotFoundError):
+                    yield StoredChunk(digest, (self._chunks / digest.fanout).stat().st_size)
 
     def _every_digest(self) -> Iterator[Digest]:
         """What stands in its place under the name of a chunk. Anything else is not ours, such as what NFS makes of a file that is open."""
@@ -149,27 +146,6 @@ class DirectoryStore:
                         digest = Digest(name)
                         if digest.fanout == f"{above}/{folder}/{name}":
                             yield digest
-
-    def collect(self, chunks: Sequence[StoredChunk]) -> list[StoredChunk]:
-        """One by one: move the file aside, look at its time again, and unlink it or put it back."""
-        return [chunk for chunk in chunks if self._collect(chunk)]
-
-    def _collect(self, chunk: StoredChunk) -> bool:
-        """False when it is not as it was seen, or not there.
-
-        The name that it has aside is this call's own. Under one name, A looks at the chunk's time; it is put anew; another
-        collector moves that over A's; and A unlinks what is younger than what it looked at.
-        """
-        target = self._chunks / chunk.digest.fanout
-        aside = self._aside / f"{chunk.digest.hex}-{self._own_name()}"
-        # Nothing is found when somebody else collects it, or puts back what is aside.
-        with self._failures_mapped(), suppress(FileNotFoundError):
-            target.rename(aside)
-            if aside.stat().st_mtime == chunk.kept_at:
-                aside.unlink()
-                return True
-            self._put_back(aside, target)
-        return False
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         """Files in ``incoming/``."""
@@ -187,34 +163,6 @@ class DirectoryStore:
     def _own_name(self) -> str:
         """Nobody else's, in whatever process."""
         return f"{os.getpid()}-{self._nonce}-{next(self._numbers)}"
-
-    def _keep(self, digest: Digest) -> bool:
-        now = self._clock()
-        try:
-            os.utime(self._chunks / digest.fanout, (now, now))
-        except FileNotFoundError:
-            self._check_is_there()
-            return False
-        return True
-
-    def _keep_if_right(self, target: Path, digest: Digest) -> bool:
-        with suppress(FileNotFoundError, PermissionError):  # somebody moved it away meanwhile; nobody can tell
-            return self._keep(digest) and not is_wrong(target, digest)
-        return False
-
-    def _put_all_back(self) -> None:
-        for path in self._aside.iterdir():
-            with suppress(ValueError):  # nothing of ours
-                self._put_back(path, self._chunks / Digest(path.name.partition("-")[0]).fanout)
-
-    @staticmethod
-    def _put_back(aside: Path, target: Path) -> None:
-        """Never in place of one that was put meanwhile: whoever put it counts on its time, which is later."""
-        with suppress(FileNotFoundError):  # whoever moved it aside unlinked it, or put it back
-            with suppress(FileExistsError):
-                target.hardlink_to(aside)
-            sync_folder(target.parent)
-            aside.unlink()
 
     def _check_is_there(self) -> None:
         """Raise when the store itself is gone: nobody may conclude that it never held a chunk."""
@@ -238,44 +186,26 @@ class DirectoryStore:
                 return unreadable(error.__cause__)
 
     def set_aside(self, digest: Digest) -> bool:
-        """One rename; the folder is synced. What may not be read stays until right bytes take its place: it may be right."""
-        target = self._chunks / digest.fanout
-        with self._failures_mapped():
-            is_gone = self._quarantine_if_wrong(target, digest)
-            if is_gone:
-                sync_folder(target.parent)
-        return is_gone
+        """One more link to the file. What may not be read raises ``StoreUnavailableError``: it may be right."""
+        path = self._chunks / digest.fanout
+        taken = self._quarantine / f"{time.time_ns()}-{digest.hex}"  # when it was found, and what it should have been
+        with self._failures_mapped(), suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
+            if fault_of(file, digest) is None:
+                return False
+            make_folder(self._quarantine, _PRIVATE)
+            taken.hardlink_to(path)
+            if not os.path.samestat(os.fstat(file.fileno()), taken.stat()):  # right bytes have taken its place
+                taken.unlink()
+                return False
+            for name in self._quarantined()[:-KEPT]:
+                (self._quarantine / name).unlink(missing_ok=True)
+            return True
+        return False
 
     def evidence(self) -> int:
         """Files in ``quarantine/``."""
         with self._failures_mapped():
             return len(self._quarantined())
-
-    def _quarantine_if_wrong(self, path: Path, digest: Digest) -> bool:
-        """Move the file into quarantine if it is wrong. False when there is none, or it is right and stays where it is.
-
-        A and B read wrong bytes; A moves them, and right ones take their place; B comes to move what it has seen. So what was
-        moved is read once more and, if it is right, given back. Meanwhile nobody finds it: readers take that for a failure
-        that passes.
-        """
-        try:
-            if not is_wrong(path, digest):
-                return False
-            make_folder(self._quarantine, _PRIVATE)
-            taken = (
-                self._quarantine / f"{time.time_ns()}-{digest.hex}"
-            )  # when it was found, and what it should have been
-            path.rename(taken)
-        except FileNotFoundError:
-            return False
-        was_wrong = is_wrong(taken, digest)
-        if not was_wrong:
-            with suppress(FileExistsError):
-                path.hardlink_to(taken)
-            taken.unlink()
-        for name in self._quarantined()[:-KEPT]:
-            (self._quarantine / name).unlink(missing_ok=True)
-        return was_wrong
 
     def _quarantined(self) -> list[str]:
         with suppress(FileNotFoundError):
@@ -283,12 +213,11 @@ class DirectoryStore:
         return []
 
     def _write_synced(self, path: Path, content: Buffer) -> None:
-        file, now = DirectFile(path, self._writes), self._clock()
+        file = DirectFile(path, self._writes)
         try:
             file.open()
             file.write(memoryview(content), 0)
             os.fchmod(file.descriptor, 0o444)
-            os.utime(file.descriptor, (now, now))
             os.fdatasync(file.descriptor)
         finally:
             file.close()
@@ -306,7 +235,22 @@ class DirectoryStore:
         try:
             yield
         except OSError as error:
-            raise StoreUnavailableError(f"{self._root}: {error.strerror or error}") from error
+            raise StoreUnavailableError(self._reason(error)) from error
+
+    def _reason(self, error: OSError) -> str:
+        return f"{self._root}: {error.strerror or error}"
+
+
+def _unlink(until: float, path: Path) -> None:
+    """``until``: see ``DELETE_SENT_SECONDS``."""
+    if since_boot() > until:
+        raise TimeoutError(errno.ETIMEDOUT, "the deletion was held up")
+    path.unlink(missing_ok=True)
+
+
+def _sync_above(path: Path) -> None:
+    with suppress(FileNotFoundError):  # no chunk was ever there
+        sync_folder(path.parent)
 
 
 def _entries(folder: Path) -> list[str]:
@@ -356,9 +300,3 @@ def leave_cache(file: BinaryIO) -> None:
     """Do not keep what was read of a file in the page cache, where jobs, or this machine's agent, keep theirs."""
     with suppress(io.UnsupportedOperation, OSError):  # a file in memory; a file system that has no such thing
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def is_wrong(path: Path, digest: Digest) -> bool:
-    """Whether the file is not what its name says. Reads all of it."""
-    with path.open("rb", buffering=0) as file:
-        return fault_of(file, digest) is not None

@@ -36,7 +36,7 @@ def open_store(
     Raises:
         InvalidRequestError: no such store, no credentials, or a variable of the environment that cannot be used.
         SecretMalformedError: the secret does not hold what the bucket needs.
-        StoreUnavailableError: it does not answer, or nothing is safe in it.
+        StoreUnavailableError: it does not answer.
     """
     url = urlsplit(address)
     if url.scheme in ("s3", "gs", "r2"):
@@ -61,7 +61,7 @@ def _open_bucket(uri: BucketUri, context: SourceContext, reread: Callable[[], Aw
     check_environment(uri.scheme)
     bucket = Bucket(uri, open_access(uri, context, reread))
     try:
-        return open_bucket_store(bucket, context.clock)
+        return open_bucket_store(bucket)
     except BaseException:
         bucket.close()
         raise

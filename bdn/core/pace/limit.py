@@ -13,8 +13,8 @@ from math import log
 from typing import Final
 
 from bdn.core.errors import BdnError, UpstreamRateLimitedError, UpstreamUnavailableError
+from bdn.core.manifest import SMALL_FILE_SIZE
 from bdn.core.pace.retry import asked_to_wait
-from bdn.core.store import SMALL_FILE_SIZE
 
 _LEAST_CHANGE: Final = log(1.08)  # of the number in flight; a smaller one tells nothing
 

@@ -35,7 +35,7 @@ def check_secret_files(settings: MirrorSettings) -> None:
 
 
 async def check_owner(settings: MirrorSettings, own: str, store: MirrorStore) -> None:
-    """Refuse the store of another database, whose chunks the first collection would delete. A store without an owner gets one.
+    """Refuse the store of another database: each would delete chunks that the other one refers to. A store without an owner gets one.
 
     ``own`` is the id of this mirror's database.
 
@@ -45,7 +45,7 @@ async def check_owner(settings: MirrorSettings, own: str, store: MirrorStore) ->
     if owner != own:
         raise InvalidRequestError(
             f"BDN_STORE={settings.effective_store} belongs to another mirror database (its owner is {owner or 'unreadable'}, this database is "
-            f"{own}). The first collection would delete every chunk that this database does not know. Give this mirror a store of its own; or, "
+            f"{own}). Two databases on one store delete each other's chunks. Give this mirror a store of its own; or, "
             "if the other database is gone for good, run 'bdn-admin store adopt' with this mirror's settings"
         )
 

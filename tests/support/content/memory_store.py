@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import BinaryIO
 
-from bdn.core.chunk import Buffer, Digest
+from bdn.core.chunk import Buffer, Digest, digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.store import ChunkStore, StoredChunk, StoreDisk
 
@@ -33,13 +31,10 @@ class MemoryFile(io.BytesIO):
 
 
 class MemoryStore:
-    """A ``CollectableStore`` that forgets everything with the process."""
+    """What a mirror does with a store, in memory."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._chunks: dict[Digest, bytes] = {}
-        self._kept_at: dict[Digest, float] = {}
-        self._lock = threading.Lock()
 
     def check(self) -> None:
         """It is always there."""
@@ -49,43 +44,36 @@ class MemoryStore:
 
     def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:
         """Keep a copy."""
-        with self._lock:
-            self._chunks.setdefault(digest, bytes(content))
-            self._kept_at[digest] = self._clock()
+        self._chunks[digest] = bytes(content)
 
     def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:
         """The chunk as a file in memory."""
-        with self._lock:
-            content = self._chunks.get(digest)
+        content = self._chunks.get(digest)
         if content is None:
             raise NotFoundError(f"chunk {digest}")
         return MemoryFile(content)
 
-    def keep(self, digests: Sequence[Digest]) -> set[Digest]:
-        """Remember that they were asked for."""
-        with self._lock:
-            held = self._chunks.keys() & set(digests)
-            self._kept_at |= dict.fromkeys(held, self._clock())
-            return held
-
-    def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
-        """Those that were there at the beginning."""
-        with self._lock:
-            wanted = sorted(self._chunks) if digests is None else self._chunks.keys() & set(digests)
-            found = [StoredChunk(digest, len(self._chunks[digest]), self._kept_at[digest]) for digest in wanted]
-        yield from found
-
-    def collect(self, chunks: Sequence[StoredChunk]) -> list[StoredChunk]:
+    def delete(self, digests: Collection[Digest], *, began: float | None = None) -> None:
         """Forget the chunks."""
-        with self._lock:
-            as_seen = [chunk for chunk in chunks if self._kept_at.get(chunk.digest) == chunk.kept_at]
-            for chunk in as_seen:
-                del self._chunks[chunk.digest], self._kept_at[chunk.digest]
-            return as_seen
+        for digest in digests:
+            self._chunks.pop(digest, None)
+
+    def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
+        return {digest: len(self._chunks[digest]) for digest in digests if digest in self._chunks}
+
+    def listed(self) -> Iterator[StoredChunk]:
+        """Those that were there at the beginning."""
+        yield from (StoredChunk(digest, len(content)) for digest, content in sorted(self._chunks.items()))
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         """Nothing is ever half-written here."""
         return 0, 0
+
+    def fault(self, digest: Digest) -> str | None:
+        content = self._chunks.get(digest)
+        if content is None:
+            return "it is absent"
+        return None if digest_of(content) == digest else f"its {len(content)} bytes are {digest_of(content)}"
 
 
 def content_of(store: ChunkStore, digest: Digest) -> bytes:
