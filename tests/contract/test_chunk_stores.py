@@ -1,8 +1,8 @@
-"""What every CollectableStore promises: a directory for one process and for two that share it, memory, and buckets of all servers."""
+"""What every store promises a mirror: a directory for one process and for two that share it, memory, and buckets of all servers."""
 
 import io
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest, digest_of
 from bdn.core.errors import NotFoundError
-from bdn.core.store import CollectableStore, StoredChunk
+from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoredChunk, since_boot
 from bdn.sources.sign_in import SourceContext
 from bdn.store.bucket_store import BucketStore
 from bdn.store.directory import DirectoryStore
@@ -26,6 +26,7 @@ from tests.support.content.names import named
 CONTENT = b"the bytes of a chunk"
 CHUNK = digest_of(CONTENT)
 PREFIXES = count()
+AnyStore = DirectoryStore | BucketStore | MemoryStore
 
 
 class WrittenElsewhere(DirectoryStore):
@@ -38,8 +39,8 @@ class WrittenElsewhere(DirectoryStore):
     def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:
         self._writer.put(digest, content)
 
-    def keep(self, digests: Sequence[Digest]) -> set[Digest]:
-        return self._writer.keep(digests)
+    def delete(self, digests: Collection[Digest], *, began: float | None = None) -> None:
+        self._writer.delete(digests, began=began)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def careless(object_server: ObjectServer) -> tuple[str, SourceContext]:
 
 
 @pytest.fixture(params=["one process", "two processes", "memory", "seaweed", "moto", "r2", "gcs", "careless"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CollectableStore]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyStore]:
     match request.param:
         case "one process":
             yield DirectoryStore(tmp_path / "store")
@@ -80,17 +81,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Collectabl
                 yield found
 
 
-def seen(store: CollectableStore, digest: Digest) -> StoredChunk:
-    (found,) = store.stored([digest])
-    return found
-
-
 def full_chunk(fill: int = 0) -> bytes:
     """8 MiB of pages that all differ."""
     return b"".join((number + fill * CHUNK_SIZE).to_bytes(8, "big") * 512 for number in range(CHUNK_SIZE // 4096))
 
 
-def test_a_chunk_is_opened_anew_by_every_reader_and_can_be_read_from_anywhere_in_it(store: CollectableStore) -> None:
+def test_a_chunk_is_opened_anew_by_every_reader_and_can_be_read_from_anywhere_in_it(store: AnyStore) -> None:
     store.put(CHUNK, memoryview(CONTENT))
     with store.open(CHUNK) as first, store.open(CHUNK) as second:
         assert first.seek(0, io.SEEK_END) == len(CONTENT)
@@ -99,37 +95,49 @@ def test_a_chunk_is_opened_anew_by_every_reader_and_can_be_read_from_anywhere_in
         assert second.read() == CONTENT
 
 
-def test_an_absent_chunk_is_not_found_and_named(store: CollectableStore) -> None:
+def test_an_absent_chunk_is_not_found_and_named(store: AnyStore) -> None:
     with pytest.raises(NotFoundError, match=str(named("absent"))):
         store.open(named("absent"))
 
 
-def test_an_existing_chunk_is_left_as_it_is(store: CollectableStore) -> None:
+def test_put__object_of_this_name_is_there__replaces_it(store: AnyStore) -> None:
+    """Its row says that it is not stored: what is there may be wrong."""
+    store.put(CHUNK, memoryview(b"wrong"))
     store.put(CHUNK, memoryview(CONTENT))
-    store.put(CHUNK, memoryview(b"other bytes, which the caller should not have named so"))
     assert content_of(store, CHUNK) == CONTENT
 
 
-def test_a_part_of_a_buffer_can_be_put_which_the_caller_may_use_again_at_once(store: CollectableStore) -> None:
+def test_a_part_of_a_buffer_can_be_put_which_the_caller_may_use_again_at_once(store: AnyStore) -> None:
     buffer = bytearray(b"<<<" + CONTENT + b">>>")
     store.put(CHUNK, memoryview(buffer)[3:-3])
     buffer[:] = bytes(len(buffer))
     assert content_of(store, CHUNK) == CONTENT
 
 
-def test_a_chunk_is_collected_once_and_can_be_put_again(store: CollectableStore) -> None:
-    store.put(CHUNK, memoryview(CONTENT))
-    found = seen(store, CHUNK)
-    assert [store.collect([found]), store.collect([found])] == [[found], []]
-    with pytest.raises(NotFoundError):
-        store.open(CHUNK)
-    assert not store.keep([CHUNK])
-    assert list(store.stored()) == []
+def test_delete__chunk_and_an_absent_one__both_are_gone_and_can_be_put_again(store: AnyStore) -> None:
+    for content in (CONTENT, b"stays"):
+        store.put(digest_of(content), memoryview(content))
+    for _ in range(2):
+        store.delete([CHUNK, named("absent")])
+        with pytest.raises(NotFoundError):
+            store.open(CHUNK)
+        assert list(store.listed()) == [StoredChunk(digest_of(b"stays"), 5)]
     store.put(CHUNK, memoryview(CONTENT))
     assert content_of(store, CHUNK) == CONTENT
 
 
-def test_owner__of_several_databases__the_first_stays_until_another_replaces_it(store: CollectableStore) -> None:
+def test_delete__caller_was_suspended__deletes_nothing_and_says_so(store: AnyStore) -> None:
+    """Another mirror may have deleted the chunk meanwhile, and a third one may have put it anew."""
+    if isinstance(store, MemoryStore):
+        pytest.skip("no mirror's store")
+    store.put(CHUNK, memoryview(CONTENT))
+    with pytest.raises(NotDeletedError) as caught:
+        store.delete([CHUNK], began=since_boot() - DELETE_SENT_SECONDS - 1)
+    assert caught.value.left == {CHUNK}
+    assert content_of(store, CHUNK) == CONTENT
+
+
+def test_owner__of_several_databases__the_first_stays_until_another_replaces_it(store: AnyStore) -> None:
     if isinstance(store, MemoryStore):
         pytest.skip("no mirror's store")
     assert isinstance(store, DirectoryStore | BucketStore)
@@ -137,87 +145,42 @@ def test_owner__of_several_databases__the_first_stays_until_another_replaces_it(
     assert store.owner("first") == "first"
     assert (store.owner("second"), store.owner()) == ("first", "first")
     store.put(CHUNK, memoryview(CONTENT))
-    assert [chunk.digest for chunk in store.stored()] == [CHUNK]
+    assert [chunk.digest for chunk in store.listed()] == [CHUNK]
     store.drop_leftovers(time.time() + 10**6, dry_run=False)
     assert store.owner() == "first"
     assert (store.owner("second", replace=True), store.owner("first")) == ("second", "second")
 
 
-@pytest.mark.parametrize("again", ["put", "kept"])
-def test_what_was_put_or_kept_since_it_was_seen_is_not_collected(store: CollectableStore, again: str) -> None:
-    store.put(CHUNK, memoryview(CONTENT))
-    found = seen(store, CHUNK)
-    if again == "put":
-        store.put(CHUNK, memoryview(CONTENT))
-    else:
-        assert store.keep([CHUNK]) == {CHUNK}
-    assert not store.collect([found])
-    assert content_of(store, CHUNK) == CONTENT
-    assert seen(store, CHUNK).kept_at > found.kept_at
-
-
-def test_what_is_held_is_seen_with_its_size_and_when_it_was_put(store: CollectableStore) -> None:
-    before = time.time()
+def test_held__some_are_absent__says_the_sizes_of_the_others(store: AnyStore) -> None:
+    assert store.held([CHUNK]) == {}
     store.put(CHUNK, memoryview(CONTENT))
     store.put(named("other"), memoryview(b"other"))
-    found = {chunk.digest: chunk for chunk in store.stored()}
-    assert {digest: chunk.size for digest, chunk in found.items()} == {CHUNK: len(CONTENT), named("other"): 5}
-    assert all(before - 1e-3 <= chunk.kept_at <= time.time() for chunk in found.values())
-    assert list(store.stored([named("absent"), CHUNK])) == [found[CHUNK]]
+    assert store.held([named("absent"), CHUNK, named("other")]) == {CHUNK: len(CONTENT), named("other"): 5}
+    assert set(store.listed()) == {StoredChunk(CHUNK, len(CONTENT)), StoredChunk(named("other"), 5)}
 
 
-def test_all_that_is_held_is_listed_in_the_order_of_digests(store: CollectableStore) -> None:
+def test_all_that_is_held_is_listed_in_the_order_of_digests(store: AnyStore) -> None:
     contents = [b"%d" % number for number in range(30)]
     for content in contents:
         store.put(digest_of(content), memoryview(content))
-    assert [chunk.digest for chunk in store.stored()] == sorted(map(digest_of, contents))
+    assert [chunk.digest for chunk in store.listed()] == sorted(map(digest_of, contents))
 
 
-def test_who_has_a_chunk_open_can_read_it_to_its_end_after_it_was_collected(store: CollectableStore) -> None:
+def test_who_has_a_chunk_open_can_read_it_to_its_end_after_it_was_deleted(store: AnyStore) -> None:
     store.put(CHUNK, memoryview(CONTENT))
     with store.open(CHUNK) as file:
         beginning = file.read(3)
-        assert store.collect([seen(store, CHUNK)])
+        store.delete([CHUNK])
         assert beginning + file.read() == CONTENT
 
 
-def test_threads_that_put_and_collect_one_chunk_never_lose_it_to_who_put_it(store: CollectableStore) -> None:
-    """As the mirror collects: first a look at the chunk, then at whether somebody is at work, then ``collect``."""
-    content = b"put and collected"
-    digest = digest_of(content)
-    at_work, collected, done = Event(), Event(), Event()
-
-    def collect() -> None:
-        while not done.is_set():
-            for chunk in store.stored([digest]):
-                if not at_work.is_set() and store.collect([chunk]):
-                    collected.set()
-
-    with ThreadPoolExecutor(2) as threads:
-        collecting = [threads.submit(collect) for _ in range(2)]
-        try:
-            for turn in range(2 if isinstance(store, BucketStore) else 40):  # a bucket takes five requests for one
-                for again in range(10):
-                    at_work.set()
-                    if (turn + again) % 2 or not store.keep([digest]):
-                        store.put(digest, memoryview(content))
-                    assert content_of(store, digest) == content
-                    at_work.clear()
-                assert collected.wait(20)  # there is something to lose
-                collected.clear()
-        finally:
-            done.set()
-        for future in collecting:
-            future.result()
-
-
-def test_the_empty_chunk_and_the_largest_come_back_whole(store: CollectableStore) -> None:
+def test_the_empty_chunk_and_the_largest_come_back_whole(store: AnyStore) -> None:
     for content in (b"", full_chunk()):
         store.put(digest_of(content), memoryview(content))
         assert content_of(store, digest_of(content)) == content
 
 
-def test_threads_that_put_one_chunk_at_once_all_succeed(store: CollectableStore) -> None:
+def test_threads_that_put_one_chunk_at_once_all_succeed(store: AnyStore) -> None:
     content, count = full_chunk(), 8
     start = Barrier(count)
 
@@ -230,7 +193,7 @@ def test_threads_that_put_one_chunk_at_once_all_succeed(store: CollectableStore)
         assert all(future.result() == content for future in [threads.submit(put) for _ in range(count)])
 
 
-def test_threads_that_put_many_chunks_at_once_all_succeed(store: CollectableStore) -> None:
+def test_threads_that_put_many_chunks_at_once_all_succeed(store: AnyStore) -> None:
     count, each = 8, 5 if isinstance(store, BucketStore) else 25
     start = Barrier(count)
 
@@ -246,7 +209,7 @@ def test_threads_that_put_many_chunks_at_once_all_succeed(store: CollectableStor
     assert all(content_of(store, digest_of(content)) == content for contents in written for content in contents)
 
 
-def test_a_reader_beside_a_writer_sees_all_of_a_chunk_or_nothing(store: CollectableStore) -> None:
+def test_a_reader_beside_a_writer_sees_all_of_a_chunk_or_nothing(store: AnyStore) -> None:
     contents = [full_chunk(fill) for fill in range(3)]
     digests = [digest_of(content) for content in contents]
     done = Event()

@@ -41,7 +41,7 @@ def fill(store: MirrorStore) -> None:
 
 
 def held(store: MirrorStore) -> dict[Digest, bytes]:
-    return {chunk.digest: content_of(store, chunk.digest) for chunk in store.stored()}
+    return {chunk.digest: content_of(store, chunk.digest) for chunk in store.listed()}
 
 
 # --- between all that a store can rest on ---
