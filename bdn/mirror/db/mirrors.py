@@ -11,7 +11,6 @@ from typing import Any, Final
 from sqlalchemy import (
     BindParameter,
     ColumnElement,
-    CompoundSelect,
     Select,
     and_,
     bindparam,
@@ -22,7 +21,6 @@ from sqlalchemy import (
     func,
     or_,
     select,
-    text,
     true,
     update,
 )
@@ -46,10 +44,8 @@ from bdn.mirror.db.database import (
     tell,
 )
 from bdn.mirror.db.tables import (
-    DraftRow,
     Json,
     ManifestRow,
-    ManifestUseRow,
     MirrorRow,
     MirrorSourceRow,
     TombstoneRow,
@@ -60,10 +56,6 @@ from bdn.wire.access_schema import DEFAULT_TEAM
 RUNNING = ("PENDING", "SYNCING")
 OF_ALL: Final = ""  # the ``team`` of a mirror that whoever has no team asked for
 PUSHED: Final = "push"  # claims a mirror whose bytes its caller sends: see ``bdn.mirror.jobs.pushes``
-PUSH_SECONDS: Final = (
-    3600.0  # after its begin, collections wait no longer for a push: its commit makes sure of its chunks again
-)
-COLLECTED: Final = 0.0  # the ``renewed_at`` of a draft that a collection takes apart
 # A column, or a parameter of the statement.
 _Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None] | BindParameter[str]
 
@@ -271,16 +263,6 @@ async def finish(session: WriteSession, mirror_id: str, status: str, *, now: flo
     return True
 
 
-async def hold_claims(session: WriteSession) -> None:
-    """Nobody claims, and nobody writes in a claim's name, until this transaction ends.
-
-    SQLite has one writer anyway. In PostgreSQL a manifest could otherwise be published, or restored, between a collection's
-    look at what nothing names, or an eviction's at who is at work, and its commit.
-    """
-    if session.get_bind().dialect.name == "postgresql":
-        await session.execute(text("LOCK TABLE mirrors IN EXCLUSIVE MODE"))
-
-
 async def update_source(session: WriteSession, mirror_id: str, position: int, **values: Any) -> None:  # noqa: ANN401
     """Set columns of one source."""
     statement = update(MirrorSourceRow).where(
@@ -475,34 +457,8 @@ async def all_readable(
     query = select(ManifestRow.digest, ManifestRow.files_total, ManifestRow.bytes_total).where(
         is_mirrored_for(organisation, ManifestRow.digest), or_(is_read, restorable) if or_restorable else is_read
     )
-    last_used = func.coalesce(ManifestUseRow.last_used, ManifestRow.last_used)
-    rows = await session.execute(query.outerjoin(ManifestUseRow).order_by(last_used))
+    rows = await session.execute(query.order_by(ManifestRow.last_used))
     return {digest: (files, size) for digest, files, size in rows}
-
-
-async def oldest_at_work(session: ReadSession, now: float) -> float | None:
-    """When the first of the mirrors began that are being worked on, canceled ones included whose worker is still at it.
-
-    A push counts for ``PUSH_SECONDS``: otherwise one that a caller keeps open would stop the collections of all organisations.
-    """
-    is_old_push = and_(MirrorRow.claimed_by == PUSHED, MirrorRow.started_at < now - PUSH_SECONDS)
-    busy = and_(
-        or_(MirrorRow.status == "SYNCING", MirrorRow.claim_expires_at >= now),
-        ~func.coalesce(is_old_push, false()),
-    )
-    return (await session.execute(select(func.min(MirrorRow.started_at)).where(busy))).scalar()
-
-
-def may_count_on_copies(organisation: ColumnElement[str], before: float, now: float) -> ColumnElement[bool]:
-    """A mirror of the organisation waits, is at work, or came to no good end since ``before`` and is asked for again."""
-    failed = and_(MirrorRow.status != "READY", MirrorRow.completed_at >= before)
-    busy = or_(MirrorRow.status.in_(RUNNING), MirrorRow.claim_expires_at >= now, failed)
-    return exists().where(MirrorRow.organisation == organisation, busy)
-
-
-async def first_at(session: ReadSession) -> float | None:
-    """When the first mirror was asked for."""
-    return (await session.execute(select(func.min(MirrorRow.created_at)))).scalar()
 
 
 async def running_with(session: ReadSession, organisation: str) -> dict[str, list[str]]:
@@ -592,7 +548,7 @@ async def lift_tombstone(session: WriteSession, organisation: str, manifest: str
     await session.execute(statement)
 
 
-async def _mark_collected(session: WriteSession, manifest: str, now: float) -> None:
+async def mark_collected(session: WriteSession, manifest: str, now: float) -> None:
     """Nothing can be restored any more, and who gave it up may not read it either when somebody else mirrors it again."""
     await session.execute(update(TombstoneRow).where(TombstoneRow.manifest == manifest).values(collected_at=now))
 
@@ -610,12 +566,6 @@ def is_mirrored_for(organisation: str | _Name, manifest: _Name, team: str | _Nam
     return found.where(MirrorRow.id == MirrorSourceRow.mirror_id, MirrorRow.team == team)
 
 
-def is_lost_to(source: type[MirrorSourceRow]) -> ColumnElement[bool]:
-    """The source's organisation gave its manifest up, and it was collected: it can neither be read nor restored."""
-    own = and_(TombstoneRow.organisation == source.organisation, TombstoneRow.manifest == source.manifest)
-    return exists().where(own, TombstoneRow.collected_at.is_not(None))
-
-
 async def others_read(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:
     """Which of these manifests would not be dead if this organisation gave them up."""
     query = (
@@ -628,46 +578,13 @@ async def others_read(session: ReadSession, organisation: str, manifests: Sequen
 
 
 async def expired(session: ReadSession, before: float) -> list[str]:
-    """Manifests that are dead since then or longer, and those that a collection which was killed had begun with."""
-    begun = select(DraftRow.manifest).where(DraftRow.renewed_at == COLLECTED)
-    found = {*(await session.execute(_expired(before))).scalars(), *(await session.execute(begun)).scalars()}
-    return sorted(found)
+    """Manifests that are dead since then or longer."""
+    return sorted((await session.execute(_expired(before))).scalars())
 
 
-async def begin_to_collect(session: WriteSession, manifest: str, expired_before: float, now: float) -> bool:
-    """Make a draft of a manifest, if it is still dead since then or longer: nobody restores it or reads it any more.
-
-    Who mirrors it again goes on with the draft. False: somebody has restored it or mirrored it again.
-    """
-    if await is_being_collected(session, manifest):
-        return True
-    found = (await session.execute(_expired(expired_before).where(ManifestRow.digest == manifest))).scalar()
-    if found is not None:
-        await insert_new(session, DraftRow, [{"manifest": manifest, "renewed_at": COLLECTED}])
-        await _mark_collected(session, manifest, now)
-    return found is not None
-
-
-async def left_drafts(session: ReadSession, before: float) -> list[str]:
-    """Manifests that were never published, and that nobody began with or went on with since then."""
-    query = select(DraftRow.manifest).where(DraftRow.renewed_at < before, DraftRow.renewed_at != COLLECTED)
-    return sorted((await session.execute(query)).scalars())
-
-
-async def begin_to_collect_draft(session: WriteSession, manifest: str, before: float, now: float) -> bool:
-    """The same with a manifest of ``left_drafts``. False: somebody went on with it."""
-    statement = update(DraftRow).where(
-        DraftRow.manifest == manifest, DraftRow.renewed_at < before, DraftRow.renewed_at != COLLECTED
-    )
-    is_left = await changed(session, statement.values(renewed_at=COLLECTED)) > 0
-    if is_left:
-        await _mark_collected(session, manifest, now)
-    return is_left
-
-
-async def is_being_collected(session: ReadSession, manifest: str) -> bool:
-    """A collection has begun with it, and nobody mirrors it again."""
-    query = select(DraftRow.manifest).where(DraftRow.manifest == manifest, DraftRow.renewed_at == COLLECTED)
+async def is_expired(session: ReadSession, manifest: str, before: float) -> bool:
+    """Whether the manifest still is."""
+    query = _expired(before).where(ManifestRow.digest == manifest).with_for_update(of=ManifestRow)
     return (await session.execute(query)).scalar() is not None
 
 
@@ -675,18 +592,15 @@ def _expired(before: float) -> Select[str]:
     """Published manifests that are dead since then or longer. One that no mirror names any more is as old as it is."""
     given_up = exists().where(TombstoneRow.manifest == ManifestRow.digest, TombstoneRow.created_at <= before)
     return select(ManifestRow.digest).where(
-        or_(ManifestRow.created_at <= before, given_up),
-        ~exists(_living_sources(ManifestRow.digest, before)),
-        ~exists().where(DraftRow.manifest == ManifestRow.digest),
+        or_(ManifestRow.created_at <= before, given_up), ~exists(_living_sources(ManifestRow.digest, before))
     )
 
 
-def dead_manifests() -> CompoundSelect[str]:
+def dead_manifests() -> Select[str]:
     """The manifests that nobody may read, whether or not they can still be restored, and that are not collected yet."""
-    given_up = select(TombstoneRow.manifest).where(
+    return select(TombstoneRow.manifest).where(
         TombstoneRow.collected_at.is_(None), ~exists(_living_sources(TombstoneRow.manifest))
     )
-    return given_up.union(select(DraftRow.manifest).where(DraftRow.renewed_at == COLLECTED))
 
 
 async def count_restorable(session: ReadSession) -> int:
