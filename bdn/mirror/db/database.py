@@ -225,22 +225,18 @@ class Database:
     async def check_version(self) -> None:
         """Refuse to work on a schema that this version does not know."""
         version = await self.version()
-        if not is_known(version):
-            raise DatabaseNotMigratedError(
-                f"the database is at migration {version}, this version needs {HEAD}; run 'bdn migrate'"
-            )
+        if version is None:
+            raise DatabaseNotMigratedError("the database is empty; run 'bdn migrate'")
+        _check_known(version)
 
     async def migrate(self) -> None:
-        """Bring the schema to this version with the real migrations. Cheap when it is there already, or further."""
-        version = await self.version()
-        if is_known(version):
+        """Bring an empty database to this version's schema with the real migrations. Cheap when it is there already."""
+        if (version := await self.version()) is not None:
+            _check_known(version)
             return
         with mapped_errors():
             async with self._patient.begin() as connection:
-                if not await connection.run_sync(_upgrade):
-                    raise DatabaseNotMigratedError(
-                        f"the database is at migration {version}, which this version does not know; run a newer version"
-                    )
+                await connection.run_sync(_upgrade)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -248,35 +244,22 @@ class Database:
         await self._patient.dispose()
 
 
-def is_known(version: str | None) -> bool:
-    """Whether this version can work on the schema: it is ours, or has additions that a version before need not know.
-
-    A migration that only adds counts behind a point: after 0015 comes 0015.1.
-    """
-    known, additions = _counted(HEAD)
-    found, more = _counted(version or "")
-    return found == known and more >= additions
+def _check_known(version: str) -> None:
+    if version != HEAD:
+        raise DatabaseNotMigratedError(
+            f"the database is at migration {version}, and this version needs {HEAD}: it belongs to another version of BDN; run that "
+            "version, or, where it was a development version, delete the database and its store, and mirror again"
+        )
 
 
-def _counted(version: str) -> tuple[str, int]:
-    known, _, additions = version.partition(".")
-    return known, int(additions) if additions.isdecimal() else 0
-
-
-def _upgrade(connection: Connection) -> bool:
-    """False when the schema is at a migration that is not one of ours."""
+def _upgrade(connection: Connection) -> None:
     from alembic import command  # noqa: PLC0415 - 0.9 s to import, needed once in a database's life
     from alembic.config import Config  # noqa: PLC0415
-    from alembic.util import CommandError  # noqa: PLC0415
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
-    try:
-        command.upgrade(config, "head")
-    except CommandError:
-        return False
-    return True
+    command.upgrade(config, "head")
 
 
 def _make_private(file: Path) -> None:

@@ -16,7 +16,7 @@ from bdn.core.chunk import digest_of
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.wire.mirror_schema import RECORDED, MirrorSource, body_from
 
-HEAD: Final = "0015.7"  # the newest migration; a test compares it with the folder
+HEAD: Final = "0001"  # the newest migration; a test compares it with the folder
 USE_SECONDS: Final = 60.0  # a later use of a manifest is not noted before
 
 
@@ -96,7 +96,7 @@ def held_in(
         return None
     column, name = ("source", str(wanted.source)) if key is None else ("recall_key", key)
     with suppress(sqlite3.Error, ValueError), _opened(file) as database:
-        if database.execute("SELECT 1 FROM damaged_chunks").fetchone():
+        if database.execute("SELECT 1 FROM chunks WHERE damage IS NOT NULL").fetchone():
             return None  # the mirror finds out whether it concerns this source
         for row in _ready(database, organisation, column, name):
             if is_alike(row, wanted):
@@ -116,18 +116,13 @@ def _ready(database: sqlite3.Connection, organisation: str, column: str, name: s
 
 
 def note_use_in(file: Path, manifest: str, now: float) -> None:
-    """What ``contents.note_use`` does, for a manifest that ``held_in`` has told of; its digest as hex.
+    """What ``manifests.note_use`` does, for a manifest that ``held_in`` has told of; its digest as hex.
 
     Nothing is noted while somebody else writes: eviction asks for the order of uses, and the next use will be noted.
     """
-    noted = "SELECT 1 FROM manifest_uses WHERE manifest = ? AND last_used > ?"
+    noted = "UPDATE manifests SET last_used = ? WHERE digest = ? AND last_used <= ?"
     with suppress(sqlite3.Error), _opened(file) as database:
-        if database.execute(noted, (manifest, now - USE_SECONDS)).fetchone() is None:
-            database.execute(
-                "INSERT INTO manifest_uses SELECT digest, ? FROM manifests WHERE digest = ? "
-                "ON CONFLICT (manifest) DO UPDATE SET last_used = excluded.last_used",
-                (now, manifest),
-            )
+        database.execute(noted, (now, manifest, now - USE_SECONDS))
 
 
 @contextmanager
