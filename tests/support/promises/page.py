@@ -24,18 +24,6 @@ def marked(path: Path) -> set[str]:
     return _promises(_parsed(path))
 
 
-def marked_tests(path: Path) -> set[str]:
-    """Its tests that are about a promise, by their names."""
-    module = _parsed(path)
-    is_every = any(isinstance(node, ast.Assign) and _promises(node) for node in module.body)
-    return {
-        node.name
-        for node in module.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-        if is_every or any(map(_promises, node.decorator_list))
-    }
-
-
 def _parsed(path: Path) -> ast.Module:
     """The file, empty if it has nothing about a promise: most have nothing."""
     text = path.read_text()
