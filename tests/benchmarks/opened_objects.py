@@ -8,18 +8,17 @@ from tempfile import TemporaryDirectory
 
 from sqlalchemy import insert
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, file_digest
+from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.mirror.access.access import Access
-from bdn.mirror.db import contents
-from bdn.mirror.db.database import Database, Values, batches
-from bdn.mirror.db.tables import ContentRow, ManifestContentRow, ManifestRow, MirrorRow, MirrorSourceRow
+from bdn.mirror.db import chunks
+from bdn.mirror.db.database import Database, batches
+from bdn.mirror.db.tables import ManifestRow, MirrorRow, MirrorSourceRow
 from bdn.mirror.db.tokens import TokenTable
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
 from tests.benchmarks.report import Figure, scaled
 from tests.support.content.names import named
 
 CHUNKS = 100  # of each file
-_SIZE = CHUNKS * CHUNK_SIZE
 _READ = 2000
 
 
@@ -29,11 +28,11 @@ def measure() -> Sequence[Figure]:
 
 
 async def _measure() -> Sequence[Figure]:
-    chunks = scaled(100_000)
+    count_of_chunks = scaled(100_000)
     with TemporaryDirectory() as folder:
         database = Database(f"sqlite+aiosqlite:///{folder}/mirror.sqlite")
         await database.migrate()
-        manifests = [await publish(database, f"manifest {number}", chunks // CHUNKS) for number in range(16)]
+        manifests = [await publish(database, f"manifest {number}", count_of_chunks // CHUNKS) for number in range(16)]
         signer = GrantSigner(new_signing_key())
         figures = []
         for count in (4, 16):
@@ -54,7 +53,7 @@ async def _measure() -> Sequence[Figure]:
             cpu, began = time.process_time(), time.monotonic()
             for grant, name in asked:
                 await access.check_chunk(grant, name)
-            what = f"chunks of {count} manifests of {chunks} chunks in turn: may they be read"
+            what = f"chunks of {count} manifests of {count_of_chunks} chunks in turn: may they be read"
             figures += [
                 Figure(f"{what}: CPU per chunk", "ms", (1000 * (time.process_time() - cpu) / len(asked),)),
                 Figure(f"{what}: time per chunk", "ms", (1000 * (time.monotonic() - began) / len(asked),)),
@@ -63,33 +62,23 @@ async def _measure() -> Sequence[Figure]:
     return figures
 
 
-async def publish(database: Database, title: str, files: int, *, is_read: bool = True) -> tuple[Digest, list[Digest]]:
-    """A manifest as its mirror leaves it in the database; one that nobody reads needs no row for each of its chunks."""
-    manifest = named(title)
-    layouts = []
-    for file in range(files):
-        names = tuple(named(f"{title} {file} {chunk}") for chunk in range(CHUNKS))
-        layouts.append(FileLayout(file_digest(_SIZE, names), _SIZE, names))
-    now = time.time()
-    row = {"digest": manifest.hex, "canonical": b"", "files_total": files, "created_at": now, "last_used": now}
-    mirror = {"id": title, "organisation": "o", "request_key": title, "status": "READY", "created_at": now}
-    part = {"mirror_id": title, "position": 0, "request": {}, "source": "hf://org/model", "mount_location": "/m"}
+async def publish(database: Database, title: str, files: int) -> tuple[Digest, list[Digest]]:
+    """A manifest as its mirror leaves it in the database."""
+    manifest, now = named(title), time.time()
+    names = [named(f"{title} {number}") for number in range(files * CHUNKS)]
     async with database.write() as session:
-        await session.execute(insert(ManifestRow), [{**row, "bytes_total": files * _SIZE}])
-        await session.execute(insert(MirrorRow), [mirror])
-        part |= {"status": "READY", "manifest": manifest.hex, "warnings": [], "organisation": "o"}
-        await session.execute(insert(MirrorSourceRow), [part])
-    for batch in batches(layouts):
+        set_id = await chunks.of(session, chunks.begin, title)
+    for batch in batches(names):
         async with database.write() as session:
-            if is_read:
-                await contents.record_contents(session, {layout.digest.hex: layout for layout in batch}, now)
-            else:
-                await session.execute(insert(ContentRow), [_row(layout, now) for layout in batch])
-            rows = [{"manifest": manifest.hex, "content": layout.digest.hex} for layout in batch]
-            await session.execute(insert(ManifestContentRow), rows)
-    return manifest, [chunk for layout in layouts for chunk in layout.chunks]
-
-
-def _row(layout: FileLayout, now: float) -> Values:
-    chunks = b"".join(chunk.to_bytes() for chunk in layout.chunks)
-    return {"digest": layout.digest.hex, "size": layout.size, "chunks": chunks, "recorded_at": now}
+            await chunks.of(session, chunks.acquire, set_id, dict.fromkeys(batch, CHUNK_SIZE), now)
+            await chunks.of(session, chunks.mark_stored, batch)
+    row = {"digest": manifest.hex, "set_id": set_id, "files_total": files, "bytes_total": len(names) * CHUNK_SIZE}
+    mirror = {"id": title, "organisation": "o", "team": "", "request_key": title, "status": "READY", "created_at": now}
+    part = {"mirror_id": title, "position": 0, "request": {}, "source": "hf://org/model", "mount_location": "/m"}
+    part |= {"status": "READY", "manifest": manifest.hex, "warnings": [], "organisation": "o"}
+    async with database.write() as session:
+        await chunks.of(session, chunks.publish, set_id)
+        await session.execute(insert(ManifestRow), [{**row, "created_at": now, "last_used": now}])
+        await session.execute(insert(MirrorRow), [mirror])
+        await session.execute(insert(MirrorSourceRow), [part])
+    return manifest, names

@@ -6,16 +6,16 @@ import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from bdn.core.chunk import FileEntry, Manifest, digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.errors import Fact
 from bdn.core.events import Event
+from bdn.core.manifest import PageEntry, read_page
 from bdn.wire.event_schema import NodeEvent
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
@@ -122,9 +122,10 @@ async def test_what_is_too_old_goes(tmp_path: Path, upstreams: None) -> None:
 
 
 async def test_a_digest_is_named_by_what_it_is_part_of(mirror: MirrorUnderTest, manifest: str) -> None:
-    layout = await mirror.get(f"/manifests/{manifest}/layout")
-    weights = next(file for file in layout["files"] if len(file["chunks"]) > 1)
-    packed = next(file for file in layout["files"] if file["digest"] == str(digest_of(FILES["a.txt"])))
+    (page,) = await mirror.pages(manifest)
+    files = await mirror.files(manifest)
+    weights, packed = files["weights"].layout, files["a.txt"].layout
+    assert packed.slice is not None
 
     async def named(of: str) -> Json:
         document = await mirror.get("/names", of=of)
@@ -136,40 +137,31 @@ async def test_a_digest_is_named_by_what_it_is_part_of(mirror: MirrorUnderTest, 
 
     assert (await named("hf://org/model"))["kind"] == "source"
     assert (await named(manifest))["kind"] == "manifest"
-    assert places(await named(weights["digest"])) == [("content", "weights", None)]
-    assert places(await named(weights["chunks"][1])) == [("chunk", "weights", 1)]
-    assert places(await named(packed["digest"])) == [("content", "a.txt", None)]
-    assert sorted(places(await named(packed["slab"]["digest"]))) == [("slab", "a.txt", None), ("slab", "b.txt", None)]
-    for unknown in (str(digest_of(b"nothing")), "hf://org/other"):
+    assert places(await named(str(weights.digest))) == [("content", "weights", None)]
+    assert places(await named(str(weights.chunks[1]))) == [("chunk", "weights", 1)]
+    assert places(await named(str(packed.slice.slab))) == [("slab", "a.txt", None), ("slab", "b.txt", None)]
+    assert (await named(str(page.digest)))["kind"] == "page"
+    for unknown in (str(digest_of(b"nothing")), str(packed.digest), "hf://org/other"):  # pages alone list a small file
         assert (await mirror.http.get("/names", params={"of": unknown})).status_code == 404
     assert (await mirror.http.get("/names", params={"of": "nonsense"})).status_code == 422
 
 
-async def test_the_files_of_a_manifest_are_looked_through_beside_the_loop(
+async def test_the_pages_of_a_manifest_are_searched_in_a_thread__up_to_a_bound(
     mirror: MirrorUnderTest, manifest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There may be a million files in each of a hundred manifests, so no path is kept but those that are told."""
-    parse, threads, kept = Manifest.parse, set[threading.Thread](), list[str]()
+    chunk, threads = str((await mirror.files(manifest))["weights"].layout.chunks[0]), set[threading.Thread]()
 
-    class Entry:
-        def __init__(self, entry: FileEntry) -> None:
-            self.digest, self._path = entry.digest, entry.path
-
-        @property
-        def path(self) -> str:
-            kept.append(self._path)
-            return self._path
-
-    def watched(canonical: bytes) -> SimpleNamespace:
+    def watched(content: bytes) -> list[PageEntry]:
         threads.add(threading.current_thread())
-        return SimpleNamespace(files=[Entry(entry) for entry in parse(canonical).files])
+        return read_page(content)
 
-    monkeypatch.setattr(Manifest, "parse", watched)
-    named = await mirror.get("/names", of=str(digest_of(FILES["a.txt"])))
-
-    assert [place["path"] for place in named["places"]] == ["a.txt"] == kept
+    monkeypatch.setattr("bdn.mirror.operations.names.read_page", watched)
+    named = await mirror.get("/names", of=chunk)
+    assert [place["path"] for place in named["places"]] == ["weights"]
     assert threads
     assert threading.current_thread() not in threads
+    monkeypatch.setattr("bdn.mirror.operations.names._PAGES", 0)
+    assert await mirror.get("/names", of=chunk) == {**named, "places": []}
 
 
 async def test_why_looks_events_up_and_reads_no_table_from_end_to_end(mirror: MirrorUnderTest, manifest: str) -> None:

@@ -1,4 +1,4 @@
-"""One file of a manifest by its signed address: for who knows nothing of chunks."""
+"""One file of a manifest by its signed address: for clients that know nothing of chunks."""
 
 import asyncio
 from contextlib import suppress
@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.manifest import PageEntry, read_page
 from bdn.wire.grants import FileGrant
 from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
@@ -112,45 +113,59 @@ async def test_an_address_ends_with_its_time_and_with_the_manifest(mirror: Mirro
     assert refusal(await read(mirror, url)) == (404, "NOT_FOUND")
 
 
-async def test_manifest__is_parsed_once_for_all_requests_that_wait_for_it(
+async def test_file__that_goes_on_in_further_pages__is_read_whole(
+    mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bdn.core.manifest._PART_CHUNKS", 1)
+    monkeypatch.setattr("bdn.core.manifest._CUT_BYTES", 1)  # each part of a file is a page
+    hub.repo("org/model").commit(TREE)
+    manifest = await mirror.manifest(source("hf://org/model"))
+    assert len(await mirror.pages(manifest)) == len(TREE) + 2
+    for path, content in TREE.items():
+        assert (await read(mirror, await address(mirror, manifest, path))).content == content
+    unknown = await mirror.http.post(f"/manifests/{manifest}/addresses", json={"paths": ["model.safetensors.index"]})
+    assert refusal(unknown) == (404, "NOT_FOUND")
+
+
+async def test_page__is_parsed_once_for_all_requests_that_wait_for_it(
     mirror: MirrorUnderTest, manifest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = Digest.parse(manifest)
     signature = mirror.service.requests.signer.sign_file(FileGrant("default", digest, "config.json", 4e9))
-    parsed, parse = [], Manifest.parse
+    parsed: list[bytes] = []
 
-    def counted(content: bytes) -> Manifest:
+    def counted(content: bytes) -> list[PageEntry]:
         parsed.append(content)
-        return parse(content)
+        return read_page(content)
 
-    monkeypatch.setattr(Manifest, "parse", counted)
+    monkeypatch.setattr("bdn.mirror.serving.served_files.read_page", counted)
     url = f"/files/{manifest}/config.json?sig={signature}"
     answers = await asyncio.gather(*(read(mirror, url) for _ in range(6)))
     assert [answer.content for answer in answers] == [b"{}"] * 6
     assert len(parsed) == 1
 
 
-async def test_manifests__requested_at_once__are_parsed_one_at_a_time(
+async def test_pages__requested_at_once__are_parsed_one_at_a_time(
     mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(4):
         hub.repo(f"org/{number}").commit({"a": str(number).encode()})
     manifests = [await mirror.manifest(source(f"hf://org/{number}")) for number in range(4)]
-    sign, parse, begun, going = mirror.service.requests.signer.sign_file, Manifest.parse, Event(), Semaphore(1)
+    sign, begun, going = mirror.service.requests.signer.sign_file, Event(), Semaphore(1)
     overlaps: list[bool] = []
 
-    def slow(content: bytes) -> Manifest:
+    def slow(content: bytes) -> list[PageEntry]:
         overlaps.append(not going.acquire(blocking=False))
         begun.wait()
         going.release()
-        return parse(content)
+        return read_page(content)
 
-    monkeypatch.setattr(Manifest, "parse", slow)
+    monkeypatch.setattr("bdn.mirror.serving.served_files.read_page", slow)
     urls = [f"/files/{one}/a?sig={sign(FileGrant('default', Digest.parse(one), 'a', 4e9))}" for one in manifests]
     answers = asyncio.gather(*(read(mirror, url) for url in urls))
     await until(lambda: overlaps)
     for _ in range(4):  # the other requests are read meanwhile
-        await mirror.get(f"/manifests/{manifests[0]}/layout")
+        await mirror.get(f"/manifests/{manifests[0]}")
     begun.set()
     assert [answer.content for answer in await answers] == [b"0", b"1", b"2", b"3"]
     assert overlaps == [False] * 4
@@ -158,7 +173,7 @@ async def test_manifests__requested_at_once__are_parsed_one_at_a_time(
 
 @pytest.mark.parametrize("index", [0, 1])
 async def test_wrong_bytes_are_never_sent(mirror: MirrorUnderTest, manifest: str, index: int) -> None:
-    """Of the first chunk it is told; of a later one the answer is cut short."""
+    """A wrong first chunk is an error; a wrong later chunk cuts the answer short."""
     content = TREE["model.safetensors"]
     chunk = digest_of(content[index * CHUNK_SIZE : (index + 1) * CHUNK_SIZE])
     url = await address(mirror, manifest, "model.safetensors")

@@ -72,22 +72,27 @@ async def test_a_grant_is_told_where_its_chunks_and_slabs_are(
     settings: dict[str, Any] = {"auth": "token", "token": TOKEN, "bearer": TOKEN}
     async with mirror_under_test(tmp_path / "mirror", clock=lambda: time.time() + 3600, **settings) as mirror:
         ready, other = await mirror.ready(source(model)), await mirror.ready(source("hf://org/other"))
-        layout = await mirror.get(f"/manifests/{ready['sources'][0]['manifest']}/layout")
-        assert layout["delivery"] == "direct"
-        slab = Digest.parse(next(file["slab"]["digest"] for file in layout["files"] if file.get("slab")))
-        answer = await ask(mirror, ready, *CHUNKS, slab, CHUNKS[0])
+        manifest = ready["sources"][0]["manifest"]
+        assert (await mirror.http.get(f"/manifests/{manifest}")).headers["bdn-delivery"] == "direct"
+        (page,) = await mirror.pages(manifest)
+        slab = (await mirror.files(manifest))["one"].layout.fetched[0]
+        answer = await ask(mirror, ready, *CHUNKS, slab, page.digest, CHUNKS[0])
         assert answer.status_code == 200
         assert answer.headers["cache-control"] == "no-store"
         found = answer.json()
         assert (found["delivery"], found["refused"]) == ("direct", [])
-        assert [item["digest"] for item in found["items"]] == [str(one) for one in (*CHUNKS, slab)]
+        assert [item["digest"] for item in found["items"]] == [str(one) for one in (*CHUNKS, slab, page.digest)]
         for item in found["items"]:
             assert item["url"] == f"http://bucket/{item['digest'].removeprefix('b3:')}?X-Amz-Signature=5igned"
             assert item["headers"] == {"x-amz-checksum-mode": "ENABLED"}
             assert 290 < item["expires_in_seconds"] <= 300
-        assert await mirror.metric("bdn_mirror_located_chunks_total") == 3
+        assert await mirror.metric("bdn_mirror_located_chunks_total") == 4
 
-        for digests, bearer in (([*CHUNKS, named("unknown")], ready["grant"]), (CHUNKS, other["grant"])):
+        for digests, bearer in (
+            ([*CHUNKS, named("unknown")], ready["grant"]),
+            (CHUNKS, other["grant"]),
+            ([digest_of(b"22")], ready["grant"]),
+        ):
             refused = await ask(mirror, ready, *digests, bearer=bearer)
             assert (refused.status_code, refused.json()["error"]["code"]) == (404, "NOT_FOUND")
         assert (await ask(mirror, ready, *[named(str(number)) for number in range(1001)])).status_code == 422
@@ -126,6 +131,6 @@ async def test_a_mirror_that_delivers_itself_says_so(
                 settings["store_delivery"] = "proxy"
             async with mirror_under_test(tmp_path / f"mirror-{number}", **settings) as mirror:
                 ready = await mirror.ready(source(model))
-                layout = await mirror.get(f"/manifests/{ready['sources'][0]['manifest']}/layout")
-                assert "delivery" not in layout  # as from mirrors that know of none
+                root = await mirror.http.get(f"/manifests/{ready['sources'][0]['manifest']}")
+                assert "bdn-delivery" not in root.headers
                 assert (await ask(mirror, ready, *CHUNKS)).json() == {"delivery": "proxy", "items": [], "refused": []}

@@ -8,6 +8,7 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 import bdn
+from bdn.core.chunk import digest_of
 from tests.doubles.hub import Hub
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import MirrorUnderTest, source
@@ -66,10 +67,12 @@ async def test_the_numbers_tell_what_happened(mirror_with_data_plane: MirrorUnde
     document = await mirror.ready(source("hf://org/model"))
     await mirror.mirror(source("hf://org/none"))
     await FakeAgent(mirror, "n").beat()
-    layout = await mirror.get(f"/manifests/{document['sources'][0]['manifest']}/layout")
-    (chunk,) = [file["chunks"][0] for file in layout["files"] if file["size"]]
+    manifest = document["sources"][0]["manifest"]
+    data_port = (await mirror.http.get(f"/manifests/{manifest}")).headers["bdn-data-port"]
+    stored = mirror.chunks()
+    slab = digest_of(b"1234512345")
     async with httpx2.AsyncClient(trust_env=False) as plane:
-        await plane.get(f"http://127.0.0.1:{layout['data_port']}/chunks/{chunk}", headers={"Range": "bytes=1-3"})
+        await plane.get(f"http://127.0.0.1:{data_port}/chunks/{slab}", headers={"Range": "bytes=1-3"})
     served = "bdn_mirror_served_bytes_total"
     found: dict[str, float] = {}
     while not found.get(served):  # counted once it is sent, by a thread of the data plane
@@ -82,16 +85,15 @@ async def test_the_numbers_tell_what_happened(mirror_with_data_plane: MirrorUnde
     } == {
         "bdn_mirror_mirrors READY": 1,
         "bdn_mirror_mirrors FAILED": 1,
-        "bdn_mirror_contents": 2,
-        "bdn_mirror_stored_bytes": 5,
+        "bdn_mirror_chunks": 3,  # a slab, a page and a root
+        "bdn_mirror_stored_bytes": sum(stored.values()),
         "bdn_mirror_agents_alive": 1,
-        "bdn_mirror_transferred_bytes_total": 5,
+        "bdn_mirror_transferred_bytes_total": 10,
         served: 3,
-        "bdn_mirror_documents_total layout": 1,
-        "bdn_mirror_document_bytes_total layout": found["bdn_mirror_document_bytes_total layout"],
+        "bdn_mirror_served_manifests_total": 1,
         "bdn_upstream_requests_total arrived": 3,  # what the commit is, its tree, and the file that has bytes
         "bdn_upstream_requests_total answered": 1,  # there is no such repository
         "bdn_upstream_limit": 4,
     }
     await mirror.evict(all=True, tier="mirror")
-    assert (await numbers(mirror))["bdn_mirror_stored_bytes"] == 5  # it can be restored for a while
+    assert (await numbers(mirror))["bdn_mirror_stored_bytes"] == sum(stored.values())  # it can be restored for a while

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import digest_of
+from bdn.core.chunk import Digest, digest_of
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
-from tests.support.mirror.access_world import UNKNOWN, World, access_world
+from tests.support.mirror.access_world import UNKNOWN, World, access_world, shape
 from tests.support.mirror.service import LONGEST_SECONDS, Json, source, with_secret
 from tests.support.promises.tally import Tally
 
@@ -34,35 +34,64 @@ async def pushed(world: World, bearer: str, uri: str, content: bytes) -> Json:
     return dict(done.json())
 
 
-async def test_small_files_of_another_team__are_in_slabs_that_a_grant_does_not_open(
+async def test_a_grant_opens_the_chunks_of_its_manifests_and_not_one_byte_of_another_team(
     world: World, bucket: S3Bucket, tally: Tally
 ) -> None:
-    """Both teams have one small file alike, and each has packed it with files of its own."""
-    shared, uri = b"a licence that both have", f"s3://{bucket.name}"
-    bucket.put({"one/shared": shared, "one/own": b"of one", "two/shared": shared, "two/own": b"of two"})
-    teams = {"two": "team Default of a", "one": "team research of a", "all": "controller a"}
-    slabs: dict[str, set[str]] = {}
-    for name, bearer in teams.items():
-        folder = "two" if name == "all" else name
-        wanted = {"weights": [source(f"{uri}/{folder}", **with_secret("s3-keys"))]}
+    """Both teams have the same small files and one large file alike, among files of their own."""
+    alike = {f"shared/{number}": b"a licence that both have %d" % number for number in range(20)}
+    alike["large"] = b"in both" * 200_000
+    teams = {"alpha": "team research of a", "beta": "team Default of a"}
+    manifests: dict[str, str] = {}
+    opened: dict[str, set[Digest]] = {}
+    for team, bearer in teams.items():
+        own = {"own": f"of {team}".encode(), "own large": team.encode() * 300_000}
+        bucket.put({f"{team}/{path}": content for path, content in (alike | own).items()})
+        wanted = {"weights": [source(f"s3://{bucket.name}/{team}", **with_secret("s3-keys"))]}
         begun = (await world.ask(bearer, "POST", "/mirror", json=wanted)).json()
         ready = (await world.ask(bearer, "GET", f"/mirror/{begun['id']}", params={"wait": LONGEST_SECONDS})).json()
         assert ready["status"] == "READY", ready
-        world.bearers[f"grant {name}"] = {"Authorization": f"Bearer {ready['grant']}"}
-        layout = f"/manifests/{ready['sources'][0]['manifest']}/layout"
-        for reader in (f"grant {name}", bearer):
-            files = (await world.ask(reader, "GET", layout)).json()["files"]
-            assert len(files) == 2
-            slabs.setdefault(name, set()).update(file["slab"]["digest"] for file in files)
-    assert not slabs["one"] & slabs["two"]
-    for name, others in (("one", slabs["two"]), ("two", slabs["one"])):
-        reader = f"grant {name}"
-        for slab, expected in [(UNKNOWN, 404), *((one, 404) for one in others), *((one, 200) for one in slabs[name])]:
-            answer = await world.ask(reader, "GET", f"/chunks/{slab}")
-            assert answer.status_code == expected, (name, slab)
-            assert (await world.plane.get(f"/chunks/{slab}", headers=world.bearers[reader])).status_code == expected
-            tally.add(scenarios=2, refused=2 * (expected == 404))
-        assert (await world.ask(reader, "GET", f"/chunks/{digest_of(shared)}")).content == shared
+        manifest = manifests[team] = ready["sources"][0]["manifest"]
+        world.bearers[f"grant {team}"] = {"Authorization": f"Bearer {ready['grant']}"}
+        pages = {page.digest for page in await world.mirror.pages(manifest, ready["grant"])}
+        files = await world.mirror.files(manifest, ready["grant"])
+        assert await world.mirror.tree(manifest, ready["grant"]) == alike | own
+        opened[team] = {Digest.parse(manifest), *pages}
+        opened[team] |= {chunk for file in files.values() for chunk in file.layout.fetched}
+    assert opened["alpha"] & opened["beta"] == {digest_of(alike["large"])}
+    small = digest_of(alike["shared/0"])
+    for team, other in (("alpha", "beta"), ("beta", "alpha")):
+        bearer, nothing = f"grant {team}", await _answers(world, f"grant {team}", UNKNOWN, manifests[team])
+        assert await _answers(world, f"grant {team}", UNKNOWN, manifests[other]) == nothing
+        for chunk in opened[team]:
+            assert {status for status, *_ in await _answers(world, bearer, chunk, manifests[team])} == {200, 206}
+        for chunk in (*(opened[other] - opened[team]), small):
+            for manifest in (manifests[team], manifests[other]):
+                assert await _answers(world, bearer, chunk, manifest) == nothing, (team, chunk)
+        for reader in (bearer, teams[team]):
+            assert (await world.ask(reader, "GET", f"/manifests/{manifests[other]}")).status_code == 404
+        addresses = {"paths": ["shared/0"]}
+        asked = await world.ask(teams[team], "POST", f"/manifests/{manifests[other]}/addresses", json=addresses)
+        assert asked.status_code == 404
+        tally.add(scenarios=5 * len(opened[other]), refused=5 * len(opened[other] - opened[team]))
+
+
+async def _answers(world: World, bearer: str, chunk: Digest, manifest: str) -> list[tuple[object, ...]]:
+    """The answers of API, data plane and locations to a request for a chunk, but for its name; those with bytes are checked."""
+    path, headers = f"/chunks/{chunk}", world.bearers[bearer]
+    body = {"manifest": manifest, "digests": [str(chunk)]}
+    answers = [
+        await world.ask(bearer, "GET", path),
+        await world.ask(bearer, "GET", path, headers={"Range": "bytes=0-0"}),
+        await world.ask(bearer, "HEAD", path),
+        await world.plane.get(path, headers=headers),
+        await world.plane.get(path, headers=headers | {"BDN-Suspect": "1"}),
+        await world.plane.get(path, headers=headers | {"BDN-Manifest": manifest}),
+        await world.ask(bearer, "POST", "/chunks/locations", json=body),
+    ]
+    for answer in answers:
+        if answer.request.method == "GET" and answer.status_code == 200:
+            assert digest_of(answer.content) == chunk
+    return [shape(answer, chunk) for answer in answers]
 
 
 async def test_what_another_team_has_is_answered_like_nothing(world: World, tally: Tally) -> None:
@@ -99,7 +128,6 @@ async def test_what_another_team_has_is_answered_like_nothing(world: World, tall
         ("DELETE", "/projects/{}", None, "llama", "nothing"),
         ("DELETE", "/projects/{}", None, project["id"], "nothing"),
         ("GET", "/manifests/{}", None, manifest, nothing),
-        ("GET", "/manifests/{}/layout", None, manifest, nothing),
         ("POST", "/manifests/{}/addresses", address, manifest, nothing),
     ]  # fmt: skip
     for bearer in ("team Default of a", "team research of b"):

@@ -50,7 +50,9 @@ class World:
     mirror: MirrorUnderTest
     bearers: dict[str, dict[str, str]] = field(default_factory=dict)
     manifests: dict[str, Digest] = field(default_factory=lambda: {"unknown": UNKNOWN})
-    chunks: dict[str, Digest] = field(default_factory=lambda: {"unknown": UNKNOWN})
+    chunks: dict[str, Digest] = field(
+        default_factory=lambda: {"unknown": UNKNOWN, "a small file": digest_of(FILES["a-private"]["y"])}
+    )
     mirrors: dict[tuple[str, str], Json] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
     plane: httpx2.AsyncClient = field(init=False)  # of the data plane
@@ -141,18 +143,18 @@ async def _make_tokens(world: World) -> None:
 
 
 async def _name_chunks(world: World, organisation: str, name: str) -> None:
-    """``big 0``; a packed file as ``a-private y``; a slab as ``a-private slab``."""
-    answer = await world.ask(f"grant {organisation} {name}", "GET", f"/manifests/{world.manifests[name]}/layout")
-    layout = answer.json()
-    world.data_port = layout["data_port"]
-    for file in layout["files"]:
-        if file.get("slab"):
-            world.chunks[f"{name} slab"] = Digest.parse(file["slab"]["digest"])
-        elif file["size"] == len(BIG):
-            world.chunks |= {f"big {number}": Digest.parse(chunk) for number, chunk in enumerate(file["chunks"])}
-    for path, content in FILES[name].items():
-        if len(content) < 100:
-            world.chunks["x" if path == "x" else f"{name} {path}"] = digest_of(content)
+    """``big 0``, and for each manifest its root, page and slab, as ``a-private slab``."""
+    bearer = world.bearers[f"grant {organisation} {name}"]["Authorization"].removeprefix("Bearer ")
+    manifest = str(world.manifests[name])
+    root = await world.ask(f"grant {organisation} {name}", "GET", f"/manifests/{manifest}")
+    world.data_port = int(root.headers["bdn-data-port"])
+    (page,) = await world.mirror.pages(manifest, bearer)
+    world.chunks |= {f"{name} root": world.manifests[name], f"{name} page": page.digest}
+    for file in (await world.mirror.files(manifest, bearer)).values():
+        if file.layout.slice is not None:
+            world.chunks[f"{name} slab"] = file.layout.slice.slab
+        else:
+            world.chunks |= {f"big {number}": chunk for number, chunk in enumerate(file.layout.chunks)}
 
 
 def _forge(world: World) -> None:
