@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from bdn.core.chunk import Digest, digest_of
+from bdn.mirror.db.tables import MirrorSourceRow
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
 from tests.support.mirror.access_world import UNKNOWN, World, access_world, shape
@@ -58,13 +60,15 @@ async def test_a_grant_opens_the_chunks_of_its_manifests_and_not_one_byte_of_ano
         opened[team] = {Digest.parse(manifest), *pages}
         opened[team] |= {chunk for file in files.values() for chunk in file.layout.fetched}
     assert opened["alpha"] & opened["beta"] == {digest_of(alike["large"])}
-    small = digest_of(alike["shared/0"])
+    async with world.mirror.service.requests.database.read() as session:  # of upstreams, which no agent gets
+        listings = (await session.execute(select(MirrorSourceRow.listing))).scalars()
+        closed = [digest_of(alike["shared/0"]), *(Digest(name) for name in listings if name)]
     for team, other in (("alpha", "beta"), ("beta", "alpha")):
         bearer, nothing = f"grant {team}", await _answers(world, f"grant {team}", UNKNOWN, manifests[team])
         assert await _answers(world, f"grant {team}", UNKNOWN, manifests[other]) == nothing
         for chunk in opened[team]:
             assert {status for status, *_ in await _answers(world, bearer, chunk, manifests[team])} == {200, 206}
-        for chunk in (*(opened[other] - opened[team]), small):
+        for chunk in (*(opened[other] - opened[team]), *closed):
             for manifest in (manifests[team], manifests[other]):
                 assert await _answers(world, bearer, chunk, manifest) == nothing, (team, chunk)
         for reader in (bearer, teams[team]):
