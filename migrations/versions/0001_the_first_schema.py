@@ -152,6 +152,9 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=128), nullable=False),
         sa.Column("created_at", sa.Float(precision=53), nullable=False),
         sa.Column("team", sa.String(length=128), nullable=False),
+        sa.Column("cache_team", sa.String(length=16), nullable=True),
+        sa.Column("cache_cluster", sa.String(length=256), nullable=True),
+        sa.Column("cache_limit_bytes", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("organisation", "team", "name"),
     )
@@ -226,21 +229,6 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("project", "cluster"),
     )
-    op.create_table(
-        "cache_pins",
-        sa.Column("project", sa.String(length=16), nullable=False),
-        sa.Column("organisation", sa.String(length=256), nullable=False),
-        sa.Column("team", sa.String(length=16), nullable=False),
-        sa.Column("cluster", sa.String(length=256), nullable=False),
-        sa.Column("limit_bytes", sa.BigInteger(), nullable=True),
-        sa.Column("created_at", sa.Float(precision=53), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["project"],
-            ["projects.id"],
-        ),
-        sa.PrimaryKeyConstraint("project"),
-    )
-    op.create_index(op.f("ix_cache_pins_organisation"), "cache_pins", ["organisation"], unique=False)
     op.create_table(
         "checkpoints",
         sa.Column("id", sa.String(length=64), nullable=False),

@@ -319,7 +319,10 @@ class TeamRow(Base):
 
 
 class ProjectRow(Base):
-    """A project of a team: jobs write checkpoints in its name. The id is 10 signs of ``[a-z0-9]``, and never another's."""
+    """A project of a team: jobs write checkpoints in its name. The id is 10 signs of ``[a-z0-9]``, and never another's.
+
+    With a training cache it has the id of the team, and the cluster of its first job that had one; without a limit the setting's holds.
+    """
 
     __tablename__ = "projects"
     __table_args__ = (UniqueConstraint("organisation", "team", "name"),)
@@ -329,6 +332,9 @@ class ProjectRow(Base):
     name: Mapped[str] = mapped_column(String(128))
     created_at: Mapped[float]
     team: Mapped[str] = mapped_column(String(128))
+    cache_team: Mapped[str | None] = mapped_column(String(16))
+    cache_cluster: Mapped[str | None] = mapped_column(String(256))
+    cache_limit_bytes: Mapped[int | None]
 
 
 class CheckpointRow(Base):
@@ -355,19 +361,6 @@ class CheckpointRow(Base):
     bytes_total: Mapped[int]
     is_loadable: Mapped[bool] = mapped_column(default=True)
     details: Mapped[Json]
-
-
-class CachePinRow(Base):
-    """A project's training cache, and the cluster of its first job that had one. ``team`` is an id; without a limit the setting's holds."""
-
-    __tablename__ = "cache_pins"
-
-    project: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
-    organisation: Mapped[str] = mapped_column(String(256), index=True)
-    team: Mapped[str] = mapped_column(String(16))
-    cluster: Mapped[str] = mapped_column(String(256))
-    limit_bytes: Mapped[int | None]
-    created_at: Mapped[float]
 
 
 class CacheDirectoryRow(Base):

@@ -14,7 +14,7 @@ from bdn.mirror.db import caches, operations, projects
 from bdn.mirror.db.caches import CacheState
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.operations import ANY
-from bdn.mirror.db.tables import CachePinRow, OperationPartRow, OperationRow, ProjectRow
+from bdn.mirror.db.tables import OperationPartRow, OperationRow, ProjectRow
 from bdn.mirror.operations.operations import CACHE_REMOVAL
 from bdn.wire.access_schema import DEFAULT_TEAM
 from bdn.wire.cache_schema import (
@@ -58,20 +58,21 @@ class TrainingCaches:
             row = await projects.find(session, organisation, body.project, team)
             if row is None:
                 row = await projects.project(session, organisation, team or DEFAULT_TEAM, body.project, now)
-            project, pin = row.id, await caches.pin(session, row, body.cluster, now)
-            _check_place(body, pin.cluster)
+            row = await caches.pin(session, row, body.cluster, now)
+            project, team_id = row.id, str(row.cache_team)
+            _check_place(body, str(row.cache_cluster))
             volume = await caches.volume(session, project, body.cluster, body.volume_id, now)
             if volume != body.volume_id:
                 raise CacheNotSharedError(body.cluster, volume, body.volume_id)
-            held = await caches.summary(session, project, body.cluster)
-            limit = self._limit(pin)
-            if held is not None and held.size_bytes > limit:
-                raise CacheOverQuotaError(body.project, held.size_bytes, limit)
-        grant = CacheGrant(organisation, project, pin.team, body.cluster, volume, now + GRANT_SECONDS)
+            held = await caches.directory(session, project, body.cluster)
+            limit = self._limit(row)
+            if held is not None and (held.size_bytes or 0) > limit:
+                raise CacheOverQuotaError(body.project, held.size_bytes or 0, limit)
+        grant = CacheGrant(organisation, project, team_id, body.cluster, volume, now + GRANT_SECONDS)
         return CacheGrantDocument(
             grant=self.signer.sign_cache(grant),
             project_id=project,
-            team_id=pin.team,
+            team_id=team_id,
             cluster=body.cluster,
             expires_at=moment(grant.expires_at),
         )
@@ -89,8 +90,8 @@ class TrainingCaches:
             row = await caches.directory(session, project, cluster)
             if row is None or row.volume != body.volume_id:
                 raise NotFoundError(f"a cache of project {project} in cluster {cluster}")
-            sums = {"size_bytes": body.size_bytes, "files": body.files, "packed": body.packed}
-            await caches.record(session, {"project": project, "cluster": cluster, "captured_at": captured_at, **sums})
+            held = {"size_bytes": body.size_bytes, "files": body.files, "packed": body.packed}
+            await caches.record(session, project, cluster, captured_at, **held)
         return CacheDirectory(
             cluster=cluster,
             volume_id=row.volume,
@@ -113,9 +114,8 @@ class TrainingCaches:
             row = await projects.find(session, organisation, project, team)
             if row is None:
                 raise NotFoundError(f"project {project!r}")
-            pin = await caches.pinned(session, row.id)
-            held = pin and await caches.summary(session, pin.project, pin.cluster)
-        if not held:
+            held = row.cache_cluster and await caches.directory(session, row.id, row.cache_cluster)
+        if not held or held.packed is None or held.captured_at is None:
             return CacheSummaryDocument(timestamp=moment(self.database.now()), project_id=row.id, file_summaries=[])
         files = await asyncio.to_thread(unpack, held.packed)
         return CacheSummaryDocument(timestamp=moment(held.captured_at), project_id=held.project, file_summaries=files)
@@ -124,7 +124,7 @@ class TrainingCaches:
         """Set how much a project's cache may hold. Raises ``NotFoundError``: there is none."""
         async with self.database.write() as session:
             pin = await _pinned(session, organisation, project)
-            pin.limit_bytes = body.limit_bytes
+            pin.cache_limit_bytes = body.limit_bytes
         return await self._one(organisation, pin)
 
     async def forget_volume(self, organisation: str, project: str, cluster: str) -> ProjectCache:
@@ -134,35 +134,33 @@ class TrainingCaches:
         """
         async with self.database.write() as session:
             pin = await _pinned(session, organisation, project)
-            if not await caches.forget_directory(session, pin.project, cluster):
+            if not await caches.forget_directory(session, pin.id, cluster):
                 raise NotFoundError(f"a training cache of project {project} in cluster {cluster}")
         return await self._one(organisation, pin)
 
-    async def _one(self, organisation: str, pin: CachePinRow) -> ProjectCache:
-        return next(one for one in (await self.listed(organisation, None)).items if one.project_id == pin.project)
+    async def _one(self, organisation: str, pin: ProjectRow) -> ProjectCache:
+        return next(one for one in (await self.listed(organisation, None)).items if one.project_id == pin.id)
 
-    def _limit(self, pin: CachePinRow) -> int:
-        return self.limit_bytes if pin.limit_bytes is None else pin.limit_bytes
+    def _limit(self, pin: ProjectRow) -> int:
+        return self.limit_bytes if pin.cache_limit_bytes is None else pin.cache_limit_bytes
 
     def _document(self, state: CacheState) -> ProjectCache:
-        directories = []
-        for row in state.directories:
-            held = state.summaries.get(row.cluster)
-            directories.append(
-                CacheDirectory(
-                    cluster=row.cluster,
-                    volume_id=row.volume,
-                    size_bytes=None if held is None else held.size_bytes,
-                    files=None if held is None else held.files,
-                    captured_at=None if held is None else moment(held.captured_at),
-                )
+        directories = [
+            CacheDirectory(
+                cluster=row.cluster,
+                volume_id=row.volume,
+                size_bytes=row.size_bytes,
+                files=row.files,
+                captured_at=None if row.captured_at is None else moment(row.captured_at),
             )
+            for row in state.directories
+        ]
         return ProjectCache(
-            project_id=state.project,
-            project_name=state.name,
-            team_id=state.pin.team,
-            cluster=state.pin.cluster,
-            limit_bytes=self._limit(state.pin),
+            project_id=state.project.id,
+            project_name=state.project.name,
+            team_id=str(state.project.cache_team),
+            cluster=str(state.project.cache_cluster),
+            limit_bytes=self._limit(state.project),
             directories=directories,
         )
 
@@ -193,12 +191,11 @@ async def forget_caches(session: WriteSession, project: ProjectRow, now: float) 
         await operations.insert(session, operation, [part])
 
 
-async def _pinned(session: ReadSession, organisation: str, project: str) -> CachePinRow:
+async def _pinned(session: ReadSession, organisation: str, project: str) -> ProjectRow:
     row = await projects.find(session, organisation, project)
-    pin = None if row is None else await caches.pinned(session, row.id)
-    if pin is None:
+    if row is None or row.cache_cluster is None:
         raise NotFoundError(f"a training cache of project {project}")
-    return pin
+    return row
 
 
 def _check_place(body: CacheRequest, pinned: str) -> None:
