@@ -8,6 +8,7 @@ from sqlalchemy import select
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.mirror.db.tables import MirrorSourceRow
+from bdn.wire.grants import Grant, GrantedMount
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
 from tests.support.mirror.access_world import UNKNOWN, World, access_world, shape
@@ -42,7 +43,8 @@ async def test_a_grant_opens_the_chunks_of_its_manifests_and_not_one_byte_of_ano
     """Both teams have the same small files and one large file alike, among files of their own."""
     alike = {f"shared/{number}": b"a licence that both have %d" % number for number in range(20)}
     alike["large"] = b"in both" * 200_000
-    teams = {"alpha": "team research of a", "beta": "team Default of a"}
+    groups = {"alpha": "research", "beta": "Default"}
+    teams = {name: f"team {group} of a" for name, group in groups.items()}
     manifests: dict[str, str] = {}
     opened: dict[str, set[Digest]] = {}
     for team, bearer in teams.items():
@@ -76,6 +78,12 @@ async def test_a_grant_opens_the_chunks_of_its_manifests_and_not_one_byte_of_ano
         addresses = {"paths": ["shared/0"]}
         asked = await world.ask(teams[team], "POST", f"/manifests/{manifests[other]}/addresses", json=addresses)
         assert asked.status_code == 404
+        strange = Grant("a", (GrantedMount("/m", Digest.parse(manifests[other]), "x"),), 4e9, groups[team])
+        signed = world.mirror.service.requests.signer.sign(strange)  # as the mirror never signs one
+        world.bearers["strange"] = {"Authorization": f"Bearer {signed}"}
+        unknown = await _answers(world, "strange", UNKNOWN, manifests[other])
+        for chunk in opened[other]:
+            assert await _answers(world, "strange", chunk, manifests[other]) == unknown
         tally.add(scenarios=5 * len(opened[other]), refused=5 * len(opened[other] - opened[team]))
 
 
