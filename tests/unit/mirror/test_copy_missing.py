@@ -148,7 +148,7 @@ async def test_nothing_of_a_mirror_is_written_after_another_worker_took_over(tol
 
 # --- what is copied ---
 
-CONTENT = bytes(range(256)) * (2 * CHUNK_SIZE // 256) + b"12345"
+CONTENT = bytes(CHUNK_SIZE) + bytes(range(256)) * (CHUNK_SIZE // 256) + b"12345"
 PIECES = [CONTENT[at : at + CHUNK_SIZE] for at in range(0, len(CONTENT), CHUNK_SIZE)]
 NAMES = [digest_of(piece) for piece in PIECES]
 
