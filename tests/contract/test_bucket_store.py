@@ -1,4 +1,4 @@
-"""A store in a bucket: what its server may do to it, and who collects beside who counts on a chunk. Real HTTP, a server that is told what to do."""
+"""A store in a bucket: what its server may do to it. Real HTTP, a server that is told what to do."""
 
 import errno
 import json
@@ -6,12 +6,10 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import parse_qsl
 from urllib.request import Request, urlopen
@@ -22,10 +20,11 @@ from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import BucketUri, parse_source
-from bdn.core.store import LocatableStore, StoredChunk
+from bdn.core.store import DELETE_SENT_SECONDS, LocatableStore, NotDeletedError, since_boot
+from bdn.mirror.db.chunks import DELETE_SECONDS, PUT_SECONDS
 from bdn.sources.sign_in import Secret
 from bdn.store.access import Pairs, open_access
-from bdn.store.bucket import OPEN_AT_ONCE, Bucket, utc_seconds
+from bdn.store.bucket import OPEN_AT_ONCE, Bucket
 from bdn.store.bucket_store import BucketStore, open_bucket_store
 from bdn.store.directory import KEPT
 from tests.contract.opening import keys_of
@@ -39,7 +38,6 @@ from tests.support.content.bucket_stores import bucket_at, gcs_context, s3_conte
 from tests.support.content.memory_store import content_of
 from tests.support.content.names import named
 from tests.support.crash.scripted_writes import failing
-from tests.support.services.commands import wait_until
 
 CONTENT = b"the bytes of a chunk"
 CHUNK = digest_of(CONTENT)
@@ -76,20 +74,8 @@ def store(server: ObjectServer, objects: Objects) -> Iterator[BucketStore]:
         yield made
 
 
-@pytest.fixture
-def other(server: ObjectServer, store: BucketStore) -> Iterator[BucketStore]:
-    """The same, as another process has it."""
-    with store_at("s3://store", s3_context(server), TWICE) as made:
-        server.log.clear()
-        yield made
-
-
 def keys(objects: Objects, folder: str) -> list[str]:
     return [key for key in objects.held if key.startswith(f"{folder}/")]
-
-
-def seen(store: BucketStore) -> list[StoredChunk]:
-    return list(store.stored([CHUNK]))
 
 
 # --- what its server may answer ---
@@ -105,6 +91,7 @@ def test_a_failure_that_passes_is_outlived(
 ) -> None:
     server.script.add(fault, "/b3/", method=method)
     store.put(CHUNK, memoryview(CONTENT))
+    assert store.held([CHUNK]) == {CHUNK: len(CONTENT)}
     assert content_of(store, CHUNK) == CONTENT
 
 
@@ -113,20 +100,6 @@ def test_an_object_that_comes_in_part_is_asked_for_again(store: BucketStore, ser
     store.put(CHUNK, memoryview(CONTENT))
     server.script.add(faults.truncate(at), "/b3/", method="GET")
     assert content_of(store, CHUNK) == CONTENT
-
-
-@pytest.mark.promise("collection")
-@pytest.mark.parametrize("at", [0, 10, 60])
-def test_a_copy_whose_answer_breaks_off_is_not_believed(
-    store: BucketStore, server: ObjectServer, objects: Objects, at: int
-) -> None:
-    """S3 says 200 before it copies."""
-    store.put(CHUNK, memoryview(CONTENT))
-    before = objects.held[f"b3/{CHUNK.fanout}"].metadata
-    body = b"<CopyObjectResult><ETag>&quot;0123456789abcdef&quot;</ETag></CopyObjectResult>"
-    server.script.add(faults.answer(200, body=body[:at]), "/b3/", method="PUT")
-    assert store.keep([CHUNK]) == {CHUNK}
-    assert objects.held[f"b3/{CHUNK.fanout}"].metadata != before, "it was asked again"
 
 
 def test_a_store_that_is_closed_does_not_wait_to_ask_again(server: ObjectServer, objects: Objects) -> None:
@@ -144,9 +117,9 @@ def test_a_server_that_goes_on_failing_is_an_unavailable_store(store: BucketStor
     for act in (
         lambda: store.put(CHUNK, memoryview(CONTENT)),
         lambda: store.open(CHUNK),
-        lambda: store.keep([CHUNK]),
-        lambda: seen(store),
-        lambda: list(store.stored()),
+        lambda: store.delete([CHUNK]),
+        lambda: store.held([CHUNK]),
+        lambda: list(store.listed()),
         store.check,
         store.evidence,
     ):
@@ -222,7 +195,7 @@ def test_a_bucket_that_is_gone_is_not_taken_for_one_without_the_chunk(store: Buc
     """An answer to HEAD does not say which."""
     store.put(CHUNK, memoryview(CONTENT))
     server.buckets.clear()
-    for act in (lambda: seen(store), lambda: store.keep([CHUNK]), lambda: store.fault(CHUNK), store.check):
+    for act in (lambda: store.held([CHUNK]), lambda: store.delete([CHUNK]), lambda: store.fault(CHUNK), store.check):
         with pytest.raises(StoreUnavailableError, match="NoSuchBucket"):
             act()
 
@@ -234,7 +207,7 @@ def test_all_of_a_bucket_is_listed_whatever_fits_on_a_page(store: BucketStore, o
         store.put(named(f"{number}"), memoryview(b"%d" % number))
     objects.overwrite("b3/aa/bb/no-chunk", b"x")
     objects.overwrite(f"b3/{CHUNK.hex}", b"at another place")
-    assert {chunk.digest for chunk in store.stored()} == digests
+    assert {chunk.digest for chunk in store.listed()} == digests
 
 
 def test_a_longer_object_is_not_read_to_its_end(store: BucketStore, objects: Objects) -> None:
@@ -276,23 +249,16 @@ def test_the_store_itself_waits_for_room(store: BucketStore, monkeypatch: pytest
 # --- what a server can do ---
 
 
-@pytest.mark.parametrize(("checks", "leaves", "said"), [
-    ({"crc32c", "md5"}, True, ""),
-    ({"md5"}, True, "it compares MD5 alone"),  # radosgw
-    (set(), True, "it compares no checksum"),
-    ({"crc32c", "md5"}, False, "it overwrites what is there"),
+@pytest.mark.parametrize(("checks", "said"), [
+    ({"crc32c", "md5"}, ""),
+    ({"md5"}, "it compares MD5 alone"),  # radosgw
+    (set(), "it compares no checksum"),
 ])  # fmt: skip
 def test_a_server_is_tried_once_and_what_it_lacks_is_said_in_one_line(
-    server: ObjectServer,
-    objects: Objects,
-    caplog: pytest.LogCaptureFixture,
-    checks: set[str],
-    leaves: bool,
-    said: str,
+    server: ObjectServer, objects: Objects, caplog: pytest.LogCaptureFixture, checks: set[str], said: str
 ) -> None:
-    objects.checks, objects.leaves_what_is_there = frozenset(checks), leaves
+    objects.checks = frozenset(checks)
     with caplog.at_level(logging.WARNING), store_at("s3://store", s3_context(server)) as store:
-        store.put(CHUNK, memoryview(CONTENT))
         store.put(CHUNK, memoryview(CONTENT))
         assert content_of(store, CHUNK) == CONTENT
     assert [said in record.getMessage() for record in caplog.records] == ([True] if said else [])
@@ -310,56 +276,6 @@ def test_bytes_that_change_on_their_way_are_never_acknowledged(
             store.put(CHUNK, memoryview(CONTENT))
 
 
-def test_a_chunk_that_is_collected_before_it_was_read_again_is_written_again(
-    server: ObjectServer, objects: Objects
-) -> None:
-    objects.checks = frozenset()
-    with store_at("s3://store", s3_context(server), TWICE) as store:
-        gone = replace(faults.answer(404), before=lambda: objects.held.pop(f"b3/{CHUNK.fanout}"))
-        server.script.add(gone, "/b3/", method="GET")
-        store.put(CHUNK, memoryview(CONTENT))
-        assert content_of(store, CHUNK) == CONTENT
-
-
-def test_a_server_that_does_not_list_what_was_just_written_is_not_used(server: ObjectServer, objects: Objects) -> None:
-    empty = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
-    server.fail(faults.answer(200, body=empty), "list-type", times=None)
-    with (
-        pytest.raises(StoreUnavailableError, match="does not list at once"),
-        store_at("s3://store", s3_context(server)),
-    ):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("ahead", "said"), [(3600, "clock of this machine is -3[56][0-9][0-9] s off"), (-600, "is [+]60[0-9] s off")]
-)
-def test_a_server_whose_clock_is_not_ours_is_not_used(
-    server: ObjectServer, objects: Objects, ahead: float, said: str
-) -> None:
-    server.clock = lambda: time.time() + ahead
-    with pytest.raises(StoreUnavailableError, match=said), store_at("s3://store", s3_context(server)):
-        pass
-
-
-def test_a_server_whose_clocks_differ_is_not_used(server: ObjectServer, objects: Objects) -> None:
-    """It would call a marker old that was just written."""
-    objects._clock = lambda: time.time() - 3600
-    with pytest.raises(StoreUnavailableError, match="clocks differ"), store_at("s3://store", s3_context(server)):
-        pass
-
-
-@pytest.mark.parametrize("text", ["2027-01-15T08:00:00", "2027-01-15T08:00:00.000Z"])
-def test_a_time_without_a_zone_is_utc(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("TZ", "America/New_York")
-    time.tzset()
-    try:
-        assert utc_seconds(datetime.fromisoformat(text)) == 1_800_000_000
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-
-
 # --- wrong content ---
 
 
@@ -374,34 +290,25 @@ def test_a_wrong_object_is_found_kept_for_people_and_replaced_by_who_puts_the_ri
     assert store.fault(CHUNK) == f"its {len(wrong)} bytes are {digest_of(wrong)}"
 
     assert store.set_aside(CHUNK)
-    assert not store.set_aside(CHUNK)
-    assert store.fault(CHUNK) == "it is absent"
     assert [objects.held[key].content for key in keys(objects, "quarantine")] == [wrong]
     assert store.evidence() == 1
 
-    objects.overwrite(f"b3/{CHUNK.fanout}", wrong)
     store.put(CHUNK, memoryview(CONTENT))
     assert content_of(store, CHUNK) == CONTENT
+    store.delete([CHUNK])
+    assert store.fault(CHUNK) == "it is absent"
+    assert not store.set_aside(CHUNK)
 
 
 @pytest.mark.parametrize("fault", [faults.answer(500), faults.answer(403), faults.truncate(5)])
-def test_an_object_that_alone_cannot_be_read_or_touched_is_wrong_and_replaced(
+def test_an_object_that_alone_cannot_be_read_is_wrong(
     store: BucketStore, server: ObjectServer, objects: Objects, fault: faults.Fault
 ) -> None:
     """A round of reading goes on behind it."""
     store.put(CHUNK, memoryview(CONTENT))
-    before = objects.held[f"b3/{CHUNK.fanout}"].written_at
     server.script.add(fault, "/b3/", method="GET", times=2)
     assert str(store.fault(CHUNK)).startswith("it cannot be read (")
     assert keys(objects, "probe") == []
-
-    server.clock = lambda: before + 100
-    server.script.clear()
-    server.script.add(faults.answer(500), "/b3/", method="HEAD", times=2)
-    store.put(CHUNK, memoryview(CONTENT))
-    assert objects.held[f"b3/{CHUNK.fanout}"].written_at == before + 100
-    server.script.add(faults.answer(500), "/b3/", method="PUT", times=2)
-    assert store.keep([CHUNK]) == set(), "who needs it puts it again"
 
 
 @pytest.mark.parametrize("fault", [faults.answer(500), faults.answer(403), faults.answer(503), faults.drop()])
@@ -427,43 +334,6 @@ def test_right_bytes_that_come_over_a_link_which_breaks_large_bodies_are_not_wro
     assert keys(objects, "quarantine") == []
 
 
-def test_who_finds_a_marker_gone_looks_for_another_one(
-    store: BucketStore, objects: Objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A collector whose DELETE is not answered names the chunk in a new marker, and takes the one back that stands in a listing."""
-    store.put(CHUNK, memoryview(CONTENT))
-    objects.overwrite("leaving/first", CHUNK.hex.encode())
-    bucket = store._bucket
-    get, waited = bucket.get, []
-
-    def get_late(key: str) -> Any:
-        if key.endswith("leaving/first"):
-            bucket.delete(key)
-            objects.overwrite("leaving/second", CHUNK.hex.encode())
-        return get(key)
-
-    def pause(_: float) -> None:
-        waited.append(keys(objects, "leaving"))
-        if len(waited) > 1:
-            bucket.delete(f"{store._leaving}second")
-            bucket.delete(f"{store._chunks}{CHUNK.fanout}")
-
-    monkeypatch.setattr(bucket, "get", get_late)
-    monkeypatch.setattr(bucket, "pause", pause)
-    assert store.keep([CHUNK]) == set()
-    assert len(waited) == 2
-
-
-def test_right_bytes_that_come_while_a_wrong_object_is_put_aside_stay(
-    store: BucketStore, other: BucketStore, server: ObjectServer, objects: Objects
-) -> None:
-    objects.overwrite(f"b3/{CHUNK.fanout}", b"wrong")
-    server.script.add(faults.right_after(lambda: other.put(CHUNK, memoryview(CONTENT))), "/quarantine/", method="PUT")
-    assert not store.set_aside(CHUNK)
-    assert content_of(store, CHUNK) == CONTENT
-    assert store.evidence() == 0
-
-
 def test_the_oldest_evidence_goes(store: BucketStore, objects: Objects) -> None:
     for number in range(KEPT + 1):
         objects.overwrite(f"quarantine/{number:020}-{CHUNK.hex}", b"wrong")
@@ -473,160 +343,96 @@ def test_the_oldest_evidence_goes(store: BucketStore, objects: Objects) -> None:
     assert not any(key.startswith("quarantine/0" + "0" * 18 + "0-") for key in objects.held)
 
 
-# --- who collects, beside who counts on a chunk ---
+# --- what is deleted ---
 
 
 @pytest.mark.promise("collection")
-@pytest.mark.parametrize("again", ["put", "kept"])
-@pytest.mark.parametrize("look", ["asked for", "listed"])
-def test_a_touch_within_the_second_of_the_look_is_not_missed(
-    store: BucketStore, server: ObjectServer, again: str, look: str
+@pytest.mark.parametrize("fault", [faults.drop(), faults.answer(500), faults.answer(503), faults.answer(403)])
+def test_delete__no_answer_or_a_failure__is_sent_once_and_names_the_chunk(
+    store: BucketStore, server: ObjectServer, fault: faults.Fault
 ) -> None:
-    """Servers tell times in whole seconds."""
-    server.clock = lambda: 1_800_000_000.0
-    store.put(CHUNK, memoryview(CONTENT))
-    found = seen(store) if look == "asked for" else list(store.stored())
-    if again == "put":
-        store.put(CHUNK, memoryview(CONTENT))
-    else:
-        assert store.keep([CHUNK])
-    assert store.collect(found) == []
-    assert content_of(store, CHUNK) == CONTENT
-
-
-def test_what_is_older_is_listed_without_being_asked_for_and_a_touch_is_seen(
-    store: BucketStore, server: ObjectServer
-) -> None:
-    now = 1_800_000_000.0
-    server.clock = lambda: now
-    store.put(CHUNK, memoryview(CONTENT))
-    now += 60
-    server.log.clear()
-    (found,) = store.stored()
-    assert server.log.count(method="HEAD") == 0
-    assert found.kept_at == 1_800_000_000
-    assert store.keep([CHUNK])
-    assert store.collect([found]) == []
-    now += 60
-    assert store.collect(list(store.stored()))
-
-
-@pytest.mark.promise("collection")
-@pytest.mark.parametrize("step", ["PUT", "HEAD", "DELETE"])
-@pytest.mark.parametrize("again", ["put", "kept"])
-def test_whoever_counts_on_a_chunk_at_whatever_step_of_its_collection_has_it(
-    store: BucketStore, other: BucketStore, server: ObjectServer, again: str, step: str
-) -> None:
-    """The collector stands just before it writes its marker, looks at the chunk, or deletes it, until the other one waits or is through."""
-    store.put(CHUNK, memoryview(CONTENT))
-    found = seen(store)
-    kept: list[bool] = []
-
-    def count_on_it() -> None:
-        if again == "put" or not other.keep([CHUNK]):
-            other.put(CHUNK, memoryview(CONTENT))
-        kept.append(content_of(other, CHUNK) == CONTENT)
-
-    with ThreadPoolExecutor(1) as threads:
-
-        def begin() -> None:
-            server.log.clear()
-            began.append(threads.submit(count_on_it))
-            wait_until(lambda: began[0].done() or server.log.count("leaving", method="GET") > 3)
-
-        began: list[Future[None]] = []
-        place = "/leaving/" if step == "PUT" else "/b3/"
-        server.script.add(faults.right_after(begin), place, method=step)
-        store.collect(found)
-        began[0].result()
-    assert kept == [True]
-    assert content_of(store, CHUNK) == CONTENT
-
-
-@pytest.mark.promise("collection")
-def test_a_delete_without_an_answer_is_waited_for(
-    store: BucketStore, other: BucketStore, server: ObjectServer, objects: Objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be carried out later. Nobody counts on the chunk before that is ruled out by the server's own clock."""
-    now = 1_800_000_000.0
-    server.clock = lambda: now
-    store.put(CHUNK, memoryview(CONTENT))
-    with_it = digest_of(b"another")
-    store.put(with_it, memoryview(b"another"))
-    server.script.add(faults.drop(), CHUNK.hex, method="DELETE")
-    assert [chunk.digest for chunk in store.collect(list(store.stored([CHUNK, with_it])))] == [with_it]
+    """The first DELETE may be carried out when a second one was answered, and the chunk was put anew."""
+    other = digest_of(b"another")
+    for content in (CONTENT, b"another"):
+        store.put(digest_of(content), memoryview(content))
+    server.script.add(fault, CHUNK.hex, method="DELETE")
+    with pytest.raises(NotDeletedError) as caught:
+        store.delete([CHUNK, other])
+    assert caught.value.left == {CHUNK}
     assert server.log.count(CHUNK.hex, method="DELETE") == 1
-    monkeypatch.setattr("bdn.store.bucket_store._WAIT_SECONDS", 0.05)
-    for act in (lambda: other.keep([CHUNK]), lambda: other.put(CHUNK, memoryview(CONTENT))):
-        with pytest.raises(StoreUnavailableError, match="try again in a quarter of an hour"):
-            act()
-    other.put(with_it, memoryview(b"another"))  # concerns nobody else, be it of the same batch
+    assert store.held([CHUNK, other]) == {CHUNK: len(CONTENT)}
 
-    del objects.held[f"b3/{CHUNK.fanout}"]  # now it is carried out
-    now += 901
-    other.put(CHUNK, memoryview(CONTENT))
-    assert content_of(store, CHUNK) == CONTENT
-    assert keys(objects, "leaving") == []
+    store.delete([CHUNK, other])
+    assert store.held([CHUNK, other]) == {}
+
+
+def test_delete__server_asks_to_wait__is_sent_again(store: BucketStore, server: ObjectServer) -> None:
+    """It says that it has done nothing."""
+    store.put(CHUNK, memoryview(CONTENT))
+    server.script.add(faults.rate_limited(0), "/b3/", method="DELETE")
+    store.delete([CHUNK])
+    assert store.held([CHUNK]) == {}
 
 
 @pytest.mark.promise("collection")
-def test_a_chunk_that_is_gone_before_its_delete_is_answered_is_collected_and_still_marked(
-    store: BucketStore, other: BucketStore, server: ObjectServer, objects: Objects, monkeypatch: pytest.MonkeyPatch
+def test_delete__server_has_closed_idle_connections__uses_none_of_them(
+    store: BucketStore, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another collector may have removed it, and the DELETE without an answer may reach what is put anew."""
+    """A DELETE that meets the end of its connection has no answer."""
     store.put(CHUNK, memoryview(CONTENT))
-    found = seen(store)
-    carried_out = replace(faults.answer(500), before=lambda: objects.held.pop(f"b3/{CHUNK.fanout}"))
-    server.script.add(carried_out, "/b3/", method="DELETE")
-    assert store.collect(found) == found
-    monkeypatch.setattr("bdn.store.bucket_store._WAIT_SECONDS", 0.05)
-    with pytest.raises(StoreUnavailableError, match="try again in a quarter of an hour"):
-        other.put(CHUNK, memoryview(CONTENT))
+    monkeypatch.setattr(store._bucket._connections, "request", failing(errno.ECONNRESET))
+    store.delete([CHUNK])
+    assert server.log.count("/b3/", method="DELETE") == 1
 
 
 @pytest.mark.promise("collection")
-def test_a_collector_that_was_held_up_deletes_nothing_any_more(
-    store: BucketStore, server: ObjectServer, objects: Objects, monkeypatch: pytest.MonkeyPatch
+def test_delete__signing_takes_long__is_not_sent(
+    store: BucketStore, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By then others may not believe its marker. Signing may take a minute, too."""
+    """Its signature would be good for longer than its chunk's row stays."""
     store.put(CHUNK, memoryview(CONTENT))
-    found, now = seen(store), 0.0
-
-    monkeypatch.setattr("bdn.store.bucket_store.since_boot", lambda: now)
-    monkeypatch.setattr("bdn.store.bucket.since_boot", lambda: now)
+    now = since_boot()
+    for place in ("bucket", "bucket_store"):
+        monkeypatch.setattr(f"bdn.store.{place}.since_boot", lambda: now)
     address = store._bucket.access.address
 
     def sign(method: str, key: str, query: Mapping[str, str], headers: Pairs) -> str:
         nonlocal now
-        now += 61.0 * (method == "DELETE")
+        now += (DELETE_SENT_SECONDS + 1) * (method == "DELETE")
         return address(method, key, query, headers)
 
     monkeypatch.setattr(store._bucket.access, "address", sign)
-    assert store.collect(found) == []
-    assert server.log.count("/b3/", method="DELETE") == 0
-    assert content_of(store, CHUNK) == CONTENT
+    with pytest.raises(NotDeletedError, match="held up"):
+        store.delete([CHUNK])
+    assert server.log.count(method="DELETE") == 0
 
 
-def test_a_delete_is_signed_for_two_minutes_so_the_server_refuses_a_late_one(
+@pytest.mark.promise("collection")
+def test_what_changes_an_object_is_signed_for_minutes_and_refused_later(
     store: BucketStore, server: ObjectServer
 ) -> None:
     store.put(CHUNK, memoryview(CONTENT))
-    assert store.collect(seen(store))
-    assert server.log.count("X-Amz-Expires=120&", method="DELETE") == 2  # the chunk and the marker
+    store.delete([CHUNK])
+    for method, mirror_seconds in (("PUT", PUT_SECONDS), ("DELETE", DELETE_SECONDS)):
+        assert server.log.count("X-Amz-Expires=300&", method=method) == 1
+        assert mirror_seconds - 300 > DELETE_SENT_SECONDS + 300, "clocks differ"
 
 
-def test_markers_and_trials_that_were_left_are_dropped_when_they_are_old(
+def test_leftovers_of_trying_the_server_are_dropped_when_they_are_old(
     store: BucketStore, server: ObjectServer, objects: Objects
 ) -> None:
     now = 1_800_000_000.0
     server.clock = lambda: now
-    objects.overwrite("leaving/x", b"123")
-    objects.overwrite("probe/x", b"1")
-    assert store.drop_leftovers(now + 1, dry_run=False) == (0, 0), "somebody may be at it"
-    now += 901
-    assert store.drop_leftovers(now, dry_run=True) == (2, 4)
-    assert store.drop_leftovers(now, dry_run=False) == (2, 4)
+    objects.overwrite("probe/x", b"123")
+    assert store.drop_leftovers(now, dry_run=False) == (0, 0)
+    assert store.drop_leftovers(now + 1, dry_run=True) == (1, 3)
+    assert store.drop_leftovers(now + 1, dry_run=False) == (1, 3)
     assert objects.held == {}
+
+
+def test_owner__server_knows_no_condition__is_written_all_the_same(store: BucketStore, server: ObjectServer) -> None:
+    server.script.add(faults.answer(501), "owner", method="PUT")
+    assert store.owner("first") == "first"
 
 
 # --- others that read ---

@@ -5,7 +5,6 @@ import mmap
 import os
 import stat
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import StoreUnavailableError
+from bdn.core.store import NotDeletedError
 from bdn.disk.direct import LEAST_BYTES
 from bdn.store.directory import KEPT, DirectoryStore
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only
@@ -121,10 +121,10 @@ def test_a_disk_that_is_really_full_leaves_nothing_half_written_and_keeps_what_i
     "act",
     [
         lambda store: store.put(named("new"), memoryview(b"new")),
-        lambda store: store.collect(list(store.stored([CHUNK]))),
+        lambda store: store.delete([CHUNK]),
         lambda store: store.clear_incoming(),
     ],
-    ids=["put", "collect", "clear_incoming"],
+    ids=["put", "delete", "clear_incoming"],
 )
 def test_a_directory_that_may_not_be_written_is_an_unavailable_store(
     kept: DirectoryStore, root: Path, act: Callable[[DirectoryStore], None]
@@ -142,9 +142,15 @@ def test_a_store_that_is_gone_does_not_say_that_it_never_held_the_chunk_or_that_
 ) -> None:
     """Its disk is not mounted: whoever heard NOT_FOUND would give up a chunk that is safe."""
     (root.parent / lost).rename(root.parent / "elsewhere")
-    for ask in (kept.open, kept.fault):
+    for ask in (
+        lambda: kept.open(CHUNK),
+        lambda: kept.fault(CHUNK),
+        lambda: kept.held([CHUNK]),
+        lambda: list(kept.listed()),
+        lambda: kept.delete([CHUNK]),
+    ):
         with pytest.raises(StoreUnavailableError, match="No such file or directory"):
-            ask(CHUNK)
+            ask()
 
 
 def test_a_directory_that_cannot_be_made_is_an_unavailable_store(tmp_path: Path) -> None:
@@ -160,9 +166,10 @@ def test_a_directory_that_cannot_be_made_is_an_unavailable_store(tmp_path: Path)
     [
         lambda store: store.put(CHUNK, memoryview(CONTENT)),
         lambda store: store.open(CHUNK),
-        lambda store: store.keep([CHUNK]),
+        lambda store: store.held([CHUNK]),
+        lambda store: store.delete([CHUNK]),
     ],
-    ids=["put", "open", "keep"],
+    ids=["put", "open", "held", "delete"],
 )
 def test_a_folder_that_is_no_folder_is_an_unavailable_store(
     store: DirectoryStore, root: Path, act: Callable[[DirectoryStore], object]
@@ -195,6 +202,7 @@ class Recorder:
         note("fsync", lambda descriptor: f"fsync {self._opened(descriptor)}")
         note("fdatasync", lambda descriptor: f"fdatasync {self._opened(descriptor)}")
         note("rename", lambda source, target: f"rename {self._name(source)} to {self._name(target)}")
+        note("unlink", lambda path: f"unlink {self._name(path)}")
         note("mkdir", lambda path, *_: "" if path.exists() else f"mkdir {self._name(path)}")
 
     def _opened(self, descriptor: int) -> str:
@@ -231,25 +239,39 @@ def test_the_folder_of_the_chunks_is_itself_durable(root: Path, monkeypatch: pyt
     recorder = Recorder(root.parent, monkeypatch)
     DirectoryStore(root)
     steps = [step for step in recorder.steps if "incoming" not in step]
-    made = ["mkdir store", "fsync .", "mkdir store/chunks", "fsync store"]
-    assert steps == [*made, "mkdir store/aside", "fsync store"]
+    assert steps == ["mkdir store", "fsync .", "mkdir store/chunks", "fsync store"]
 
 
-def test_who_finds_a_chunk_that_another_is_just_putting_makes_it_durable_too(
+@pytest.mark.promise("collection")
+def test_delete__names_go_before_folders_are_synced_and_absent_ones_count_too(
     store: DirectoryStore, recorder: Recorder
 ) -> None:
-    """A renames; B finds the file and returns, and its caller notes the chunk as held; power fails; A never synced."""
-    during: list[str] = []
+    """A killed mirror may have unlinked a file and not synced its folder; its row must not go before that is durable."""
+    other = digest_of(b"other")
+    for content in (CONTENT, b"other"):
+        store.put(digest_of(content), memoryview(content))
+    folders = [f"fsync chunks/{digest.hex[:2]}/{digest.hex[2:4]}" for digest in (CHUNK, other)]
+    for _ in range(2):
+        recorder.steps.clear()
+        store.delete([CHUNK, other])
+        assert recorder.steps == [f"unlink {PLACE}", f"unlink chunks/{other.fanout}", *folders]
 
-    def put_the_same() -> None:
-        recorder.before.clear()
-        steps_before = len(recorder.steps)
-        store.put(CHUNK, memoryview(CONTENT))
-        during.extend(recorder.steps[steps_before:])
 
-    recorder.before[FOLDER_SYNCED] = put_the_same
-    store.put(CHUNK, memoryview(CONTENT))
-    assert during == [FOLDER_SYNCED]
+@pytest.mark.promise("collection")
+@pytest.mark.parametrize("step", [f"unlink {PLACE}", FOLDER_SYNCED])
+def test_delete__disk_refuses_one_chunk__names_it_and_removes_the_others(
+    store: DirectoryStore, recorder: Recorder, step: str
+) -> None:
+    other = digest_of(b"other")
+    for content in (CONTENT, b"other"):
+        store.put(digest_of(content), memoryview(content))
+    recorder.fail_once(step)
+    with pytest.raises(NotDeletedError, match="Input/output error") as caught:
+        store.delete([CHUNK, other])
+    assert caught.value.left == {CHUNK}
+    assert other not in store.held([CHUNK, other])
+    store.delete([CHUNK])
+    assert store.held([CHUNK]) == {}
 
 
 def test_a_put_whose_last_sync_fails_can_be_repeated_and_then_is_durable(
@@ -292,45 +314,13 @@ def test_large_aligned_chunks_are_written_directly_and_one_unaligned_buffer_chan
         assert [is_direct for _, _, is_direct in writes.seen] == kinds
 
 
-@pytest.mark.promise("collection")
-def test_a_chunk_that_a_crash_left_aside_can_be_read_and_is_put_back_by_who_opens_the_store(
-    kept: DirectoryStore, path: Path, root: Path
-) -> None:
-    (seen,) = kept.stored()
-    path.rename(root / "aside" / CHUNK.hex)
-    assert content_of(kept, CHUNK) == CONTENT
-    assert not kept.keep([CHUNK])
-
-    assert list(DirectoryStore(root).stored()) == [seen]
-    assert kept.keep([CHUNK])
-    assert list((root / "aside").iterdir()) == []
-
-
-@pytest.mark.promise("collection")
-def test_what_a_crash_left_aside_does_not_take_the_place_of_what_was_put_since(root: Path) -> None:
-    # A collector that was killed, or whose disk failed, has moved the chunk aside; a copy does not find it, puts it again, and
-    # counts on it: a collection that begins now must see when that was.
-    now = 1000.0
-    store = DirectoryStore(root, lambda: now)
-    store.put(CHUNK, memoryview(CONTENT))
-    (root / "chunks" / CHUNK.fanout).rename(root / "aside" / CHUNK.hex)
-    now = 5000.0
-    store.put(CHUNK, memoryview(CONTENT))
-
-    (seen,) = store.stored()
-
-    assert seen.kept_at == 5000
-    assert list((root / "aside").iterdir()) == []
-
-
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("folder", ["chunks/aa/bb", "aside"])
-def test_what_is_no_chunk_keeps_nobody_from_opening_the_store_or_going_through_it(root: Path, folder: str) -> None:
-    stray = root / folder / ".nfs0000000000a1b2c3"
+def test_what_is_no_chunk_keeps_nobody_from_opening_the_store_or_going_through_it(root: Path) -> None:
+    stray = root / "chunks/aa/bb/.nfs0000000000a1b2c3"
     stray.parent.mkdir(parents=True, exist_ok=True)
     stray.touch()
 
-    assert [chunk.digest for chunk in DirectoryStore(root).stored()] == [CHUNK]
+    assert [chunk.digest for chunk in DirectoryStore(root).listed()] == [CHUNK]
     assert stray.exists()
 
 
@@ -347,27 +337,7 @@ def test_a_folder_that_cannot_be_looked_into_is_not_passed_over_by_who_lists_all
 
     monkeypatch.setattr(os, "listdir", refused)
     with pytest.raises(StoreUnavailableError, match="Permission denied"):
-        list(kept.stored())
-
-
-@pytest.mark.promise("collection")
-def test_a_chunk_that_is_put_anew_while_two_collect_it_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when one of them has lost its lock, and has not heard of it."""
-    times, unlink = count(1.0), Path.unlink
-    first, second = (DirectoryStore(root, lambda: next(times)) for _ in range(2))
-    first.put(CHUNK, memoryview(CONTENT))
-    (seen,) = first.stored()
-
-    def put_first(path: Path) -> None:
-        """Between the look at the time of what lies aside and what follows from it."""
-        monkeypatch.setattr(Path, "unlink", unlink)
-        second.put(CHUNK, memoryview(CONTENT))
-        assert not second.collect([seen])
-        unlink(path)
-
-    monkeypatch.setattr(Path, "unlink", put_first)
-    assert first.collect([seen]), "the old one"
-    assert content_of(first, CHUNK) == CONTENT
+        list(kept.listed())
 
 
 # --- a disk that changed its bytes ---
@@ -385,27 +355,18 @@ def test_a_right_chunk_has_no_fault_and_is_not_set_aside(kept: DirectoryStore, p
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_every_damage_is_a_fault_and_only_a_wrong_file_is_evidence(
+def test_every_damage_is_a_fault_and_only_a_wrong_file_is_evidence_until_it_is_put_again(
     kept: DirectoryStore, path: Path, root: Path, how: str
 ) -> None:
     rot(path, how)
     found = path.read_bytes() if how not in ("absent", "unreadable") else None
     assert kept.fault(CHUNK) is not None
     assert kept.set_aside(CHUNK) == (how != "absent")
-    assert not path.exists()
-    assert kept.fault(CHUNK) == "it is absent"
-    assert [file.read_bytes() for file in evidence(root) if found is not None] == ([found] if found else [])
-    kept.put(CHUNK, memoryview(CONTENT))
-    assert kept.fault(CHUNK) is None
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_putting_a_chunk_over_a_wrong_one_replaces_it(kept: DirectoryStore, path: Path, how: str) -> None:
-    """Whoever fetches it again would otherwise leave the wrong one, and count on it."""
-    rot(path, how)
     kept.put(CHUNK, memoryview(CONTENT))
     assert path.read_bytes() == CONTENT
+    assert kept.fault(CHUNK) is None
     assert kept.evidence() == (how != "absent")
+    assert [file.read_bytes() for file in evidence(root) if found is not None] == ([found] if found else [])
 
 
 def test_a_file_longer_than_any_chunk_is_not_read_to_its_end(kept: DirectoryStore, path: Path) -> None:
@@ -426,20 +387,18 @@ def test_of_much_evidence_the_oldest_goes(kept: DirectoryStore, path: Path, root
     assert evidence(root)[-1].read_bytes() == b"wrong %d" % (KEPT + 2)
 
 
-def test_a_chunk_that_was_replaced_before_it_is_taken_is_given_back(
+def test_a_chunk_that_is_replaced_while_it_is_read_is_no_evidence(
     kept: DirectoryStore, path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sees wrong bytes; B replaces them; A takes what is there now."""
+    """A sees wrong bytes; B puts right ones; A takes what is there now."""
     rot(path, "flipped")
-    rename = Path.rename
+    link = Path.hardlink_to
 
-    def replace_first(source: Path, target: Path) -> Path:
-        monkeypatch.setattr(Path, "rename", rename)
-        path.unlink()
-        path.write_bytes(CONTENT)
-        return rename(source, target)
+    def put_first(taken: Path, target: Path) -> None:
+        kept.put(CHUNK, memoryview(CONTENT))
+        link(taken, target)
 
-    monkeypatch.setattr(Path, "rename", replace_first)
+    monkeypatch.setattr(Path, "hardlink_to", put_first)
     assert not kept.set_aside(CHUNK)
     assert path.read_bytes() == CONTENT
     assert evidence(root) == []
