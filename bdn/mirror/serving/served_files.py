@@ -29,8 +29,7 @@ _PIECE: Final = 1024 * 1024
 _Asked = TypeVar("_Asked")
 _Read = TypeVar("_Read")
 _Document = TypeVar("_Document")
-_Page = dict[str, PageEntry]  # by path
-_KEPT: Final = 200_000  # files and chunks of pages together, about 60 MB
+_KEPT: Final = 200_000  # files and chunks of all pages that are kept, about 60 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,33 +107,35 @@ class OpenedFile:
 
 
 class Documents(Generic[_Document]):
-    """Parsed documents of the store, the least recently used first; ``weight`` of all of them is ``_KEPT`` at most.
+    """Parsed documents of the store, the least recently used first, up to a weight of ``_KEPT``.
 
     One is parsed at a time, of all organisations in turns: a page of 25,000 files takes 20 MB.
     """
 
-    def __init__(self, threads: Executor, weight: Callable[[_Document], int]) -> None:
-        self._threads = threads
-        self._weight = weight
-        self._kept: dict[Digest, _Document] = {}
-        self._reads: SharedReads[tuple[str, Digest], _Document] = SharedReads(math.inf)
+    def __init__(self) -> None:
+        self._kept: dict[Digest, tuple[_Document, int]] = {}
+        self._weight = 0
+        self._reads: SharedReads[tuple[str, Digest], tuple[_Document, int]] = SharedReads(math.inf)
         self._turns = FairLimit(1)
 
-    async def get(self, name: Digest, read: Callable[[], _Document], organisation: str) -> _Document:
-        """The document; ``read`` is called in a thread, once for all requests of an organisation that wait for it."""
+    async def get(
+        self, name: Digest, organisation: str, read: Callable[[], tuple[_Document, int]], threads: Executor
+    ) -> _Document:
+        """The document; ``read``, which returns its weight as well, is called once for all requests of an organisation that wait for it."""
 
-        async def in_turn() -> _Document:
+        async def in_turn() -> tuple[_Document, int]:
             async with self._turns.place(organisation):
                 if (known := self._kept.get(name)) is not None:  # another organisation has it as well
                     return known
-                return await asyncio.get_running_loop().run_in_executor(self._threads, read)
+                return await asyncio.get_running_loop().run_in_executor(threads, read)
 
-        found = self._kept.pop(name, None) or await self._reads.of((organisation, name), in_turn).get()
-        self._kept.pop(name, None)
+        found = self._kept.get(name) or await self._reads.of((organisation, name), in_turn).get()
+        if self._kept.pop(name, None) is None:
+            self._weight += found[1]
         self._kept[name] = found
-        while len(self._kept) > 1 and sum(map(self._weight, self._kept.values())) > _KEPT:
-            del self._kept[next(iter(self._kept))]
-        return found
+        while len(self._kept) > 1 and self._weight > _KEPT:
+            self._weight -= self._kept.pop(next(iter(self._kept)))[1]
+        return found[0]
 
 
 @dataclass
@@ -150,12 +151,8 @@ class ServedFiles:
     verifier: GrantVerifier
     seconds: int
     threads: Executor
-    _roots: Documents[Root] = field(init=False)
-    _pages: Documents[_Page] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._roots = Documents(self.threads, lambda root: len(root.pages))
-        self._pages = Documents(self.threads, lambda page: sum(1 + len(entry.chunks) for entry in page.values()))
+    _roots: Documents[Root] = field(default_factory=Documents)
+    _pages: Documents[dict[str, PageEntry]] = field(default_factory=Documents)
 
     async def addresses(
         self, manifest: Digest, paths: Sequence[str], organisation: str, team: str | None = None
@@ -195,17 +192,23 @@ class ServedFiles:
         async with self.database.read() as session:
             if not await mirrors.may_read(session, organisation, manifest.hex, team):
                 raise NotFoundError(f"manifest {manifest}")
-        return await self._roots.get(manifest, partial(manifests.root_of, self.store, manifest), organisation)
+
+        def read() -> tuple[Root, int]:
+            root = manifests.root_of(self.store, manifest)
+            return root, len(root.pages)
+
+        return await self._roots.get(manifest, organisation, read, self.threads)
 
     async def _entries(self, manifest: Digest, root: Root, path: str, organisation: str) -> list[PageEntry]:
-        """What the manifest says of the file: one entry, or of a file that goes on in the next page several, in order."""
+        """What the manifest says of the file: one entry, or of a file that goes on in further pages several, in order."""
         pages = [
-            await self._pages.get(ref.digest, partial(self._read, ref), organisation) for ref in root.pages_of(path)
+            await self._pages.get(ref.digest, organisation, partial(self._read, ref), self.threads)
+            for ref in root.pages_of(path)
         ]
-        found = [page[path] for page in pages if path in page]
-        if not found:
-            raise NotFoundError(f"file {path!a} of manifest {manifest}")
-        return found
+        if found := [page[path] for page in pages if path in page]:
+            return found
+        raise NotFoundError(f"file {path!a} of manifest {manifest}")
 
-    def _read(self, ref: PageRef) -> _Page:
-        return {entry.path: entry for entry in read_page(manifests.page(self.store, ref))}
+    def _read(self, ref: PageRef) -> tuple[dict[str, PageEntry], int]:
+        entries = read_page(manifests.page(self.store, ref))
+        return {entry.path: entry for entry in entries}, sum(1 + len(entry.chunks) for entry in entries)
