@@ -34,6 +34,7 @@ def upgrade() -> None:
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("owner", sa.String(length=128), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("ended_at", sa.Float(precision=53), nullable=True),
         sa.PrimaryKeyConstraint("id"),
         sqlite_autoincrement=True,
     )

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar, cast
 
-from sqlalchemy import CursorResult, and_, case, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, CursorResult, and_, case, delete, exists, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
+from sqlalchemy.sql.expression import SQLColumnExpression
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import StoreUnavailableError
@@ -25,6 +26,7 @@ PUT_SECONDS: Final = 900.0  # a PUT that began by then has ended: its signature 
 DELETE_SECONDS: Final = 900.0  # likewise of a DELETE
 AT_ONCE: Final = 500  # chunks of one statement
 TAKEN_APART_AT_ONCE: Final = 2000  # references of one transaction
+NO_GRACE: Final = 0.0  # when a set ended whose chunks had their time
 
 _P = ParamSpec("_P")
 _Answer = TypeVar("_Answer")
@@ -98,7 +100,8 @@ def filling(connection: Connection, owner: str) -> int | None:
 
 def publish(connection: Connection, set_id: int) -> None:
     """The set is a manifest's from now on. Raises ``SetEndedError``."""
-    if not _change_state(connection, [set_id], SetState.FILLING, SetState.PUBLISHED):
+    statement = update(ChunkSetRow).where(ChunkSetRow.id == set_id, ChunkSetRow.state == SetState.FILLING)
+    if not _count(connection.execute(statement.values(state=SetState.PUBLISHED))):
         raise SetEndedError
 
 
@@ -109,30 +112,30 @@ def publish_of(connection: Connection, owner: str) -> None:
     publish(connection, set_id)
 
 
-def end_kept(connection: Connection, owners: Collection[str]) -> None:
+def end(connection: Connection, set_ids: Collection[int], at: float) -> None:
+    """The sets are dead: they keep nothing from now on, though their references are taken away later.
+
+    The grace of what nothing else refers to begins ``at`` then; with ``NO_GRACE`` it is over.
+    """
+    for some in batches(sorted(set_ids), AT_ONCE):
+        _end(connection, ChunkSetRow.id.in_(some), at)
+
+
+def end_kept(connection: Connection, owners: Collection[str], at: float) -> None:
     """The sets that were kept for these owners are dead."""
     for some in batches(sorted(owners), AT_ONCE):
-        connection.execute(update(ChunkSetRow).where(ChunkSetRow.owner.in_(some)).values(state=SetState.DEAD))
+        _end(connection, ChunkSetRow.owner.in_(some), at)
 
 
-def end(connection: Connection, set_ids: Collection[int]) -> None:
-    """The sets are dead: they keep nothing from now on, though their references are taken away later."""
-    for some in batches(sorted(set_ids), AT_ONCE):
-        _change_state(connection, some, None, SetState.DEAD)
-
-
-def end_of(connection: Connection, mirror: str) -> None:
+def end_of(connection: Connection, mirror: str, at: float) -> None:
     """The sets that this mirror or push fills are dead."""
     is_own = or_(ChunkSetRow.owner == mirror, ChunkSetRow.owner.startswith(f"{mirror}/", autoescape=True))
-    rows = update(ChunkSetRow).where(is_own, ChunkSetRow.state == SetState.FILLING)
-    connection.execute(rows.values(state=SetState.DEAD))
+    _end(connection, and_(is_own, ChunkSetRow.state == SetState.FILLING), at)
 
 
-def _change_state(connection: Connection, set_ids: Sequence[int], before: SetState | None, after: SetState) -> int:
-    statement = update(ChunkSetRow).where(ChunkSetRow.id.in_(set_ids))
-    if before is not None:
-        statement = statement.where(ChunkSetRow.state == before)
-    return _count(connection.execute(statement.values(state=after)))
+def _end(connection: Connection, which: ColumnElement[bool], at: float) -> None:
+    statement = update(ChunkSetRow).where(which, ChunkSetRow.state != SetState.DEAD)
+    connection.execute(statement.values(state=SetState.DEAD, ended_at=at))
 
 
 def _check_filling(connection: Connection, set_id: int) -> None:
@@ -229,28 +232,33 @@ def _rows_of(connection: Connection, set_id: int) -> list[tuple[int, Digest]]:
 # --- what goes ---
 
 
-def take_apart(connection: Connection, now: float) -> int:
-    """Take some references of a dead set away, or the set when it has none. How many rows; 0: no set is dead."""
-    dead = select(ChunkSetRow.id).where(ChunkSetRow.state == SetState.DEAD).order_by(ChunkSetRow.id).limit(1)
-    set_id = connection.execute(dead).scalar()
-    if set_id is None:
+def take_apart(connection: Connection) -> int:
+    """Take some references of a dead set away, or the set when it has none. How many rows; 0: no set is dead.
+
+    The set that ended first goes first: what several dead sets refer to has its grace from the end of the last one.
+    """
+    dead = select(ChunkSetRow.id, ChunkSetRow.ended_at).where(ChunkSetRow.state == SetState.DEAD)
+    first = connection.execute(dead.order_by(ChunkSetRow.ended_at, ChunkSetRow.id).limit(1)).first()
+    if first is None:
         return 0
+    set_id, ended_at = first
     some = select(SetChunkRow.chunk_id).where(SetChunkRow.set_id == set_id)
     ids = list(connection.execute(some.order_by(SetChunkRow.chunk_id).limit(TAKEN_APART_AT_ONCE)).scalars())
     if not ids:
         connection.execute(delete(ChunkSetRow).where(ChunkSetRow.id == set_id))
         return 1
     for part in batches(ids, AT_ONCE):
-        _let_go(connection, set_id, part, now)
+        _let_go(connection, set_id, part, ended_at or NO_GRACE)
     return len(ids)
 
 
-def _let_go(connection: Connection, set_id: int, chunk_ids: Sequence[int], now: float) -> None:
+def _let_go(connection: Connection, set_id: int, chunk_ids: Sequence[int], at: float) -> None:
     # The chunks first, in their order, as everywhere: two transactions never wait for each other.
     connection.execute(select(ChunkRow.id).where(ChunkRow.id.in_(chunk_ids)).order_by(ChunkRow.id).with_for_update())
     gone = delete(SetChunkRow).where(SetChunkRow.set_id == set_id, SetChunkRow.chunk_id.in_(chunk_ids))
     taken = list(connection.execute(gone.returning(SetChunkRow.chunk_id)).scalars())
-    last = case((ChunkRow.refs == 1, now), else_=ChunkRow.changed_at)
+    may_come = and_(ChunkRow.state == ChunkState.WRITING, ChunkRow.changed_at > at)  # a PUT is under way since then
+    last = case((or_(ChunkRow.refs > 1, may_come), ChunkRow.changed_at), else_=at)
     _execute_in(connection, update(ChunkRow).values(refs=ChunkRow.refs - 1, changed_at=last), taken)
 
 
@@ -260,24 +268,45 @@ def collect(connection: Connection, grace_seconds: float, now: float, limit: int
     A chunk whose DELETE may have got no answer comes again after ``DELETE_SECONDS``. One whose PUT may still be under way
     stays for ``PUT_SECONDS``.
     """
-    grace = now - grace_seconds
-    is_old = or_(
-        and_(ChunkRow.state == ChunkState.STORED, ChunkRow.changed_at <= grace),
-        and_(ChunkRow.state == ChunkState.WRITING, ChunkRow.changed_at <= min(grace, now - PUT_SECONDS)),
-        and_(ChunkRow.state == ChunkState.LEAVING, ChunkRow.changed_at <= now - DELETE_SECONDS),
-    )
-    query = select(ChunkRow.id, ChunkRow.digest, ChunkRow.size).where(ChunkRow.refs == 0, is_old)
+    query = select(ChunkRow.id, ChunkRow.digest, ChunkRow.size)
+    query = query.where(ChunkRow.refs == 0, is_collectable(ChunkRow.changed_at, grace_seconds, now))
     # Another collection has what is locked. A row that a reference was added to meanwhile is looked at again, and stays.
-    found = connection.execute(query.order_by(ChunkRow.id).limit(limit).with_for_update(skip_locked=True)).all()
+    locked = query.order_by(ChunkRow.changed_at).limit(limit).with_for_update(skip_locked=True)
+    found = connection.execute(locked).all()
     ids = [row[0] for row in found]
     _execute_in(connection, update(ChunkRow).values(state=ChunkState.LEAVING, changed_at=now), ids)
     return [StoredChunk(row[0], Digest.from_bytes(row[1]), row[2]) for row in found]
 
 
-def forget(connection: Connection, chunks: Iterable[StoredChunk]) -> None:
-    """The objects of these chunks, which were let go, are gone."""
+def is_collectable(changed_at: SQLColumnExpression[float], grace_seconds: float, now: float) -> ColumnElement[bool]:
+    """The ``ChunkRow`` may go, if nothing refers to it and this is when that began."""
+    grace = now - grace_seconds
+    return or_(
+        and_(ChunkRow.state == ChunkState.STORED, changed_at <= grace),
+        and_(ChunkRow.state == ChunkState.WRITING, changed_at <= min(grace, now - PUT_SECONDS)),
+        and_(ChunkRow.state == ChunkState.LEAVING, changed_at <= now - DELETE_SECONDS),
+    )
+
+
+def forget(connection: Connection, chunks: Iterable[StoredChunk], let_go_at: float) -> None:
+    """The objects of these chunks are gone, which were let go at that time.
+
+    Where another collection has let a chunk go again since then, its DELETE is under way: the row is its to forget.
+    """
     for some in batches([chunk.id for chunk in chunks], AT_ONCE):
-        connection.execute(delete(ChunkRow).where(ChunkRow.id.in_(some), ChunkRow.state == ChunkState.LEAVING))
+        is_own = ChunkRow.id.in_(some), ChunkRow.state == ChunkState.LEAVING, ChunkRow.changed_at == let_go_at
+        connection.execute(delete(ChunkRow).where(*is_own))
+
+
+def let_orphans_go(connection: Connection, sizes: Mapping[Digest, int], now: float) -> list[StoredChunk]:
+    """Of these objects of the store, which were listed before, let go those that have no row. Then as after ``collect``."""
+    found: list[StoredChunk] = []
+    for some in batches(sorted(sizes), AT_ONCE):
+        rows = [_new_row(digest, sizes[digest], now) | {"state": ChunkState.LEAVING} for digest in some]
+        new = _insert(connection, ChunkRow).values(rows).on_conflict_do_nothing(index_elements=["digest"])
+        added = connection.execute(new.returning(ChunkRow.id, ChunkRow.digest, ChunkRow.size))
+        found += [StoredChunk(chunk, Digest.from_bytes(raw), size) for chunk, raw, size in added]
+    return found
 
 
 # --- looking ---
@@ -339,6 +368,15 @@ def bytes_of(connection: Connection, set_ids: Collection[int]) -> int:
         return 0
     named = exists().where(SetChunkRow.chunk_id == ChunkRow.id, SetChunkRow.set_id.in_(set_ids))
     return int(connection.execute(select(func.coalesce(func.sum(ChunkRow.size), 0)).where(named)).scalar_one())
+
+
+def have_rows(connection: Connection, digests: Iterable[Digest]) -> set[Digest]:
+    """Those of these chunks that have a row."""
+    found: set[Digest] = set()
+    for some in batches(sorted(set(digests)), AT_ONCE):
+        query = select(ChunkRow.digest).where(ChunkRow.digest.in_([digest.to_bytes() for digest in some]))
+        found.update(map(Digest.from_bytes, connection.execute(query).scalars()))
+    return found
 
 
 def totals(connection: Connection) -> tuple[int, int]:

@@ -52,8 +52,15 @@ async def publish(session: WriteSession, set_id: int, root: Root, now: float) ->
     if found == set_id:
         await chunks.of(session, chunks.publish, set_id)
     else:
-        await chunks.of(session, chunks.end, [set_id])
+        await chunks.of(session, chunks.end, [set_id], now)
         await touch(session, [name], now)
+
+
+async def lock(session: WriteSession, digests: Sequence[str]) -> None:
+    """Until the transaction ends none of these manifests is published anew, dropped, given up or restored."""
+    locked = select(ManifestRow.digest).order_by(ManifestRow.digest).with_for_update()
+    for some in batches(sorted(digests), _AT_ONCE):
+        await session.execute(locked.where(ManifestRow.digest.in_(some)))
 
 
 async def set_ids(session: ReadSession, digests: Sequence[str]) -> dict[str, int]:
@@ -68,7 +75,7 @@ async def drop(session: WriteSession, digests: Sequence[str]) -> list[str]:
     for some in batches(digests, _AT_ONCE):
         gone = delete(ManifestRow).where(ManifestRow.digest.in_(some)).returning(ManifestRow.digest, ManifestRow.set_id)
         rows = (await session.execute(gone)).all()
-        await chunks.of(session, chunks.end, [set_id for _, set_id in rows])
+        await chunks.of(session, chunks.end, [set_id for _, set_id in rows], chunks.NO_GRACE)
         dropped += [name for name, _ in rows]
     return dropped
 

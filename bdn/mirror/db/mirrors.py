@@ -254,7 +254,7 @@ async def finish(session: WriteSession, mirror_id: str, status: str, *, now: flo
     statement = update(MirrorRow).where(MirrorRow.id == mirror_id, MirrorRow.status.in_(RUNNING)).values(**values)
     if await changed(session, statement) == 0:
         return False
-    await chunks.of(session, chunks.end_of, mirror_id)
+    await chunks.of(session, chunks.end_of, mirror_id, now)
     sources = update(MirrorSourceRow).where(MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.status.in_(RUNNING))
     await session.execute(sources.values(status=status, error=error))
     tell(session, mirror_id)
@@ -346,7 +346,7 @@ async def prune(session: WriteSession, before: float) -> int:
     going = list((await session.execute(old)).scalars())
     listed = select(MirrorSourceRow.mirror_id, MirrorSourceRow.position).where(MirrorSourceRow.listing.is_not(None))
     owners = [listing_owner(*row) async for row in select_in(session, listed, MirrorSourceRow.mirror_id, going)]
-    await chunks.of(session, chunks.end_kept, owners)
+    await chunks.of(session, chunks.end_kept, owners, chunks.NO_GRACE)
     for table in (MirrorSourceRow.mirror_id, MirrorRow.id):
         await delete_in(session, table, going)
     return len(going)

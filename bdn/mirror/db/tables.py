@@ -122,7 +122,10 @@ class ChunkRow(Base):
 
 
 class ChunkSetRow(Base):
-    """Chunks that are kept together. ``owner`` is a source of a mirror, a push, or evidence; a published set is a manifest's."""
+    """Chunks that are kept together. ``owner`` is a source of a mirror, a push, or evidence; a published set is a manifest's.
+
+    ``ended_at`` is since when a dead set refers to nothing: what nothing else referred to since then is collected after the grace.
+    """
 
     __tablename__ = "chunk_sets"
     __table_args__ = ({"sqlite_autoincrement": True},)
@@ -130,6 +133,7 @@ class ChunkSetRow(Base):
     id: Mapped[int] = mapped_column(_Id, primary_key=True)
     owner: Mapped[str] = mapped_column(String(128), index=True)
     state: Mapped[str] = mapped_column(String(16), index=True)
+    ended_at: Mapped[float | None]
 
 
 class SetChunkRow(Base):

@@ -331,7 +331,7 @@ class Ingest:
                 await asyncio.to_thread(_write_documents, survey, writer)
         finally:
             async with self.database.write() as session:
-                await chunks.of(session, chunks.end, [set_id])
+                await chunks.of(session, chunks.end, [set_id], self.database.now())
 
     async def _write_listing(self, survey: Survey, row: MirrorSourceRow, organisation: str) -> Digest:
         """Keep what the upstream listed, for the next mirror of the source, in a set that no grant opens."""

@@ -214,7 +214,7 @@ class Rig:
         known = Known(LARGE.identity.key, LARGE.size, None, raw)
         async with self.database.write() as session:
             await identities.record(session, [known])
-            await chunks.of(session, chunks.end, [writer.set_id])
+            await chunks.of(session, chunks.end, [writer.set_id], time.time())
         return known
 
     async def gather(self, *files: UpstreamFile, owner: str = "mir_1/0", known: Known | None = None) -> SourceCounters:
@@ -277,12 +277,13 @@ async def test_chunks_that_an_earlier_attempt_stored_are_not_copied_again(rig: R
 async def test_chunks_that_were_collected_since_are_copied_again(rig: Rig) -> None:
     await rig.half_copied(0, 1)
     async with rig.database.write() as session:
-        while await chunks.of(session, chunks.take_apart, time.time()):
+        while await chunks.of(session, chunks.take_apart):
             pass
-        gone = await chunks.of(session, chunks.collect, 0, time.time() + 1)
+        now = time.time() + 1
+        gone = await chunks.of(session, chunks.collect, 0, now)
     assert len(gone) == 2
     async with rig.database.write() as session:
-        await chunks.of(session, chunks.forget, gone)
+        await chunks.of(session, chunks.forget, gone, now)
     assert (await rig.gather(LARGE)).transferred == LARGE.size
 
 
