@@ -79,8 +79,8 @@ async def _recorded(data: Path, files: int) -> list[Digest]:
     """What the mirror's database knows: two manifests, one of which was given up long ago."""
     database = Database(f"sqlite+aiosqlite:///{data}/mirror.sqlite")
     await database.migrate()
-    _, kept = await publish(database, "kept", 8 * files, is_read=False)
-    manifest, given_up = await publish(database, "given up", files, is_read=False)
+    _, kept = await publish(database, "kept", 8 * files)
+    manifest, given_up = await publish(database, "given up", files)
     row = {"organisation": "o", "manifest": manifest.hex, "created_at": 1.0, "eviction": "evi"}
     async with database.write() as session:
         await session.execute(insert(TombstoneRow), [row])
