@@ -163,7 +163,7 @@ async def open_mirror(
         )
         sign_ins = SignIns(secrets, issuer, context)
         own = bucket_of(settings.effective_store)
-        surveyor = Surveyor(database, sign_ins, settings.limit_files, settings.limit_bytes, own)
+        surveyor = Surveyor(database, sign_ins, settings.limit_files, settings.limit_bytes, store, own)
 
         # Retention: what leaves the store, and the events that say why.
         events = Events(database, settings.events_seconds, now)
@@ -228,7 +228,7 @@ async def open_mirror(
         readers = ThreadPoolExecutor(_STORE_READERS, "store-read")
         stack.push_async_callback(asyncio.to_thread, readers.shutdown)
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop(), readers)
-        pushes = Pushes(database, store, access, damages, requests, settings.limit_files, settings.limit_push_bytes)
+        pushes = Pushes(database, store, access, requests, readers, settings.limit_files, settings.limit_push_bytes)
         projects = Projects(database)
         if work and settings.checkpoint_seconds:
             await stack.enter_async_context(in_background(projects.keep_expiring(settings.checkpoint_seconds)))
@@ -243,7 +243,7 @@ async def open_mirror(
                 pace=pace,
                 is_local=settings.auth == "off",
                 certificate=shown,
-                received=PushedChunks(store, pushes, asyncio.get_running_loop()),
+                received=PushedChunks(pushes, asyncio.get_running_loop()),
                 on_received=metrics.pushed_bytes.inc,
             )
             # In a thread: a worker of the server may be waiting for what it asked of the loop.

@@ -22,7 +22,7 @@ _Text = Annotated[StrictStr, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 _MOST_FILES: Final = 10_000_000  # of a push; the request's bytes and BDN_LIMIT_FILES end it sooner
 _MOST_CHUNKS: Final = 10_000_000  # of one file: 80 TB
 _ZEROS: Final = f"b3:{'0' * 64}"
-_FILE: Final[dict[str, JsonValue]] = {"path": "model.safetensors", "size": 1, "chunks": [_ZEROS]}
+_FILE: Final[dict[str, JsonValue]] = {"path": "model.safetensors", "size": 2**20, "chunks": [_ZEROS]}
 _SOURCE: Final = "bt://project@job/checkpoint-100"
 
 
@@ -105,11 +105,18 @@ class ChunkList(StrictModel, json_schema_extra={"examples": [{"chunks": [_ZEROS]
 
 
 class PushedFile(StrictModel):
-    """A file and its chunks of 8 MiB in their order, of which the last one is the rest."""
+    """A file of 1 MiB or more and its chunks of 8 MiB in their order, of which the last one is the rest.
+
+    A smaller one has its digest, and lies at ``offset`` in ``slab``, a chunk that is some files one after the other, in the order
+    of their paths. An empty one has neither.
+    """
 
     path: Annotated[StrictStr, Field(min_length=1, max_length=4096)]
     size: Quantity
-    chunks: Annotated[list[ManifestName], Field(max_length=_MOST_CHUNKS, fail_fast=True)]
+    chunks: Annotated[list[ManifestName], Field(max_length=_MOST_CHUNKS, fail_fast=True)] = []
+    digest: ManifestName | None = None
+    slab: ManifestName | None = None
+    offset: Quantity | None = None
 
 
 class CheckpointDetails(StrictModel):

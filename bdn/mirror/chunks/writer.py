@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from bdn.core.chunk import Buffer, Digest
+from bdn.core.manifest import ManifestWriter, PlacedFile, Root
 from bdn.core.store import ChunkStore
 from bdn.mirror.db import chunks
 from bdn.mirror.db.chunks import ChunkIsLeavingError
@@ -82,3 +83,14 @@ class SetWriter:
 
     def _answer(self, asked: Coroutine[Any, Any, _Answer]) -> _Answer:
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result(_ANSWER_SECONDS)
+
+
+def put_manifest(files: Iterable[PlacedFile], put: Callable[[Digest, bytes], object]) -> Root:
+    """Put the pages and the root of files in the order of their paths. Blocking."""
+    manifest = ManifestWriter()
+    for file in files:
+        for page in manifest.add(file):
+            put(page.digest, page.content)
+    for document in manifest.finish():
+        put(document.digest, document.content)
+    return manifest.root

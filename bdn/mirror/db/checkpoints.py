@@ -1,42 +1,33 @@
 """Every statement about checkpoints, and about chunks that are pushed before a manifest names them.
 
-A chunk that was pushed is a content of its own, which no manifest names, and which its organisation finds by an identity. So it is
-collected as any content that nobody needs: not beside a push at work that began earlier. Its team finds it alone, as what the
-team pushed.
+The set of a push refers to its chunks. An identity tells the next push of the team that the team has pushed a chunk.
 """
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Final
 
-from sqlalchemy import BindParameter, Select, and_, bindparam, delete, exists, func, or_, select
+from sqlalchemy import Select, delete, exists, select
 from sqlalchemy.orm import defer
 
-from bdn.core.chunk import Digest, FileLayout, chunk_range
+from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError, RevisionNotFoundError, SourceNotFoundError
 from bdn.core.source.upstream import Identity
 from bdn.core.source.uri import CheckpointUri
-from bdn.core.store import scope_of, split_digests
+from bdn.core.store import scope_of
 from bdn.core.training.checkpoints import by_number
-from bdn.mirror.db import contents, mirrors, projects
-from bdn.mirror.db.database import ReadSession, WriteSession, batches, delete_in, insert_new, select_in
+from bdn.mirror.db import chunks, identities, manifests, mirrors, projects
+from bdn.mirror.db.database import ReadSession, WriteSession, delete_in, select_in
+from bdn.mirror.db.identities import Known
 from bdn.mirror.db.tables import (
     CheckpointRow,
-    ContentChunkRow,
-    ContentRow,
-    DraftRow,
-    IdentityRow,
-    ManifestContentRow,
+    ChunkRow,
     ManifestRow,
     MirrorRow,
     MirrorSourceRow,
     ProjectRow,
+    SetChunkRow,
 )
-from bdn.wire.access_schema import DEFAULT_TEAM
-
-_CHUNKS_AT_ONCE: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,67 +131,44 @@ class PushScope:
     team: str
 
     def identity(self, digest: Digest) -> Identity:
-        """By which a content that was pushed is found. That of the team Default is as it was before there were teams."""
-        team = () if self.team == DEFAULT_TEAM else (self.team,)
-        return Identity.of(scope_of(self.organisation), "push", digest.hex, *team)
+        """By which a chunk that this team pushed is found, or a file of its checkpoints."""
+        return Identity.of(scope_of(self.organisation), "push", digest.hex, self.team)
 
 
-_OF_SEVERAL_CHUNKS: Final = select(ContentChunkRow.content).distinct()
-_PUSHED: Final = (
-    select(IdentityRow.key, ContentRow.size)
-    .join(ContentRow, ContentRow.digest == IdentityRow.content)
-    .where(ContentRow.recorded_at >= bindparam("since"), or_(ContentRow.chunks != b"", ContentRow.size == 0))
-    .where(contents.chunks_are_sound())
-)
+async def known_chunks(
+    session: ReadSession, whose: PushScope, push_set: int, teams: Sequence[str | None], digests: Sequence[Digest]
+) -> set[Digest]:
+    """Those of these chunks that need not be sent again as far as they are stored.
+
+    They are in the push's set, this team pushed them before, or a manifest refers to them that one of these ``teams`` (None: the
+    organisation) may read.
+    """
+    known = set(await chunks.of(session, chunks.among, [push_set], digests))
+    keys = {whose.identity(digest).key: digest for digest in digests}
+    known.update(keys[key] for key in await identities.find(session, list(keys)))
+    for team in teams:
+        readable = _readable(whose.organisation, team)
+        raw = [digest.to_bytes() for digest in digests]
+        known.update(
+            [Digest.from_bytes(found) async for (found,) in select_in(session, readable, ChunkRow.digest, raw)]
+        )
+    return known
 
 
-@cache
-def _readable(*, is_of_team: bool) -> Select[str, int, bytes]:
-    organisation: BindParameter[str] = bindparam("organisation")
-    team: BindParameter[str] | None = bindparam("team") if is_of_team else None
+def _readable(organisation: str, team: str | None) -> Select[bytes]:
+    """Chunks of manifests that the organisation, or the team, may read."""
     may_read = (
-        mirrors.is_mirrored_for(organisation, ManifestContentRow.manifest, team),
-        ~mirrors.is_given_up(organisation, ManifestContentRow.manifest),
-        ManifestContentRow.content == ContentRow.digest,
+        ManifestRow.set_id == SetChunkRow.set_id,
+        mirrors.is_mirrored_for(organisation, ManifestRow.digest, team),
+        ~mirrors.is_given_up(organisation, ManifestRow.digest),
     )
-    is_named = select(ManifestContentRow.content).where(*may_read).exists()
-    is_whole = and_(ContentRow.chunks != b"", contents.chunks_are_sound(), is_named)
-    return select(ContentRow.digest, ContentRow.size, ContentRow.chunks).where(is_whole)
+    return select(ChunkRow.digest).where(exists().where(SetChunkRow.chunk_id == ChunkRow.id, *may_read))
 
 
-async def readable_chunks(
-    session: ReadSession, organisation: str, chunks: Sequence[Digest], team: str | None = None
-) -> dict[Digest, int]:
-    """Those of these chunks that are held as such and belong to what the organisation, or the team, may read; and their sizes in bytes."""
-    wanted = {chunk.hex for chunk in chunks}
-    whose = {"organisation": organisation} | ({} if team is None else {"team": team})
-    sizes: dict[Digest, int] = {}
-    named = {
-        content async for (content,) in select_in(session, _OF_SEVERAL_CHUNKS, ContentChunkRow.chunk, sorted(wanted))
-    }
-    readable = _readable(is_of_team=team is not None)
-    async for _, size, raw in select_in(session, readable, ContentRow.digest, sorted(wanted | named), **whose):
-        for index, name in enumerate(split_digests(raw)):
-            if name.hex() in wanted:
-                sizes[Digest.from_bytes(name)] = chunk_range(size, index).size
-    return sizes
-
-
-async def pushed_chunks(
-    session: ReadSession, whose: PushScope, chunks: Iterable[Digest], since: float = 0.0
-) -> dict[Digest, int]:
-    """Those of these contents that were pushed in this name, or need not be, since then; and their sizes in bytes."""
-    keys = {whose.identity(chunk).key: chunk for chunk in chunks}
-    return {
-        keys[key]: size async for key, size in select_in(session, _PUSHED, IdentityRow.key, sorted(keys), since=since)
-    }
-
-
-async def record(session: WriteSession, whose: PushScope, layouts: Sequence[FileLayout], now: float) -> None:
-    """Contents that the store holds, durably, by what they are found; none is collected beside a push that began before."""
-    for some in batches(layouts, _CHUNKS_AT_ONCE):
-        by_key = {whose.identity(layout.digest).key: layout for layout in some}
-        await contents.record_contents(session, by_key, now)
+async def record(session: WriteSession, whose: PushScope, sizes: Mapping[Digest, int]) -> None:
+    """This team has pushed these chunks."""
+    known = [Known(whose.identity(one).key, size, one, one.to_bytes()) for one, size in sizes.items()]
+    await identities.record(session, known)
 
 
 async def put(session: WriteSession, whose: PushScope, uri: CheckpointUri, row: Mapping[str, object]) -> str | None:
@@ -237,6 +205,15 @@ async def committed(
     return None if (row := found.one_or_none()) is None else (row.mirror, row.committed_at)
 
 
+async def pushed(
+    session: ReadSession, organisation: str, uri: CheckpointUri, team: str | None = None
+) -> MirrorSourceRow:
+    """The source of the push that brought a checkpoint; as ``found``."""
+    row = (await found(session, organisation, uri, team)).row
+    query = select(MirrorSourceRow).where(MirrorSourceRow.mirror_id == row.mirror, MirrorSourceRow.position == 0)
+    return (await session.execute(query)).scalar_one()
+
+
 async def get(session: ReadSession, organisation: str, checkpoint_id: str, team: str | None = None) -> CheckpointState:
     """One by its id, or ``NotFoundError``."""
     query = _states(organisation, team).where(CheckpointRow.id == checkpoint_id)
@@ -253,38 +230,32 @@ async def remove(session: WriteSession, row: CheckpointRow) -> list[str]:
 
 
 async def drop_push(session: WriteSession, mirror_id: str) -> list[str]:
-    """Forget a push, and have the next collection take what nothing else names; the manifest, if it is such.
+    """Forget a push, and drop its manifest if nothing else names it. Returns the manifest where it was dropped.
 
-    It has no tombstone: nobody restores a checkpoint. The caller has called ``mirrors.hold_claims`` before it looked at anything: a
-    mirror that publishes the same manifest meanwhile would find it gone.
+    It has no tombstone: nobody restores a checkpoint.
     """
     query = select(MirrorSourceRow.manifest).where(MirrorSourceRow.mirror_id == mirror_id)
-    named = {str(name) for name in (await session.execute(query)).scalars() if name}
+    named = sorted({str(name) for name in (await session.execute(query)).scalars() if name})
     for column in (MirrorSourceRow.mirror_id, MirrorRow.id):
         await delete_in(session, column, [mirror_id])
-    others = select(MirrorSourceRow.manifest).distinct()
-    named -= {str(name) async for (name,) in select_in(session, others, MirrorSourceRow.manifest, sorted(named))}
-    held = select(ManifestRow.digest)
-    gone = sorted({name async for (name,) in select_in(session, held, ManifestRow.digest, sorted(named))})
-    await insert_new(session, DraftRow, [{"manifest": name, "renewed_at": mirrors.COLLECTED} for name in gone])
-    return gone
+    # A mirror that publishes the same manifest now has committed before the next look, or publishes it anew.
+    await manifests.lock(session, named)
+    others = select(MirrorSourceRow.manifest).where(MirrorSourceRow.manifest.in_(named)).distinct()
+    kept = set((await session.execute(others)).scalars())
+    return await manifests.drop(session, [name for name in named if name not in kept])
 
 
-async def bytes_with(session: ReadSession, whose: PushScope, uri: CheckpointUri, contents: Mapping[str, int]) -> int:
-    """Bytes of the distinct contents of all checkpoints of an organisation, were these, by digest, those of this checkpoint."""
+async def bytes_with(session: ReadSession, whose: PushScope, uri: CheckpointUri, set_id: int) -> int:
+    """Bytes of the distinct chunks of all checkpoints of an organisation, were those of this set this checkpoint."""
     known = await projects.find(session, whose.organisation, uri.project, whose.team)
     replaced = (known and known.id, uri.job, uri.checkpoint, uri.rank)
     others = [
         one.row.manifest
-        for one in await listed(session, whose.organisation)
+        for one in await listed(session, whose.organisation, with_details=False)
         if (one.row.project, one.row.job, one.row.name, one.row.rank) != replaced
     ]
-    named = select(ManifestContentRow.content).where(ManifestContentRow.manifest.in_(others))
-    query = select(func.coalesce(func.sum(ContentRow.size), 0)).where(ContentRow.digest.in_(named))
-    total = int((await session.execute(query)).scalar_one())
-    of_others = select(ContentRow.digest).where(ContentRow.digest.in_(named))
-    counted = {digest async for (digest,) in select_in(session, of_others, ContentRow.digest, sorted(contents))}
-    return total + sum(size for digest, size in contents.items() if digest not in counted)
+    sets = await manifests.set_ids(session, sorted(set(others)))
+    return await chunks.of(session, chunks.bytes_of, {*sets.values(), set_id})
 
 
 async def older_than(session: ReadSession, before: float) -> list[CheckpointRow]:

@@ -69,6 +69,12 @@ async def set_ids(session: ReadSession, digests: Sequence[str]) -> dict[str, int
     return {name: set_id async for name, set_id in select_in(session, query, ManifestRow.digest, digests)}
 
 
+async def lock(session: WriteSession, digests: Sequence[str]) -> set[str]:
+    """Those of these manifests that are published: until the transaction ends nothing drops them, or names them anew."""
+    query = select(ManifestRow.digest).where(ManifestRow.digest.in_(digests)).order_by(ManifestRow.digest)
+    return set((await session.execute(query.with_for_update())).scalars())
+
+
 async def drop(session: WriteSession, digests: Sequence[str]) -> list[str]:
     """Manifests that nothing may read are published no more; their chunks go with the next collection. Returns those that were."""
     dropped: list[str] = []

@@ -51,7 +51,6 @@ from bdn.mirror.db.tables import (
     TombstoneRow,
 )
 from bdn.mirror.db.waiting import NEW_WORK, cancel_topic
-from bdn.wire.access_schema import DEFAULT_TEAM
 
 RUNNING = ("PENDING", "SYNCING")
 OF_ALL: Final = ""  # the ``team`` of a mirror that whoever has no team asked for
@@ -627,11 +626,8 @@ def _living_sources(manifest: InstrumentedAttribute[str], before: float | None =
 
 
 def push_key(source: str, team: str) -> str:
-    """The ``request_key`` of a push: nobody mirrors under it, and of two pushes of one checkpoint the second goes on with the first.
-
-    That of the team Default is as it was before there were teams: a version before goes on with such a push.
-    """
-    return digest_of((f"push {source}" if team == DEFAULT_TEAM else f"push {source} {team}").encode()).hex
+    """The ``request_key`` of a push: no mirror has it, and of two pushes of one checkpoint the second resumes the first."""
+    return digest_of(f"push {source} {team}".encode()).hex
 
 
 def is_push(state: MirrorState) -> bool:
@@ -655,23 +651,13 @@ async def pushes(session: ReadSession, organisation: str) -> list[tuple[MirrorRo
     ]
 
 
-async def take(session: WriteSession, mirror_id: str, claimant: str, began: float, until: float) -> None:
-    """A mirror that was inserted just now is at work, by this claimant."""
+async def begin_push(session: WriteSession, mirror_id: str, now: float, until: float) -> None:
+    """A mirror that was inserted just now is a push, with a set for its chunks."""
     statement = update(MirrorRow).where(MirrorRow.id == mirror_id)
-    statement = statement.values(status="SYNCING", claimed_by=claimant, claim_expires_at=until, started_at=began)
+    statement = statement.values(status="SYNCING", claimed_by=PUSHED, claim_expires_at=until, started_at=now)
     await session.execute(statement)
     await update_source(session, mirror_id, 0, status="SYNCING")
-
-
-async def begin_anew(session: WriteSession, push_id: str, at: float) -> None:
-    """Collections wait for the push from now on as if it began at ``at``."""
-    await session.execute(update(MirrorRow).where(MirrorRow.id == push_id).values(started_at=at))
-
-
-async def began_earlier(session: WriteSession, mirror_id: str, at: float) -> None:
-    """By the clock of somebody else who puts chunks for it."""
-    later = or_(MirrorRow.started_at.is_(None), MirrorRow.started_at > at)
-    await session.execute(update(MirrorRow).where(MirrorRow.id == mirror_id, later).values(started_at=at))
+    await chunks.of(session, chunks.begin, mirror_id)
 
 
 async def hold_uncommitted(session: WriteSession, organisation: str) -> int:
@@ -700,7 +686,7 @@ _ADD_TRANSFERRED: Final = (
 
 
 async def add_transferred(session: WriteSession, mirror_id: str, size: int) -> None:
-    """So many bytes more came, and are durable."""
+    """So many bytes more came."""
     await changed_past_orm(session, _ADD_TRANSFERRED, mirror=mirror_id, more=size)
     tell(session, mirror_id)
 

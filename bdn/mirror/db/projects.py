@@ -96,9 +96,15 @@ async def project(session: WriteSession, organisation: str, team: str, name: str
         row = {"id": new_id(), "organisation": organisation, "team": team, "name": name, "created_at": now}
         await insert_new(session, ProjectRow, [row])
         known = await find(session, organisation, name, team)  # or somebody else's, who was faster
-    if known is None:
+    if known is None or not await lock(session, known.id):
         raise NotFoundError(f"project {name!r}")
     return known
+
+
+async def lock(session: WriteSession, project_id: str) -> bool:
+    """Whether the project is there; until the transaction ends nothing deletes it, or commits a checkpoint of it."""
+    query = select(ProjectRow.id).where(ProjectRow.id == project_id).with_for_update()
+    return (await session.execute(query)).scalar() is not None
 
 
 def is_hidden() -> ColumnElement[bool]:

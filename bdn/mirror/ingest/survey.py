@@ -27,6 +27,7 @@ from bdn.core.source.uri import (
     literal_prefixes,
     select,
 )
+from bdn.core.store import ChunkStore
 from bdn.mirror.db import chunks as chunk_rows
 from bdn.mirror.db import identities
 from bdn.mirror.db.database import Database
@@ -187,7 +188,8 @@ class Surveyor:
     sign_ins: SignIns
     limit_files: int
     limit_bytes: int
-    store: BucketUri | None = None  # None: a directory, which no source can name
+    store: ChunkStore
+    bucket: BucketUri | None = None  # the store's; None: a directory, which no source can name
 
     def check(self, wanted: WeightsSource, organisation: str) -> None:
         """Refuse, before a worker tries, a sign-in that cannot be resolved and a source that shares objects with the store."""
@@ -199,9 +201,9 @@ class Surveyor:
 
         The bucket's name alone decides: one bucket may have several endpoints, and on some servers also ``gs://`` and ``s3://`` addresses.
         """
-        if not isinstance(uri, BucketUri) or self.store is None or uri.bucket.lower() != self.store.bucket.lower():
+        if not isinstance(uri, BucketUri) or self.bucket is None or uri.bucket.lower() != self.bucket.bucket.lower():
             return
-        pairs = zip(_folders(uri), _folders(self.store), strict=False)
+        pairs = zip(_folders(uri), _folders(self.bucket), strict=False)
         if all(ours == theirs for ours, theirs in pairs):
             raise InvalidSourceError(
                 str(uri),
@@ -224,7 +226,9 @@ class Surveyor:
         """
         uri = wanted.source
         if isinstance(uri, CheckpointUri):
-            yield CheckpointSource(self.database, pinned(uri, revision) if revision else uri, organisation, team)
+            yield CheckpointSource(
+                self.database, self.store, pinned(uri, revision) if revision else uri, organisation, team
+            )
             return
         self._check_outside(uri)
         if revision is not None and isinstance(uri, HuggingFaceUri):
@@ -253,9 +257,10 @@ class Surveyor:
         survey = Survey(resolution, await asyncio.to_thread(_by_path, selected.files), {}, selected.warnings)
         units = ((unit.key, None) for unit in units_of(survey.files))
         await self._look(units, survey, hold or self._stored)
-        if isinstance(source, CheckpointSource):
-            before = source.placed
-        if before is not None and (keys := await asyncio.to_thread(_keys_of, survey.missing())):
+        most = _MOST_BEFORE
+        if isinstance(source, CheckpointSource):  # which has no bytes anywhere else
+            before, most = source.placed, self.limit_files
+        if before is not None and (keys := await asyncio.to_thread(_keys_of, survey.missing(), most)):
             prior = await before(keys)
             survey = replace(survey, prior=prior)
             again = ((unit.key, units_before(unit, prior)) for unit in survey.missing())
@@ -278,12 +283,12 @@ class Surveyor:
             return await chunk_rows.of(session, chunk_rows.stored, digests)
 
 
-def _keys_of(units: Iterable[Unit]) -> set[str]:
-    """Of all files in these units; none where they are so many that nothing lay anywhere earlier. Blocking."""
+def _keys_of(units: Iterable[Unit], most: int) -> set[str]:
+    """Of all files in these units; none where they are more than ``most``. Blocking."""
     keys: set[str] = set()
     for unit in units:
         keys.update(file.identity.key for file in unit.files)
-        if len(keys) > _MOST_BEFORE:
+        if len(keys) > most:
             return set()
     return keys
 

@@ -25,13 +25,13 @@ from bdn.core.errors import (
     single_error,
 )
 from bdn.core.listing import ListingWriter, listed_in, listing_pages
-from bdn.core.manifest import ManifestWriter, Root, files_of
+from bdn.core.manifest import Root, files_of
 from bdn.core.pace.retry import Outage
 from bdn.core.source.upstream import Resolution, Source
-from bdn.core.source.uri import HuggingFaceUri, WeightsSource
-from bdn.core.store import ChunkStore, organisation_of, reader_of
-from bdn.mirror.chunks.writer import SetWriter
-from bdn.mirror.db import chunks, events, manifests, mirrors
+from bdn.core.source.uri import CheckpointUri, HuggingFaceUri, WeightsSource
+from bdn.core.store import ChunkStore, organisation_of, reader_of, team_of
+from bdn.mirror.chunks.writer import SetWriter, put_manifest
+from bdn.mirror.db import checkpoints, chunks, events, manifests, mirrors
 from bdn.mirror.db.chunks import SetEndedError
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
@@ -46,6 +46,7 @@ from bdn.mirror.ingest.copy_missing import CopyMissing
 from bdn.mirror.ingest.progress import ClaimLostError, Progress, SourceCounters
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Survey, Surveyor
+from bdn.mirror.upstream.checkpoints import pinned
 from bdn.wire.mirror_schema import WeightsSourceBody
 from bdn.wire.shapes import body_of
 
@@ -301,7 +302,7 @@ class Ingest:
                 await self._announce(row, survey, progress)
                 await self.room.check(row.source, survey)
                 await self._copy(row, source, survey, writer, progress)
-                root = await asyncio.to_thread(_write_documents, survey, writer)
+                root = await asyncio.to_thread(put_manifest, survey.placed(), writer.put)
                 listing = await self._write_listing(survey, row, organisation)
                 if progress.has_strays:
                     names = await asyncio.to_thread(_names, survey, root)
@@ -328,7 +329,7 @@ class Ingest:
                 survey = await self.surveyor.survey(wanted, source, None, writer.hold)
                 copying = CopyMissing(self.copier, self._copies, progress, writer, source, row.source, 0, survey)
                 await copying.run()
-                await asyncio.to_thread(_write_documents, survey, writer)
+                await asyncio.to_thread(put_manifest, survey.placed(), writer.put)
         finally:
             async with self.database.write() as session:
                 await chunks.of(session, chunks.end, [set_id], self.database.now())
@@ -376,7 +377,7 @@ class Ingest:
         """
         async with progress.writing() as session:
             found = await published_before(session, reader, wanted, resolution.revision)
-            if found is None or found.manifest is None:
+            if found is None or found.manifest is None or not await manifests.lock(session, [found.manifest]):
                 return False
             counters = progress.counters[row.position]
             counters.reused = max(0, (found.bytes_total or 0) - counters.transferred)
@@ -459,17 +460,6 @@ class Ingest:
         logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(root.digest)})
 
 
-def _write_documents(survey: Survey, writer: SetWriter) -> Root:
-    """Put the pages and the root of what was copied. Blocking."""
-    manifest = ManifestWriter()
-    for file in survey.placed():
-        for page in manifest.add(file):
-            writer.put(page.digest, page.content)
-    for document in manifest.finish():
-        writer.put(document.digest, document.content)
-    return manifest.root
-
-
 def _write_listing(survey: Survey, writer: SetWriter) -> Digest:
     """Put the pages and the root of what was listed. Blocking."""
     listing = ListingWriter()
@@ -503,7 +493,7 @@ async def published_before(
 ) -> MirrorSourceRow | None:
     """A READY source of this organisation or team with the same repository, revision and patterns, none of it damaged.
 
-    With ``is_newest`` and without a revision: the newest one that was asked for by this name.
+    With ``is_newest`` and without a revision: the newest one that was asked for by this name. Of a whole checkpoint the push.
     """
     rows: list[MirrorSourceRow] = []
     organisation = organisation_of(reader)
@@ -511,8 +501,11 @@ async def published_before(
         rows = await mirrors.recalled(session, organisation, key)
     elif is_newest:
         rows = await mirrors.ready_from(session, organisation, str(wanted.source))
+    rows = [row for row in rows if is_alike(row, wanted)]
+    if isinstance(wanted.source, CheckpointUri) and revision and not (wanted.patterns.allow or wanted.patterns.ignore):
+        rows = [await checkpoints.pushed(session, organisation, pinned(wanted.source, revision), team_of(reader))]
     for row in rows:
         set_id = (await manifests.set_ids(session, [row.manifest or ""])).get(row.manifest or "")
-        if is_alike(row, wanted) and set_id and not await chunks.of(session, chunks.is_damaged, set_id):
+        if set_id and not await chunks.of(session, chunks.is_damaged, set_id):
             return row
     return None

@@ -24,7 +24,7 @@ from bdn.wire.push_schema import Checkpoint, Project
 from bdn.wire.shapes import moment
 
 _EXPIRE_SECONDS: Final = 60.0
-_REMOVED_AT_ONCE: Final = 50  # checkpoints of one transaction, in which nobody else publishes
+_REMOVED_AT_ONCE: Final = 50  # checkpoints of one transaction
 _NAMED: Final = 10
 
 
@@ -79,7 +79,8 @@ class Projects:
     async def _remove_some(self, project: ProjectRow) -> bool:
         """Whether it is gone."""
         async with self.database.write() as session:
-            await mirrors.hold_claims(session)
+            if not await projects.lock(session, project.id):
+                return True
             await _check_idle(session, project, self.database.now())
             found = await projects.checkpoints_of(session, project.id, _REMOVED_AT_ONCE)
             for row in found:
@@ -107,7 +108,6 @@ class Projects:
     ) -> Checkpoint:
         """Delete a checkpoint for ever. What was mirrored from it stays."""
         async with self.database.write() as session:
-            await mirrors.hold_claims(session)
             state = await checkpoints.get(session, organisation, checkpoint_id, team)
             document = _checkpoint(state, set())
             await self._forget(session, state, why)
@@ -136,7 +136,7 @@ def gone_events(organisation: str, source: str, manifests: Sequence[str], why: s
 
 
 async def _check_idle(session: WriteSession, project: ProjectRow, now: float) -> None:
-    """Refuse while a push of the project is active, or a job has its training cache mounted. The caller holds ``mirrors.hold_claims``, so no push begins or ends meanwhile."""
+    """Refuse while a push of the project is active, or a job has its training cache mounted."""
     at_work = [
         row.id
         for row, uri in await mirrors.pushes(session, project.organisation)

@@ -1,57 +1,50 @@
 """Pushes: mirrors whose bytes come from inside, chunk by chunk, and which become checkpoints.
 
-A push is a mirror at work that no worker has: so it is seen, counted, canceled and protected from collections as every mirror is. It
-is claimed by ``PUSHED`` as long as somebody calls for it. When nobody has for ``GIVEN_UP_SECONDS`` a worker takes it, and it fails.
-A collection waits for a push until ``PUSH_SECONDS`` after the push began, so that an open push does not stop collections. The commit of
-an old push renews the push: it protects each chunk that the store still holds, and answers CHUNKS_MISSING for the rest.
-What was sent stays as long as other half-copied files do, and the next push of its organisation finds it.
+A push is a mirror at work that no worker has: so it is seen, counted and canceled as every mirror is. It is claimed by ``PUSHED`` as
+long as its caller calls. After ``GIVEN_UP_SECONDS`` without a call a worker claims it, and it fails. A push has a set, which refers to
+the chunks that were sent, and to those that need not be sent. A commit makes another set, of the chunks that it names.
+What was sent is collected like everything that nothing refers to; until then the next push of its team finds it.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
-from typing import Final
+from typing import Final, TypeVar
 
 from sqlalchemy.exc import IntegrityError
 
-from bdn.core.chunk import (
-    CHUNK_SIZE,
-    Digest,
-    FileEntry,
-    FileLayout,
-    ManifestDocument,
-    ManifestWriter,
-    UnsafePathError,
-    check_tree,
-    normalise_path,
-)
+from bdn.core.chunk import Digest
 from bdn.core.errors import (
     BdnError,
     ChunksMissingError,
     Fact,
     InvalidRequestError,
     InvalidSourceError,
-    LimitExceededError,
     NotFoundError,
     QuotaExceededError,
-    StoreUnavailableError,
+    single_error,
 )
+from bdn.core.manifest import ManifestWriter, PlacedFile, Root
 from bdn.core.source.uri import CheckpointUri, parse_source
-from bdn.core.store import ChunkStore, split_digests
+from bdn.core.store import ChunkStore
 from bdn.core.training.checkpoints import is_loadable
 from bdn.mirror.access.access import Access, NotPermittedError, PushAccess
-from bdn.mirror.chunks.damages import Damages
-from bdn.mirror.db import checkpoints, contents, events, mirrors, projects
+from bdn.mirror.chunks.writer import SetWriter, put_manifest
+from bdn.mirror.db import checkpoints, chunks, events, manifests, mirrors, projects
 from bdn.mirror.db.checkpoints import PushScope
+from bdn.mirror.db.chunks import SetEndedError
 from bdn.mirror.db.database import Database, WriteSession, batches
-from bdn.mirror.db.mirrors import PUSH_SECONDS, PUSHED
+from bdn.mirror.db.manifests import DocumentDamagedError
+from bdn.mirror.db.mirrors import PUSHED
 from bdn.mirror.db.tables import MirrorRow
 from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.jobs.commits import check_slab, chunk_sizes, placed_files, slabs_of
 from bdn.mirror.jobs.projects import gone_events
 from bdn.mirror.serving.served_chunks import answer_of
 from bdn.net.chunk_server.served_chunks import PushedChunk
@@ -63,21 +56,18 @@ from bdn.wire.push_schema import (
     CommitRequest,
     CommittedPush,
     Push,
-    PushedFile,
     PushGrantDocument,
     PushGrantRequest,
 )
 from bdn.wire.shapes import body_of, moment
 
+_Answer = TypeVar("_Answer")
 GIVEN_UP_SECONDS: Final = 3600.0
 _MOUNT: Final = "/checkpoint"  # where a grant of the push itself places it
-_OLD_SECONDS: Final = PUSH_SECONDS / 2  # the commit of an older push renews the push first
-_LAST_SECONDS: Final = (
-    PUSH_SECONDS * 3 / 4
-)  # an older push is not published: collections may have stopped waiting for it
-_CLOCKS_SECONDS: Final = 600.0  # by which the clocks of processes that put chunks may differ
 _NAMED_MISSING: Final = 10
 _KNOWN: Final = 10_000  # pushes whose owner is remembered
+_CHUNKS_AT_ONCE: Final = 2000  # of one transaction
+_SLABS_AT_ONCE: Final = 8  # of 8 MiB of memory each
 
 
 def _named(source: str) -> CheckpointUri:
@@ -100,17 +90,16 @@ def _ended(push_id: str, row: MirrorRow | None = None) -> BdnError:
 
 @dataclass(eq=False, slots=True)
 class _Owned:
-    """A push that goes on: whose project it is for, which checkpoint, and since when nothing that it brought is collected.
+    """A push that goes on: whose project it is for, which checkpoint, and its set.
 
-    ``recorded`` writes chunks and their sizes to the database; ``reserved`` counts their bytes before they are stored.
+    ``admitted`` counts the bytes of chunks before they are stored.
     """
 
     id: str
     scope: PushScope
     uri: CheckpointUri
-    started_at: float
-    recorded: Batched[tuple[Digest, int], None] = field(init=False)
-    reserved: Batched[tuple[Digest, int], int] = field(init=False)
+    writer: SetWriter
+    admitted: Batched[tuple[Digest, int], int] = field(init=False)
 
     def is_of(self, pusher: PushAccess | None) -> bool:
         """Whether it is this one's organisation's and team's, or nobody is asked for."""
@@ -129,8 +118,8 @@ class Pushes:
     database: Database
     store: ChunkStore
     access: Access
-    damages: Damages
     requests: MirrorRequests
+    threads: Executor  # read and write the store
     limit_files: int
     limit_bytes: int | None
     _owned: dict[str, _Owned] = field(default_factory=dict)
@@ -159,7 +148,7 @@ class Pushes:
                 async with self.database.write() as session:
                     now = self.database.now()
                     await mirrors.insert(session, fresh, organisation, key, [request], now=now, team=team)
-                    await mirrors.take(session, fresh, PUSHED, min(now, time.time()), now + GIVEN_UP_SECONDS)
+                    await mirrors.begin_push(session, fresh, now, now + GIVEN_UP_SECONDS)
             except IntegrityError:
                 continue  # somebody else was faster
             push_id = fresh
@@ -179,40 +168,34 @@ class Pushes:
         push_id, committed_at = found
         return CommittedPush(push_id=push_id, source=str(uri), committed_at=moment(committed_at))
 
-    async def missing(self, push_id: str, pusher: PushAccess, chunks: Sequence[Digest]) -> list[Digest]:
-        """The chunks that have to be sent. This team pushed the others, or the pusher may read them; they are kept for this push.
+    async def missing(self, push_id: str, pusher: PushAccess, wanted: Sequence[Digest]) -> list[Digest]:
+        """The chunks that have to be sent. This team pushed the others, or the pusher may read them; the push refers to them now.
 
         A chunk of another team is answered as one that does not exist.
         """
         push = await self._get(push_id, pusher)
+        set_id, teams = push.writer.set_id, _counted_on(pusher, push.scope)
         async with self.database.read() as session:
-            held = await checkpoints.pushed_chunks(session, push.scope, chunks)
-            others = [one for one in chunks if one not in held]
-            for team in _counted_on(pusher, push.scope):
-                held |= await checkpoints.readable_chunks(session, push.scope.organisation, others, team)
-        kept = await asyncio.to_thread(self.store.keep, list(held))
-        layouts = [FileLayout.of(held[chunk], (chunk,)) for chunk in held if chunk in kept]
-        if layouts:
-            async with self.database.write() as session:
-                await self._go_on(session, push)
-                await checkpoints.record(session, push.scope, layouts, self.database.now())
-        return [chunk for chunk in dict.fromkeys(chunks) if chunk not in kept]
+            known = await checkpoints.known_chunks(session, push.scope, set_id, teams, wanted)
+        async with self.database.write() as session:
+            await self._go_on(session, push)
+            held = await chunks.of(session, chunks.hold, set_id, known)
+        return [chunk for chunk in dict.fromkeys(wanted) if chunk not in held]
 
     async def check(self, bearer: str | None, push_id: str) -> str:
         """The organisation of the push, checked for this bearer. ``NotFoundError``: a foreign push, or one that has ended."""
         pusher = await self.access.pusher(bearer)
         return (await self._get(push_id, None if pusher.is_operator else pusher)).scope.organisation
 
-    async def reserve(self, push_id: str, chunk: Digest, size: int) -> int:
-        """Count a chunk against the organisation's limit of uncommitted bytes, before it is stored. Returns the counted bytes.
+    async def admit(self, push_id: str, chunk: Digest, size: int) -> tuple[SetWriter, int]:
+        """Count a chunk, which came whole, before it is stored. Returns what stores it, and the counted bytes.
 
-        Raises ``QuotaExceededError``: it goes beyond the limit. Its push fails, which frees its bytes for other pushes.
+        Raises ``QuotaExceededError``: it goes beyond the organisation's limit of uncommitted bytes. Its push fails, which frees
+        its bytes for other pushes.
         """
-        if self.limit_bytes is None:
-            return 0
         push = await self._get(push_id, None)
         try:
-            return await push.reserved.of((chunk, size))
+            return push.writer, await push.admitted.of((chunk, size))
         except QuotaExceededError as error:
             async with self.database.write() as session:
                 await mirrors.finish(
@@ -221,35 +204,30 @@ class Pushes:
             self._forget(push)
             raise
 
-    async def _reserve(self, push: _Owned, chunks: Sequence[tuple[Digest, int]]) -> list[int]:
+    async def _admit(self, push: _Owned, came: Sequence[tuple[Digest, int]]) -> list[int]:
         async with self.database.write() as session:
-            uncommitted = await mirrors.hold_uncommitted(session, push.scope.organisation)
+            limit, uncommitted = self.limit_bytes, 0
+            if limit is not None:
+                uncommitted = await mirrors.hold_uncommitted(session, push.scope.organisation)
             await self._go_on(session, push)
-            known = await checkpoints.pushed_chunks(session, push.scope, dict(chunks), push.started_at)
-            sizes = {digest: size for digest, size in chunks if digest not in known}
-            needed = uncommitted + sum(sizes.values())
-            if sizes and self.limit_bytes is not None and needed > self.limit_bytes:
-                raise QuotaExceededError(needed, self.limit_bytes)
-            await mirrors.add_transferred(session, push.id, sum(sizes.values()))
-        return [sizes.pop(digest, 0) for digest, _ in chunks]
+            stored = await chunks.of(session, chunks.among, [push.writer.set_id], [digest for digest, _ in came])
+            sizes = {digest: size for digest, size in came if digest not in stored}
+            more = sum(sizes.values())
+            if more and limit is not None and uncommitted + more > limit:
+                raise QuotaExceededError(uncommitted + more, limit)
+            await mirrors.add_transferred(session, push.id, more)
+            await checkpoints.record(session, push.scope, sizes)
+        return [sizes.pop(digest, 0) for digest, _ in came]
 
     async def release(self, push_id: str, size: int) -> None:
         """Remove a chunk that was not stored from the count."""
         async with self.database.write() as session:
             await mirrors.add_transferred(session, push_id, -size)
 
-    async def record(self, push_id: str, chunk: Digest, size: int) -> None:
-        """A chunk is durable in the store, and the push counts on it from now on."""
-        await (await self._get(push_id, None)).recorded.of((chunk, size))
-
-    async def _record(self, push: _Owned, chunks: Sequence[tuple[Digest, int]]) -> list[None]:
-        layouts = [FileLayout.of(size, (digest,)) for digest, size in chunks]
-        async with self.database.write() as session:
-            await self._go_on(session, push)
-            await checkpoints.record(session, push.scope, layouts, self.database.now())
-            if self.limit_bytes is None:  # otherwise they were counted before they were stored
-                await mirrors.add_transferred(session, push.id, sum(size for _, size in chunks))
-        return [None] * len(chunks)
+    async def why_ended(self, push_id: str) -> BdnError:
+        """Why a push that ended meanwhile accepts no more calls."""
+        async with self.database.read() as session:
+            return _ended(push_id, await session.get(MirrorRow, push_id))
 
     async def commit(
         self, push_id: str, pusher: PushAccess, request: CommitRequest, *, is_agent: bool = False
@@ -265,132 +243,113 @@ class Pushes:
             LimitExceededError, QuotaExceededError: it is too much.
             NotFoundError: the push has ended otherwise.
         """
-        layouts = await asyncio.to_thread(self._layouts, request.files)
-        document = await asyncio.to_thread(_document, layouts)
+        files = await self._in_thread(placed_files, request.files, self.limit_files)
         is_reader = pusher.grant is None or is_agent
-        if (done := await self._committed(push_id, pusher, document)) is not None:
+        if (done := await self._committed(push_id, pusher, files)) is not None:
             return done if is_reader else _unreadable(done)
         push = await self._get(push_id, pusher)
-        await self.damages.heal()
-        if self._now() - push.started_at > _OLD_SECONDS:
-            await self._begin_anew(push, {chunk for layout in layouts.values() for chunk in layout.chunks})
-        await self._check_chunks(push, list(layouts.values()))
-        await self._check_quota(push, layouts.values())
-        for some in batches(list(layouts.values()), contents.NAMES_AT_ONCE):
+        owner = f"{push.id}/{secrets.token_hex(6)}"  # of this commit: one that is said twice at once has two
+        async with self.database.write() as session:
+            await self._go_on(session, push)
+            set_id = await chunks.of(session, chunks.begin, owner)
+        try:
+            await self._hold(push, set_id, await self._in_thread(chunk_sizes, files))
+            await self._check_slabs(files)
+            writer = SetWriter(self.database, self.store, set_id, push.scope.organisation)
+            root = await self._in_thread(put_manifest, files, writer.put)
+            await self._check_quota(push, set_id)
+            await self._publish(push, set_id, root, request)
+        except SetEndedError:
+            raise await self.why_ended(push.id) from None
+        finally:
             async with self.database.write() as session:
-                await self._go_on(session, push)
-                await checkpoints.record(session, push.scope, some, self.database.now())
-        await self._publish(push, document, request)
+                await chunks.of(session, chunks.end_of, owner)  # which has ended where it was published
         done = await self.requests.get(push_id, pusher.organisation, pusher.team)
         return done if is_reader else _unreadable(done)
 
-    async def _committed(self, push_id: str, pusher: PushAccess, document: ManifestDocument) -> Mirror | None:
+    async def _committed(self, push_id: str, pusher: PushAccess, files: Sequence[PlacedFile]) -> Mirror | None:
         """The push that has become this very checkpoint."""
         with suppress(NotFoundError):
             done = await self.requests.get(push_id, pusher.organisation, pusher.team)
             for part in done.sources[:1]:
                 uri = parse_source(part.source)
                 is_theirs = isinstance(uri, CheckpointUri) and pusher.may_push(uri)
-                if is_theirs and done.status == "READY" and part.manifest == str(document.digest):
+                if is_theirs and done.status == "READY" and part.manifest == await self._in_thread(_manifest_of, files):
                     return done
         return None
 
-    def _layouts(self, files: Sequence[PushedFile]) -> dict[str, FileLayout]:
-        """In a thread: by path, in their order."""
-        if len(files) > self.limit_files:
-            raise LimitExceededError("files of the push", len(files), self.limit_files)
-        try:
-            found = {
-                normalise_path(file.path): FileLayout.of(file.size, tuple(map(Digest.parse, file.chunks)))
-                for file in files
-            }
-            if len(found) != len(files):
-                raise UnsafePathError("a path stands twice")
-            check_tree(found)
-        except ValueError as error:  # an UnsafePathError is one
-            raise InvalidRequestError(f"files: {error}") from error
-        return dict(sorted(found.items()))
-
-    def _now(self) -> float:
-        """By the clock that is behind: this machine's dates files of the store, the database's dates rows."""
-        return min(self.database.now(), time.time())
-
-    async def _begin_anew(self, push: _Owned, chunks: Collection[Digest]) -> None:
-        """Protect the push from collections again, and record the chunks that the store still holds again.
-
-        The row is written first. A collection that read it before may still delete a chunk: then ``keep`` does not find that one. A collection
-        that reads it later waits for the push.
-        """
-        now = self._now()
-        async with self.database.write() as session:
-            await self._go_on(session, push)
-            await mirrors.begin_anew(session, push.id, now - _CLOCKS_SECONDS)
-        push.started_at = now
-        async with self.database.read() as session:
-            sizes = await checkpoints.pushed_chunks(session, push.scope, chunks)
-        for some in batches(list(sizes), contents.NAMES_AT_ONCE):
-            kept = await asyncio.to_thread(self.store.keep, some)
-            layouts = [FileLayout.of(sizes[chunk], (chunk,)) for chunk in some if chunk in kept]
+    async def _hold(self, push: _Owned, set_id: int, sizes: Mapping[Digest, int]) -> None:
+        """Have the set of the commit refer to these chunks, which the push has. Raises ``ChunksMissingError``, ``InvalidRequestError``."""
+        missing: list[Digest] = []
+        for some in batches(list(sizes), _CHUNKS_AT_ONCE):
             async with self.database.write() as session:
                 await self._go_on(session, push)
-                await checkpoints.record(session, push.scope, layouts, self.database.now())
-
-    async def _check_chunks(self, push: _Owned, layouts: Sequence[FileLayout]) -> None:
-        wanted = {chunk for layout in layouts for chunk in layout.chunks}
-        async with self.database.read() as session:
-            sizes = await checkpoints.pushed_chunks(session, push.scope, wanted, push.started_at)
-        if missing := sorted(wanted - sizes.keys()):
-            raise ChunksMissingError(len(missing), tuple(map(str, missing[:_NAMED_MISSING])))
-        for layout in layouts:
-            for chunk in layout.placed():
-                if sizes[chunk.digest] != chunk.range.size:
+                sent = await chunks.of(session, chunks.among, [push.writer.set_id], some)
+                held = await chunks.of(session, chunks.hold, set_id, sent)
+            missing += [digest for digest in some if digest not in held]
+            for digest, size in held.items():
+                if size != sizes[digest]:
                     raise InvalidRequestError(
-                        f"chunk {chunk.digest} has {sizes[chunk.digest]} bytes, and is number {chunk.index} of a file of "
-                        f"{layout.size}: all chunks but the last have {CHUNK_SIZE}"
+                        f"files: chunk {digest} has {size} bytes; by the sizes of the files it has {sizes[digest]}"
                     )
+        if missing:
+            raise ChunksMissingError(len(missing), tuple(map(str, missing[:_NAMED_MISSING])))
 
-    async def _check_quota(self, push: _Owned, layouts: Iterable[FileLayout]) -> None:
+    async def _check_slabs(self, files: Sequence[PlacedFile]) -> None:
+        """Small files have the digests that the commit says. A slab that the store lost has to be sent again: ``ChunksMissingError``."""
+        slabs = await self._in_thread(slabs_of, files)
+        left = iter(slabs.items())
+
+        async def work() -> None:
+            for slab, lies in left:
+                try:
+                    await self._in_thread(check_slab, self.store, slab, lies)
+                except DocumentDamagedError as error:
+                    async with self.database.write() as session:
+                        await chunks.of(session, chunks.mark_damaged, slab, str(error), self.database.now())
+                    raise ChunksMissingError(1, (str(slab),)) from error
+
+        with single_error():
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(_SLABS_AT_ONCE, len(slabs))):
+                    group.create_task(work())
+
+    async def _check_quota(self, push: _Owned, set_id: int) -> None:
         if self.limit_bytes is None:
             return
-        sizes = {layout.digest.hex: layout.size for layout in layouts}
         async with self.database.read() as session:
-            needed = await checkpoints.bytes_with(session, push.scope, push.uri, sizes)
+            needed = await checkpoints.bytes_with(session, push.scope, push.uri, set_id)
         if needed > self.limit_bytes:
             raise QuotaExceededError(needed, self.limit_bytes)
 
-    async def _publish(self, push: _Owned, document: ManifestDocument, request: CommitRequest) -> None:
-        organisation = push.scope.organisation
+    async def _in_thread(self, work: Callable[..., _Answer], *given: object) -> _Answer:
+        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(work, *given))
+
+    async def _publish(self, push: _Owned, set_id: int, root: Root, request: CommitRequest) -> None:
+        organisation, name = push.scope.organisation, root.digest.hex
         async with self.database.write() as session:
-            await self._go_on(session, push)
-            draft = await contents.draft(session, document, self.database.now())
-        for names in batches(split_digests(document.contents), contents.NAMES_AT_ONCE):
-            async with self.database.write() as session:
-                await self._go_on(session, push)
-                _check_held(not await contents.add_names(session, draft, [name.hex() for name in names], organisation))
-        async with self.database.write() as session:
-            await mirrors.hold_claims(session)
             await self._go_on(session, push)
             now = self.database.now()
-            _check_held(self._now() - push.started_at <= _LAST_SECONDS)
-            _check_held(await contents.publish(session, draft, now, organisation))
-            before = await checkpoints.put(session, push.scope, push.uri, _row(push, document, request, now))
+            await manifests.publish(session, set_id, root, now)
+            await mirrors.lift_tombstone(session, organisation, name)
+            before = await checkpoints.put(session, push.scope, push.uri, _row(push, root, request, now))
             transferred = await mirrors.end_push(
                 session,
                 push.id,
                 now=now,
-                manifest=document.digest.hex,
+                manifest=name,
                 resolved_revision=f"{push.uri.job}/{push.uri.checkpoint}",
-                files_total=document.files_total,
-                bytes_total=document.bytes_total,
+                files_total=root.files_total,
+                bytes_total=root.bytes_total,
             )
             facts: dict[str, Fact] = {
                 "mirror": push.id,
                 "source": str(push.uri),
-                "files": document.files_total,
+                "files": root.files_total,
                 "transferred": transferred,
-                "reused": max(0, document.bytes_total - transferred),
+                "reused": max(0, root.bytes_total - transferred),
             }
-            told = [events.event_of("pushed", facts, document.digest.hex, organisation=organisation)]
+            told = [events.event_of("pushed", facts, name, organisation=organisation)]
             if before is not None and before != push.id:
                 gone = await checkpoints.drop_push(session, before)
                 told += gone_events(organisation, str(push.uri), gone, "replaced")
@@ -422,18 +381,15 @@ class Pushes:
         try:
             async with self.database.read() as session:
                 state = await mirrors.get(session, push_id, organisation, team)
+                set_id = await chunks.of(session, chunks.filling, push_id)
         except NotFoundError:
             raise _ended(push_id) from None
         row = state.row
-        if row.status != "SYNCING" or not mirrors.is_push(state):
+        if row.status != "SYNCING" or not mirrors.is_push(state) or set_id is None:
             raise _ended(push_id, row)
-        # Of all processes that put chunks the one whose clock is most behind counts: see ``mirrors.claim``.
-        began = min(row.started_at or inf, time.time())
-        async with self.database.write() as session:
-            await mirrors.began_earlier(session, push_id, began)
-        found = _Owned(push_id, PushScope(row.organisation, row.team), _named(state.sources[0].source), began)
-        found.recorded = Batched(partial(self._record, found), contents.NAMES_AT_ONCE)
-        found.reserved = Batched(partial(self._reserve, found), contents.NAMES_AT_ONCE)
+        writer = SetWriter(self.database, self.store, set_id, row.organisation)
+        found = _Owned(push_id, PushScope(row.organisation, row.team), _named(state.sources[0].source), writer)
+        found.admitted = Batched(partial(self._admit, found), _CHUNKS_AT_ONCE)
         return found
 
     def _forget(self, push: _Owned) -> None:
@@ -472,28 +428,25 @@ def _counted_on(pusher: PushAccess, scope: PushScope) -> list[str | None]:
     return [scope.team] if pusher.team else [scope.team, mirrors.OF_ALL]
 
 
-def _check_held(is_held: bool) -> None:
-    if not is_held:
-        raise StoreUnavailableError("some of the push was collected or found damaged meanwhile; commit again")
-
-
-def _document(layouts: dict[str, FileLayout]) -> ManifestDocument:
+def _manifest_of(files: Sequence[PlacedFile]) -> str:
     """In a thread, because a million files take seconds."""
     writer = ManifestWriter()
-    writer.add([FileEntry(path, layout.size, layout.digest) for path, layout in layouts.items()])
-    return writer.finish()
+    for file in files:
+        deque(writer.add(file), 0)
+    deque(writer.finish(), 0)
+    return str(writer.root.digest)
 
 
-def _row(push: _Owned, document: ManifestDocument, request: CommitRequest, now: float) -> dict[str, object]:
+def _row(push: _Owned, root: Root, request: CommitRequest, now: float) -> dict[str, object]:
     details = request.details
     written_at = min(now, details.created_at.timestamp()) if details.created_at else now
     return {
         "mirror": push.id,
-        "manifest": document.digest.hex,
+        "manifest": root.digest.hex,
         "created_at": now,
         "committed_at": now,
-        "files_total": document.files_total,
-        "bytes_total": document.bytes_total,
+        "files_total": root.files_total,
+        "bytes_total": root.bytes_total,
         "is_loadable": is_loadable(details.checkpoint_type, [file.path for file in request.files]),
         "details": details.model_dump(mode="json", exclude={"created_at"}) | {"created_at": written_at},
     }
@@ -503,7 +456,6 @@ def _row(push: _Owned, document: ManifestDocument, request: CommitRequest, now: 
 class PushedChunks:
     """A ``ReceivedChunks``, whose methods run in the data plane's threads; what they ask of the database runs on ``loop``."""
 
-    store: ChunkStore
     pushes: Pushes
     loop: asyncio.AbstractEventLoop
 
@@ -513,11 +465,12 @@ class PushedChunks:
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
         """Durable when it returns, and the push counts on it."""
-        reserved = answer_of(self.loop, self.pushes.reserve(request.push, request.digest, request.size))
+        writer, counted = answer_of(self.loop, self.pushes.admit(request.push, request.digest, request.size))
         try:
-            self.store.put(request.digest, content, writer=request.organisation)
-        except BaseException:
-            if reserved:
-                answer_of(self.loop, self.pushes.release(request.push, reserved))
+            writer.put(request.digest, content)
+        except BaseException as error:
+            if counted:
+                answer_of(self.loop, self.pushes.release(request.push, counted))
+            if isinstance(error, SetEndedError):
+                raise answer_of(self.loop, self.pushes.why_ended(request.push)) from None
             raise
-        answer_of(self.loop, self.pushes.record(request.push, request.digest, request.size))

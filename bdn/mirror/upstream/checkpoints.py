@@ -1,15 +1,23 @@
-"""Checkpoints as a source: what jobs pushed is listed from the manifest, and no byte of it has to come."""
+"""Checkpoints as a source: what jobs pushed is listed from its manifest's pages, and no byte of it has to come."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
 
-from bdn.core.chunk import Digest, Manifest
+from bdn.core.chunk import Digest, FileLayout
 from bdn.core.errors import SourceNotFoundError
+from bdn.core.manifest import PlacedFile, files_of
 from bdn.core.source.upstream import Location, Resolution, UpstreamFile
 from bdn.core.source.uri import CheckpointUri
-from bdn.mirror.db import checkpoints, contents
+from bdn.core.store import ChunkStore
+from bdn.mirror.db import checkpoints, manifests
 from bdn.mirror.db.checkpoints import PushScope
 from bdn.mirror.db.database import Database
+
+_LISTED_AT_ONCE: Final = 1000  # files of one trip to a thread
 
 
 @dataclass
@@ -17,6 +25,7 @@ class CheckpointSource:
     """A ``Source``. The checkpoint may be replaced or deleted meanwhile; what was resolved is listed as long as it is held."""
 
     database: Database
+    store: ChunkStore
     uri: CheckpointUri
     organisation: str
     team: str | None = None  # whose project it is; None: whichever the name means to the organisation
@@ -38,11 +47,25 @@ class CheckpointSource:
         """Every file of it, found by what its team pushed."""
         name, scope = self._found or await self._find()
         async with self.database.read() as session:
-            row = await contents.manifest(session, name.hex)
-        if row is None:
-            raise SourceNotFoundError(str(self.uri), "it was deleted or replaced just now")
-        for file in Manifest.parse(row.canonical).files:
-            yield UpstreamFile(file.path, file.size, scope.identity(file.digest), str(file.digest), str(name))
+            if await manifests.get(session, name.hex) is None:
+                raise SourceNotFoundError(str(self.uri), "it was deleted or replaced just now")
+        files = self._files(name)
+        while some := await asyncio.to_thread(lambda: list(islice(files, _LISTED_AT_ONCE))):
+            for file in some:
+                yield UpstreamFile(file.path, file.size, scope.identity(file.digest), str(file.digest), str(name))
+
+    async def placed(self, keys: AbstractSet[str]) -> Mapping[str, FileLayout]:
+        """Where files with these identities lie, by the keys of these."""
+        name, scope = self._found or await self._find()
+        return await asyncio.to_thread(self._placed, name, scope, keys)
+
+    def _placed(self, name: Digest, scope: PushScope, keys: AbstractSet[str]) -> dict[str, FileLayout]:
+        found = ((scope.identity(file.digest).key, file.layout) for file in self._files(name))
+        return {key: layout for key, layout in found if key in keys}
+
+    def _files(self, name: Digest) -> Iterator[PlacedFile]:
+        root = manifests.root_of(self.store, name)
+        return files_of(manifests.page(self.store, page) for page in root.pages)
 
     async def locate(self, file: UpstreamFile) -> Location:
         """Nowhere: what the store lost of a checkpoint, nobody has. ``SourceNotFoundError``."""
