@@ -85,12 +85,12 @@ class SetWriter:
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result(_ANSWER_SECONDS)
 
 
-def put_manifest(files: Iterable[PlacedFile], put: Callable[[Digest, bytes], object]) -> Root:
+def put_manifest(files: Iterable[PlacedFile], put: Callable[[Digest, Buffer], object]) -> Root:
     """Put the pages and the root of files in the order of their paths. Blocking."""
     manifest = ManifestWriter()
     for file in files:
         for page in manifest.add(file):
-            put(page.digest, page.content)
+            put(page.digest, memoryview(page.content))
     for document in manifest.finish():
-        put(document.digest, document.content)
+        put(document.digest, memoryview(document.content))
     return manifest.root

@@ -56,23 +56,19 @@ async def publish(session: WriteSession, set_id: int, root: Root, now: float) ->
         await touch(session, [name], now)
 
 
-async def lock(session: WriteSession, digests: Sequence[str]) -> None:
-    """Until the transaction ends none of these manifests is published anew, dropped, given up or restored."""
+async def lock(session: WriteSession, digests: Sequence[str]) -> set[str]:
+    """Those of these manifests that are published; until the transaction ends none is published anew, dropped, given up or restored."""
     locked = select(ManifestRow.digest).order_by(ManifestRow.digest).with_for_update()
+    found: set[str] = set()
     for some in batches(sorted(digests), _AT_ONCE):
-        await session.execute(locked.where(ManifestRow.digest.in_(some)))
+        found.update((await session.execute(locked.where(ManifestRow.digest.in_(some)))).scalars())
+    return found
 
 
 async def set_ids(session: ReadSession, digests: Sequence[str]) -> dict[str, int]:
     """The sets of those of these manifests that are published."""
     query = select(ManifestRow.digest, ManifestRow.set_id)
     return {name: set_id async for name, set_id in select_in(session, query, ManifestRow.digest, digests)}
-
-
-async def lock(session: WriteSession, digests: Sequence[str]) -> set[str]:
-    """Those of these manifests that are published: until the transaction ends nothing drops them, or names them anew."""
-    query = select(ManifestRow.digest).where(ManifestRow.digest.in_(digests)).order_by(ManifestRow.digest)
-    return set((await session.execute(query.with_for_update())).scalars())
 
 
 async def drop(session: WriteSession, digests: Sequence[str]) -> list[str]:
