@@ -58,7 +58,7 @@ def _compared(chunks: list[_Chunk], title: str, places: Callable[[str], Abstract
             pushed.append(gigabytes / _run(chunks, put))
             cpu.append((cpu_seconds(process) - before) / gigabytes)
             with _opened(place) as store:
-                assert len(list(store.stored())) == len(chunks)
+                assert len(list(store.listed())) == len(chunks)
         with TemporaryDirectory() as name, places(name) as place, _opened(place) as store:
             disk.settle(Path(name))
             bare.append(gigabytes / _run(chunks, store.put))

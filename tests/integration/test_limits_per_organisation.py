@@ -378,7 +378,7 @@ def test_requests_to_a_bucket__take_the_turns_of_the_organisation_that_reads_or_
             for organisation, asking in (
                 ("a", lambda: store.put(CHUNK, memoryview(CONTENT), writer="a")),
                 ("b", lambda: store.open(CHUNK, reader="b").close()),
-                ("", lambda: store.keep([CHUNK])),
+                ("", lambda: store.held([CHUNK])),
             ):
                 owners.clear()
                 asking()

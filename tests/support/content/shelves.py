@@ -17,6 +17,7 @@ from bdn.net.chunk_server.sending import Pace
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk, PushedChunk, ReceivedChunks
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.tls import Certificate
+from bdn.store.directory import DirectoryStore
 from tests.support.content.memory_store import MemoryStore
 
 
@@ -53,7 +54,7 @@ class Shelf:
 class Inbox:
     """A ``ReceivedChunks`` over ``store``. Each bearer is its own organisation. ``refusal`` is raised by ``authorize``, ``failure`` by ``take``; they gather what they are given."""
 
-    store: ChunkStore = field(default_factory=MemoryStore)
+    store: MemoryStore | DirectoryStore = field(default_factory=MemoryStore)
     refusal: Exception | None = None
     failure: Exception | None = None
     requests: list[PushedChunk] = field(default_factory=list)

@@ -48,8 +48,9 @@ _CLAIMED: Final = "FROM mirrors WHERE claim_expires_at >= extract(epoch FROM clo
 _REQUESTS: Final = (1, 80)  # between two kills
 # What a killed collector was about to delete is left alone for a quarter of an hour. In proportion:
 _SOONER: Final = (
-    "from bdn.store import access, bucket_store\n"
-    "access._DELETE_SECONDS, bucket_store._DELETES_SECONDS, bucket_store._MARKER_SECONDS = 4, 2.0, 8.0\n"
+    "from bdn.mirror.db import chunks\nfrom bdn.store import access, bucket_store\n"
+    "access._CHANGE_SECONDS, bucket_store.DELETE_SENT_SECONDS = 4, 2.0\n"
+    "chunks.PUT_SECONDS = chunks.DELETE_SECONDS = 8.0\n"
 )
 
 

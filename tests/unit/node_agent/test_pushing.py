@@ -53,7 +53,7 @@ class Mirror:
         self.asked.append(set(chunks.chunks))
         if len(self.asked) <= self.failures:
             raise StoreUnavailableError("the database is away")
-        held = self.inbox.store.keep([Digest.parse(one) for one in chunks.chunks])
+        held = self.inbox.store.held([Digest.parse(one) for one in chunks.chunks])
         return ChunkList(chunks=[one for one in chunks.chunks if Digest.parse(one) not in held])
 
 
