@@ -164,14 +164,9 @@ class Scanner:
                 reason = f"the file had {found.st_size} bytes and not {size}, and is in quarantine"
                 self.decisions.append(Event.of("damaged", {"tier": "node", "reason": reason}, digest=digest))
             else:
-                if path != (place := self._places.file(digest)):
-                    path.rename(place)  # it used to stand one folder deeper, in aa/bb; views have it by its inode
-                    found = place.stat()
                 whole[digest] = seen(found)
         if unfinished:
             logger.info("removed %s small files that were being written when the agent ended", unfinished)
-        for folder in self._places.files.glob("??/??"):
-            folder.rmdir()
         return whole
 
     def _parts(self, sizes: dict[Digest, int], whole: Container[Digest]) -> set[Digest]:

@@ -9,7 +9,6 @@ from bdn.disk.durable import make_folder, sync_folder
 _PRIVATE: Final = 0o700
 _PASSABLE: Final = 0o711  # who knows a stage's id may pass; nobody may list
 _PUBLIC: Final = 0o755
-ROOT: Final = "root"  # of a manifest, in its folder
 
 
 def name_in_files(digest: Digest) -> str:
@@ -77,11 +76,11 @@ class Places:
 
     def manifest(self, digest: Digest) -> Path:
         """The root of a held manifest; its modification time is when it was used last."""
-        return self.manifests / digest.hex / ROOT
+        return self.document(digest, digest)
 
     def document(self, manifest: Digest, digest: Digest) -> Path:
         """The root or a page of a held manifest."""
-        return self.manifest(manifest) if digest == manifest else self.manifests / manifest.hex / digest.hex
+        return self.manifests / manifest.hex / digest.hex
 
     def pins(self, digest: Digest) -> Path:
         """What a held manifest's whole files looked like when they were right; see ``WholeFiles``."""

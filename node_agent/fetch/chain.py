@@ -39,10 +39,15 @@ _WAIT_SECONDS: Final = 60.0  # for another reader on this node, before looking a
 
 
 class MirrorPlane:
-    """How chunks are read from the mirror: what its last answer to a request for a root said. Safe for any thread."""
+    """How chunks are read from the mirror, by its last answer to a request for a root. Safe for any thread."""
 
     def __init__(self) -> None:
         self.current = DataPlane()
+        self.is_known = False
+
+    def tell(self, plane: DataPlane) -> None:
+        """The mirror has answered."""
+        self.current, self.is_known = plane, True
 
 
 @dataclass(frozen=True)

@@ -100,18 +100,27 @@ class Catalogue:
         if known is not None and is_complete:
             return known
         root = await self._root(digest, bearer, known.root if known else None)
-        while known is None:
-            if (flight := self._reads.flight(digest)) is not None:
-                await landed(flight)
-            elif (known := self.records.recent.get(digest)) is None:
-                with self._reads.lead(digest):  # nobody else does: the loop has not turned since we looked
-                    known = await self._read(root, bearer)
-                    self.records.recent.put(known)
-        return known
+        return known or await self.read(root, bearer)
 
     async def root(self, digest: Digest, bearer: str) -> Root:
-        """Its root alone. Raises ``BdnError`` likewise."""
-        return await self._root(digest, bearer, await in_thread(self.records.load_root, digest))
+        """Its root alone: for peers, whose grant was verified. The mirror is asked where it is not here. Raises ``BdnError`` likewise."""
+        recent = self.records.recent.get(digest)
+        known = recent.root if recent else await in_thread(self.records.load_root, digest)
+        if known is not None and self.chain.plane.is_known:
+            return known
+        return await self._root(digest, bearer, known)
+
+    async def read(self, root: Root, bearer: str) -> Held:
+        """Its pages; once for all who ask at the same time. Raises ``BdnError``."""
+        while (known := self.records.recent.get(root.digest)) is None:
+            if (flight := self._reads.flight(root.digest)) is not None:
+                await landed(flight)
+                continue
+            with self._reads.lead(root.digest):  # nobody else does: the loop has not turned since we looked
+                known = await self._read(root, bearer)
+                self.records.recent.put(known)
+                return known
+        return known
 
     async def _root(self, digest: Digest, bearer: str, known: Root | None) -> Root:
         """Ask the mirror; after a failure take the known one or a peer's, or ask again: a restart of the mirror fails no job.
@@ -124,7 +133,7 @@ class Catalogue:
             sent, seconds = time.monotonic(), self.answer_seconds[outage.failures > 0]
             try:
                 asked = self.client.root(digest, bearer, is_known=known is not None)
-                root, self.chain.plane.current = await self.client.within(seconds, asked)
+                root, plane = await self.client.within(seconds, asked)
             except BdnError as error:
                 taken = time.monotonic() - sent
                 if known is not None:
@@ -138,6 +147,7 @@ class Catalogue:
                 if delay is None:
                     raise
             else:
+                self.chain.plane.tell(plane)
                 if root is not None:
                     self.on_obtained("mirror")
                     return root

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from bdn.core.cache.index import CacheIndex, ChunkIndex, Steps
-from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout, Manifest
+from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout
+from bdn.core.layout import Manifest
 from bdn.mirror.db.contents import LAYOUTS_AT_ONCE, ContentLayout
 from bdn.mirror.db.database import batches
 from bdn.mirror.serving.layout_documents import LayoutDocument

@@ -5,7 +5,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bdn.core.chunk import CHUNK_SIZE, Manifest
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.layout import Manifest
 from tests.benchmarks.report import Figure, Row, scaled
 from tests.support.agent.cache import hold_sparse
 from tests.support.agent.mirror import AgentMirror

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Manifest
+from bdn.core.layout import Manifest
 from tests.support.agent.destination import Site
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import may_mount, mounted_tmpfs

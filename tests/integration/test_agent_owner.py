@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.net.http1.pool import ConnectionPool
 from bdn.wire.http_fields import MANIFEST_HEADER, chunk_path

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Digest, Manifest, digest_of
+from bdn.core.chunk import Digest, digest_of
+from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError
 from bdn.wire.layout_form import FileLayoutBody
 from node_agent.fill import provision

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Digest, Manifest
+from bdn.core.chunk import Digest
+from bdn.core.layout import Manifest
 from bdn.wire.heartbeat_schema import Report
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand
 from node_agent.app import Agent

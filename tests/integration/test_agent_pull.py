@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Manifest
+from bdn.core.layout import Manifest
 from bdn.core.errors import InvalidRequestError
 from bdn.wire.operation_schema import EvictCommand
 from bdn.wire.shapes import ReportedError

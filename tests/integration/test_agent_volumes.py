@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Manifest
+from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFailedError, InvalidRequestError
 from bdn.core.source.uri import CheckpointUri
 from bdn.disk.durable import remove_tree

@@ -13,7 +13,8 @@ import httpx2
 import jwt
 import pytest
 
-from bdn.core.chunk import Digest, Manifest, digest_of
+from bdn.core.chunk import Digest, digest_of
+from bdn.core.layout import Manifest
 from bdn.wire.grants import AUDIENCE, ISSUER, Grant, GrantedMount, GrantSigner, new_signing_key
 from node_agent.api import build_app
 from node_agent.app import Agent

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.layout import Manifest
 from bdn.core.errors import DiskFailedError, NotFoundError
 from bdn.disk.direct import UncachedFile
 from bdn.wire.operation_schema import EvictCommand, PathVerificationRequest, VerifyCommand, VerifyReport

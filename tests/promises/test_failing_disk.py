@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Manifest, digest_of
+from bdn.core.chunk import digest_of
+from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.net.http1.pool import ConnectionPool
 from bdn.wire.operation_schema import EvictCommand

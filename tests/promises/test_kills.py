@@ -25,7 +25,7 @@ from tests.support.crash.killing_cluster import NODES, Cluster, Kills
 from tests.support.crash.killing_reader import reading
 from tests.support.crash.killing_steps import Fuse, two_at_a_time
 from tests.support.mirror.backends import EMBEDDED
-from tests.support.mirror.slabs import whole
+from tests.support.content.layouts import whole
 from tests.support.promises.tally import FULL, Tally, at_scale
 from tests.support.services.commands import Finished, Shell
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Manifest
+from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, DiskFailedError, InvalidRequestError
 from bdn.core.events import Event
 from bdn.wire.operation_schema import EvictCommand, VerifyCommand

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from bdn.core.chunk import Manifest
+from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError
 from bdn.net.api_clients import MirrorClient
 from node_agent.app import Agent

@@ -12,7 +12,8 @@ from typing import Literal, Self
 
 import pytest
 
-from bdn.core.chunk import Digest, Manifest
+from bdn.core.chunk import Digest
+from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, CacheFullError
 from node_agent.app import Agent
 from node_agent.cache.node_cache import NodeCache

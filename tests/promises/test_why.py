@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from bdn.core.cache.index import Victim
-from bdn.core.chunk import Digest, Manifest
+from bdn.core.chunk import Digest
+from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.events import Event, explanation, verdict
 from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply

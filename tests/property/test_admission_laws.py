@@ -10,11 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bdn.core.cache.index import CacheIndex, Holder, Victim
-from bdn.core.chunk import Digest, FileEntry, Manifest
+from bdn.core.chunk import Digest, FileEntry
+from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, DiskFailedError
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held, ScannedManifest
 from node_agent.cache.space import SetAside
+from tests.support.content.layouts import manifest_of
 from tests.support.agent.cache import NOBODY
 from tests.support.content.names import named, stage
 
@@ -70,7 +72,7 @@ class Disk:
 
 def manifest_of(tree: Iterable[int], sizes: Sequence[int], name: str) -> Manifest:
     """``name`` keeps two of the same files apart."""
-    return Manifest.of([FileEntry(f"{name}/{number}", sizes[number], CONTENTS[number]) for number in sorted(tree)])
+    return manifest_of([FileEntry(f"{name}/{number}", sizes[number], CONTENTS[number]) for number in sorted(tree)])
 
 
 def counted(index: CacheIndex) -> dict[str, object]:

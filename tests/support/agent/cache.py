@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bdn.core.cache.index import ChunkIndex
-from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, digest_of
+from bdn.core.layout import Manifest
 from bdn.disk.direct import DirectWrites
-from bdn.wire.layout_form import Layout
 from node_agent.cache.cache_events import CacheEvents
 from node_agent.cache.cluster_tier import ChunkFiles, ClusterTier
-from node_agent.cache.records import Held, ManifestRecords
+from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles, seen
-from tests.support.mirror.slabs import whole
+from tests.support.content.layouts import held_of, whole
 
 
 def cached(root: Path, files: Mapping[str, bytes]) -> tuple[Places, Manifest]:
@@ -26,17 +26,15 @@ def cached(root: Path, files: Mapping[str, bytes]) -> tuple[Places, Manifest]:
 
 def put(places: Places, files: Mapping[str, bytes], *, used: float = 1000.0) -> Manifest:
     """Another tree in the same directory, used at that time."""
-    layouts = {path: whole(content) for path, content in files.items()}
-    manifest = Manifest.of(FileEntry(path, layout.size, layout.digest) for path, layout in layouts.items())
-    layout = Layout(manifest.digest, None, {one.digest: one for one in layouts.values()})
-    ManifestRecords(places).save(Held(manifest, layout), used)
-    for entry in manifest.files:
+    held = held_of({path: whole(content) for path, content in files.items()})
+    ManifestRecords(places).save(held, used)
+    for entry in held.manifest.files:
         path = places.file(entry.digest)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             path.write_bytes(files[entry.path])
             path.chmod(0o444)
-    return manifest
+    return held.manifest
 
 
 def whole_files(places: Places) -> WholeFiles:
@@ -59,10 +57,9 @@ def hold_sparse(cache: Path, sizes: dict[str, int]) -> Manifest:
         file = places.file(content.digest)
         file.touch(0o444)
         os.truncate(file, content.size)
-    manifest = Manifest.of(FileEntry(path, content.size, content.digest) for path, content in layouts.items())
-    layout = Layout(manifest.digest, None, {content.digest: content for content in layouts.values()})
-    ManifestRecords(places).save(Held(manifest, layout), time.time())
-    return manifest
+    held = held_of(layouts)
+    ManifestRecords(places).save(held, time.time())
+    return held.manifest
 
 
 NOBODY = CacheEvents(lambda: None, lambda _reason, _victims: None)

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from bdn.core.chunk import Digest, FileEntry, FileLayout, Manifest, chunk_count, chunk_range, digest_of, file_digest
-from bdn.wire.layout_form import Layout
+from bdn.core.chunk import Digest, FileLayout, chunk_count, chunk_range, digest_of, file_digest
 from node_agent.cache.records import Held
-from tests.support.mirror.slabs import pack
+from tests.support.content.layouts import held_of, pack
 
 CHUNK = 512  # bytes, for this process: a file of several chunks shall cost nothing
 FOLDERS = 4  # of the 256 in which whole files stand: an agent looks into each when it starts
@@ -49,16 +48,13 @@ class World:
         if is_packed:
             tiny = dict.fromkeys(content for content in files.values() if 0 < len(content) <= CHUNK // 2)
             for slab, packed, inside in pack(tiny, slab_size=CHUNK):
-                self.chunks[slab.digest] = packed
+                self.chunks[slab] = packed
                 layouts |= {layout.digest: layout for layout in inside}
-        entries = []
-        for path, content in files.items():
-            layout = layouts.get(digest_of(content)) or self._plain(content)
-            layouts[layout.digest] = layout
-            entries.append(FileEntry(path, layout.size, layout.digest))
-        manifest = Manifest.of(entries)
-        self.manifests[manifest.digest] = Held(manifest, Layout(manifest.digest, None, layouts))
-        self.files[manifest.digest] = files
+        held = held_of(
+            {path: layouts.get(digest_of(content)) or self._plain(content) for path, content in files.items()}
+        )
+        self.manifests[held.root.digest] = held
+        self.files[held.root.digest] = files
 
     def contents(self) -> dict[Digest, int]:
         """Every file's size by its digest."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from bdn.core.chunk import Manifest
+from bdn.core.layout import Manifest
 from node_agent.disk.whole_files import WholeFiles
 from node_agent.stage.view.destination import Destination, Earlier
 from tests.support.agent.cache import cached, put, whole_files

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from bdn.core.chunk import Digest, FileLayout, Manifest
+from bdn.core.chunk import Digest, FileLayout
 from bdn.core.errors import UpstreamUnavailableError
+from bdn.core.layout import Manifest
 from bdn.wire.grants import Grant, GrantedMount
 from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.node_cache import NodeCache
@@ -58,7 +59,6 @@ class LocalProvision:
         missing = await self.tiers.node.admit(held, request.holder)
         request.begin(manifests, FillProgress(manifests, missing, RetryBudget(0, list)))
         for one in held:
-            assert one.layout
             for unit in in_order(one.layout, one.file_layouts(missing)):
                 await self._fill(unit.files())
         return manifests

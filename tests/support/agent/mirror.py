@@ -10,29 +10,31 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, digest_of
 from bdn.core.errors import BdnError, NotFoundError, UnauthenticatedError
-from bdn.core.store import SMALL_FILE_SIZE, seal_of
+from bdn.core.layout import Manifest
+from bdn.core.manifest import SMALL_FILE_SIZE
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.heartbeat_schema import Command, Heartbeat, HeartbeatReply, MemberDocument, Report
-from bdn.wire.layout_form import FileLayoutBody, Layout, LayoutBody
-from bdn.wire.location_schema import Delivery, Locations, LocationsRequest
+from bdn.wire.http_fields import DATA_PORT_HEADER, DELIVERY_HEADER
+from bdn.wire.location_schema import Locations, LocationsRequest
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, VerifyCommand
 from bdn.wire.shapes import document_of, status_of
+from node_agent.cache.records import Held
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.support.agent.bucket import AgentBucket
+from tests.support.content.layouts import held_of, pack, pieces, whole
 from tests.support.content.memory_store import MemoryFile, MemoryStore, content_of
-from tests.support.mirror.slabs import pack, pieces, whole
 
 FORMS = ("whole", "packed")  # how small files rest: what holds for an agent holds for both
 in_both_forms = pytest.mark.parametrize("mirror", FORMS, indirect=True)
@@ -88,7 +90,10 @@ def held_by(gate: threading.Event, then: Fault | None = None) -> Fault:
 
 @dataclass
 class AgentMirror:
-    """Everything an agent asks a mirror for. ``chunk_requests`` counts requests by chunk since the last ``forget``."""
+    """Everything an agent asks a mirror for. Since the last ``forget``, ``chunk_requests`` counts requests by chunk.
+
+    ``documents`` counts those for roots and pages, by path; of those for pages the other figures, and ``every``, know nothing.
+    """
 
     signer: GrantSigner = field(default_factory=lambda: GrantSigner(new_signing_key()))
     chunk_requests: Counter[Digest] = field(default_factory=Counter)
@@ -111,9 +116,9 @@ class AgentMirror:
     def __post_init__(self) -> None:
         self.store = MemoryStore()
         self.manifests: dict[Digest, Manifest] = {}
-        self.layouts: dict[Digest, LayoutBody] = {}
-        self.layouts_of: dict[tuple[str, Digest], LayoutBody] = {}  # for one organisation, instead
-        self.chunks_of: dict[Digest, set[Digest]] = {}
+        self.trees: dict[Digest, Held] = {}
+        self.chunks_of: dict[Digest, set[Digest]] = {}  # of files: see ``pages_of``
+        self.pages_of: dict[Digest, set[Digest]] = {}  # and its root
         self.suspected: list[Digest] = []  # chunks that were asked for as suspects
         self.data_port: int | None = None
         self.lock = threading.Lock()
@@ -129,35 +134,27 @@ class AgentMirror:
     def publish(self, files: Mapping[str, bytes]) -> Manifest:
         """Mirror a tree."""
         layouts: dict[Digest, FileLayout] = {}
-        entries = []
         small = [content for content in files.values() if self.is_packed and 0 < len(content) < SMALL_FILE_SIZE]
         for slab, packed, inside in pack(dict.fromkeys(small), slab_size=self.slab_size):
-            self.store.put(slab.digest, bytearray(packed))
+            self.store.put(slab, bytearray(packed))
             layouts.update((layout.digest, layout) for layout in inside)
-        for path, content in files.items():
-            layout = layouts.get(digest_of(content)) or self._store(content)
-            layouts[layout.digest] = layout
-            entries.append(FileEntry(path, layout.size, layout.digest))
-        manifest = Manifest.of(entries)
-        body = self.layouts[manifest.digest] = layout_body(manifest.digest, layouts.values())
-        self.manifests[manifest.digest] = manifest
-        self.chunks_of[manifest.digest] = {chunk for one in body.files for chunk in _requested(one)}
-        if self.bucket is not None:
-            for chunk in self.chunks_of[manifest.digest]:
-                self.bucket.put(chunk, content_of(self.store, chunk))
-        return manifest
+        return self.publish_as(
+            {path: layouts.get(digest_of(content)) or self._store(content) for path, content in files.items()}
+        )
 
-    def pack_for(self, organisation: str, manifest: Manifest, small: Iterable[bytes]) -> tuple[Digest, bytes]:
-        """This organisation packed the manifest's small files into one slab with these; returns the slab."""
-        scope = f"organisation:{organisation}"
-        ((slab, packed, inside),) = pack(small, scope, seal=seal_of(scope))
-        self.store.put(slab.digest, bytearray(packed))
-        places = {file.digest: file for file in layout_body(manifest.digest, inside).files}
-        body = self.layouts[manifest.digest]
-        files = [places.get(file.digest, file) for file in body.files]
-        self.layouts_of[organisation, manifest.digest] = body.model_copy(update={"files": files})
-        self.chunks_of[manifest.digest].add(slab.digest)
-        return slab.digest, packed
+    def publish_as(self, files: Mapping[str, FileLayout]) -> Manifest:
+        """A manifest of files whose chunks it has, or has not."""
+        held = held_of(files)
+        digest, pages = held.root.digest, dict(zip((page.digest for page in held.root.pages), held.pages, strict=True))
+        pages[digest] = held.root.content
+        for name, content in pages.items():
+            self.store.put(name, bytearray(content))
+        self.manifests[digest], self.trees[digest], self.pages_of[digest] = held.manifest, held, set(pages)
+        self.chunks_of[digest] = {chunk for layout in files.values() for chunk in layout.fetched}
+        if self.bucket is not None:
+            for chunk in self.chunks_of[digest] | pages.keys():
+                self.bucket.put(chunk, content_of(self.store, chunk))
+        return held.manifest
 
     def grant(
         self, *manifests: Manifest, expires_in: float = 3600.0, organisation: str = "org", team: str | None = None
@@ -172,8 +169,7 @@ class AgentMirror:
     def chunks(self, manifest: Manifest, path: str) -> list[Digest]:
         """What an agent requests for one file, in order: its chunks, or the slab."""
         digest = next(entry.digest for entry in manifest.files if entry.path == path)
-        body = next(one for one in self.layouts[manifest.digest].files if one.digest == str(digest))
-        return _requested(body)
+        return list(self.trees[manifest.digest].layout.files[digest].fetched)
 
     def hold(self, chunk: Digest | None = None, then: Fault | None = None) -> tuple[threading.Event, asyncio.Event]:
         """The answer about this chunk, or about each, waits for the first event; the second is set once it is asked for."""
@@ -267,7 +263,7 @@ class AgentMirror:
             elif request.method == "POST":
                 content = self.beat(Heartbeat.model_validate_json(request.body)).model_dump_json().encode()
             else:
-                content = self.document(request.target, request.headers.get("authorization", ""))
+                return self.document(request)
         except BdnError as error:
             return Answer(status_of(error), content=json.dumps(document_of(error)).encode())
         return Answer(200, content=content)
@@ -280,25 +276,26 @@ class AgentMirror:
         assert self.bucket is not None, "an agent asks in vain"
         return self.bucket.locations(digests)
 
-    def document(self, path: str, bearer: str) -> bytes:
-        _, kind, name, *rest = path.split("/")
-        digest = Digest.parse(name)
-        grant = self._verify(bearer.removeprefix("Bearer "))
-        if kind != "manifests" or digest not in self.manifests or not grant.allows(digest):
-            raise NotFoundError(path)
-        self.documents[path] += 1
-        if rest == ["layout"]:
-            layout = self.layouts_of.get((grant.organisation, digest), self.layouts[digest])
-            delivery: Delivery = "direct" if self.bucket else "proxy"
-            body = layout.model_copy(update={"data_port": self.data_port, "delivery": delivery})
-            return body.model_dump_json(exclude_defaults=True).encode()
-        return self.manifests[digest].canonical
+    def document(self, request: Request) -> Answer:
+        """A root, and how its chunks are read."""
+        _, kind, name = request.target.split("/")
+        digest, bearer = Digest.parse(name), request.headers.get("authorization", "")
+        if kind != "manifests" or digest not in self.trees or not self._verify(bearer[7:]).allows(digest):
+            raise NotFoundError(request.target)
+        self.documents[request.target] += 1
+        headers = {"ETag": f'"{digest}"'}
+        headers |= {} if self.data_port is None else {DATA_PORT_HEADER: str(self.data_port)}
+        headers |= {DELIVERY_HEADER: "direct"} if self.bucket else {}
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Answer(304, headers)
+        return Answer(200, headers, self.trees[digest].root.content)
 
     def authorize(self, request: ChunkRequest) -> str:
         if request.bearer is None:
             raise UnauthenticatedError
         grant = self._verify(request.bearer)
-        if not any(request.digest in chunks and grant.allows(one) for one, chunks in self.chunks_of.items()):
+        named = (one for one, chunks in self.chunks_of.items() if request.digest in chunks | self.pages_of[one])
+        if not any(map(grant.allows, named)):
             raise NotFoundError(f"chunk {request.digest}")
         return grant.organisation
 
@@ -306,13 +303,18 @@ class AgentMirror:
         if self.down:
             raise ConnectionAbortedError
         digest = request.digest
+        is_page = any(digest in pages for pages in self.pages_of.values())
         with self.lock:
-            self.chunk_requests[digest] += 1
+            if is_page:
+                self.documents[f"/chunks/{digest}"] += 1
+            else:
+                self.chunk_requests[digest] += 1
             if request.is_suspect:
                 self.suspected.append(digest)
             script = self.faults[digest]
-            fault = script.pop(0) if script else self.every
-        self.on_request(digest)
+            fault = script.pop(0) if script else None if is_page else self.every
+        if not is_page:
+            self.on_request(digest)
         file: BinaryIO = self.store.open(digest)
         chunk = OpenChunk(file, 0, len(file.read()))
         file.seek(0)
@@ -334,12 +336,3 @@ def fresh_mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMi
     A module takes it as its ``mirror``: one of that name among the plugins' fixtures would be that of all modules.
     """
     return server.renewed(is_packed=getattr(request, "param", "packed") == "packed")
-
-
-def layout_body(manifest: Digest, layouts: Iterable[FileLayout]) -> LayoutBody:
-    """As the API describes it, so that a test can change it into what no mirror would say."""
-    return LayoutBody.model_validate_json(Layout(manifest, None, {one.digest: one for one in layouts}).encode())
-
-
-def _requested(file: FileLayoutBody) -> list[Digest]:
-    return [Digest.parse(digest) for digest in ([file.slab.digest] if file.slab else file.chunks)]

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from bdn.core.chunk import Digest, FileLayout, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import BdnError
+from bdn.net.client import DataPlane
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
 from bdn.wire.heartbeat_schema import MemberDocument
-from bdn.wire.layout_form import Layout
 from bdn.wire.location_schema import ChunkLocation, Delivery, Locations
 from bdn.wire.operation_schema import Tier
 from node_agent.fetch.bucket_reader import Bucket
@@ -139,8 +139,7 @@ def bench(
     """
     digest = digest_of(content)
     members = Members("me", root / "members.json")
-    layout = Layout(digest, None, {digest: FileLayout.of(len(content), (digest,))}, delivery)
-    routing, clock, held = Routing(layout, members), Clock(), Held()
+    routing, clock, held = Routing(lambda: [digest], members), Clock(), Held()
     peers = Peers(members, 16, clock)
     with ExitStack() as stack:
         sources = [
@@ -169,6 +168,7 @@ def bench(
             mismatched,
             lambda how, size: came.update({how: size}),
         )
+        chain.plane.current = DataPlane(None, delivery)
         stop = threading.Event()
         reader = chain.of_fill(FillContext(digest, "grant", routing, budget), stop)
         asked, then, last, _ = sources

@@ -10,7 +10,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from bdn.core.chunk import Manifest
+from bdn.core.layout import Manifest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.wire.heartbeat_schema import Report
 from bdn.wire.operation_schema import VerifyCommand, VerifyReport

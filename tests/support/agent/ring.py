@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bdn.core.chunk import Manifest
+from bdn.core.layout import Manifest
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
 from node_agent.fetch.peers import Waits

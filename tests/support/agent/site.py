@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx2
 
-from bdn.core.chunk import Digest, Manifest, digest_of
+from bdn.core.chunk import Digest, digest_of
+from bdn.core.layout import Manifest
 from bdn.net.api_clients import AgentClient
 from bdn.net.api_server import serving
 from bdn.net.http1.pool import ConnectionPool

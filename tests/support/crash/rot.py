@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import pytest
 
-from bdn.core.chunk import Digest, Manifest
+from bdn.core.chunk import Digest
+from bdn.core.layout import Manifest
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest, VerifyCommand, VerifyReport
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror

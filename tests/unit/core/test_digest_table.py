@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bdn.core.cache.digest_table import DigestTable, NameTable
 from bdn.core.cache.index import CacheIndex, ChunkIndex
-from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Manifest
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout
+from bdn.core.layout import Manifest
 from bdn.wire.layout_form import Layout
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held

@@ -101,7 +101,7 @@ class Node:
         journal = Journal(folder / "journal", lambda: 0.0, lambda _: None)
         journal.open()
         given: Any = {
-            "trust": Trust(folder / "keys", lambda: 0.0),
+            "trust": Trust(folder / "keys", lambda: 0.0, self.news.tell_now),
             "members": Members("n", folder / "members"),
             "holdings": self.cache,
             "inbox": CommandInbox(background, {"evict": self._evict}, self.news.wake),

@@ -54,7 +54,7 @@ def asked_at(script: str, folder: Path) -> list[float]:
         mirror, nothing, news = Mirror(script), Nothing(), ChangeSignal()
         async with BackgroundTasks() as background:
             given: Any = {
-                "trust": Trust(folder / "keys", lambda: 0.0),
+                "trust": Trust(folder / "keys", lambda: 0.0, news.tell_now),
                 "members": Members("n", folder / "members"),
                 "holdings": nothing,
                 "inbox": CommandInbox(background, {}, news.wake),

@@ -1,14 +1,15 @@
 from pathlib import Path
 
 from bdn.core.cache.index import CacheIndex
-from bdn.core.chunk import CHUNK_SIZE, Digest, Manifest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.layout import Manifest
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.quarantine import SuspectFiles
-from node_agent.cache.records import Held, ManifestRecords
+from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from tests.support.agent.cache import a_tier, cached, put, whole_files
 from tests.support.agent.rig import noise
-from tests.support.mirror.slabs import pieces
+from tests.support.content.layouts import pieces
 
 LARGE = noise(2 * CHUNK_SIZE + 5)
 
@@ -19,7 +20,9 @@ def shelf_of(places: Places, *manifests: Manifest, suspects: SuspectFiles | None
     for manifest in manifests:
         present = dict.fromkeys(manifest.contents, True)
         index.restore(manifest.digest, manifest.contents, present, last_used=0)
-        shelf.add(Held(manifest, ManifestRecords(places).load_layout(manifest.digest)))
+        held = ManifestRecords(places).load(manifest.digest)
+        assert held is not None
+        shelf.add(held)
     return shelf
 
 
@@ -91,3 +94,30 @@ def test_a_chunk_that_stands_in_several_places_is_found_as_long_as_one_is_left(t
     shelf.remove(two.digest)
     assert shelf.open(chunk) is None
     assert shelf.open(digest_of(LARGE[:CHUNK_SIZE])) is None
+
+
+def test_documents_of_a_manifest_are_served_as_long_as_it_is_held(tmp_path: Path) -> None:
+    places, manifest = cached(tmp_path, {"small": b"small"})
+    shelf, held = shelf_of(places, manifest), ManifestRecords(places).load(manifest.digest)
+    assert held is not None
+    (page,) = held.root.pages
+
+    assert read(shelf, manifest.digest) == held.root.content
+    assert read(shelf, page.digest) == held.pages[0]
+    assert shelf.named_by(page.digest) == shelf.named_by(manifest.digest) == {manifest.digest}
+    assert shelf.has_whole(page.digest)
+
+    shelf.remove(manifest.digest)
+    assert shelf.open(manifest.digest) is shelf.open(page.digest) is None
+    assert not shelf.named_by(page.digest)
+
+
+def test_a_damaged_document_is_not_read(tmp_path: Path) -> None:
+    places, manifest = cached(tmp_path, {"small": b"small"})
+    shelf = shelf_of(places, manifest)
+    root = places.manifest(manifest.digest)
+    size = root.stat().st_size
+    root.write_bytes(b" " * size)
+
+    assert shelf.read_held(manifest.digest, memoryview(bytearray(size))) is None
+    assert not shelf.is_right(manifest.digest)

@@ -9,17 +9,17 @@ from typing import Any, cast
 import pytest
 
 from bdn.core.cache.index import LOOKS_AT_ONCE, CacheIndex
-from bdn.core.chunk import Digest, FileEntry, Manifest
+from bdn.core.chunk import Digest, FileLayout
 from node_agent.cache.cache_events import over_budget
 from node_agent.cache.node_cache import NodeCache
-from node_agent.cache.records import Held
 from node_agent.cache.space import SetAside
 from tests.support.agent.cache import NOBODY
+from tests.support.content.layouts import held_of
 from tests.support.content.names import named, stage
 
 FILES = 20
 SHARED = [named(f"shared {number}") for number in range(FILES // 2)]  # every manifest has them
-NEWCOMER = Manifest((FileEntry("new", 10**6, named("new")),))
+NEWCOMER = held_of({"new": FileLayout.of(10**6, (named("new"),))})
 
 
 class Looks:
@@ -80,8 +80,8 @@ async def evict_all(cache: NodeCache) -> None:
 
 
 async def admit(cache: NodeCache) -> None:
-    await cache.admit([Held(NEWCOMER, None)], stage("s"))
-    assert cache.index.manifests() == (NEWCOMER.digest,)
+    await cache.admit([NEWCOMER], stage("s"))
+    assert cache.index.manifests() == (NEWCOMER.root.digest,)
 
 
 @pytest.mark.parametrize("do", [evict_all, admit])

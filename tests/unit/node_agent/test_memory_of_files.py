@@ -1,46 +1,59 @@
-"""A manifest of a million files is staged in little memory: what each file takes, of which the document is not counted."""
+"""A manifest of a million files is staged in little memory: what each file takes, of which its pages are not counted."""
 
 import gc
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from bdn.core.cache.index import CacheIndex, Holder
-from bdn.core.chunk import Digest, FileEntry, Manifest, Slab
-from bdn.wire.layout_form import Layout, write_file, write_layout
+from bdn.core.chunk import Digest, FileLayout, Slice
+from bdn.core.layout import Layout
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 from node_agent.fetch.fill_context import in_order
+from tests.support.content.layouts import held_of
 from tests.support.content.names import named
 
 FILES = 10_000
-NAMES = [named(str(number)).hex for number in range(FILES)]
-SLAB = Slab(named("slab"), 100 * FILES, "public")
-MANIFEST = Manifest.of(FileEntry(f"train-{name[:2]}/sample-{name}.json", 1000, Digest(name)) for name in NAMES)
-CANONICAL = MANIFEST.canonical
-LISTED = [write_file(name, 1000, [name], (SLAB.digest.hex, SLAB.size, at)) for at, name in enumerate(NAMES)]
-DOCUMENT = b"".join(write_layout(MANIFEST.digest, None, LISTED))
+NAMES = sorted(named(str(number)).hex for number in range(FILES))
+SLAB = named("slab")
+
+
+def layouts() -> dict[str, FileLayout]:
+    found: dict[str, FileLayout] = {}
+    for at, name in enumerate(NAMES):
+        digest = Digest(name)
+        place = Slice(SLAB, 1000 * 8000, 1000 * (at % 8000))
+        found[f"train-{name[:2]}/sample-{name}.json"] = FileLayout(digest, 1000, (digest,), place)
+    return found
+
+
+with mock.patch("bdn.core.manifest._CUT_BYTES", 64 * 1024):  # one page at a time is read, which is not counted either
+    HELD = held_of(layouts())
+MANIFEST = HELD.manifest
 
 
 def read_manifest(_: Path) -> object:
-    return Manifest.parse(bytes(CANONICAL))
+    return replace(Held.of(HELD.root, HELD.pages), layout=HELD.layout)
 
 
 def read_layout(_: Path) -> object:
-    return Layout.parse(DOCUMENT)
+    return Layout.of(HELD.root, HELD.pages)
 
 
 def save(folder: Path) -> object:
-    ManifestRecords(Places(folder)).save(Held(MANIFEST, Layout.parse(DOCUMENT)), 1000.0)
+    ManifestRecords(Places(folder)).save(HELD, 1000.0)
     return None
 
 
 def order_what_is_missing(_: Path) -> object:
-    layout = Layout.parse(DOCUMENT)
-    return layout, in_order(layout, Held(MANIFEST, layout).file_layouts(MANIFEST.contents))
+    layout = Layout.of(HELD.root, HELD.pages)
+    return layout, in_order(layout, replace(HELD, layout=layout).file_layouts(MANIFEST.contents))
 
 
 def hold(_: Path) -> object:

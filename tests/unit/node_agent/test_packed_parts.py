@@ -10,9 +10,9 @@ from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.disk.places import Places, temporary_name
 from node_agent.fill import part
 from node_agent.fill.part import PackedParts
+from tests.support.content.layouts import pack
 from tests.support.content.trees import names
 from tests.support.crash.scripted_writes import failing
-from tests.support.mirror.slabs import pack
 
 FILES = [f"small file {number}".encode() for number in range(12)]
 ((_, SLAB, LAYOUTS),) = pack(FILES)

@@ -14,8 +14,8 @@ from node_agent.disk.whole_files import WholeFiles
 from node_agent.fill import part as module
 from node_agent.fill.part import SYNC_CHUNKS, Bitmap, PartialFile
 from tests.support.agent.rig import noise
+from tests.support.content.layouts import whole
 from tests.support.crash.scripted_writes import Writes, aligned, failing, open_descriptors
-from tests.support.mirror.slabs import whole
 
 
 def write(part: PartialFile, content: bytes, *indices: int) -> None:

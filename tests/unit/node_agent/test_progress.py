@@ -1,21 +1,22 @@
-from bdn.core.chunk import FileEntry, Manifest, digest_of
+from bdn.core.chunk import FileEntry, digest_of
 from bdn.wire.stage_schema import BytesFrom
 from node_agent.fetch.fill_context import RetryBudget
 from node_agent.fill.progress import FillProgress, Rate
+from tests.support.content.layouts import manifest_of
 
 A, B = FileEntry("a", 1, digest_of(b"a")), FileEntry("b", 2, digest_of(b"bb"))
 NO_FAILURES = RetryBudget(0, list)
 
 
 def test_what_is_held_already_comes_from_the_node() -> None:
-    progress = FillProgress([Manifest.of([A, B])], {B.digest}, NO_FAILURES)
+    progress = FillProgress([manifest_of([A, B])], {B.digest}, NO_FAILURES)
 
     assert progress.bytes_from() == [BytesFrom(node=1)]
 
 
 def test_a_content_under_several_paths_is_fetched_once_and_counted_everywhere() -> None:
     twice = FileEntry("again", 2, B.digest)
-    progress = FillProgress([Manifest.of([B, twice]), Manifest.of([B])], {B.digest}, NO_FAILURES)
+    progress = FillProgress([manifest_of([B, twice]), manifest_of([B])], {B.digest}, NO_FAILURES)
 
     progress.report(B.digest, "mirror", 2)
     progress.finish(B.digest, 2)
@@ -24,7 +25,7 @@ def test_a_content_under_several_paths_is_fetched_once_and_counted_everywhere() 
 
 
 def test_a_restart_takes_back_what_was_reported() -> None:
-    progress = FillProgress([Manifest.of([B])], {B.digest}, NO_FAILURES)
+    progress = FillProgress([manifest_of([B])], {B.digest}, NO_FAILURES)
 
     progress.report(B.digest, "mirror", 1)
     progress.restart(B.digest)
@@ -33,7 +34,7 @@ def test_a_restart_takes_back_what_was_reported() -> None:
 
 
 def test_a_file_that_somebody_else_finished_comes_from_the_node() -> None:
-    progress = FillProgress([Manifest.of([B])], {B.digest}, NO_FAILURES)
+    progress = FillProgress([manifest_of([B])], {B.digest}, NO_FAILURES)
 
     progress.finish(B.digest, 2)
 
@@ -41,7 +42,7 @@ def test_a_file_that_somebody_else_finished_comes_from_the_node() -> None:
 
 
 def test_what_is_under_way_counts_for_the_mount_that_it_comes_for_until_it_is_whole() -> None:
-    progress = FillProgress([Manifest.of([A]), Manifest.of([B])], {A.digest, B.digest}, NO_FAILURES)
+    progress = FillProgress([manifest_of([A]), manifest_of([B])], {A.digest, B.digest}, NO_FAILURES)
 
     with progress.awaiting(B.digest, lambda: 1):
         assert progress.bytes_under_way() == [0, 1]

@@ -1,24 +1,33 @@
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import FileLayout, Slab
-from bdn.wire.layout_form import Layout
+from bdn.core.chunk import FileLayout, Slice
+from bdn.core.layout import Layout, PackedLayouts
 from node_agent.fetch.fill_context import LanePlace, Routing, chunks_in_order
 from node_agent.fetch.peers import Members
 from tests.support.agent.reader_chain import join
 from tests.support.content.names import named
 
 MIB = 1024 * 1024
-SLAB = Slab(named("slab"), MIB, "s")
+SLAB = named("slab")
 FILES = (
     FileLayout.of(20 * MIB, tuple(named(f"large-{number}") for number in range(3))),
     FileLayout.of(30 * MIB, (named("first"), named("large-0"), named("x"), named("y"))),
-    FileLayout.packed(named("small-1"), 10, SLAB, 0),
-    FileLayout.packed(named("small-2"), 10, SLAB, 10),
+    FileLayout(named("small-1"), 10, (named("small-1"),), Slice(SLAB, MIB, 0)),
+    FileLayout(named("small-2"), 10, (named("small-2"),), Slice(SLAB, MIB, 10)),
 )
-LAYOUT = Layout(named("manifest"), None, {file.digest: file for file in FILES})
-CHUNKS = chunks_in_order(LAYOUT)
+
+
+def layout_of(files: Iterable[FileLayout]) -> Layout:
+    packed = PackedLayouts()
+    for file in files:
+        packed.add(file)
+    return Layout(named("manifest"), packed)
+
+
+CHUNKS = chunks_in_order(layout_of(FILES))
 
 
 @pytest.fixture
@@ -31,18 +40,17 @@ def everyone(*names: str) -> dict[str, str]:
 
 
 def test_the_order_is_the_largest_first_each_chunk_once_and_slabs_whole() -> None:
-    assert [*FILES[1].chunks, *FILES[0].chunks[1:], SLAB.digest] == CHUNKS
+    assert [*FILES[1].chunks, *FILES[0].chunks[1:], SLAB] == CHUNKS
 
 
 def test_the_order_is_the_same_however_the_layout_is_written() -> None:
-    backwards = Layout(LAYOUT.manifest, None, dict(reversed([*LAYOUT.files.items()])))
-    assert chunks_in_order(backwards) == CHUNKS
+    assert chunks_in_order(layout_of(reversed(FILES))) == CHUNKS
 
 
 @pytest.mark.parametrize("known", [(), ("me",)], ids=["nobody", "itself"])
 def test_a_node_that_is_alone_reads_everything_from_the_mirror(members: Members, known: tuple[str, ...]) -> None:
     join(members, everyone(*known))
-    routing = Routing(LAYOUT, members)
+    routing = Routing(lambda: CHUNKS, members)
     routing.prepare()
     assert routing.count == 1
     assert not any(routing.peers(chunk, lambda _: False) or routing.is_mine(chunk) for chunk in CHUNKS)
@@ -51,7 +59,7 @@ def test_a_node_that_is_alone_reads_everything_from_the_mirror(members: Members,
 
 def test_each_chunk_is_mine_or_a_peers_and_the_turns_say_the_same(members: Members) -> None:
     join(members, everyone("me", "a", "b"))
-    routing = Routing(LAYOUT, members)
+    routing = Routing(lambda: CHUNKS, members)
     routing.prepare()
     assert routing.count == 3
     for chunk in CHUNKS:
@@ -65,7 +73,7 @@ def test_each_chunk_is_mine_or_a_peers_and_the_turns_say_the_same(members: Membe
 
 def test_who_comes_and_goes_changes_the_owners_of_what_is_not_begun(members: Members) -> None:
     join(members, everyone("me"))
-    routing = Routing(LAYOUT, members)
+    routing = Routing(lambda: CHUNKS, members)
     routing.prepare()
     join(members, everyone("a"))
     assert [routing.peers(chunk, lambda _: False) for chunk in CHUNKS] == [("a",)] * len(CHUNKS)
@@ -77,7 +85,7 @@ def test_who_comes_and_goes_changes_the_owners_of_what_is_not_begun(members: Mem
 
 def test_a_chunk_of_another_manifest_is_read_from_the_mirror(members: Members) -> None:
     join(members, everyone("a"))
-    routing = Routing(LAYOUT, members)
+    routing = Routing(lambda: CHUNKS, members)
     assert routing.peers(named("stranger"), lambda _: False) == ()
     assert routing.turn(named("stranger")) == LanePlace(is_own=True, position=0)
 

@@ -38,7 +38,7 @@ def test_a_file_that_no_manifest_names_is_what_an_interrupted_eviction_left(tmp_
     scan(places)
 
     assert names(places.files) == [digest_of(b"aa").hex]
-    assert len(names(places.manifests)) == 2  # the layout of the evicted manifest went, too
+    assert not places.manifest(gone.digest).parent.exists()  # the pages of the evicted manifest went, too
 
 
 def test_a_file_of_the_wrong_size_is_put_aside_and_is_absent(tmp_path: Path) -> None:
@@ -54,13 +54,26 @@ def test_a_file_of_the_wrong_size_is_put_aside_and_is_absent(tmp_path: Path) -> 
     assert (places.quarantine / f"{path.name}.0").read_bytes() == b"a"
 
 
-def test_a_manifest_that_is_not_what_its_name_says_is_put_aside_with_what_it_named(tmp_path: Path) -> None:
+def test_a_manifest_whose_root_is_damaged_is_put_aside_with_what_it_named(tmp_path: Path) -> None:
     places, manifest = cached(tmp_path, {"a": b"aa"})
-    places.manifest(manifest.digest).write_bytes(manifest.canonical.replace(b'"a"', b'"x"'))
+    places.manifest(manifest.digest).write_bytes(b"{}")
 
     assert scan(places) == []
     assert names(places.files) == names(places.manifests) == []
-    assert names(places.quarantine) == [f"{manifest.digest.hex}.json.0"]
+    assert names(places.quarantine) == [f"{manifest.digest.hex}.0"]
+
+
+@pytest.mark.parametrize("content", [b"{}", None], ids=["damaged", "absent"])
+def test_a_manifest_without_a_right_page_is_not_held(tmp_path: Path, content: bytes | None) -> None:
+    places, manifest = cached(tmp_path, {"a": b"aa"})
+    folder = places.manifest(manifest.digest).parent
+    (page,) = (path for path in folder.iterdir() if path.name != manifest.digest.hex)
+    page.unlink()
+    if content is not None:
+        page.write_bytes(content)
+
+    assert scan(places) == []
+    assert names(places.files) == names(places.manifests) == []
 
 
 def test_parts_are_kept_while_a_manifest_names_them(tmp_path: Path) -> None:
@@ -85,18 +98,6 @@ def test_what_is_not_ours_does_not_stop_the_start(tmp_path: Path, name: str) -> 
         (folder / name).write_bytes(b"")
 
     assert [found.manifest for found in scan(places)] == [manifest.digest]
-
-
-def test_a_cache_of_an_older_version_is_taken_over(tmp_path: Path) -> None:
-    places, manifest = cached(tmp_path, {"a": b"aa", "b": b"b"})
-    for digest in manifest.contents:
-        old = places.files / digest.fanout
-        old.parent.mkdir()
-        places.file(digest).rename(old)
-
-    assert all(scan(places)[0].present.values())
-    assert all(places.file(digest).is_file() for digest in manifest.contents)
-    assert list(places.files.glob("*/??")) == []
 
 
 def test_small_files_that_were_being_written_are_removed(tmp_path: Path) -> None:

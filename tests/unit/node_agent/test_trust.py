@@ -1,3 +1,4 @@
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from bdn.core.chunk import digest_of
 from bdn.core.errors import DiskFailedError, GrantExpiredError, InternalError
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, UnknownKeyError, new_signing_key
+from bdn.wire.shapes import ServiceUnreachableError
 from node_agent.trust import Trust
 from tests.support.agent.rig import Clock
 
@@ -12,8 +14,12 @@ SIGNER = GrantSigner(new_signing_key())
 GRANT = Grant("org", (GrantedMount("/m", digest_of(b"m"), "hf://org/model"),), 2000.0)
 
 
-def trust_at(path: Path, clock: Clock) -> Trust:
-    trust = Trust(path / "keys.json", clock)
+async def unanswered() -> None:
+    raise ServiceUnreachableError("http://mirror", "it is down")
+
+
+def trust_at(path: Path, clock: Clock, ask: Callable[[], Awaitable[None]] = unanswered) -> Trust:
+    trust = Trust(path / "keys.json", clock, ask)
     trust.load()
     return trust
 
@@ -81,3 +87,21 @@ def test_keys_that_cannot_be_kept_are_believed_until_the_next_start(tmp_path: Pa
     assert trust.verify(SIGNER.sign(GRANT)) == GRANT
     with pytest.raises(UnknownKeyError):
         trust_at(tmp_path / "absent", clock).verify(SIGNER.sign(GRANT))
+
+
+async def test_check__asks_the_mirror_for_a_key_that_is_not_known(tmp_path: Path) -> None:
+    asked: list[None] = []
+
+    async def ask() -> None:
+        asked.append(None)
+        trust.update(SIGNER.public_keys)
+
+    trust = trust_at(tmp_path, Clock(1000.0), ask)
+
+    assert [await trust.check(SIGNER.sign(GRANT)) for _ in range(2)] == [GRANT, GRANT]
+    assert asked == [None]
+
+
+async def test_check__says_that_the_key_is_unknown_while_the_mirror_is_down(tmp_path: Path) -> None:
+    with pytest.raises(UnknownKeyError):
+        await trust_at(tmp_path, Clock(1000.0)).check(SIGNER.sign(GRANT))

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import EMPTY, Manifest
+from bdn.core.chunk import EMPTY
 from bdn.core.errors import CanceledError
+from bdn.core.layout import Manifest
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 from node_agent.stage.view.build import Built, Difference, build_view, compare_view

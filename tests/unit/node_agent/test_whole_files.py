@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Digest, Manifest
+from bdn.core.chunk import Digest
 from node_agent.disk.whole_files import ChangedFilesError, WholeFiles, seen
 from tests.support.agent.cache import cached
+from tests.support.content.layouts import manifest_of
 
 CONTENT = b"some bytes that are right"
 
@@ -124,7 +125,8 @@ def test_damaged_notes_make_their_files_suspects(site: Site, damage: bytes) -> N
 
 def test_one_manifest_that_knows_the_file_as_it_is_is_enough(site: Site) -> None:
     site.files.save(site.manifest)
-    other = Manifest.of([*site.manifest.files, *cached(site.places.root, {"b": b"other"})[1].files])
+    other = manifest_of([*site.manifest.files, *cached(site.places.root, {"b": b"other"})[1].files])
+    site.places.pins(other.digest).parent.mkdir()
     site.link()
     site.files.save(other)
 
