@@ -71,12 +71,6 @@ class DirectoryStore:
                 return path.read_bytes().decode("utf-8", "replace").strip()
         return None
 
-    def clear_incoming(self) -> None:
-        """Remove what a crash left half-written. Only while no other process writes here."""
-        with self._failures_mapped():
-            for path in self._incoming.iterdir():
-                path.unlink(missing_ok=True)
-
     def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:  # noqa: ARG002 - a disk has no turns
         """Write, sync, rename, sync the folder."""
         target = self._chunks / digest.fanout

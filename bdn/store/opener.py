@@ -48,7 +48,7 @@ def open_store(
         )
     store = DirectoryStore(Path(unquote(url.path)))
     if exclusive:
-        store.clear_incoming()
+        store.drop_leftovers(float("inf"), dry_run=False)
     return store
 
 
