@@ -9,8 +9,9 @@ from functools import partial
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
-from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range
+from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range, digest_of
 from bdn.core.errors import BdnError, DiskFailedError, NotFoundError, QuotaExceededError, single_error
+from bdn.core.manifest import Cutter, is_small, slab_cutter
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.net.http1.connection import FileBody
@@ -27,6 +28,7 @@ from node_agent.job.tree import ChangedError, OpenFile
 
 Pace = Callable[[int], float]
 _Result = TypeVar("_Result")
+_Put = Callable[[Digest, FileBody | memoryview], None]
 _ATTEMPTS: Final = 3
 # The push has ended meanwhile, or the mirror lost some of it.
 _AGAIN: Final = frozenset({"NOT_FOUND", "CHUNKS_MISSING"})
@@ -42,8 +44,8 @@ _PIECE: Final = 1024 * 1024  # read and named at once: it stays in the cache of 
 class SentFile:
     """A file that is to be sent, by its path in the checkpoint.
 
-    ``opened`` opens it, in a thread. ``known`` are the digests of chunks that need not be read to be known; ``on_known`` is told of
-    others, in a thread, once the mirror has them.
+    ``opened`` opens it, in a thread. Of a file of 1 MiB or more ``known`` are the digests of chunks that need not be read to be
+    known; ``on_known`` is told of others, in a thread, once the mirror has them.
     """
 
     path: str
@@ -90,9 +92,9 @@ class Pusher:
     async def _push_once(
         self, source: str, files: Sequence[SentFile], details: CheckpointDetails, check: Callable[[], Awaitable[None]]
     ) -> Mirror:
-        push_id, chunks = await self.send(source, files)
+        push_id, pushed = await self.send(source, files)
         await check()
-        request = await asyncio.to_thread(_commit_of, files, chunks, details)
+        request = CommitRequest(files=pushed, details=details)
         return await self.outages.ask(partial(self.mirror.commit, push_id, request), but=_is_quota)
 
     async def has_committed(self, source: str, push_id: str, at: float) -> bool:
@@ -108,11 +110,15 @@ class Pusher:
             raise
         return newest.push_id == push_id or newest.committed_at.timestamp() > at
 
-    async def send(self, source: str, files: Sequence[SentFile]) -> tuple[str, dict[tuple[str, int], Digest]]:
-        """Have the mirror hold all chunks of these files, for a push that goes on. Its id, and the chunks by path and index."""
+    async def send(self, source: str, files: Sequence[SentFile]) -> tuple[str, list[PushedFile]]:
+        """Have the mirror hold all of these files, which are in the order of their paths, for a push that goes on.
+
+        Returns the push's id, and what a commit says of the files.
+        """
         sending = _Sending(self)
         chunks: dict[tuple[str, int], Digest] = {}
-        left = _groups(files)
+        slabs: list[tuple[_Slab, Digest]] = []
+        left = _groups(_units(files))
         naming = asyncio.Lock()  # one group at a time: named two at once, the first would be sent later
 
         async def send() -> None:
@@ -122,36 +128,143 @@ class Pusher:
                     named = await _all_of(map(sending.name, group))
                 if not group:
                     return
-                sent = await _all_of(map(sending.send, group, named))
-                chunks.update({(one.file.path, one.index): digest for one, digest in zip(group, sent, strict=True)})
+                for unit, digest in zip(group, await _all_of(map(sending.send, group, named)), strict=True):
+                    if isinstance(unit, _Slab):
+                        slabs.append((unit, digest))
+                    else:
+                        chunks[unit.file.path, unit.index] = digest
 
         await _all_of([sending.begin(source), *(send() for _ in range(_GROUPS))])
-        return sending.push_id, chunks
+        return sending.push_id, await asyncio.to_thread(_pushed, files, chunks, slabs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """One of a file that is to be sent."""
+    """One of a large file that is to be sent."""
 
     file: SentFile
     index: int
     part: ByteRange
 
+    @property
+    def size(self) -> int:
+        return self.part.size
 
-def _groups(files: Sequence[SentFile]) -> Iterator[Sequence[_Chunk]]:
-    """All chunks, many at a time: the mirror is asked once which of a group it lacks."""
-    group: list[_Chunk] = []
-    size, most = 0, _FIRST_GROUP_BYTES
+    @property
+    def buffer_size(self) -> int:
+        """What a thread needs that reads it."""
+        return min(self.size, _PIECE)
+
+    @property
+    def known(self) -> Digest | None:
+        return self.file.known.get(self.index)
+
+    def name(self, buffer: memoryview) -> Digest:
+        """Its digest, for which it is read."""
+        with self.file.opened() as file:
+            return file.digest_of(self.part, buffer)
+
+    def put(self, digest: Digest, buffer: memoryview, put: _Put) -> Digest:
+        """Send it. A digest that was known is not believed, because the mirror lacks it: the chunk is named again. Returns its name."""
+        with self.file.opened() as file:
+            if self.known is not None:
+                digest = file.digest_of(self.part, buffer)
+            try:
+                put(digest, FileBody(file.descriptor, self.part))
+            except EOFError:
+                raise ChangedError(file.path) from None
+            except BdnError:
+                file.check()  # it may be written to after it was named: then the mirror refuses it
+                raise
+        return digest
+
+
+@dataclass(slots=True)
+class _Slab:
+    """Small files that are sent as one chunk. They are read whenever it is named or sent: ``digests`` are theirs as they were read last."""
+
+    files: Sequence[SentFile]
+    digests: Sequence[Digest] = ()
+    known: Digest | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def buffer_size(self) -> int:
+        """What a thread needs that reads it."""
+        return self.size
+
+    def name(self, buffer: memoryview) -> Digest:
+        """Its digest, for which it is read into the buffer."""
+        digests, offset = [], 0
+        for one in self.files:
+            content = buffer[offset : offset + one.size]
+            with one.opened() as file:
+                file.read(0, content)
+            digests.append(digest_of(content))
+            offset += one.size
+        self.digests = digests
+        return digest_of(buffer)
+
+    def put(self, digest: Digest, buffer: memoryview, put: _Put) -> Digest:  # noqa: ARG002 - it is read again
+        """Send it as it is now. Returns its name."""
+        named = self.name(buffer)
+        put(named, buffer)
+        return named
+
+
+_Unit = _Chunk | _Slab
+
+
+def _units(files: Sequence[SentFile]) -> Iterator[_Unit]:
+    """All that is sent of files in the order of their paths."""
+    cutter: Cutter[SentFile] = slab_cutter()
     for file in files:
-        for index in range(chunk_count(file.size)):
-            chunk = _Chunk(file, index, chunk_range(file.size, index))
-            if len(group) == CHUNKS_AT_ONCE or size + chunk.part.size > most:
-                yield group
-                group, size, most = [], 0, min(2 * most, _GROUP_BYTES)
-            group.append(chunk)
-            size += chunk.part.size
+        if is_small(file.size):
+            yield from map(_Slab, cutter.add(file, file.path, file.size))
+        else:
+            for index in range(chunk_count(file.size)):
+                yield _Chunk(file, index, chunk_range(file.size, index))
+    yield from map(_Slab, cutter.finish())
+
+
+def _groups(units: Iterator[_Unit]) -> Iterator[Sequence[_Unit]]:
+    """Many units at a time: the mirror is asked once which of a group it lacks."""
+    group: list[_Unit] = []
+    size, most = 0, _FIRST_GROUP_BYTES
+    for unit in units:
+        if len(group) == CHUNKS_AT_ONCE or size + unit.size > most:
+            yield group
+            group, size, most = [], 0, min(2 * most, _GROUP_BYTES)
+        group.append(unit)
+        size += unit.size
     if group:
         yield group
+
+
+def _pushed(
+    files: Sequence[SentFile], chunks: Mapping[tuple[str, int], Digest], slabs: Iterable[tuple[_Slab, Digest]]
+) -> list[PushedFile]:
+    """What a commit says of the files. In a thread: there may be a million."""
+    small: dict[str, PushedFile] = {}
+    for slab, name in slabs:
+        offset = 0
+        for file, digest in zip(slab.files, slab.digests, strict=True):
+            small[file.path] = PushedFile(
+                path=file.path, size=file.size, digest=str(digest), slab=str(name), offset=offset
+            )
+            offset += file.size
+    return [
+        small.get(file.path)
+        or PushedFile(
+            path=file.path,
+            size=file.size,
+            chunks=[str(chunks[file.path, index]) for index in range(chunk_count(file.size))],
+        )
+        for file in files
+    ]
 
 
 async def _all_of(works: Iterable[Coroutine[object, object, _Result]]) -> list[_Result]:
@@ -172,20 +285,6 @@ def _is_of_disk(error: BdnError) -> bool:
     return isinstance(error, DiskFailedError)
 
 
-def _commit_of(
-    files: Sequence[SentFile], chunks: Mapping[tuple[str, int], Digest], details: CheckpointDetails
-) -> CommitRequest:
-    pushed = [
-        PushedFile(
-            path=file.path,
-            size=file.size,
-            chunks=[str(chunks[file.path, index]) for index in range(chunk_count(file.size))],
-        )
-        for file in files
-    ]
-    return CommitRequest(files=pushed, details=details)
-
-
 class _Sending:
     """The chunks of one push. The first ones are named while it is begun."""
 
@@ -204,47 +303,29 @@ class _Sending:
         self.push_id, self._plane = push.push_id, at_port(self._pusher.address, push.data_port)
         self._begun.set()
 
-    async def name(self, chunk: _Chunk) -> Digest:
+    async def name(self, unit: _Unit) -> Digest:
         """Its digest, for which it is read if it is not known."""
-        known = chunk.file.known.get(chunk.index)
-        if known is not None:
-            return known
+        return unit.known or await self._run(self._pusher.namers, unit, unit.name)
 
-        def work(buffer: memoryview) -> Digest:
-            with chunk.file.opened() as file:
-                return file.digest_of(chunk.part, buffer)
-
-        return await self._run(self._pusher.namers, chunk, work)
-
-    async def send(self, chunk: _Chunk, digest: Digest) -> Digest:
-        """Have the mirror hold it. Whether it does is asked before each try: the one before may have come through.
-
-        A digest that was known is not believed where the mirror lacks it: the chunk is read and named again. Returns the name.
-        """
-        known = chunk.file.known.get(chunk.index)
+    async def send(self, unit: _Unit, digest: Digest) -> Digest:
+        """Have the mirror hold it. Whether it does is asked before each try: the one before may have come through. Returns its name."""
         lock = self._locks.setdefault(digest, asyncio.Lock())
-
-        def work(buffer: memoryview) -> Digest:
-            with chunk.file.opened() as file:
-                named = digest if known is None else file.digest_of(chunk.part, buffer)
-                self._put(named, file, chunk.part)
-            return named
 
         async def attempt() -> Digest:
             async with lock:
                 if not await self._missing.of(digest):
                     return digest
-                return await self._run(self._pusher.senders, chunk, work)
+                return await self._run(self._pusher.senders, unit, lambda buffer: unit.put(digest, buffer, self._put))
 
         sent = await self._pusher.outages.ask(attempt, but=lambda error: _is_of_disk(error) or _is_quota(error))
-        if sent != known:
-            await in_thread(chunk.file.on_known, chunk.index, sent)
+        if isinstance(unit, _Chunk) and sent != unit.known:
+            await in_thread(unit.file.on_known, unit.index, sent)
         return sent
 
-    async def _run(self, threads: ByteThreads, chunk: _Chunk, work: Callable[[memoryview], Digest]) -> Digest:
+    async def _run(self, threads: ByteThreads, unit: _Unit, work: Callable[[memoryview], Digest]) -> Digest:
         if self._pusher.turn is not None:
             await self._pusher.turn()
-        return await threads.run(min(chunk.part.size, _PIECE), work)
+        return await threads.run(unit.buffer_size, work)
 
     async def _ask_missing(self, digests: Sequence[Digest]) -> list[bool]:
         chunks = ChunkList(chunks=[str(digest) for digest in dict.fromkeys(digests)])
@@ -252,19 +333,15 @@ class _Sending:
         missing = set((await self._pusher.mirror.missing(self.push_id, chunks)).chunks)
         return [str(digest) in missing for digest in digests]
 
-    def _put(self, digest: Digest, file: OpenFile, part: ByteRange) -> None:
-        """It may be written to after it was named: then the mirror refuses it, as it is not what its name says."""
+    def _put(self, digest: Digest, content: FileBody | memoryview) -> None:
+        """The mirror refuses what is not what its name says. ``EOFError``: the file is shorter by now."""
         if self._pusher.pace is not None:
-            time.sleep(self._pusher.pace(part.size))
+            time.sleep(self._pusher.pace(len(content)))
         url = self._plane + push_path(self.push_id, digest)
         headers = {"Authorization": f"Bearer {self._pusher.bearer}"} if self._pusher.bearer else {}
         try:
-            with self._pusher.pool.request("PUT", url, headers, FileBody(file.descriptor, part)) as answer:
-                refusal = None if answer.status == _HELD else error_from(answer.status, answer.read(_ANSWER_BYTES))
-        except EOFError:
-            raise ChangedError(file.path) from None
+            with self._pusher.pool.request("PUT", url, headers, content) as answer:
+                if answer.status != _HELD:
+                    raise error_from(answer.status, answer.read(_ANSWER_BYTES))
         except NETWORK_ERRORS as error:
             raise ServiceUnreachableError(self._plane, reason_of(error)) from error
-        if refusal is not None:
-            file.check()
-            raise refusal

@@ -1,7 +1,7 @@
 """Sync a job's checkpoint directory: look, wait until a checkpoint has settled, push it, and look again before it becomes visible.
 
-It is another process than the training's, and holds nothing of it up. Files that rest are sent ahead. What was sent stands in a journal: a
-syncer that starts again reads and sends nothing twice.
+It is another process than the training's, and holds nothing of it up. Files of 1 MiB or more that rest are sent ahead. The chunks
+that were sent are in a journal: a syncer that starts again sends nothing twice, and reads no chunk of a large file twice.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from typing import Final
 
 from bdn.core.chunk import ByteRange, chunk_count, digest_of
 from bdn.core.errors import BdnError, DiskFailedError, InvalidSourceError, QuotaExceededError
+from bdn.core.manifest import is_small
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.training.checkpoints import (
     LONGEST_DESCRIBED,
@@ -374,7 +375,9 @@ class Syncer:
         return str(uri)
 
     def _unsent(self, found: Found, paths: Collection[str]) -> list[SentFile]:
-        return [file for file in self._files(found, paths) if len(file.known) < chunk_count(file.size)]
+        """Large files of which some has to be sent. Small ones lie in slabs, which depend on all files beside them."""
+        files = (file for file in self._files(found, paths) if not is_small(file.size))
+        return [file for file in files if len(file.known) < chunk_count(file.size)]
 
     def _files(self, found: Found, paths: Collection[str]) -> list[SentFile]:
         """Those of its files, in their order."""
