@@ -13,6 +13,7 @@ from bdn.core.store import Kind
 from bdn.core.units import counted, format_size, parse_duration, parse_size
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
 from bdn.wire.operation_schema import (
+    CollectedKind,
     Collection,
     CollectionRequest,
     DamagedItem,
@@ -33,10 +34,8 @@ from bdn.wire.shapes import ErrorBody
 _PREFETCH_SECONDS: Final = 2.0  # as often as agents tell how far they are
 _COLLECTED: Final[dict[Kind, str]] = {
     "manifests": "evicted manifests",
-    "contents": "files of no manifest",
-    "half_copied": "chunks of files that nobody went on with",
+    "chunks": "chunks that nothing refers to",
     "evidence": "files that came wrong",
-    "chunks": "orphans: chunks that nobody has recorded",
     "incoming": "half-written chunks",
 }
 _Operation = TypeVar("_Operation", Eviction, Collection, Verification)
@@ -144,29 +143,35 @@ def _evicted_line(item: EvictedItem, *, dry_run: bool) -> str:
     "grace_seconds",
     metavar="DURATION",
     callback=parsed(parse_duration),
-    help="Least age of what no eviction released and nothing names (90m, 24h, 7d); the mirror's setting otherwise.",
+    help="For how long nothing has referred to a chunk that goes (90m, 24h, 7d); the mirror's setting otherwise.",
 )
-@click.option("--orphans", is_flag=True, help="Only what nobody has recorded, and what was left half-written.")
+@click.option("--orphans", is_flag=True, help="Only chunks that are not recorded, and what was left half-written.")
 @command_line
 async def gc(output: Output, *, dry_run: bool, grace_seconds: int | None, orphans: bool) -> int:
-    """Collect what no manifest names out of the mirror's store, and what was evicted and can no longer be restored.
+    """Collect what nothing refers to out of the mirror's store, and what was evicted and can no longer be restored.
 
-    Safe beside mirrors that run and agents that read. The mirror does this by itself every few hours. Orphans are left by a
-    crash between the writing of a chunk and its record, or by a database that was restored from a backup.
+    Safe beside mirrors that run and agents that read. The mirror does this by itself every few hours. With --orphans the store is
+    listed, and chunks go that have no record. Orphans are left by a power loss that takes the database's last commits, or by a
+    database that was restored from a backup.
 
     \b
     Example: bdn-admin gc --dry-run
-    Example: bdn-admin gc --orphans --grace 1h --dry-run
+    Example: bdn-admin gc --orphans --dry-run
     """
     request = CollectionRequest(dry_run=dry_run, grace_seconds=grace_seconds, orphans=orphans)
     async with reachable_mirror(output) as client:
         collection = await client.collect(request)
         collection = await _ended(output, collection, client.collection)
     would = "would free" if dry_run else "freed"
-    lines = [f"{one.count} {_COLLECTED[one.kind]}, {format_size(one.bytes)}" for one in collection.kinds if one.count]
-    lines += _error_lines(collection.error)
+    lines = [*map(_collected_line, filter(lambda one: one.count, collection.kinds)), *_error_lines(collection.error)]
     output.result(collection, [*lines, f"{would} {format_size(collection.bytes_freed)} ({collection.id})"])
     return FAILED if collection.status == "FAILED" else DONE
+
+
+def _collected_line(one: CollectedKind) -> str:
+    """Manifests and evidence have no bytes of their own: they are in chunks."""
+    line = f"{one.count} {_COLLECTED[one.kind]}"
+    return f"{line}, {format_size(one.bytes)}" if one.kind in ("chunks", "incoming") else line
 
 
 @click.command()

@@ -48,7 +48,8 @@ from bdn.mirror.serving.locations import ChunkLocations
 from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
 from bdn.mirror.settings import MirrorSettings
-from bdn.mirror.upkeep.retention import Collector, StoreEviction
+from bdn.mirror.upkeep.collection import Collector
+from bdn.mirror.upkeep.eviction import StoreEviction
 from bdn.mirror.upkeep.scrub import AgentSource, Keeper, Repair, UpstreamSource
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics
 from bdn.mirror.upstream.issuer import load_issuer
@@ -167,7 +168,7 @@ async def open_mirror(
 
         # Retention: what leaves the store, and the events that say why.
         events = Events(database, settings.events_seconds, now)
-        collector = Collector(database, store, settings.tombstone_seconds, damages, now)
+        collector = Collector(database, store, settings.tombstone_seconds, now)
         operations = Operations(database)
         collections = Collections(
             database,

@@ -294,7 +294,7 @@ def listed(items: Sequence[DamagedItem], *, before: int = 0) -> tuple[list[Damag
 class CollectionRequest(StrictModel, json_schema_extra={"examples": [{"dry_run": True}]}):
     """``grace_seconds`` instead of the mirror's own; ``dry_run`` only tells what would go.
 
-    ``orphans``: only what nobody has recorded, and what was left half-written.
+    ``orphans``: only chunks that the database has no row for, and what was left half-written.
     """
 
     grace_seconds: Annotated[float, Field(ge=0, le=10 * 365 * 86400)] | None = None
@@ -303,7 +303,7 @@ class CollectionRequest(StrictModel, json_schema_extra={"examples": [{"dry_run":
 
 
 class CollectedKind(BaseModel):
-    """How many of one kind went, and the bytes that became free with them."""
+    """How many of one kind went, and the bytes that became free. Those of manifests and evidence are the bytes of their chunks."""
 
     kind: Kind
     count: int

@@ -1,7 +1,7 @@
 """Every statement about mirrors, their sources, and the manifests that organisations gave up.
 
-A manifest belongs to every organisation that mirrored it. It is *given up* by one that has a tombstone for it, *dead* when
-all have one, and dead *since* the last of them was written. Once nobody may read it, it can be collected.
+A manifest belongs to every organisation that mirrored it. It is *given up* by one that has a tombstone for it. What is collected
+when all have one is in ``collection``.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from typing import Any, Final
 from sqlalchemy import (
     BindParameter,
     ColumnElement,
-    Select,
     and_,
     bindparam,
     case,
@@ -547,11 +546,6 @@ async def lift_tombstone(session: WriteSession, organisation: str, manifest: str
     await session.execute(statement)
 
 
-async def mark_collected(session: WriteSession, manifest: str, now: float) -> None:
-    """Nothing can be restored any more, and who gave it up may not read it either when somebody else mirrors it again."""
-    await session.execute(update(TombstoneRow).where(TombstoneRow.manifest == manifest).values(collected_at=now))
-
-
 def is_given_up(organisation: str | _Name, manifest: _Name) -> ColumnElement[bool]:
     """The organisation has a tombstone for it."""
     return exists().where(TombstoneRow.organisation == organisation, TombstoneRow.manifest == manifest)
@@ -576,50 +570,10 @@ async def others_read(session: ReadSession, organisation: str, manifests: Sequen
     return {str(manifest) async for (manifest,) in select_in(session, query, MirrorSourceRow.manifest, manifests)}
 
 
-async def expired(session: ReadSession, before: float) -> list[str]:
-    """Manifests that are dead since then or longer."""
-    return sorted((await session.execute(_expired(before))).scalars())
-
-
-async def is_expired(session: ReadSession, manifest: str, before: float) -> bool:
-    """Whether the manifest still is."""
-    query = _expired(before).where(ManifestRow.digest == manifest).with_for_update(of=ManifestRow)
-    return (await session.execute(query)).scalar() is not None
-
-
-def _expired(before: float) -> Select[str]:
-    """Published manifests that are dead since then or longer. One that no mirror names any more is as old as it is."""
-    given_up = exists().where(TombstoneRow.manifest == ManifestRow.digest, TombstoneRow.created_at <= before)
-    return select(ManifestRow.digest).where(
-        or_(ManifestRow.created_at <= before, given_up), ~exists(_living_sources(ManifestRow.digest, before))
-    )
-
-
-def dead_manifests() -> Select[str]:
-    """The manifests that nobody may read, whether or not they can still be restored, and that are not collected yet."""
-    return select(TombstoneRow.manifest).where(
-        TombstoneRow.collected_at.is_(None), ~exists(_living_sources(TombstoneRow.manifest))
-    )
-
-
 async def count_restorable(session: ReadSession) -> int:
     """How many have not been collected."""
     query = select(func.count()).select_from(TombstoneRow).where(TombstoneRow.collected_at.is_(None))
     return (await session.execute(query)).scalar_one()
-
-
-def _living_sources(manifest: InstrumentedAttribute[str], before: float | None = None) -> Select[str]:
-    """Sources of this manifest whose organisation has no tombstone for it, or one that is younger than ``before``."""
-    source, tombstone = aliased(MirrorSourceRow), aliased(TombstoneRow)
-    joined = and_(tombstone.organisation == source.organisation, tombstone.manifest == source.manifest)
-    if before is not None:
-        joined = and_(joined, tombstone.created_at <= before)
-    return (
-        select(source.mirror_id)
-        .outerjoin(tombstone, joined)
-        .where(source.manifest == manifest, tombstone.manifest.is_(None))
-        .correlate(manifest.class_)
-    )
 
 
 # --- pushes: mirrors that no worker has ---

@@ -7,7 +7,7 @@ from typing import Any, Final
 from sqlalchemy import exists, func, select, update
 
 from bdn.mirror.db.database import ReadSession, WriteSession, batches, changed, tell
-from bdn.mirror.db.tables import OperationPartRow, OperationRow
+from bdn.mirror.db.tables import MirrorRow, OperationPartRow, OperationRow
 from bdn.mirror.db.waiting import asked_topic
 
 MIRROR: Final = "mirror"  # the node of the mirror's own part, whose cluster is ""
@@ -122,10 +122,14 @@ async def finish(session: WriteSession, operation_id: str, status: str, now: flo
     tell(session, operation_id)
 
 
-async def newest_collection(session: ReadSession, now: float) -> float | None:
-    """When one was last asked for that was not only to tell what would go, or for orphans; before a clock was set back does not count."""
+async def last_collection(session: ReadSession, now: float) -> float | None:
+    """When one was last asked for that was not only to tell what would go, or for orphans; before a clock was set back does not count.
+
+    Where none was, when the first mirror was asked for: before that there is nothing to collect.
+    """
     is_real = OperationRow.request["dry_run"].as_boolean().is_(False)
-    is_of_all = OperationRow.request["orphans"].as_boolean().is_not(True)  # earlier versions did not say
-    query = select(func.max(OperationRow.created_at))
-    query = query.where(OperationRow.kind == "collection", is_real, is_of_all, OperationRow.created_at <= now)
-    return (await session.execute(query)).scalar()
+    is_of_all = OperationRow.request["orphans"].as_boolean().is_(False)
+    newest = select(func.max(OperationRow.created_at))
+    newest = newest.where(OperationRow.kind == "collection", is_real, is_of_all, OperationRow.created_at <= now)
+    first = select(func.min(MirrorRow.created_at)).scalar_subquery()
+    return (await session.execute(select(func.coalesce(newest.scalar_subquery(), first)))).scalar()

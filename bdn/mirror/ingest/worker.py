@@ -376,8 +376,12 @@ class Ingest:
         commits and has to be listed. Access was checked: resolving asked the upstream with the credentials of this request.
         """
         async with progress.writing() as session:
+            known = await published_before(session, reader, wanted, resolution.revision)
+            if known is None or known.manifest is None:
+                return False
+            await manifests.lock(session, [known.manifest])  # an eviction or a collection of it goes first, or it waits
             found = await published_before(session, reader, wanted, resolution.revision)
-            if found is None or found.manifest is None or not await manifests.lock(session, [found.manifest]):
+            if found is None or found.manifest != known.manifest:
                 return False
             counters = progress.counters[row.position]
             counters.reused = max(0, (found.bytes_total or 0) - counters.transferred)

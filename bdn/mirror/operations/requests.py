@@ -28,7 +28,8 @@ from bdn.mirror.operations.operations import (
     OperationKind,
     Operations,
 )
-from bdn.mirror.upkeep.retention import Collected, Collector, StoreEviction
+from bdn.mirror.upkeep.collection import Collected, Collector
+from bdn.mirror.upkeep.eviction import StoreEviction
 from bdn.wire.cache_schema import RemoveCacheCommand
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
 from bdn.wire.heartbeat_schema import Command
@@ -383,10 +384,10 @@ class Collections:
                     await self.operations.begin(COLLECTION, COLLECTION.new_id(), CollectionRequest(), {}, mirror=True)
 
     async def _is_due(self) -> bool:
-        """A period after the last one, or else after the first mirror: before that there is nothing to collect."""
+        """A period after the last one."""
         now = self.clock()
         async with self.database.read() as session:
-            since = await operations.newest_collection(session, now) or await mirrors.first_at(session)
+            since = await operations.last_collection(session, now)
         return since is not None and is_round_due(since, self.period_seconds, now)
 
     async def _carry_out(self, collection_id: str) -> None:
