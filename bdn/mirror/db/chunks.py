@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar, cast
 
-from sqlalchemy import ColumnElement, CursorResult, and_, case, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, CursorResult, Update, and_, case, delete, exists, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql.expression import SQLColumnExpression
@@ -391,7 +391,7 @@ def _insert(connection: Connection, table: type[ChunkRow | ChunkSetRow | SetChun
     return cast("sqlite.Insert", dialect.insert(table))
 
 
-def _execute_in(connection: Connection, statement, chunk_ids: Sequence[int]) -> None:  # noqa: ANN001
+def _execute_in(connection: Connection, statement: Update, chunk_ids: Sequence[int]) -> None:
     for some in batches(list(chunk_ids), AT_ONCE):
         connection.execute(statement.where(ChunkRow.id.in_(some)))
 

@@ -132,4 +132,5 @@ async def last_collection(session: ReadSession, now: float) -> float | None:
     newest = select(func.max(OperationRow.created_at))
     newest = newest.where(OperationRow.kind == "collection", is_real, is_of_all, OperationRow.created_at <= now)
     first = select(func.min(MirrorRow.created_at)).scalar_subquery()
-    return (await session.execute(select(func.coalesce(newest.scalar_subquery(), first)))).scalar()
+    found: float | None = (await session.execute(select(func.coalesce(newest.scalar_subquery(), first)))).scalar()
+    return found
