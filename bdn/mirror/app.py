@@ -50,7 +50,8 @@ from bdn.mirror.serving.served_files import ServedFiles
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upkeep.collection import Collector
 from bdn.mirror.upkeep.eviction import StoreEviction
-from bdn.mirror.upkeep.scrub import AgentSource, Keeper, Repair, UpstreamSource
+from bdn.mirror.upkeep.repair import AgentSource, Repair
+from bdn.mirror.upkeep.scrub import Keeper
 from bdn.mirror.upstream.budget import Pause, UpstreamBudgets, UpstreamMetrics
 from bdn.mirror.upstream.issuer import load_issuer
 from bdn.mirror.upstream.reader import UpstreamReader
@@ -146,8 +147,7 @@ async def open_mirror(
         await check_owner(settings, await OutageRetry(policy=_STARTING).ask(partial(database_id, database)), store)
         now, metrics, at_work = database.now, Metrics(database, store), dict[str, Progress]()
         signer = await asyncio.to_thread(load_grant_signer, settings)
-        damages = Damages(database, store, now, metrics.repaired_chunks.inc)
-        metrics.damaged_records.set_function(lambda: len(damages.records))
+        damages = Damages(database, store, now)
 
         # Upstreams: how the mirror signs in there, what it asks, and how many requests each host gets.
         issuer = await asyncio.to_thread(load_issuer, settings, clock)
@@ -197,10 +197,10 @@ async def open_mirror(
             # Scrub: the store is read again, and repaired from agents and upstreams.
             agents = ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS, authorities=authorities)
             to_agents = stack.enter_context(closing(agents))
-            upstream = UpstreamSource(database, surveyor, reader)
             requires_tls = settings.tls_cert is not None  # also of a process that shows it to nobody
             from_agents = AgentSource(database, to_agents, signer, now, requires_tls)
-            repair = Repair(database, damages, from_agents, upstream, now)
+            on_repaired = metrics.repaired_chunks.inc
+            repair = Repair(database, store, from_agents, ingest.restore, now, on_repaired)
             keeper = Keeper(
                 database,
                 damages,

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 import bdn
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
-from bdn.mirror.db import agents, chunks, damaged, mirrors, objects
+from bdn.mirror.db import agents, chunks, damaged, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.waiting import SharedRead, ThreadRead
 
@@ -44,9 +44,6 @@ class Metrics:
         self.served_manifests = counter("bdn_mirror_served_manifests", "Roots of manifests served")
         self.scrubbed_bytes = counter("bdn_mirror_scrubbed_bytes", "Bytes of the store read again to verify them")
         self.repaired_chunks = counter("bdn_mirror_repaired_chunks", "Damaged chunks that the store holds again")
-        self.damaged_records = gauge(
-            "bdn_mirror_damaged_records", "Records of manifests and files that this process found wrong in the database"
-        )
         self._damaged = gauge("bdn_mirror_damaged_chunks", "Chunks that the store does not hold as their names say")
         self._evidence = gauge("bdn_mirror_evidence_chunks", "Wrong chunks kept for people")
         self._scrubbed_at = gauge(
@@ -74,8 +71,8 @@ class Metrics:
                 self._totals_until = time.monotonic() + self._totals[0] / _SUMMED_PER_SECOND
             quarantined = await damaged.count_wrong_files(session)
             alive = await agents.count_alive(session, self._database.now())
-            wrong = await damaged.count_damaged(session)
-            newest = await objects.scrub_state(session)
+            wrong = await damaged.count(session)
+            newest = await damaged.scrub_state(session)
             given_up = await mirrors.count_restorable(session)
         for status in ("PENDING", "SYNCING", "READY", "FAILED", "CANCELED"):
             self._mirrors.labels(status).set(by_status.get(status, 0))

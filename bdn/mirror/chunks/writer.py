@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from bdn.core.chunk import Buffer, Digest
 from bdn.core.manifest import ManifestWriter, PlacedFile, Root
 from bdn.core.store import ChunkStore
-from bdn.mirror.db import chunks
+from bdn.mirror.db import chunks, damaged
 from bdn.mirror.db.chunks import ChunkIsLeavingError
 from bdn.mirror.db.database import Database, batches
 from bdn.transfer.batching import Batched
@@ -78,7 +78,7 @@ class SetWriter:
 
     async def _mark_stored(self, digests: Sequence[Digest]) -> list[None]:
         async with self.database.write() as session:
-            await chunks.of(session, chunks.mark_stored, frozenset(digests))
+            await damaged.mark_stored(session, frozenset(digests), self.database.now())
         return [None] * len(digests)
 
     def _answer(self, asked: Coroutine[Any, Any, _Answer]) -> _Answer:

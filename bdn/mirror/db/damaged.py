@@ -1,192 +1,168 @@
-"""The register of what is wrong: chunks and slabs that the store does not hold as their names say, files that came wrong.
+"""Every statement about damage: chunks whose objects are not what their names say, the scrub that finds them, files that came wrong.
 
-What is found, repaired or lost is an event of the manifests concerned, in the same transaction. What follows from damage is in
-``contents``. The chunks of a file that came with the wrong content stay in the store as evidence, and no manifest names them.
+Damage is a column of the chunk's row; what is found, repaired or lost is an event of the manifests whose sets refer to the chunk, in
+the same transaction. Damage of a chunk that no manifest names is not reported: listings, evidence, and what is still being mirrored.
 """
 
 import secrets
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Final
 
-from sqlalchemy import delete, exists, func, select
+from sqlalchemy import ColumnElement, Row, exists, func, or_, select
 
 from bdn.core.chunk import Digest
-from bdn.core.store import owner_of, split_digests
-from bdn.mirror.db import events
-from bdn.mirror.db.contents import drop_slabs, unreadable
-from bdn.mirror.db.database import ReadSession, WriteSession, insert_new, select_in
-from bdn.mirror.db.mirrors import hold_claims, is_mirrored_for
-from bdn.mirror.db.tables import (
-    ContentChunkRow,
-    ContentRow,
-    CopiedChunkRow,
-    DamagedChunkRow,
-    DamagedContentRow,
-    ManifestContentRow,
-    ManifestRow,
-    QuarantinedFileRow,
-    SlabRow,
-    SlabScopeRow,
-    SlabSliceRow,
-)
+from bdn.mirror.db import chunks, events, manifests
+from bdn.mirror.db.chunks import ChunkState, StoredChunk
+from bdn.mirror.db.database import ReadSession, WriteSession, batches
+from bdn.mirror.db.tables import ChunkRow, EventRow, FactRow, ManifestRow, QuarantinedFileRow, SetChunkRow
 
-_TOLD: Final = 100  # manifests: a chunk may be one of a thousand revisions
+_REPORTED: Final = 100  # manifests of one event: a chunk may be one of a thousand revisions
+_SCRUB: Final = "scrub"
 
 
-async def is_needed(session: ReadSession, digest: Digest) -> bool:
-    """Whether there is a content in the store with such a chunk, or such a slab."""
-    return bool(await _with_chunk(session, digest)) or await _is_slab(session, digest)
+# --- damage ---
 
 
-async def register(session: WriteSession, digest: Digest, now: float, reason: str) -> bool:
-    """The store does not hold this as its name says. False when nothing needs it, and then nothing is written.
+async def get(session: ReadSession, digest: Digest) -> ChunkRow | None:
+    """The row of a chunk."""
+    return (await session.execute(select(ChunkRow).where(ChunkRow.digest == digest.to_bytes()))).scalar()
 
-    Nobody writes in a claim's name meanwhile: whoever records a content from now on sees the row, and what was recorded before
-    is found here.
+
+async def mark(session: WriteSession, digest: Digest, chunk_id: int, reason: str, now: float) -> bool:
+    """The store does not hold this chunk as its name says: it counts as never put.
+
+    False: the chunk is not stored, or was deleted and put again since its row was read.
     """
-    await hold_claims(session)
-    contents = await _with_chunk(session, digest)
-    if not contents and not await _is_slab(session, digest):
+    row = await get(session, digest)
+    if row is None or row.id != chunk_id or not await chunks.of(session, chunks.mark_damaged, digest, reason, now):
         return False
-    is_known = await get(session, digest.hex) is not None  # another process has read it, too
-    await insert_new(session, DamagedChunkRow, [{"digest": digest.hex, "found_at": now, "reason": reason}])
-    await insert_new(session, DamagedContentRow, [{"content": content, "chunk": digest.hex} for content in contents])
-    await session.execute(delete(CopiedChunkRow).where(CopiedChunkRow.digest == digest.hex))
-    if not is_known:
-        await _tell(session, "damaged", digest.hex, now)
+    await _record(session, "damaged", digest, reason, now)
     return True
 
 
-async def _with_chunk(session: ReadSession, digest: Digest) -> list[str]:
-    """Contents of which it is a chunk, or the only one."""
-    several = select(ContentChunkRow.content).where(ContentChunkRow.chunk == digest.hex)
-    only = select(ContentRow.digest).where(ContentRow.digest == digest.hex, ContentRow.chunks != b"")
-    return list((await session.execute(several.union(only))).scalars())
+async def mark_stored(session: WriteSession, digests: Collection[Digest], now: float) -> None:
+    """As ``chunks.mark_stored``. Those of these chunks that were damaged are repaired."""
+    is_any = select(ChunkRow.id).where(ChunkRow.damage.is_not(None)).limit(1)
+    if (await session.execute(is_any)).first() is not None:  # mostly nothing is
+        for digest, reason in (await reasons(session, digests)).items():
+            await _record(session, "repaired", digest, reason, now)
+    await chunks.of(session, chunks.mark_stored, digests)
 
 
-async def _is_slab(session: ReadSession, digest: Digest) -> bool:
-    return await session.get(SlabRow, digest.hex) is not None
-
-
-async def forgive(session: WriteSession, digest: Digest, now: float) -> bool:
-    """The store holds it again; False when it was not registered."""
-    await _tell(session, "repaired", digest.hex, now)
-    gone = delete(DamagedChunkRow).where(DamagedChunkRow.digest == digest.hex).returning(DamagedChunkRow.digest)
-    return (await session.execute(gone)).scalar() is not None
-
-
-async def is_given_up(session: ReadSession, digest: str) -> bool:
-    """Whether it is on record that nobody has it, or nothing is registered: once for each damage, however often one asks again."""
-    row = await get(session, digest)
-    return row is None or await events.is_recorded(session, "lost", digest, row.found_at)
-
-
-async def give_up(session: WriteSession, digest: str, now: float) -> None:
-    """Nobody has it now."""
-    await _tell(session, "lost", digest, now)
-
-
-async def forget_unneeded(session: WriteSession, before: float) -> None:
-    """Nothing needs these any more, which were found before then: what they belonged to was collected."""
-    statement = delete(DamagedChunkRow).where(
-        DamagedChunkRow.found_at < before,
-        ~exists().where(DamagedContentRow.chunk == DamagedChunkRow.digest),
-        ~exists().where(SlabRow.digest == DamagedChunkRow.digest),
-    )
-    await session.execute(statement)
-
-
-async def get(session: ReadSession, digest: str) -> DamagedChunkRow | None:
-    """What is known of this one, if it is damaged."""
-    return await session.get(DamagedChunkRow, digest)
-
-
-async def reasons(session: ReadSession, digests: Sequence[Digest]) -> dict[Digest, str]:
-    """Those of these that are damaged, and what is wrong with each."""
-    query, names = select(DamagedChunkRow.digest, DamagedChunkRow.reason), [digest.hex for digest in digests]
-    return {Digest(name): reason async for name, reason in select_in(session, query, DamagedChunkRow.digest, names)}
-
-
-async def all_damaged(session: ReadSession) -> list[DamagedChunkRow]:
-    """Everything that is damaged, in the order in which it was found."""
-    query = select(DamagedChunkRow).order_by(DamagedChunkRow.found_at, DamagedChunkRow.digest)
-    return list((await session.execute(query)).scalars())
-
-
-async def count_damaged(session: ReadSession) -> int:
-    """How much is damaged."""
-    return (await session.execute(select(func.count()).select_from(DamagedChunkRow))).scalar_one()
-
-
-async def drop_superseded(session: WriteSession, now: float) -> list[str]:
-    """Drop damaged slabs whose contents were packed again, and can be read there by everybody who could read them here."""
-    query = select(SlabScopeRow.slab, SlabScopeRow.scope).join(
-        DamagedChunkRow, DamagedChunkRow.digest == SlabScopeRow.slab
-    )
-    scopes: defaultdict[str, list[str]] = defaultdict(list)
-    for slab, scope in (await session.execute(query)).all():
-        scopes[slab].append(scope)
-    superseded = [slab for slab, whose in scopes.items() if not await _is_needed(session, slab, whose)]
-    for slab in superseded:
-        await drop_slab(session, slab, now)
-    return superseded
-
-
-async def _is_needed(session: ReadSession, slab: str, scopes: Sequence[str]) -> bool:
-    query = select(SlabSliceRow.content).where(SlabSliceRow.slab == slab)
-    contents = list((await session.execute(query)).scalars())
-    for scope in scopes:
-        if await unreadable(session, contents, scope):
-            return True
-    return False
-
-
-async def drop_slab(session: WriteSession, slab: str, now: float) -> None:
-    """What lay in it lies elsewhere."""
-    await _tell(session, "repaired", slab, now)
-    await drop_slabs(session, [slab])
-    await session.execute(delete(DamagedChunkRow).where(DamagedChunkRow.digest == slab))
-
-
-async def _tell(session: WriteSession, kind: str, digest: str, now: float) -> None:
-    """Write it down for each manifest that it is a part of. Not from whom it was asked for in vain: those are others' names."""
-    row = await get(session, digest)
-    if row is not None:
-        facts = {"tier": "mirror", "reason": row.reason}
-        told = [
-            events.event_of(kind, facts, manifest, digest=digest, organisation=owner)
-            for manifest, owner in await _concerned(session, digest)
-        ]
-        await events.record(session, now, told)
-
-
-async def _concerned(session: ReadSession, digest: str) -> list[tuple[str, str | None]]:
-    """The newest manifests with this damaged chunk, or a file in this damaged slab, and who may hear of it; None: all of theirs.
-
-    A chunk of a file is read by whoever has the manifest. A slab's name is for those alone who may read it as a whole: of a
-    private slab its owner hears, for the manifests that were mirrored for it.
-    """
-    found: list[tuple[str, str | None]] = []
-    newest = select(ManifestContentRow.manifest).join(ManifestRow, ManifestRow.digest == ManifestContentRow.manifest)
-    newest = newest.group_by(ManifestContentRow.manifest).order_by(func.max(ManifestRow.created_at).desc()).limit(_TOLD)
-    chunk = newest.join(DamagedContentRow, DamagedContentRow.content == ManifestContentRow.content)
-    chunk = chunk.where(DamagedContentRow.chunk == digest)
-    found += [(manifest, None) for manifest in (await session.execute(chunk)).scalars()]
-    slab = newest.join(SlabSliceRow, SlabSliceRow.content == ManifestContentRow.content)
-    slab = slab.where(SlabSliceRow.slab == digest)
-    scopes = select(SlabScopeRow.scope).where(SlabScopeRow.slab == digest).order_by(SlabScopeRow.scope)
-    owners = [owner_of(scope) for scope in (await session.execute(scopes)).scalars()]
-    for owner in [None] if None in owners else owners:
-        query = slab if owner is None else slab.where(is_mirrored_for(owner, ManifestContentRow.manifest))
-        found += [(manifest, owner) for manifest in (await session.execute(query)).scalars()]
+async def reasons(session: ReadSession, digests: Collection[Digest]) -> dict[Digest, str]:
+    """Those of these chunks that are damaged, and what was found wrong."""
+    found: dict[Digest, str] = {}
+    for some in batches(sorted(set(digests)), chunks.AT_ONCE):
+        query = select(ChunkRow.digest, ChunkRow.damage).where(
+            ChunkRow.digest.in_([digest.to_bytes() for digest in some]), ChunkRow.damage.is_not(None)
+        )
+        found |= {Digest.from_bytes(raw): str(reason) for raw, reason in (await session.execute(query)).all()}
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A chunk that is damaged, and that a manifest names."""
+
+    digest: Digest
+    size: int
+    reason: str
+
+
+async def named(session: ReadSession, digests: Collection[Digest] | None = None) -> list[Damage]:
+    """Damage of chunks that a manifest names, of these or (None) of all, in the order of their ids."""
+    query = select(ChunkRow.digest, ChunkRow.size, ChunkRow.damage).where(_is_damaged_and_named())
+    if digests is not None:
+        query = query.where(ChunkRow.digest.in_([digest.to_bytes() for digest in digests]))
+    rows = (await session.execute(query.order_by(ChunkRow.id))).all()
+    return [Damage(Digest.from_bytes(raw), size, str(reason)) for raw, size, reason in rows]
+
+
+async def count(session: ReadSession) -> int:
+    """How many chunks are damaged that a manifest names."""
+    query = select(func.count()).select_from(ChunkRow).where(_is_damaged_and_named())
+    return (await session.execute(query)).scalar_one()
+
+
+def _is_damaged_and_named() -> ColumnElement[bool]:
+    is_named = exists().where(SetChunkRow.chunk_id == ChunkRow.id, ManifestRow.set_id == SetChunkRow.set_id)
+    return ChunkRow.damage.is_not(None) & is_named
+
+
+async def record_loss(session: WriteSession, damage: Damage, now: float) -> None:
+    """No agent and no upstream has the chunk now. Recorded once for each damage, however often a repair is tried."""
+    about = select(func.max(EventRow.at)).where(EventRow.digest == damage.digest.hex, EventRow.node.is_(None))
+    found_at = (await session.execute(about.where(EventRow.kind == "damaged"))).scalar() or 0.0
+    if not await events.is_recorded(session, "lost", damage.digest.hex, found_at):
+        await _record(session, "lost", damage.digest, damage.reason, now)
+
+
+async def _record(session: WriteSession, kind: str, digest: Digest, reason: str, now: float) -> None:
+    """Record an event for the newest manifests that name the chunk. It does not say which sources were asked in vain: they are others'."""
+    query = (
+        select(ManifestRow.digest)
+        .join(SetChunkRow, SetChunkRow.set_id == ManifestRow.set_id)
+        .join(ChunkRow, ChunkRow.id == SetChunkRow.chunk_id)
+        .where(ChunkRow.digest == digest.to_bytes())
+        .order_by(ManifestRow.created_at.desc())
+    )
+    facts = {"tier": "mirror", "reason": reason}
+    found = (await session.execute(query.limit(_REPORTED))).scalars()
+    await events.record(session, now, [events.event_of(kind, facts, one, digest=digest.hex) for one in found])
+
+
+# --- the scrub ---
+
+
+async def after(session: ReadSession, chunk_id: int, names: Sequence[str] | None, wanted: int) -> list[StoredChunk]:
+    """The next chunks behind this id that should be in the store: of these manifests, or (None) all that are referred to."""
+    query = select(ChunkRow.id, ChunkRow.digest, ChunkRow.size).limit(wanted)
+    query = query.where(or_(ChunkRow.state == ChunkState.STORED, ChunkRow.damage.is_not(None)))
+    if names is None:
+        everything = query.where(ChunkRow.refs > 0, ChunkRow.id > chunk_id).order_by(ChunkRow.id)
+        return list(map(_stored, (await session.execute(everything)).all()))
+    found: dict[int, StoredChunk] = {}
+    # A range of an index for each set: one query over all sets would sort all that is left of them for each part.
+    of_set = query.join(SetChunkRow, SetChunkRow.chunk_id == ChunkRow.id).order_by(SetChunkRow.chunk_id)
+    for set_id in (await manifests.set_ids(session, names)).values():
+        rows = await session.execute(of_set.where(SetChunkRow.set_id == set_id, SetChunkRow.chunk_id > chunk_id))
+        found |= {row[0]: _stored(row) for row in rows.all()}
+    return [found[one] for one in sorted(found)[:wanted]]
+
+
+def _stored(row: Row[int, bytes, int]) -> StoredChunk:
+    return StoredChunk(row[0], Digest.from_bytes(row[1]), row[2])
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubState:
+    """How far the scrub is. ``cursor`` is the id of the chunk that was read last; None between two rounds."""
+
+    started_at: float
+    completed_at: float | None = None
+    cursor: int | None = None
+
+
+async def scrub_state(session: ReadSession) -> ScrubState | None:
+    """None: the scrub never began."""
+    row = await session.get(FactRow, _SCRUB)
+    return ScrubState(**row.value) if row else None
+
+
+async def save_scrub_state(session: WriteSession, state: ScrubState) -> None:
+    """In place of the state before."""
+    await session.merge(FactRow(name=_SCRUB, value=asdict(state)))
+    await session.flush()
+
+
+# --- files that came wrong ---
 
 
 async def keep_wrong_file(
     session: WriteSession,
-    chunks: Iterable[Digest],
+    digests: Iterable[Digest],
     *,
     mirror_id: str,
     source: str,
@@ -194,31 +170,15 @@ async def keep_wrong_file(
     size: int,
     expected: str,
     actual: str,
-) -> str:
-    """Remember what came in place of a file, and name it. So long as it is kept, its chunks are not collected."""
-    name, raw = f"qua_{secrets.token_hex(12)}", b"".join(chunk.to_bytes() for chunk in chunks)
-    session.add(
-        QuarantinedFileRow(
-            id=name,
-            created_at=time.time(),
-            mirror_id=mirror_id,
-            source=source,
-            path=path,
-            size=size,
-            expected=expected,
-            actual=actual,
-            chunks=raw,
-        )
-    )
+) -> None:
+    """Keep what came in place of a file, as evidence: a set that no manifest has refers to its chunks."""
+    name = f"qua_{secrets.token_hex(12)}"
+    row = {"mirror_id": mirror_id, "source": source, "path": path, "size": size, "expected": expected, "actual": actual}
+    session.add(QuarantinedFileRow(id=name, created_at=time.time(), **row))
+    set_id = await chunks.of(session, chunks.begin, f"evidence:{name}")
+    await chunks.of(session, chunks.hold, set_id, list(digests))
+    await chunks.of(session, chunks.publish, set_id)
     await session.flush()
-    return name
-
-
-async def narrow_evidence(session: WriteSession, name: str, right: Collection[Digest]) -> None:
-    """Only what is not among these chunks was wrong. Without this, a right chunk would rest for as long as the evidence."""
-    row = await session.get(QuarantinedFileRow, name)
-    if row is not None:
-        row.chunks = b"".join(raw for raw in split_digests(row.chunks) if Digest.from_bytes(raw) not in right)
 
 
 async def count_wrong_files(session: ReadSession) -> int:

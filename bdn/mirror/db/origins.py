@@ -18,6 +18,7 @@ class Origin:
     """A READY source whose manifest refers to a chunk: where its bytes were read, for whom, and who may read them."""
 
     organisation: str
+    team: str | None
     manifest: str
     row: MirrorSourceRow
 
@@ -25,7 +26,7 @@ class Origin:
 async def origins(session: ReadSession, chunk: Digest) -> list[Origin]:
     """Where a chunk can be read again, newest first."""
     query = (
-        select(MirrorRow.organisation, MirrorSourceRow)
+        select(MirrorRow.organisation, MirrorRow.team, MirrorSourceRow)
         .join(MirrorSourceRow, MirrorSourceRow.mirror_id == MirrorRow.id)
         .join(ManifestRow, ManifestRow.digest == MirrorSourceRow.manifest)
         .join(SetChunkRow, SetChunkRow.set_id == ManifestRow.set_id)
@@ -34,8 +35,8 @@ async def origins(session: ReadSession, chunk: Digest) -> list[Origin]:
         .order_by(MirrorRow.created_at.desc(), MirrorSourceRow.position)
     )
     found: dict[tuple[str, str], Origin] = {}
-    for organisation, row in (await session.execute(query.limit(_ORIGINS * 8))).all():
-        found.setdefault((organisation, row.source), Origin(organisation, str(row.manifest), row))
+    for organisation, team, row in (await session.execute(query.limit(_ORIGINS * 8))).all():
+        found.setdefault((organisation, row.source), Origin(organisation, team or None, str(row.manifest), row))
     return list(found.values())[:_ORIGINS]
 
 

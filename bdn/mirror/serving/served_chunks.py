@@ -44,7 +44,7 @@ class StoreShelf:
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
         """From the store alone. A client that got wrong bytes gets none before the store's were found right here."""
         if request.is_suspect:
-            answer_of(self.loop, self.damages.examine(request.digest, request.organisation))
+            answer_of(self.loop, self._examine(request))
         try:
             return self._from_store(request)
         except NotFoundError:
@@ -58,7 +58,7 @@ class StoreShelf:
         which wait for a thread.
         """
         if request.is_suspect:
-            await self.damages.examine(request.digest, request.organisation)
+            await self._examine(request)
         try:
             return await self.loop.run_in_executor(self.threads, self._from_store, request)
         except NotFoundError:
@@ -78,6 +78,11 @@ class StoreShelf:
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
         return OpenChunk(file, 0, size)
+
+    async def _examine(self, request: ChunkRequest) -> None:
+        """Raise ``ChunkDamagedError`` for a chunk that is found wrong: its object stays under its name until it is put again."""
+        if (reason := await self.damages.examine(request.digest, request.organisation)) is not None:
+            raise ChunkDamagedError(reason, str(request.digest))
 
     async def _check_damage(self, chunk: Digest) -> None:
         """Raise ``ChunkDamagedError`` for a chunk that the store lost or holds wrongly."""
