@@ -341,7 +341,8 @@ class _Sending:
         headers = {"Authorization": f"Bearer {self._pusher.bearer}"} if self._pusher.bearer else {}
         try:
             with self._pusher.pool.request("PUT", url, headers, content) as answer:
-                if answer.status != _HELD:
-                    raise error_from(answer.status, answer.read(_ANSWER_BYTES))
+                refusal = None if answer.status == _HELD else error_from(answer.status, answer.read(_ANSWER_BYTES))
         except NETWORK_ERRORS as error:
             raise ServiceUnreachableError(self._plane, reason_of(error)) from error
+        if refusal is not None:
+            raise refusal

@@ -13,12 +13,13 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
+from bdn.core.manifest import slab_cutter
 from bdn.net.api_clients import MirrorClient
 from bdn.net.chunk_server.served_chunks import PushedChunk
 from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate
 from bdn.transfer.byte_threads import ByteThreads
-from bdn.wire.push_schema import ChunkList, Push, PushRequest
+from bdn.wire.push_schema import ChunkList, Push, PushedFile, PushRequest
 from bdn.wire.shapes import moment
 from node_agent.job.pushing import Pusher, SentFile
 from node_agent.job.tree import ChangedError, JobDirectory
@@ -26,9 +27,12 @@ from tests.support.content.shelves import Inbox, Shelf, serving
 from tests.support.network.authority import new_authority
 from tests.support.services.commands import wait_until
 
-CONTENTS = {"a": os.urandom(1000), "b": os.urandom(3_000_001)}
+CONTENTS = {"a": os.urandom(2_000_000), "b": os.urandom(3_000_001)}
 NAMES = {path: digest_of(content) for path, content in CONTENTS.items()}
-ALL = {(path, 0): digest for path, digest in NAMES.items()}
+ALL = [
+    PushedFile(path=path, size=len(content), chunks=[str(NAMES[path])]) for path, content in sorted(CONTENTS.items())
+]
+TOLD = {(path, 0): digest for path, digest in NAMES.items()}
 SOURCE = "bt://p@job/x"
 
 
@@ -75,9 +79,9 @@ def write_chunks(path: Path, count: int) -> None:
 
 @dataclass
 class Sent:
-    """What was pushed: the names of chunks by path and index, and what the journal is told."""
+    """What was pushed, and what the journal is told: the names of chunks by path and index."""
 
-    chunks: dict[tuple[str, int], Digest]
+    files: list[PushedFile]
     told: dict[tuple[str, int], Digest]
 
 
@@ -115,8 +119,8 @@ async def send(
         scheme = "https" if certificate else "http"
         mirror.data_port = server.port
         pusher = Pusher(cast("MirrorClient", mirror), f"{scheme}://localhost:{server.port}", pool, namers, senders)
-        _, chunks = await pusher.send(SOURCE, files)
-    return Sent(chunks, told)
+        _, pushed = await pusher.send(SOURCE, files)
+    return Sent(pushed, told)
 
 
 async def test_what_the_mirror_holds_is_not_sent(folder: Path) -> None:
@@ -124,17 +128,55 @@ async def test_what_the_mirror_holds_is_not_sent(folder: Path) -> None:
     mirror.inbox.store.put(NAMES["a"], memoryview(CONTENTS["a"]))
     sent = await send(mirror, folder)
     assert mirror.inbox.taken == [CONTENTS["b"]]
-    assert sent == Sent(ALL, ALL)
+    assert sent == Sent(ALL, TOLD)
+
+
+def slabs_of(tree: Mapping[str, bytes]) -> list[bytes]:
+    """What is sent of small files."""
+    cutter = slab_cutter()
+    pieces = [piece for path in sorted(tree) for piece in cutter.add(path, path, len(tree[path]))]
+    return [b"".join(tree[path] for path in piece) for piece in [*pieces, *cutter.finish()]]
+
+
+async def test_small_files_are_sent_as_slabs_beside_what_is_large(tmp_path: Path) -> None:
+    tree = {f"{number:02}": os.urandom(900_000) for number in range(30)} | {"15 large": os.urandom(3_000_001), "x": b""}
+    for path, content in tree.items():
+        (tmp_path / path).write_bytes(content)
+    small = {path: content for path, content in tree.items() if path not in {"15 large", "x"}}
+    mirror = Mirror(Inbox())
+
+    sent = await send(mirror, tmp_path)
+
+    slabs = slabs_of(small)
+    assert len(slabs) > 1
+    assert sorted(mirror.inbox.taken) == sorted([*slabs, tree["15 large"]])
+    assert list(sent.told) == [("15 large", 0)]
+    assert [file.path for file in sent.files] == sorted(tree)
+    by_name = {str(digest_of(slab)): slab for slab in slabs}
+    for file in sent.files:
+        if file.path in small:
+            lies = by_name[str(file.slab)][file.offset : (file.offset or 0) + file.size]
+            assert (lies, file.digest, file.chunks) == (tree[file.path], str(digest_of(lies)), [])
+        else:
+            assert (file.slab, len(file.chunks)) == (None, 1 if file.size else 0)
+
+
+async def test_a_slab_that_the_mirror_holds_is_not_sent(tmp_path: Path) -> None:
+    for path, content in {"a": b"1", "b": b"23"}.items():
+        (tmp_path / path).write_bytes(content)
+    mirror, slab = Mirror(Inbox()), digest_of(b"123")
+    mirror.inbox.store.put(slab, memoryview(b"123"))
+    sent = await send(mirror, tmp_path)
+    assert mirror.inbox.taken == []
+    assert [(file.slab, file.offset) for file in sent.files] == [(str(slab), 0), (str(slab), 1)]
 
 
 async def test_the_mirror_is_asked_once_which_of_many_chunks_it_lacks(tmp_path: Path) -> None:
-    contents = {f"{number:03}": os.urandom(100) for number in range(500)}
-    for path, content in contents.items():
-        (tmp_path / path).write_bytes(content)
+    for number in range(10):
+        (tmp_path / f"{number}").write_bytes(os.urandom(1_100_000))
     mirror = Mirror(Inbox())
     await send(mirror, tmp_path)
-    assert sorted(mirror.inbox.taken) == sorted(contents.values())
-    assert set.union(*mirror.asked) == {str(digest_of(content)) for content in contents.values()}
+    assert len(mirror.inbox.taken) == 10
     assert len(mirror.asked) == 1
 
 
@@ -143,7 +185,7 @@ async def test_sending_begins_when_a_few_chunks_are_named(tmp_path: Path) -> Non
     mirror = Mirror(Inbox())
     sent = await send(mirror, tmp_path)
     assert len(mirror.asked[0]) == 4
-    assert set.union(*mirror.asked) == {str(digest) for digest in sent.chunks.values()}
+    assert set.union(*mirror.asked) == {chunk for file in sent.files for chunk in file.chunks}
     assert len(mirror.inbox.taken) == len(sent.told) == 9
 
 
@@ -163,29 +205,30 @@ async def test_chunks_are_named_while_every_sender_waits_for_the_mirror(tmp_path
 
 async def test_equal_chunks_are_sent_once(tmp_path: Path) -> None:
     for path in "abcdefgh":
-        (tmp_path / path).write_bytes(bytes(10_000))
+        (tmp_path / path).write_bytes(bytes(2_000_000))
     mirror = Mirror(Inbox())
     sent = await send(mirror, tmp_path)
-    assert mirror.inbox.taken == [bytes(10_000)]
-    assert sent.told == sent.chunks == {(path, 0): digest_of(bytes(10_000)) for path in "abcdefgh"}
+    assert mirror.inbox.taken == [bytes(2_000_000)]
+    assert sent.told == {(path, 0): digest_of(bytes(2_000_000)) for path in "abcdefgh"}
 
 
 async def test_what_is_known_is_not_read_where_the_mirror_holds_it_and_is_named_again_where_not(folder: Path) -> None:
     """A journal may be wrong: what is written within one tick of the file system's clock does not show in a file's times."""
-    mirror, wrong = Mirror(Inbox()), os.urandom(1000)
+    mirror, wrong = Mirror(Inbox()), os.urandom(2_000_000)
     sent = await send(mirror, folder, known={"a": digest_of(wrong), "b": NAMES["b"]})
     assert sent == Sent(ALL, {("a", 0): NAMES["a"]})
     (folder / "b").write_bytes(bytes(3_000_001))
     mirror.inbox.store.put(digest_of(wrong), memoryview(wrong))
     sent = await send(mirror, folder, known={"a": digest_of(wrong), "b": NAMES["b"]})
-    assert sent == Sent({("a", 0): digest_of(wrong), ("b", 0): NAMES["b"]}, {})
+    assert [file.chunks for file in sent.files] == [[str(digest_of(wrong))], [str(NAMES["b"])]]
+    assert sent.told == {}
     assert sorted(mirror.inbox.taken) == sorted(CONTENTS.values())
 
 
 async def test_a_mirror_that_cannot_say_what_it_holds_is_asked_again_and_sent_nothing(folder: Path) -> None:
     mirror = Mirror(Inbox(), failures=2)
     sent = await send(mirror, folder)
-    assert sent == Sent(ALL, ALL)
+    assert sent == Sent(ALL, TOLD)
     assert len(mirror.asked) > 2
     assert sorted(mirror.inbox.taken) == sorted(CONTENTS.values())
 
@@ -200,7 +243,7 @@ async def test_each_try_asks_first_whether_the_one_before_came_through(folder: P
                 raise StoreUnavailableError("the database is away")
 
     mirror = Mirror(Failing())
-    assert await send(mirror, folder) == Sent(ALL, ALL)
+    assert await send(mirror, folder) == Sent(ALL, TOLD)
     assert sorted(mirror.inbox.taken) == sorted(CONTENTS.values())
 
 
@@ -208,14 +251,18 @@ async def test_over_tls_a_file_is_sent_as_it_is(folder: Path, tmp_path_factory: 
     authority = new_authority(tmp_path_factory.mktemp("authority"), "unused")
     certificate = Certificate("BDN_TLS", *authority.issue(tmp_path_factory.mktemp("shown"), "localhost"))
     mirror = Mirror(Inbox())
-    assert await send(mirror, folder, certificate, authority.certificates) == Sent(ALL, ALL)
+    assert await send(mirror, folder, certificate, authority.certificates) == Sent(ALL, TOLD)
     assert sorted(mirror.inbox.taken) == sorted(CONTENTS.values())
 
 
-@pytest.mark.parametrize("content", [b"another", b"", CONTENTS["a"][::-1]], ids=["shorter", "empty", "other"])
-async def test_what_is_written_after_it_was_named_is_told_and_never_kept(folder: Path, content: bytes) -> None:
-    (folder / "b").unlink()
-    mirror = Mirror(Inbox(), named=lambda: (folder / "a").write_bytes(content))
+@pytest.mark.parametrize("size", [1000, 2_000_000], ids=["in a slab", "large"])
+@pytest.mark.parametrize("content", [b"another", b"", None], ids=["shorter", "empty", "other"])
+async def test_what_is_written_after_it_was_named_is_told_and_never_kept(
+    tmp_path: Path, content: bytes | None, size: int
+) -> None:
+    (tmp_path / "a").write_bytes(os.urandom(size))
+    changed = os.urandom(size) if content is None else content
+    mirror = Mirror(Inbox(), named=lambda: (tmp_path / "a").write_bytes(changed))
     with pytest.raises(ChangedError):
-        await send(mirror, folder)
+        await send(mirror, tmp_path)
     assert mirror.inbox.taken == []
