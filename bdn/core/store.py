@@ -1,6 +1,5 @@
 """A mirror's store: chunks under their digests, whose rows in the database say which of them are needed."""
 
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import BinaryIO, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -9,11 +8,6 @@ from bdn.core.errors import Fact, StoreUnavailableError
 from bdn.core.source.upstream import Location
 
 DELETE_SENT_SECONDS: Final = 200.0  # after a deletion began, no DELETE is sent
-
-
-def since_boot() -> float:
-    """Seconds of a clock that also counts while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class ChunkStore(Protocol):

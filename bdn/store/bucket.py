@@ -30,7 +30,6 @@ from bdn.core.pace.limit import Outcome, Pace, PaceRule, outcome_of
 from bdn.core.pace.retry import Outage, RetryPolicy, StallPolicy, asked_to_wait
 from bdn.core.pace.shares import Place, Shares
 from bdn.core.source.uri import BucketUri
-from bdn.core.store import since_boot
 from bdn.disk.syscalls import REFUSED
 from bdn.net.http1.answer import Answer
 from bdn.net.http1.connection import ProtocolError
@@ -38,6 +37,7 @@ from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.sources.bucket_source import PAGE, BucketPage, NotAListingError
 from bdn.sources.s3.answers import BAD_CREDENTIALS, OTHER_REGION, SLOW_DOWN, read_page
 from bdn.store.access import Access, Dialect, Pairs
+from bdn.store.boot_clock import since_boot
 from bdn.wire.http_fields import parse_retry_after
 
 _Result = TypeVar("_Result")

@@ -24,8 +24,9 @@ from typing import BinaryIO, Final, TypeVar
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest, digest_of
 from bdn.core.errors import NotFoundError, StoreUnavailableError, UpstreamError
 from bdn.core.source.upstream import ChecksumKind, Location
-from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoredChunk, since_boot
+from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoredChunk
 from bdn.store.access import Dialect
+from bdn.store.boot_clock import since_boot
 from bdn.store.bucket import Bucket, FailedOnItError
 from bdn.store.directory import KEPT, fault_of
 from bdn.transfer.checksums import CYCLIC

@@ -21,9 +21,10 @@ from blake3 import blake3
 
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoredChunk, StoreDisk, since_boot
+from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoredChunk, StoreDisk
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import kept_key, make_folder, sync_folder
+from bdn.store.boot_clock import since_boot
 
 _PRIVATE: Final = 0o700  # chunks are tenants' bytes: other users of the machine read none
 KEPT: Final = 64  # chunks in quarantine; the oldest go

@@ -20,7 +20,8 @@ from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import BucketUri, parse_source
-from bdn.core.store import DELETE_SENT_SECONDS, LocatableStore, NotDeletedError, since_boot
+from bdn.core.store import DELETE_SENT_SECONDS, LocatableStore, NotDeletedError
+from bdn.store.boot_clock import since_boot
 from bdn.mirror.db.chunks import DELETE_SECONDS, PUT_SECONDS
 from bdn.sources.sign_in import Secret
 from bdn.store.access import Pairs, open_access

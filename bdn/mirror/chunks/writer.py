@@ -39,7 +39,7 @@ class SetWriter:
         self._acquired = Batched(self._acquire, _AT_ONCE)
         self._stored = Batched(self._mark_stored, _AT_ONCE)
 
-    def put(self, digest: Digest, content: Buffer, stop: Callable[[], bool] = lambda: False) -> bool:
+    def put(self, digest: Digest, content: Buffer | bytes, stop: Callable[[], bool] = lambda: False) -> bool:
         """Have the chunk durable in the store, with a reference of the set. False: the store had it. Blocking, not on the loop.
 
         Raises:
@@ -54,7 +54,7 @@ class SetWriter:
             if state == "stored":
                 return False
             if state == "put":
-                self.store.put(digest, content, writer=self.organisation)
+                self.store.put(digest, memoryview(content), writer=self.organisation)
                 self._answer(self._stored.of(digest))
                 return True
             if time.monotonic() > deadline or stop():

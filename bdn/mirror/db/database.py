@@ -380,7 +380,7 @@ async def select_in(
     session: ReadSession,
     query: Select[*_Columns],
     column: InstrumentedAttribute[Any],
-    names: Sequence[str],
+    names: Sequence[str] | Sequence[bytes],
     **values: object,
 ) -> AsyncIterator[Row[*_Columns]]:
     """The rows of the query in which the column is one of these names; there may be a million of them.

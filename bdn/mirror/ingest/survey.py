@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import islice, repeat
 from operator import attrgetter
 from typing import Final
@@ -81,10 +80,8 @@ class Survey:
     files: Listing
     known: dict[str, Known]
     warnings: tuple[str, ...]
-    bytes_missing: int  # what has to be read from the upstream
-    prior: Mapping[str, FileLayout] = field(
-        default_factory=dict
-    )  # where files lay earlier, by the keys of their identities
+    prior: Mapping[str, FileLayout] = field(default_factory=dict)  # earlier places, by the keys of files' identities
+    bytes_missing: int = 0  # what has to be read from the upstream
 
     @property
     def bytes_total(self) -> int:
@@ -103,11 +100,6 @@ class Survey:
         known = self.known.get(key)
         return known is not None and known.digest is not None
 
-    @cached_property
-    def bytes_missing(self) -> int:
-        """What had to be read from the upstream when this was first asked."""
-        return sum(map(self.bytes_missing_of, self.missing()))
-
     def bytes_missing_of(self, unit: Unit) -> int:
         """What of a unit has to be read from the upstream."""
         if unit.is_slab:
@@ -125,12 +117,14 @@ class Survey:
             if unit.is_slab:
                 yield from zip(unit.files, known.digests() if known else repeat(None), strict=False)
             else:
-                yield unit.files[0], known and known.digest
+                yield unit.files[0], known.digest if known else None
 
     def placed(self) -> Iterator[PlacedFile]:
         """Every file and where its bytes lie. All of it is known by now."""
         slabs = (self.known[unit.key] for unit in units_of(self.files) if unit.is_slab)
-        slab, digests, offset = None, iter(()), 0
+        slab: Known | None = None
+        digests: Iterator[Digest | None] = iter(())
+        offset = 0
         for file in self.files:
             if not file.size:
                 yield empty_file(file.path)
@@ -140,7 +134,7 @@ class Survey:
                 if (digest := next(digests, None)) is None:
                     slab, offset = next(slabs), 0
                     digests = slab.digests()
-                    digest = next(digests)
+                    digest = next(digests, None)
                 yield PlacedFile(file.path, _sliced(file.size, digest, slab, offset))
                 offset += file.size
 
@@ -163,7 +157,11 @@ def units_before(unit: Unit, prior: Mapping[str, FileLayout]) -> Known | None:
     layouts = [prior.get(file.identity.key) for file in unit.files]
     if not unit.is_slab:
         (layout,) = layouts
-        return layout and Known(unit.key, unit.size, layout.digest, b"".join(map(Digest.to_bytes, layout.chunks)))
+        return (
+            layout
+            if layout is None
+            else Known(unit.key, unit.size, layout.digest, b"".join(map(Digest.to_bytes, layout.chunks)))
+        )
     slab, raw, size = None, bytearray(), 0
     for layout in layouts:
         if (
@@ -265,7 +263,7 @@ class Surveyor:
             survey = replace(survey, prior=prior)
             again = ((unit.key, units_before(unit, prior)) for unit in survey.missing())
             await self._look(again, survey, hold or self._stored)
-        return survey
+        return replace(survey, bytes_missing=await asyncio.to_thread(_missing_of, survey))
 
     async def _look(self, units: Iterator[tuple[str, Known | None]], survey: Survey, hold: Hold) -> None:
         """Find what is known of these units and stored. None: their identities say."""
@@ -281,6 +279,10 @@ class Surveyor:
     async def _stored(self, digests: Collection[Digest]) -> Collection[Digest]:
         async with self.database.read() as session:
             return await chunk_rows.of(session, chunk_rows.stored, digests)
+
+
+def _missing_of(survey: Survey) -> int:
+    return sum(map(survey.bytes_missing_of, survey.missing()))
 
 
 def _keys_of(units: Iterable[Unit], most: int) -> set[str]:

@@ -263,7 +263,9 @@ class Pushes:
             raise await self.why_ended(push.id) from None
         finally:
             async with self.database.write() as session:
-                await chunks.of(session, chunks.end_of, owner, self.database.now())  # which has ended where it was published
+                await chunks.of(
+                    session, chunks.end_of, owner, self.database.now()
+                )  # which has ended where it was published
         done = await self.requests.get(push_id, pusher.organisation, pusher.team)
         return done if is_reader else _unreadable(done)
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from bdn.core.store import EVIDENCE_SECONDS, KINDS, Kind, MirrorStore, NotDeletedError, since_boot
+from bdn.core.store import EVIDENCE_SECONDS, KINDS, Kind, MirrorStore, NotDeletedError
 from bdn.mirror.db import chunks, collection, identities
 from bdn.mirror.db.chunks import AT_ONCE, PUT_SECONDS, StoredChunk
 from bdn.mirror.db.database import Database
+from bdn.store.boot_clock import since_boot
 
 
 @dataclass
