@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bdn.core.chunk import Digest
-from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, GrantExpiredError, InvalidRequestError
+from bdn.core.layout import Manifest
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, failing, fresh_mirror, in_both_forms

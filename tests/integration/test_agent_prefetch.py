@@ -14,7 +14,7 @@ from bdn.wire.operation_schema import EvictCommand, PrefetchCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, held_by
 from tests.support.agent.rig import MIB, Rig, noise, staged
-from tests.support.mirror.service import until
+from tests.support.waiting import until
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.layout import Manifest
 from bdn.core.errors import InvalidRequestError
+from bdn.core.layout import Manifest
 from bdn.wire.operation_schema import EvictCommand
 from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import StageDocument, StageMount

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFailedError, InvalidRequestError
+from bdn.core.layout import Manifest
 from bdn.core.source.uri import CheckpointUri
 from bdn.disk.durable import remove_tree
 from bdn.wire.grants import PushGrant
@@ -21,7 +21,7 @@ from node_agent.job.volume_sync import VolumeSync
 from tests.support.agent.mirror import AgentMirror, fresh_mirror
 from tests.support.agent.mounts import needs_images, needs_mounts, unmounting
 from tests.support.agent.rig import MIB, Rig, noise, staged
-from tests.support.mirror.service import until
+from tests.support.waiting import until
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror

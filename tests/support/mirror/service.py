@@ -22,10 +22,11 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.budget import Pause
 from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
+from tests.support import waiting
 from tests.support.mirror.backends import KEPT, Behind, behind, grant_keys
 
 Json = dict[str, Any]
-LONGEST_SECONDS = 60.0  # what a request may wait for; the work of a dead process is taken over after 15 s
+LONGEST_SECONDS, until = waiting.LONGEST_SECONDS, waiting.until
 _STALL = StallPolicy()
 
 
@@ -36,14 +37,6 @@ def source(uri: str, mount: str = "/models/m", **fields: Any) -> Json:
 
 def with_secret(name: str) -> Json:
     return {"auth": {"auth_method": "CUSTOM_SECRET", "auth_secret_name": name}}
-
-
-async def until(condition: Callable[[], object], what: str = "", *, seconds: float = LONGEST_SECONDS) -> None:
-    """Come back once the condition holds. Looks, rather than waits for a length of time."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is looked at are logs, files and rows of others
-            await asyncio.sleep(0.01)
-    assert condition(), what
 
 
 def refusal(answer: httpx2.Response) -> tuple[int, str]:
