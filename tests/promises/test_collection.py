@@ -6,7 +6,6 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
@@ -16,31 +15,26 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from sqlalchemy import select
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.core.errors import NotFoundError
-from bdn.mirror.db import damaged, mirrors, removal
-from bdn.mirror.db.tables import ContentRow, ManifestRow
-from bdn.mirror.upkeep import retention
-from tests.doubles.hub import Hub
-from tests.support.content.calendar import Calendar
-from tests.support.crash.rot import rot
+from bdn.core.errors import StoreUnavailableError
+from bdn.mirror.db import chunks, mirrors
+from bdn.mirror.db.chunks import DELETE_SECONDS
+from bdn.mirror.db.tables import QuarantinedFileRow
+from tests.support.content.calendar import DAY
 from tests.support.mirror.collecting_world import (
     GRACE_SECONDS,
     ORGANISATIONS,
     TOMBSTONE_SECONDS,
     TREES,
-    BucketWorld,
     Killed,
     World,
-    manifest_of,
+    tree_of,
 )
-from tests.support.mirror.service import database_under_test, mirror_under_test, source
+from tests.support.mirror.service import database_under_test
 from tests.support.promises.tally import Tally, at_scale
 
 pytestmark = pytest.mark.promise("collection")
-pytest_plugins = ("tests.support.mirror.fixtures",)
 
 _Result = TypeVar("_Result")
 _MEMORY: Final = Path("/dev/shm")
@@ -48,16 +42,15 @@ _MEMORY: Final = Path("/dev/shm")
 
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trees are small: as many transactions as a manifest of a million files takes, and as many looks as a store of a million chunks."""
-    monkeypatch.setattr(removal, "SLABS_AT_ONCE", 1)
-    monkeypatch.setattr(removal, "ROWS_AT_ONCE", 1)
-    monkeypatch.setattr(retention, "CHUNKS_AT_ONCE", 2)
+    """Trees are small: as many transactions as manifests of a million chunks take."""
+    monkeypatch.setattr(chunks, "TAKEN_APART_AT_ONCE", 2)
+    monkeypatch.setattr(chunks.collect, "__defaults__", (2,))
 
 
 organisations = st.sampled_from(ORGANISATIONS)
 trees = st.sampled_from(TREES)
 # What others do while a collection stands at one of its steps.
-deeds = st.sampled_from(["copy", "copy to the end", "fail", "evict", "restore", "kill"])
+deeds = st.sampled_from(["copy", "copy to the end", "fail", "evict", "purge", "restore", "kill", "no answer", "late"])
 
 
 def folder() -> Path:
@@ -65,15 +58,11 @@ def folder() -> Path:
 
 
 @asynccontextmanager
-async def a_world(kind: type[World] = World) -> AsyncIterator[World]:
+async def a_world() -> AsyncIterator[World]:
     here = folder()
     try:
         async with database_under_test(here) as database:
-            world = kind(here, database)
-            try:
-                yield world
-            finally:
-                await asyncio.to_thread(world.close)
+            yield World(here, database)
     finally:
         shutil.rmtree(here)
 
@@ -82,16 +71,24 @@ async def do(world: World, deed: str, number: int) -> None:
     """One of the deeds, on whatever there is to do it to."""
     if deed == "kill":
         raise Killed
-    if deed in ("copy", "copy to the end"):
+    if deed == "no answer":
+        world.unanswered += 1 + number % 3
+    elif deed == "late":
+        world.carry_out()
+    elif deed in ("copy", "copy to the end"):
         if not world.copies and world.take_over() is None:
-            world.begin(ORGANISATIONS[number % 2], TREES[number % len(TREES)], private=number % 4 == 1)
+            world.begin(ORGANISATIONS[number % 2], TREES[number % len(TREES)])
         copy = world.copies[number % len(world.copies)]
         await (copy.step() if deed == "copy" else copy.finish())
     elif deed == "fail" and world.copies:
         await world.copies[number % len(world.copies)].fail("CANCELED" if number % 2 else "FAILED")
     elif world.promised:
         organisation, manifest = sorted(world.promised)[number % len(world.promised)]
-        await (world.evict if deed == "evict" else world.restore)(organisation, manifest)
+        if deed == "restore":
+            await world.restore(organisation, manifest)
+        else:
+            with suppress(StoreUnavailableError):
+                await world.evict(organisation, manifest, purge=deed == "purge")
 
 
 def dump(world: World) -> tuple[list[str], dict[str, tuple[int, float]]]:
@@ -121,10 +118,10 @@ class CollectionMachine(RuleBasedStateMachine):
 
         self.world = self.run(opened())
 
-    @rule(organisation=organisations, tree=trees, private=st.booleans(), steps=st.integers(1, 40))
-    def copies(self, organisation: str, tree: str, private: bool, steps: int) -> None:
+    @rule(organisation=organisations, tree=trees, steps=st.integers(1, 40))
+    def copies(self, organisation: str, tree: str, steps: int) -> None:
         async def some() -> None:
-            copy = self.world.begin(organisation, tree, private=private)
+            copy = self.world.begin(organisation, tree)
             for _ in range(steps):
                 if copy in self.world.copies:
                     await copy.step()
@@ -144,14 +141,14 @@ class CollectionMachine(RuleBasedStateMachine):
         self.run(_restarted(self.world))
         self.tally.add(restarts=1)
 
-    @rule(seconds=st.sampled_from([10.0, GRACE_SECONDS + 61, TOMBSTONE_SECONDS + 1]))
+    @rule(seconds=st.sampled_from([10.0, DELETE_SECONDS + 1, GRACE_SECONDS + 1, TOMBSTONE_SECONDS + 1]))
     def time_passes(self, seconds: float) -> None:
         self.world.now += seconds
 
-    @rule(plan=st.dictionaries(st.integers(0, 30), st.tuples(deeds, st.integers(0, 100)), max_size=5))
+    @rule(plan=st.dictionaries(st.integers(0, 60), st.tuples(deeds, st.integers(0, 100)), max_size=5))
     def collects(self, plan: dict[int, tuple[str, int]]) -> None:
-        if not plan:
-            self.run(_rehearsed(self.world))
+        if not plan and not self.world.unanswered:
+            self.run(_planned(self.world))
             return
         self.tally.add(faults=len(plan), restarts=self.run(collected_beside(self.world, plan)))
 
@@ -175,7 +172,7 @@ async def _restarted(world: World) -> None:
     world.restart()
 
 
-async def _rehearsed(world: World) -> Any:
+async def _planned(world: World) -> Any:
     """A dry run changes nothing, and tells what the real one then does where nobody comes in between."""
     before = dump(world)
     planned = await world.collect(dry_run=True)
@@ -187,17 +184,20 @@ async def _rehearsed(world: World) -> Any:
 
 async def collected_beside(world: World, plan: dict[int, tuple[str, int]]) -> int:
     """A collection at whose steps others do what is planned; returns whether it was killed."""
-    steps = iter(range(1000))
+    steps = iter(range(10_000))
 
     async def gate(_: str) -> None:
         deed = plan.get(next(steps))
         if deed is not None:
+            world.gate = World.gate  # a purge collects, too
             await do(world, *deed)
             await world.check()
+            world.gate = gate
 
     world.gate = gate
     try:
-        await world.collect()
+        with suppress(StoreUnavailableError):
+            await world.collect()
     except Killed:
         world.restart()
         return 1
@@ -208,12 +208,17 @@ async def collected_beside(world: World, plan: dict[int, tuple[str, int]]) -> in
 
 async def _ended(world: World) -> None:
     """All come to an end, and what is left is what somebody may read or have back; later nothing is left at all."""
+    world.unanswered = 0
     while world.take_over() is not None:
         pass
-    for copy in list(world.copies):
-        await copy.finish()
+    while world.copies:
+        for copy in list(world.copies):
+            await copy.finish()
+        if world.copies:  # they wait for chunks that leave
+            world.now += DELETE_SECONDS
+            await world.collect()
     await world.check()
-    world.now += GRACE_SECONDS + 61
+    world.now += GRACE_SECONDS + 1
     await world.collect()
     await world.check()
     await world.check_that_nothing_else_is_kept()
@@ -221,9 +226,10 @@ async def _ended(world: World) -> None:
         await world.evict(organisation, manifest)
     world.now += TOMBSTONE_SECONDS
     await world.collect()
-    assert (world.promised, list(world.store.stored())) == ({}, [])
+    assert world.promised == {}
+    await world.check_that_nothing_else_is_kept()
     with closing(sqlite3.connect(world.folder / "mirror.sqlite")) as connection:
-        for table in ("manifests", "contents", "identities", "slabs", "slab_slices", "copied_chunks"):
+        for table in ("manifests", "chunk_sets", "set_chunks"):
             assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
         said = connection.execute("SELECT DISTINCT manifest FROM events WHERE kind = 'collected'")
         assert {manifest for (manifest,) in said} == world.manifests.keys(), "what went is not on record"
@@ -234,7 +240,7 @@ def test_whatever_happens_nothing_named_goes_and_nothing_else_stays(tally: Tally
     run_state_machine_as_test(
         CollectionMachine,
         settings=settings(
-            max_examples=at_scale(6, 60),
+            max_examples=at_scale(8, 80),
             stateful_step_count=25,
             deadline=None,
             derandomize=True,
@@ -247,47 +253,51 @@ def test_whatever_happens_nothing_named_goes_and_nothing_else_stays(tally: Tally
 
 async def _with_work_to_do(world: World) -> None:
     """Something of each kind that a collection takes, beside something that shares its chunks and stays."""
-    await world.begin("acme", "ABy", private=False).finish()
-    await world.begin("rival", "Cxyz", private=True).finish()
-    await world.begin("acme", "Ax", private=False).finish()
-    failing = world.begin("rival", "DB", private=True)
+    await world.begin("acme", "ABy").finish()
+    await world.begin("rival", "Cxyz").finish()
+    await world.begin("acme", "Ax").finish()
+    failing = world.begin("rival", "DB")
     for _ in range(13):
         await failing.step()
     await failing.fail()
     for organisation, manifest in list(world.promised):
-        if len(world.manifests[manifest].files) != 2:
+        if world.manifests[manifest] != "Ax":
             await world.evict(organisation, manifest)
     world.now += TOMBSTONE_SECONDS + 1
 
 
-@pytest.mark.parametrize(("kind", "subset", "steps"), [
-    (World, 15, {"a chunk that lies aside"}),
-    (BucketWorld, 19, {"a marker that was written", "a chunk that is about to go", "a chunk that went"}),
-])  # fmt: skip
-async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(
-    tally: Tally, kind: type[World], subset: int, steps: set[str]
-) -> None:
+# Copies of each tree by each organisation; evictions, restorations, kills, deletions that get no answer.
+_DEEDS: Final = [
+    *(("copy to the end", number) for number in range(10)),
+    *(("copy", number) for number in range(4)),
+    *(("restore", number) for number in range(3)),
+    ("evict", 2),
+    ("kill", 0),
+    ("no answer", 0),
+    ("no answer", 1),
+]
+
+
+async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(tally: Tally) -> None:
     names: list[str] = []
 
     async def gate(name: str) -> None:
         names.append(name)
 
-    async with a_world(kind) as world:
+    async with a_world() as world:
         await _with_work_to_do(world)
         world.gate = gate
         await world.collect()
-    assert set(names) >= {"a chunk", "a look at rows", "rows went", "a look at chunks"} | steps
+    assert {*names} >= {"a look at rows", "rows go", "rows went", "a chunk is about to go", "a chunk went"}
     every = [(step, deed, number) for step in range(len(names)) for deed, number in _DEEDS]
-    if kind is BucketWorld:  # the same collection takes the same rows: only how chunks go is another
-        moments = {"a chunk", "a chunk that is about to go"}
-        trees = [("copy to the end", number) for number in range(len(TREES))]
-        every = [(step, *deed) for deed in (*trees, ("kill", 0)) for step, name in enumerate(names) if name in moments]
-    for step, deed, number in every[:: at_scale(max(1, len(every) // subset), 3)]:
-        async with a_world(kind) as world:
+    for step, deed, number in every[:: at_scale(max(1, len(every) // 15), 3)]:
+        async with a_world() as world:
             await _with_work_to_do(world)
             killed = await collected_beside(world, {step: (deed, number), step + 2: ("copy", number)})
             tally.add(scenarios=1, faults=1 - killed, restarts=killed)
             try:
+                await world.check()
+                world.carry_out()
                 await world.check()
                 await _ended(world)
             except AssertionError as error:
@@ -296,7 +306,7 @@ async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(
 
 
 async def test_a_purge_that_is_killed_is_gone_on_with_by_the_next_one() -> None:
-    """Also by one that takes only what was given up, and no draft that is merely old."""
+    """Also by one that takes only what was given up, and nothing that is merely old."""
 
     async def kill(_: World) -> None:
         raise Killed
@@ -304,20 +314,23 @@ async def test_a_purge_that_is_killed_is_gone_on_with_by_the_next_one() -> None:
     for step in range(await _steps_of_a_purge()):
         async with _purged(step, kill) as world:
             world.restart()
+            world.now += DELETE_SECONDS
             await world.collector().collect(grace_seconds=None)
-            async with world.database.read() as session:
-                for column in (ManifestRow.digest, ContentRow.digest):
-                    assert (await session.execute(select(column))).all() == []
+            await world._notice(world.manifests)
+            await world.check_that_nothing_else_is_kept()
+            assert list(world.store.listed()) == []
 
 
 async def test_who_mirrors_again_what_is_being_collected_has_it_whole() -> None:
     async def mirror(world: World) -> None:
-        await world.begin("acme", "ABy", private=False).finish()
+        await world.begin("acme", "ABy").finish()
 
     for step in range(await _steps_of_a_purge()):
         async with _purged(step, mirror) as world:
+            for copy in list(world.copies):  # it waited for a chunk that left
+                await copy.finish()
             assert list(world.promised.values()) == [None]
-            assert await world.check() == 3
+            assert await world.check() == len(tree_of("ABy")[1])
 
 
 async def _steps_of_a_purge() -> int:
@@ -342,7 +355,7 @@ async def _purged(step: int | None, deed: Callable[[World], Awaitable[None]]) ->
             await deed(world)
 
     async with a_world() as world:
-        await world.begin("acme", "ABy", private=False).finish()
+        await world.begin("acme", "ABy").finish()
         for organisation, manifest in list(world.promised):
             await world.evict(organisation, manifest)
         world.now += TOMBSTONE_SECONDS + 1
@@ -353,56 +366,119 @@ async def _purged(step: int | None, deed: Callable[[World], Awaitable[None]]) ->
         yield world
 
 
-# Copies of each tree by each organisation, public and private; evictions, restorations, kills.
-_DEEDS: Final = [
-    *(("copy to the end", number) for number in range(10)),
-    *(("copy", number) for number in range(4)),
-    *(("restore", number) for number in range(3)),
-    ("evict", 2),
-    ("kill", 0),
-]
-
-
 async def test_what_is_planned_in_a_dry_run_is_of_every_kind() -> None:
     async with a_world() as world:
         await _with_work_to_do(world)
-        world.store.put(digest_of(b"nobody's"), bytearray(b"nobody's"))
         left = world.folder / "store/incoming/left"
         left.write_bytes(b"half-written")
         os.utime(left, (1.0, 1.0))
-        world.now += 10 * TOMBSTONE_SECONDS
-        planned = await _rehearsed(world)
-        counted = Counter({kind: count for kind, count in planned.counts.items() if count})
-        assert counted == {"manifests": 2, "contents": 1, "half_copied": 1, "chunks": 1, "incoming": 1}
+        for name, days in (("old", 31), ("young", 29)):
+            await _keep_evidence(world, name, digest_of(name.encode()), world.now - days * DAY)
+        planned = await _planned(world)
+        chunks_gone = planned.counts.pop("chunks")
+        assert planned.counts == {"manifests": 2, "evidence": 1, "incoming": 1}
+        assert chunks_gone > len({**tree_of("ABy")[1], **tree_of("Cxyz")[1]}.keys() - tree_of("Ax")[1].keys())
+        held = world.store.held([digest_of(b"old"), digest_of(b"young")])
+        assert held.keys() == {digest_of(b"young")}
 
 
-async def test_a_slab_goes_when_who_may_read_it_reads_nothing_of_it_though_others_have_its_files_elsewhere() -> None:
-    """And stays while a mirror of theirs is at work, which counts on it, or while what they gave up can be restored."""
+async def _keep_evidence(world: World, name: str, chunk: Digest, at: float) -> None:
+    """A file came wrong, and is kept for people."""
+    wrong = QuarantinedFileRow(
+        id=name, created_at=at, mirror_id="mir", source="s", path="p", size=1, expected="e", actual="a"
+    )
+    async with world.database.write() as session:
+        session.add(wrong)
+        set_id = await chunks.of(session, chunks.begin, f"evidence:{name}")
+        await chunks.of(session, chunks.acquire, set_id, {chunk: len(name)}, at)
+        world.store.put(chunk, bytearray(name.encode()))
+        await chunks.of(session, chunks.mark_stored, [chunk])
+        await chunks.of(session, chunks.publish, set_id)
+
+
+async def test_neither_an_open_push_nor_a_dead_worker_delays_what_others_gave_up() -> None:
     async with a_world() as world:
-        await world.begin("acme", "Cxyz", private=True).finish()
-        common = {chunk.digest for chunk in world.store.stored()}
-        copy = world.begin("rival", "yz", private=True)
-        while not {chunk.digest for chunk in world.store.stored()} - common:
-            await copy.step()
-        await copy.step()  # which records it
-        (slab,) = {chunk.digest for chunk in world.store.stored()} - common
-        world.now += 10 * TOMBSTONE_SECONDS
-        assert not any((await _rehearsed(world)).bytes.values())
-        world.check_object(slab)
-        await copy.fail()
-        assert not any((await _rehearsed(world)).bytes.values())  # who asks again has it
+        await world.begin("acme", "Cxyz").finish()
+        copies = world.begin("rival", "Ax"), world.begin("rival", "DB")
+        assert {copy.number % 2 for copy in copies} == {0, 1}  # one is a push
+        for copy in copies:
+            for _ in range(8):
+                await copy.step()
+        world.restart()  # both claims run out, and nothing takes their mirrors over
+        ((organisation, manifest),) = world.promised
+        await world.evict(organisation, manifest, purge=True)
+        assert world.promised == {}
+        left = {one.digest for one in world.store.listed()}
+        assert left
+        assert left.isdisjoint(tree_of("Cxyz")[1].keys() - tree_of("Ax")[1].keys())
+        await _ended(world)
+
+
+async def test_the_grace_of_a_chunk_begins_when_the_last_set_that_referred_to_it_ended() -> None:
+    async with a_world() as world:
+        first, last = world.begin("acme", "B"), world.begin("rival", "B")
+        for copy in (first, last):
+            for _ in range(20):
+                if len(copy.counted) < 2:
+                    await copy.step()
+        await last.fail()
         world.now += GRACE_SECONDS + 1
-        assert (await _rehearsed(world)).bytes["contents"] == len(b"yyyzzzz")
-        with pytest.raises(NotFoundError):
-            world.check_object(slab)
-        # What is known of its files does not lead to a slab that is gone.
-        await world.begin("rival", "yz", private=True).finish()
-        manifest = manifest_of("yz").digest.hex
-        assert world.promised["rival", manifest] is None
-        await world.evict("rival", manifest)
-        world.now += TOMBSTONE_SECONDS - 10
-        assert not any((await _rehearsed(world)).bytes.values())
-        await world.restore("rival", manifest)
+        await first.fail()
+        world.now += GRACE_SECONDS - 10
+        assert not (await _planned(world)).counts["chunks"]
+        world.now += 20
+        assert (await _planned(world)).counts["chunks"]
+        await world.check_that_nothing_else_is_kept()
+
+
+async def test_a_chunk_whose_deletion_got_no_answer_is_deleted_again_once_that_has_expired() -> None:
+    async with a_world() as world:
+        await world.begin("acme", "B").finish()
+        ((organisation, manifest),) = world.promised
+        world.unanswered = 1
+        with pytest.raises(StoreUnavailableError):
+            await world.evict(organisation, manifest, purge=True)
+        assert len(list(world.store.listed())) == 1
+        copy = world.begin("rival", "B")
+        await copy.finish()
+        assert copy.is_waiting
+        await world.collect()
+        world.carry_out()  # it is no loss
+        await copy.finish()
+        assert copy.is_waiting
+        world.now += DELETE_SECONDS
+        await world.collect()
+        await copy.finish()
+        assert await world.check() == len(tree_of("B")[1])
+        await _ended(world)
+
+
+async def test_a_collection_that_stood_still_forgets_no_row_that_another_one_deletes_again() -> None:
+    """A lets a chunk go, deletes it, and stands still; B lets it go again; A goes on; C puts it; B's DELETE arrives."""
+    async with a_world() as world:
+        await world.begin("acme", "B").finish()
+        await world.evict(*next(iter(world.promised)), purge=False)
+        world.now += TOMBSTONE_SECONDS
+        others = list[int]()
+
+        async def gate(name: str) -> None:
+            if name == "a chunk went" and not others:
+                world.gate = World.gate
+                world.now += DELETE_SECONDS + 1
+                world.unanswered = 100  # B waits for its answers
+                others.append(1)
+                with suppress(StoreUnavailableError):
+                    await world.collect()
+                world.gate = gate
+
+        world.gate = gate
+        with suppress(StoreUnavailableError):
+            await world.collect()
+        world.gate, world.unanswered = World.gate, 0
+        copy = world.begin("acme", "B")
+        await copy.finish()
+        world.carry_out()
+        await world.check()
         await _ended(world)
 
 
@@ -411,52 +487,43 @@ async def test_orphans_alone_are_told_and_collected_beside_what_else_would_go() 
         await _with_work_to_do(world)
         orphan = digest_of(b"nobody's")
         world.store.put(orphan, bytearray(b"nobody's"))
-        world.now += 10 * TOMBSTONE_SECONDS
         rows, _ = dump(world)
         for dry_run in (True, False):
             told = await world.collect(dry_run=dry_run, only_orphans=True)
             assert {kind: (count, told.bytes[kind]) for kind, count in told.counts.items() if count} == {
                 "chunks": (1, 8)
             }
-        assert orphan not in {chunk.digest for chunk in world.store.stored()}
-        assert dump(world)[0] == rows
-        whole = await world.collect()
-        assert (whole.counts["manifests"], whole.counts["chunks"]) == (2, 0)
+        assert orphan not in {chunk.digest for chunk in world.store.listed()}
+        assert [row for row in dump(world)[0] if "sqlite_sequence" not in row] == [
+            row for row in rows if "sqlite_sequence" not in row
+        ]
+        assert (await world.collect()).counts["manifests"] == 2
 
 
-async def test_that_a_chunk_was_damaged_is_forgotten_with_it_unless_a_mirror_at_work_may_count_on_it() -> None:
-    async with a_world() as world:
+async def test_what_a_mirror_puts_while_orphans_are_looked_for_stays() -> None:
+    """At each step: a listing is old, and what it names may have a row by then."""
+    for step in range(8):
+        async with a_world() as world:
+            world.store.put(digest_of(b"1"), bytearray(b"1"))  # an orphan that a mirror is about to put
+            steps = itertools.count()
 
-        async def known() -> list[str]:
-            async with world.database.read() as session:
-                return [row.digest for row in await damaged.all_damaged(session)]
+            async def gate(_: str, step: int = step, steps: Any = steps, world: World = world) -> None:
+                if next(steps) == step:
+                    await world.begin("acme", "B").finish()
 
-        await world.begin("acme", "A", private=False).finish()
-        shared = digest_of(b"2")
-        counting = world.begin("rival", "C", private=False)  # has it before it is found, and records it later
-        while shared not in counting.counted:
-            await counting.step()
-        world.now += 1
-        async with world.database.write() as session:
-            await mirrors.hold_claims(session)
-            assert await damaged.register(session, shared, world.now, "its bytes are others")
-        ((organisation, manifest),) = world.promised
-        await world.evict(organisation, manifest)
-        world.now += TOMBSTONE_SECONDS + 61
-        for dry_run in (True, False):
-            await world.collect(dry_run=dry_run)
-            assert await known() == [shared.hex]
-        await counting.fail()
-        await world.collect(dry_run=True)
-        assert await known() == [shared.hex]
-        await world.collect()
-        assert await known() == []
+            world.gate = gate
+            await world.collect(only_orphans=True)
+            world.gate = World.gate
+            for copy in list(world.copies):
+                await copy.finish()
+            if world.promised:
+                assert await world.check() == len(tree_of("B")[1])
 
 
 async def test_a_copy_that_takes_longer_than_the_grace_loses_nothing_at_any_of_its_steps(tally: Tally) -> None:
     for steps in range(1, 14):
         async with a_world() as world:
-            copy = world.begin("acme", "DB", private=False)
+            copy = world.begin("acme", "DB")
             for _ in range(steps):
                 await copy.step()
             world.now += 10 * GRACE_SECONDS
@@ -467,36 +534,11 @@ async def test_a_copy_that_takes_longer_than_the_grace_loses_nothing_at_any_of_i
             tally.add(scenarios=1)
 
 
-_LICENCE: Final = b"the licence that every repository has"
-
-
-@pytest.mark.production
-@pytest.mark.usefixtures("backend")
-async def test_a_slab_whose_files_lie_damaged_elsewhere_stays_for_whoever_needs_them(
-    upstreams: None, hub: Hub, tmp_path: Path, tally: Tally
-) -> None:
-    one, calendar = hub.repo("org/one"), Calendar()
-    first = one.commit({"a.txt": b"of the first revision", "LICENSE": _LICENCE})
-    second = one.commit({"a.txt": None})
-    two = hub.repo("org/two")
-    two.commit({"b.txt": b"of another repository", "LICENSE": _LICENCE})
-    async with mirror_under_test(tmp_path / "mirror", clock=calendar, collect_seconds=0, scrub_seconds=0) as mirror:
-        old = (await mirror.ready(source(f"hf://org/one@{first}")))["sources"][0]["manifest"]
-        (ours,) = mirror.chunks()
-        new = (await mirror.ready(source(f"hf://org/one@{second}")))["sources"][0]["manifest"]
-        await mirror.ready(source("hf://org/two"))
-        (theirs,) = mirror.chunks().keys() - {ours}
-        with mirror.behind.chunk(Digest(Path(theirs).name)) as stored:
-            rot(stored, "flipped")
-        await mirror.verify(repair=False)
-        two.disabled = True
-        evicted = await mirror.evict(manifest=old, tier="mirror")
-        calendar.days = 8
-        await mirror.collect(grace_seconds=0)
-        assert (await mirror.http.get(f"/manifests/{old}")).status_code == 404
-        tally.add(scenarios=1, faults=1, lost=ours not in mirror.chunks())
-        assert evicted["bytes_freed"] == 0
-        layout = (await mirror.http.get(f"/manifests/{new}/layout")).json()
-        (place,) = [file["slab"] for file in layout["files"]]
-        slab = (await mirror.http.get(f"/chunks/{place['digest']}")).content
-        assert slab[place["offset"] :][: len(_LICENCE)] == _LICENCE
+async def test_a_manifest_that_no_mirror_names_goes_when_it_is_as_old_as_an_eviction_keeps_it() -> None:
+    async with a_world() as world:
+        await world.begin("acme", "B").finish()
+        async with world.database.write() as session:
+            await mirrors.prune(session, world.now + 1)  # which keeps the newest mirror of what is published
+        world.now += TOMBSTONE_SECONDS + 1
+        await world.collect()
+        assert await world.check()

@@ -178,7 +178,7 @@ class Plan:
         own = await sets_of(self.session, manifest)
         await self.add(own)
         named = exists().where(SetChunkRow.chunk_id == ChunkRow.id, SetChunkRow.set_id.in_(own))
-        others = select(func.count()).join(_GOING, _GOING.c.set_id == SetChunkRow.set_id)
+        others = select(func.count()).select_from(SetChunkRow).join(_GOING, _GOING.c.set_id == SetChunkRow.set_id)
         others = others.where(SetChunkRow.chunk_id == ChunkRow.id)
         alone = or_(ChunkRow.refs == 1, ChunkRow.refs == others.scalar_subquery())
         query = select(func.coalesce(func.sum(ChunkRow.size), 0)).where(named, alone)

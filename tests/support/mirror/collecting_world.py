@@ -7,43 +7,36 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import threading
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path, PosixPath
-from typing import Any, Self
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest, FileEntry, FileLayout, Manifest, digest_of
+from sqlalchemy import select
+
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import NotFoundError
-from bdn.core.source.upstream import Identity, UpstreamFile
-from bdn.core.source.uri import BucketUri, parse_source
-from bdn.core.store import MirrorStore, StoredChunk, split_digests
-from bdn.mirror.chunks.damages import Damages
-from bdn.mirror.db import contents, mirrors, operations
+from bdn.core.manifest import ManifestWriter, Root, large_file, slab_layouts
+from bdn.core.store import NotDeletedError
+from bdn.mirror.db import chunks, manifests, mirrors, operations
+from bdn.mirror.db.chunks import DELETE_SECONDS, ChunkState
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
-from bdn.mirror.db.tables import ManifestRow, MirrorRow, MirrorSourceRow, OperationPartRow, OperationRow
-from bdn.mirror.ingest.progress import StoredContents
-from bdn.mirror.upkeep.retention import Collected, Collector, StoreEviction
-from bdn.store.access import Pairs, open_access
-from bdn.store.bucket import Bucket
-from bdn.store.bucket_store import Abilities, BucketStore
+from bdn.mirror.db.tables import ChunkRow, MirrorRow, MirrorSourceRow, OperationPartRow, OperationRow
+from bdn.mirror.upkeep.collection import Collected, Collector
+from bdn.mirror.upkeep.eviction import StoreEviction
 from bdn.store.directory import DirectoryStore
 from bdn.wire.operation_schema import EvictCommand, RestorationRequest
-from tests.doubles.object_server import ObjectServer
-from tests.support.content.bucket_stores import s3_context
-from tests.support.mirror.slabs import pack, publish
 
-TOMBSTONE_SECONDS = 100.0
-GRACE_SECONDS = 30.0
-# Large files as their chunks, which they share; small files as their bytes.
+TOMBSTONE_SECONDS = 10_000.0
+GRACE_SECONDS = 3000.0
+# Large files as their chunks, which they share; small files as their bytes, which lie in one slab.
 LARGE = {"A": (b"1", b"2"), "B": (b"1", b"3"), "C": (b"2", b"4", b"5"), "D": (b"6", b"7")}
 SMALL = {"x": b"xx", "y": b"yyy", "z": b"zzzz"}
 TREES = ("Ax", "ABy", "Cxyz", "yz", "B", "DB")
 ORGANISATIONS = ("acme", "rival")
+_WAITS = 3  # steps in which a copy that waits for a chunk lets others act
 
 Gate = Callable[[str], Coroutine[Any, Any, None]]
 
@@ -56,9 +49,32 @@ async def _open_gate(_: str) -> None:
     """Nothing happens in between."""
 
 
+@cache
+def tree_of(tree: str) -> tuple[Root, dict[Digest, bytes]]:
+    """Its manifest, and the content of all chunks that this names."""
+    writer, content = ManifestWriter(), dict[Digest, bytes]()
+    placed = []
+    for name in filter(LARGE.__contains__, tree):
+        names = tuple(map(digest_of, LARGE[name]))
+        content |= zip(names, LARGE[name], strict=True)
+        placed.append(large_file(name, (len(names) - 1) * CHUNK_SIZE + 1, names))
+    if small := [(name, SMALL[name]) for name in tree if name in SMALL]:
+        slab = b"".join(one for _, one in small)
+        content[digest_of(slab)] = slab
+        inside = [(name, len(one), digest_of(one)) for name, one in small]
+        placed += slab_layouts(inside, digest_of(slab), len(slab))
+    documents = [page for file in sorted(placed, key=lambda one: one.path) for page in writer.add(file)] + list(
+        writer.finish()
+    )
+    return writer.root, content | {one.digest: one.content for one in documents}
+
+
 @dataclass
 class World:
-    """What stays when the process is killed: the database, the store, and what was promised."""
+    """What stays when the process is killed: the database, the store, and what was promised.
+
+    ``unanswered``: so many deletions more get no answer, and the store carries each out later, or never, until its signature expires.
+    """
 
     folder: Path
     database: Database
@@ -68,9 +84,11 @@ class World:
     interrupted: list[Copy] = field(default_factory=list)  # by a kill; their mirrors are still to be done
     # What was promised: when each organisation gave up what it mirrored; None is that it reads it.
     promised: dict[tuple[str, str], float | None] = field(default_factory=dict)
-    manifests: dict[str, Manifest] = field(default_factory=dict)
+    manifests: dict[str, str] = field(default_factory=dict)  # trees by their manifests
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    store: MirrorStore = field(init=False)
+    unanswered: int = 0
+    under_way: list[tuple[Digest, float]] = field(default_factory=list)  # deletions, and when they have expired
+    store: _GatedStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.restart()
@@ -82,26 +100,25 @@ class World:
         """The process is gone, and the next one opens what it left."""
         self.interrupted += [copy for copy in self.copies if copy.is_known]
         self.copies.clear()
-        self.store = self.opened()
+        self.store = _GatedStore(self.folder / "store", self)
 
-    def opened(self) -> MirrorStore:
-        """The store, as a process has it."""
-        return _GatedStore(self.folder / "store", self)
+    def carry_out(self) -> None:
+        """The store carries out what it gave no answer to, as far as that has not expired."""
+        late, self.under_way = self.under_way, []
+        for digest, until in late:
+            if self.now < until:
+                self.store.delete_now([digest])
 
     def files(self) -> dict[str, tuple[int, float]]:
         """What lies in the store: sizes and times."""
         files = {str(path): path.stat() for path in (self.folder / "store").rglob("*")}
-        return {path: (one.st_size, one.st_mtime) for path, one in files.items() if not path.endswith("aside")}
-
-    def close(self) -> None:
-        """It ends."""
-        self.store.close()
+        return {path: (one.st_size, one.st_mtime) for path, one in files.items()}
 
     # --- what operators do ---
 
-    async def evict(self, organisation: str, manifest: str) -> None:
+    async def evict(self, organisation: str, manifest: str, *, purge: bool = False) -> None:
         self.now += 1
-        command = EvictCommand(id=f"evi_{next(self.numbers)}", manifests=[f"b3:{manifest}"], tier="mirror")
+        command = EvictCommand(id=f"evi_{next(self.numbers)}", manifests=[f"b3:{manifest}"], tier="mirror", purge=purge)
         row = OperationRow(
             id=command.id,
             kind="eviction",
@@ -114,11 +131,14 @@ class World:
         part = OperationPartRow(operation=command.id, cluster="", node=operations.MIRROR, state="PENDING", result={})
         async with self.database.write() as session:
             await operations.insert(session, row, [part])
-        await self.store_eviction().run(command, organisation)
-        async with self.database.read() as session:
-            given_up = manifest not in await mirrors.readable(session, organisation, [manifest])
-        if given_up and self.promised.get((organisation, manifest), 0.0) is None:
-            self.promised[organisation, manifest] = self.now
+        try:
+            await self.store_eviction().run(command, organisation)
+        finally:
+            async with self.database.read() as session:
+                given_up = manifest not in await mirrors.readable(session, organisation, [manifest])
+            if given_up and (purge or self.promised.get((organisation, manifest), 0.0) is None):
+                self.promised[organisation, manifest] = 0.0 if purge else self.now
+                await self._notice(filter(self.is_expired, self.manifests))
 
     async def restore(self, organisation: str, manifest: str) -> None:
         self.now += 1
@@ -134,28 +154,27 @@ class World:
         return StoreEviction(self.database, self.collector(), TOMBSTONE_SECONDS, self.clock)
 
     def collector(self) -> Collector:
-        damages = Damages(self.database, self.store, self.clock, lambda: None)
-        gated = _GatedDatabase(self)
-        return Collector(gated, self.store, TOMBSTONE_SECONDS, damages, self.clock)  # type: ignore[arg-type]
+        return Collector(_GatedDatabase(self), self.store, TOMBSTONE_SECONDS, self.clock)  # type: ignore[arg-type]
 
     async def collect(
         self, *, dry_run: bool = False, grace_seconds: float = GRACE_SECONDS, only_orphans: bool = False
     ) -> Collected:
         self.now += 1
-        collected = await self.collector().collect(
-            grace_seconds=grace_seconds, dry_run=dry_run, only_orphans=only_orphans
-        )
-        await self._notice(filter(self.is_expired, self.manifests))
-        return collected
+        collector = self.collector()
+        try:
+            return await collector.collect(grace_seconds=grace_seconds, dry_run=dry_run, only_orphans=only_orphans)
+        finally:
+            await self._notice(filter(self.is_expired, self.manifests))
 
     async def _notice(self, doomed: Iterable[str]) -> None:
         """What may be gone, and is, is promised no longer."""
+        doomed = list(doomed)
         async with self.database.read() as session:
-            for manifest in doomed:
-                is_there = await session.get(ManifestRow, manifest) is not None
-                if not is_there or await mirrors.is_being_collected(session, manifest):
-                    for organisation in ORGANISATIONS:
-                        self.promised.pop((organisation, manifest), None)
+            there = await manifests.set_ids(session, doomed)
+        for manifest in doomed:
+            if manifest not in there:
+                for organisation in ORGANISATIONS:
+                    self.promised.pop((organisation, manifest), None)
 
     def is_expired(self, manifest: str) -> bool:
         """Everybody gave it up, and had the time to change its mind."""
@@ -165,7 +184,7 @@ class World:
     # --- what has to be true at any time ---
 
     async def check(self) -> int:
-        """Every chunk of what is readable or can be restored, and of what a copy counts on, is there and right."""
+        """Every chunk of what is readable or can be restored, and of what a copy counts on, is there and right; no object lacks a row."""
         checked = 0
         await self._notice(filter(self.is_expired, self.manifests))
         async with self.database.read() as session:
@@ -175,67 +194,69 @@ class World:
             for (organisation, manifest), given_up_at in self.promised.items():
                 readable = manifest in await mirrors.readable(session, organisation, [manifest])
                 assert readable == (given_up_at is None), f"{organisation} {manifest[:8]} is readable: {readable}"
-                checked += await self._check_manifest(session, organisation, manifest)
+                checked += await check_manifest(session, self.store, manifest, self.manifests[manifest])
+            rows = await chunks.of(session, chunks.have_rows, self.store.held(_ALL))
+            assert self.store.held(_ALL).keys() <= rows, "an object has no row"
         for copy in self.copies:
             for digest in copy.counted:
-                self.check_object(digest)
+                check_object(self.store, digest)
                 checked += 1
         return checked
 
-    async def _check_manifest(self, session: ReadSession, organisation: str, manifest: str) -> int:
-        row = await session.get(ManifestRow, manifest)
-        assert row is not None, f"manifest {manifest[:8]} of {organisation} is gone"
-        assert digest_of(row.canonical).hex == manifest
-        pages = contents.layouts(session, manifest, organisation)
-        found = {one.digest: one async for page in pages for one in page}
-        assert found.keys() == {digest.hex for digest in self.manifests[manifest].contents}, "contents are gone"
-        for one in found.values():
-            if one.slab is not None:
-                content = self.check_object(Digest(one.slab))[one.offset : one.offset + one.size]
-                assert digest_of(content).hex == one.digest
-            for raw in split_digests(one.chunks):
-                self.check_object(Digest.from_bytes(raw))
-        return len(found)
-
-    def check_object(self, digest: Digest) -> bytes:
-        with self.store.open(digest) as file:
-            content = file.read()
-        assert digest_of(content) == digest
-        return content
-
     async def check_that_nothing_else_is_kept(self) -> None:
+        """Neither objects nor rows."""
+        needed = {digest for _, manifest in self.promised for digest in tree_of(self.manifests[manifest])[1]}
         async with self.database.read() as session:
-            needed = set[bytes]()
-            for organisation, manifest in self.promised:
-                needed |= await contents.objects(session, manifest, organisation)
-        assert {chunk.digest.to_bytes() for chunk in self.store.stored()} == needed
+            rows = {Digest.from_bytes(raw) for raw in (await session.execute(select(ChunkRow.digest))).scalars()}
+        assert ({one.digest for one in self.store.listed()}, rows) == (needed, needed)
 
-    def begin(self, organisation: str, tree: str, *, private: bool) -> Copy:
-        copy = Copy(self, organisation, tree, private=private, number=next(self.numbers))
+    def begin(self, organisation: str, tree: str) -> Copy:
+        copy = Copy(self, organisation, tree, number=next(self.numbers))
         self.copies.append(copy)
         return copy
 
     def take_over(self) -> Copy | None:
-        """Somebody goes on with what a killed process was at."""
+        """Another worker goes on with what a killed process was at."""
         if not self.interrupted:
             return None
         old = self.interrupted.pop()
-        copy = Copy(self, old.organisation, old.tree, old.private, old.number, is_known=True)
+        copy = Copy(self, old.organisation, old.tree, old.number, is_known=True)
         self.copies.append(copy)
         return copy
 
 
+_ALL = frozenset(digest for tree in TREES for digest in tree_of(tree)[1])
+
+
+async def check_manifest(session: ReadSession, store: DirectoryStore, manifest: str, tree: str) -> int:
+    """The manifest refers to all its chunks, and each is stored and right."""
+    found = await manifests.set_ids(session, [manifest])
+    assert found, f"manifest {manifest[:8]} is gone"
+    needed = tree_of(tree)[1].keys()
+    states = select(ChunkRow.state).where(ChunkRow.digest.in_([digest.to_bytes() for digest in needed]))
+    assert set((await session.execute(states)).scalars()) == {ChunkState.STORED}
+    assert (await chunks.of(session, chunks.among, found.values(), needed)).keys() == needed, "chunks are gone"
+    for digest in needed:
+        check_object(store, digest)
+    return len(needed)
+
+
+def check_object(store: DirectoryStore, digest: Digest) -> None:
+    with store.open(digest) as file:
+        assert digest_of(file.read()) == digest
+
+
 @dataclass(eq=False)
 class Copy:
-    """A worker that mirrors a tree, one step at a time, in the order of ``Ingest``, ``CopyMissing`` and ``Progress``."""
+    """A worker that mirrors a tree, one step at a time, in the order of ``Ingest`` and ``SetWriter``. One of an odd number is a push."""
 
     world: World
     organisation: str
     tree: str
-    private: bool
     number: int
-    counted: set[Digest] = field(default_factory=set)  # chunks that it has put, or kept
+    counted: set[Digest] = field(default_factory=set)  # chunks that are stored, and its set refers to
     is_known: bool = False  # its mirror is in the database
+    is_waiting: bool = False  # for a chunk that leaves
     _steps: AsyncIterator[None] | None = None
 
     async def step(self) -> None:
@@ -249,8 +270,11 @@ class Copy:
                 self.world.copies.remove(self)
 
     async def finish(self) -> None:
-        while self in self.world.copies:
+        """To its end, or until it has to wait for others."""
+        waits = 0
+        while self in self.world.copies and waits < _WAITS:
             await self.step()
+            waits = waits + 1 if self.is_waiting else 0
 
     async def fail(self, status: str = "FAILED") -> None:
         """It ends here, in whatever way."""
@@ -264,24 +288,51 @@ class Copy:
     def _id(self) -> str:
         return f"mir_{self.number}"
 
-    def identity(self, name: str) -> Identity:
-        return Identity.of(f"organisation:{self.organisation}" if self.private else "public", name)
+    @property
+    def _owner(self) -> str:
+        return self._id if self.number % 2 else f"{self._id}/0"
 
     async def _run(self) -> AsyncIterator[None]:
+        database = self.world.database
         if not self.is_known:
             await self._insert()
             yield
-        for attempt in range(3):
-            async for _ in self._bring_all(is_again=attempt > 0):
+        async with database.write() as session:
+            set_id = await chunks.of(session, chunks.begin, self._owner)
+        yield
+        root, content = tree_of(self.tree)
+        if self.number % 3:  # what it knows to be stored, it holds
+            async with database.write() as session:
+                self.counted |= (await chunks.of(session, chunks.hold, set_id, content)).keys()
+            yield
+        for digest in [one for one in content if one not in self.counted]:
+            async for _ in self._bring(set_id, digest, content[digest]):
                 yield
-            if await self._publish():
-                return
-        await self.fail()
+        await self._publish(set_id, root)
+
+    async def _bring(self, set_id: int, digest: Digest, content: bytes) -> AsyncIterator[None]:
+        world = self.world
+        while True:
+            async with world.database.write() as session:
+                found = await chunks.of(session, chunks.acquire, set_id, {digest: len(content)}, world.now)
+            self.is_waiting = digest in found.leaving
+            if not self.is_waiting:
+                break
+            yield
+        if digest in found.put:
+            yield
+            world.store.put(digest, bytearray(content))
+            yield
+            async with world.database.write() as session:
+                await chunks.of(session, chunks.mark_stored, [digest])
+        self.counted.add(digest)
+        yield
 
     async def _insert(self) -> None:
         mirror = MirrorRow(
             id=self._id,
             organisation=self.organisation,
+            team="",
             request_key=self._id,
             status="SYNCING",
             created_at=self.world.now,
@@ -303,242 +354,65 @@ class Copy:
             session.add(source)
         self.is_known = True
 
-    async def _bring_all(self, *, is_again: bool) -> AsyncIterator[None]:
-        keys = {self.identity(name).key: name for name in self.tree}
-        files = [UpstreamFile(name, 1, self.identity(name), name, "v1") for name in self.tree]
-        async with self.world.database.read() as session:
-            known = await contents.held(session, files, is_again=is_again)
-        yield
-        missing = [name for key, name in keys.items() if key not in known]
-        for name in missing:
-            if name in LARGE:
-                async for _ in self._bring(name):
-                    yield
-        small = [name for name in missing if name in SMALL]
-        if small:
-            async for _ in self._pack(small):
-                yield
-
-    async def _bring(self, name: str) -> AsyncIterator[None]:
-        world, identity = self.world, self.identity(name)
-        held = StoredContents(world.database, world.store, world.clock)
-        layout = await held.layout(identity)
-        yield
-        if layout is not None:
-            self.counted.update(layout.chunks)
-        else:
-            layout = layout_of(name)
-            half = await held.parts(identity.key)
-            self.counted.update(half.values())
-            yield
-            for index, content in enumerate(LARGE[name]):
-                if index not in half:
-                    self._put(content)
-                    yield
-                    async with world.database.write() as session:
-                        await contents.record_chunks(session, [(identity.key, index, digest_of(content))], world.now)
-                    yield
+    async def _publish(self, set_id: int, root: Root) -> None:
+        name, world = root.digest.hex, self.world
+        if world.is_expired(name):
+            await world._notice([name])
         async with world.database.write() as session:
-            await contents.record_contents(session, {identity.key: layout}, world.now)
-            await contents.forget_chunks(session, [identity.key])
-        yield
-
-    async def _pack(self, names: list[str]) -> AsyncIterator[None]:
-        scope = self.identity(names[0]).scope
-        ((slab, packed, inside),) = pack([SMALL[name] for name in names], scope)
-        self._put(packed)
-        yield
-        keys = {self.identity(name).key: layout for name, layout in zip(names, inside, strict=True)}
-        async with self.world.database.write() as session:
-            await contents.record_slabs(session, [slab])
-            await contents.record_contents(session, keys, self.world.now)
-        yield
-
-    def _put(self, content: bytes) -> None:
-        digest = digest_of(content)
-        self.world.store.put(digest, bytearray(content))
-        self.counted.add(digest)
-
-    async def _publish(self) -> bool:
-        manifest = manifest_of(self.tree)
-        await self.world._notice([manifest.digest.hex] if self.world.is_expired(manifest.digest.hex) else [])
-        async with self.world.database.write() as session:
-            if await publish(session, manifest, self.world.now, self.organisation):
-                return False
-            await mirrors.update_source(session, self._id, 0, status="READY", manifest=manifest.digest.hex)
-            await mirrors.finish(session, self._id, "READY", now=self.world.now)
-        self.world.manifests[manifest.digest.hex] = manifest
-        self.world.promised[self.organisation, manifest.digest.hex] = None
-        return True
-
-
-def layout_of(name: str) -> FileLayout:
-    chunks = tuple(map(digest_of, LARGE[name]))
-    return FileLayout.of((len(chunks) - 1) * CHUNK_SIZE + 1, chunks)
-
-
-def manifest_of(tree: str) -> Manifest:
-    entries = []
-    for name in tree:
-        layout = layout_of(name) if name in LARGE else FileLayout.of(len(SMALL[name]), (digest_of(SMALL[name]),))
-        entries.append(FileEntry(f"{name}.bin", layout.size, layout.digest))
-    return Manifest.of(entries)
-
-
-@dataclass
-class BucketWorld(World):
-    """The same with a bucket. Its server's clock is a quarter of an hour on after each kill: nobody believes the markers of the dead."""
-
-    server: ObjectServer = field(default_factory=ObjectServer)
-    ahead: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.server.__enter__()
-        self.server.clock = lambda: time.time() + self.ahead
-        self.objects = self.server.bucket("store")
-        super().__post_init__()
-
-    def restart(self) -> None:
-        """As of every world; the connections of the dead are closed."""
-        if hasattr(self, "store"):
-            self.store.close()
-        self.ahead += 901
-        super().restart()
-
-    def opened(self) -> MirrorStore:
-        """Its listings tell nothing of when an object was kept: the world has another clock than its server."""
-        return _GatedBucketStore(self)
-
-    def files(self) -> dict[str, tuple[int, float]]:
-        """Objects."""
-        return {key: (len(held.content), held.written_at) for key, held in self.objects.held.items()}
-
-    def close(self) -> None:
-        """It ends."""
-        super().close()
-        self.server.__exit__()
-
-
-class _GatedBucket(Bucket):
-    """Stops when a marker is written, and on both sides of each DELETE of a chunk.
-
-    Who waits for a collector lets it go on: he acts in the loop, at a gate where the collector stands.
-    """
-
-    def __init__(self, world: BucketWorld) -> None:
-        uri = parse_source("s3://store")
-        assert isinstance(uri, BucketUri)
-        super().__init__(uri, open_access(uri, s3_context(world.server)), pause=self._wait)
-        self._world = world
-        self._loop = asyncio.get_running_loop()
-        self._waited_for = threading.Event()
-        self._acting: Future[None] | None = None
-
-    def _wait(self, _: float) -> None:
-        self._waited_for.set()
-        time.sleep(0.001)
-
-    def reach(self, where: str) -> None:
-        """Nobody else acts while one waits for this collector."""
-        if self._world.gate is _open_gate:
-            return
-        self._acting = self._acting or asyncio.run_coroutine_threadsafe(self._world.gate(where), self._loop)
-        self._waited_for.clear()
-        while not self._acting.done() and not self._waited_for.is_set():
-            time.sleep(0.0005)
-        if self._acting.done():
-            self.settle()
-
-    def settle(self) -> None:
-        """Until whoever acts is through."""
-        acting, self._acting = self._acting, None
-        if acting is not None:
-            acting.result()
-
-    def put(self, key: str, content: bytes | Buffer, headers: Pairs = (), but: tuple[int, ...] = ()) -> bool:
-        is_written = super().put(key, content, headers, but)
-        if key.startswith("leaving/"):
-            self.reach("a marker that was written")
-        return is_written
-
-    def delete_once(self, key: str, until: float) -> bool:
-        self.reach("a chunk that is about to go")
-        is_known = super().delete_once(key, until)
-        self.reach("a chunk that went")
-        return is_known
-
-
-class _GatedBucketStore(BucketStore):
-    def __init__(self, world: BucketWorld) -> None:
-        self._gated = _GatedBucket(world)
-        super().__init__(self._gated, Abilities(), world.clock, recent_seconds=float("inf"))
-
-    def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
-        if digests is not None:
-            self._gated.reach("a look at chunks")
-        return super().stored(digests)
-
-    def collect(self, chunks: Sequence[StoredChunk]) -> list[StoredChunk]:
-        gone: list[StoredChunk] = []
-        for chunk in chunks:
-            self._gated.reach("a chunk")
-            gone += super().collect([chunk])
-            self._gated.settle()
-        return gone
+            await manifests.publish(session, set_id, root, world.now)
+            await mirrors.lift_tombstone(session, self.organisation, name)
+            await mirrors.update_source(session, self._id, 0, status="READY", manifest=name)
+            await mirrors.finish(session, self._id, "READY", now=world.now)
+        world.manifests[name] = self.tree
+        world.promised[self.organisation, name] = None
 
 
 class _GatedStore(DirectoryStore):
-    """Stops before each look at chunks and, in the middle of collecting one, when it lies aside."""
+    """Stops before and after each chunk that a collection deletes."""
 
     def __init__(self, root: Path, world: World) -> None:
+        super().__init__(root)
         self._world = world
         self._loop = asyncio.get_running_loop()
-        reach = self._pass
-
-        class Watched(PosixPath):
-            def rename(self, target: str | os.PathLike[str]) -> Self:
-                moved = super().rename(target)
-                if moved.parent.name == "aside":
-                    reach("a chunk that lies aside")
-                return moved
-
-        super().__init__(Watched(root), world.clock)
 
     def _pass(self, where: str) -> None:
         if self._world.gate is not _open_gate:
             asyncio.run_coroutine_threadsafe(self._world.gate(where), self._loop).result()
 
-    def stored(self, digests: Iterable[Digest] | None = None) -> Iterator[StoredChunk]:
-        if digests is not None:
-            self._pass("a look at chunks")
-        return super().stored(digests)
+    def delete_now(self, digests: Collection[Digest]) -> None:
+        """Past gates and faults."""
+        super().delete(digests)
 
-    def collect(self, chunks: Sequence[StoredChunk]) -> list[StoredChunk]:
-        gone: list[StoredChunk] = []
-        for chunk in chunks:
-            self._pass("a chunk")
-            gone += super().collect([chunk])
-        return gone
+    def delete(self, digests: Collection[Digest], *, began: float | None = None) -> None:
+        left: set[Digest] = set()
+        for digest in digests:
+            self._pass("a chunk is about to go")
+            if self._world.unanswered:
+                self._world.unanswered -= 1
+                self._world.under_way.append((digest, self._world.now + DELETE_SECONDS))
+                left.add(digest)
+            else:
+                super().delete([digest], began=began)
+            self._pass("a chunk went")
+        if left:
+            raise NotDeletedError("no answer", frozenset(left))
 
 
 @dataclass
 class _GatedDatabase:
-    """Stops before each transaction of the collection, and after each that writes."""
+    """Stops before each transaction of the collection, and after each."""
 
     world: World
 
-    def alone(self, name: str) -> AbstractAsyncContextManager[None]:
-        return self.world.database.alone(name)
-
     @asynccontextmanager
-    async def read(self, *, patient: bool) -> AsyncIterator[ReadSession]:
+    async def read(self, *, patient: bool = False) -> AsyncIterator[ReadSession]:
         await self.world.gate("a look at rows")
         async with self.world.database.read(patient=patient) as session:
             yield session
         await self.world.gate("rows were looked at")
 
     @asynccontextmanager
-    async def write(self, *, patient: bool) -> AsyncIterator[WriteSession]:
+    async def write(self, *, patient: bool = False) -> AsyncIterator[WriteSession]:
         await self.world.gate("rows go")
         async with self.world.database.write(patient=patient) as session:
             yield session
