@@ -16,7 +16,6 @@ from sqlalchemy import (
     case,
     delete,
     exists,
-    false,
     func,
     or_,
     select,
@@ -498,7 +497,7 @@ async def newest_ready(
             MirrorSourceRow.status == "READY",
             MirrorSourceRow.listing.is_not(None) if is_listed else true(),
         )
-        .order_by(false() if is_listed else is_revision, MirrorRow.created_at.desc(), MirrorSourceRow.position)
+        .order_by(*([] if is_listed else [is_revision]), MirrorRow.created_at.desc(), MirrorSourceRow.position)
         .limit(1)
     )
     return (await session.execute(query)).scalar()
