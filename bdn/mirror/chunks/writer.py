@@ -78,7 +78,7 @@ class SetWriter:
 
     async def _mark_stored(self, digests: Sequence[Digest]) -> list[None]:
         async with self.database.write() as session:
-            await damaged.mark_stored(session, frozenset(digests), self.database.now())
+            await damaged.mark_stored(session, self.set_id, frozenset(digests), self.database.now())
         return [None] * len(digests)
 
     def _answer(self, asked: Coroutine[Any, Any, _Answer]) -> _Answer:

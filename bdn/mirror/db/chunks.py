@@ -3,6 +3,7 @@
 A row of ``chunks`` is committed before its object is put, and deleted after its object has gone. A set refers to chunks; a chunk's
 ``refs`` counts its references. *Refer to it* (``refs + 1 where state <> 'leaving'``) and *let it go* (``state = 'leaving' where refs = 0``)
 exclude each other, because both change the chunk's own row: under READ COMMITTED, PostgreSQL looks again at that row alone.
+Every transaction inserts rows first, in the order of their digests, and then locks rows in the order of their ids: none waits in a circle.
 
 The functions are synchronous, on a ``Connection`` in a transaction: call them by ``of``. Times are the database's.
 """
@@ -22,8 +23,9 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.mirror.db.database import ReadSession, batches
 from bdn.mirror.db.tables import ChunkRow, ChunkSetRow, SetChunkRow
 
-PUT_SECONDS: Final = 900.0  # a PUT that began by then has ended: its signature has expired
-DELETE_SECONDS: Final = 900.0  # likewise of a DELETE
+# After its row was changed for it, a request to the store is sent in time for its signature (15 minutes of a PUT) to expire by then.
+PUT_SECONDS: Final = 3600.0
+DELETE_SECONDS: Final = 900.0
 AT_ONCE: Final = 500  # chunks of one statement
 TAKEN_APART_AT_ONCE: Final = 2000  # references of one transaction
 NO_GRACE: Final = 0.0  # when a set ended whose chunks had their time
@@ -155,15 +157,15 @@ def acquire(connection: Connection, set_id: int, sizes: Mapping[Digest, int], no
     """
     _check_filling(connection, set_id)
     found: dict[ChunkState, set[Digest]] = {state: set() for state in ChunkState}
+    new = _insert(connection, ChunkRow).on_conflict_do_nothing(index_elements=["digest"])
     for some in batches(sorted(sizes), AT_ONCE):
-        rows = [_new_row(digest, sizes[digest], now) for digest in some]
-        connection.execute(_insert(connection, ChunkRow).on_conflict_do_nothing(index_elements=["digest"]), rows)
-        known = _locked(connection, some)
-        _refer(connection, set_id, [row[0] for row in known if row[2] != ChunkState.LEAVING])
-        written = [row[0] for row in known if row[2] == ChunkState.WRITING]
-        _execute_in(connection, update(ChunkRow).values(changed_at=now), written)
-        for _, raw, state, _ in known:
-            found[ChunkState(state)].add(Digest.from_bytes(raw))
+        connection.execute(new, [_new_row(digest, sizes[digest], now) for digest in some])
+    known = _locked(connection, sizes)
+    _refer(connection, set_id, [row[0] for row in known if row[2] != ChunkState.LEAVING])
+    written = [row[0] for row in known if row[2] == ChunkState.WRITING]
+    _execute_in(connection, update(ChunkRow).values(changed_at=now), written)
+    for _, raw, state, _ in known:
+        found[ChunkState(state)].add(Digest.from_bytes(raw))
     stored, put = frozenset(found[ChunkState.STORED]), frozenset(found[ChunkState.WRITING])
     return Acquired(stored, put, frozenset(sizes) - stored - put)  # a row may have gone between the two statements
 
@@ -171,21 +173,16 @@ def acquire(connection: Connection, set_id: int, sizes: Mapping[Digest, int], no
 def hold(connection: Connection, set_id: int, digests: Iterable[Digest]) -> dict[Digest, int]:
     """The set refers to those of these chunks that are stored: they, with their sizes. Raises ``SetEndedError``."""
     _check_filling(connection, set_id)
-    held: dict[Digest, int] = {}
-    for some in batches(sorted(set(digests)), AT_ONCE):
-        known = [row for row in _locked(connection, some) if row[2] == ChunkState.STORED]
-        _refer(connection, set_id, [row[0] for row in known])
-        held |= {Digest.from_bytes(raw): size for _, raw, _, size in known}
-    return held
+    known = [row for row in _locked(connection, digests) if row[2] == ChunkState.STORED]
+    _refer(connection, set_id, [row[0] for row in known])
+    return {Digest.from_bytes(raw): size for _, raw, _, size in known}
 
 
-def mark_stored(connection: Connection, digests: Collection[Digest]) -> None:
-    """The objects of these chunks, which a set of the caller refers to, are durable and right."""
-    for some in batches(sorted(digests), AT_ONCE):
-        statement = update(ChunkRow).where(
-            ChunkRow.digest.in_([digest.to_bytes() for digest in some]), ChunkRow.state == ChunkState.WRITING
-        )
-        connection.execute(statement.values(state=ChunkState.STORED, damage=None))
+def mark_stored(connection: Connection, set_id: int, digests: Collection[Digest]) -> None:
+    """The objects of these chunks, which the set acquired, are durable and right. Raises ``SetEndedError``: they may be gone again."""
+    _check_filling(connection, set_id)
+    written = [row[0] for row in _locked(connection, digests) if row[2] == ChunkState.WRITING]
+    _execute_in(connection, update(ChunkRow).values(state=ChunkState.STORED, damage=None), written)
 
 
 def mark_damaged(connection: Connection, digest: Digest, reason: str, now: float) -> bool:
@@ -199,21 +196,29 @@ def _new_row(digest: Digest, size: int, now: float) -> dict[str, object]:
     return {"digest": digest.to_bytes(), "size": size, "state": ChunkState.WRITING, "refs": 0, "changed_at": now}
 
 
-def _locked(connection: Connection, digests: Sequence[Digest]) -> list[tuple[int, bytes, str, int]]:
-    """Id, raw digest, state and size of these chunks, in the order of their ids, in which every transaction locks them."""
-    query = select(ChunkRow.id, ChunkRow.digest, ChunkRow.state, ChunkRow.size)
-    query = query.where(ChunkRow.digest.in_([digest.to_bytes() for digest in digests])).order_by(ChunkRow.id)
-    return [(row[0], row[1], row[2], row[3]) for row in connection.execute(query.with_for_update())]
+def _locked(connection: Connection, digests: Iterable[Digest]) -> list[tuple[int, bytes, str, int]]:
+    """Id, raw digest, state and size of these chunks, whose rows are locked."""
+    ids: list[int] = []
+    for some in batches([digest.to_bytes() for digest in set(digests)], AT_ONCE):
+        ids += connection.execute(select(ChunkRow.id).where(ChunkRow.digest.in_(some))).scalars()
+    return _lock(connection, ids)
+
+
+def _lock(connection: Connection, ids: Collection[int]) -> list[tuple[int, bytes, str, int]]:
+    query = select(ChunkRow.id, ChunkRow.digest, ChunkRow.state, ChunkRow.size).order_by(ChunkRow.id).with_for_update()
+    locked: list[tuple[int, bytes, str, int]] = []
+    for some in batches(sorted(ids), AT_ONCE):
+        locked += [(row[0], row[1], row[2], row[3]) for row in connection.execute(query.where(ChunkRow.id.in_(some)))]
+    return locked
 
 
 def _refer(connection: Connection, set_id: int, chunk_ids: Sequence[int]) -> None:
     """Count each reference once, however often the set names the chunk. The rows are locked, and none of them is leaving."""
-    if not chunk_ids:
-        return
-    new = _insert(connection, SetChunkRow).values([{"set_id": set_id, "chunk_id": chunk} for chunk in chunk_ids])
-    new = new.on_conflict_do_nothing(index_elements=["set_id", "chunk_id"])
-    added = list(connection.execute(new.returning(SetChunkRow.chunk_id)).scalars())
-    _execute_in(connection, update(ChunkRow).values(refs=ChunkRow.refs + 1), added)
+    new = _insert(connection, SetChunkRow).on_conflict_do_nothing(index_elements=["set_id", "chunk_id"])
+    for some in batches(chunk_ids, AT_ONCE):
+        rows = [{"set_id": set_id, "chunk_id": chunk} for chunk in some]
+        added = list(connection.execute(new.returning(SetChunkRow.chunk_id), rows).scalars())
+        _execute_in(connection, update(ChunkRow).values(refs=ChunkRow.refs + 1), added)
 
 
 def keep_only(connection: Connection, set_id: int, digests: Collection[Digest], now: float) -> None:
@@ -253,8 +258,7 @@ def take_apart(connection: Connection) -> int:
 
 
 def _let_go(connection: Connection, set_id: int, chunk_ids: Sequence[int], at: float) -> None:
-    # The chunks first, in their order, as everywhere: two transactions never wait for each other.
-    connection.execute(select(ChunkRow.id).where(ChunkRow.id.in_(chunk_ids)).order_by(ChunkRow.id).with_for_update())
+    _lock(connection, chunk_ids)
     gone = delete(SetChunkRow).where(SetChunkRow.set_id == set_id, SetChunkRow.chunk_id.in_(chunk_ids))
     taken = list(connection.execute(gone.returning(SetChunkRow.chunk_id)).scalars())
     may_come = and_(ChunkRow.state == ChunkState.WRITING, ChunkRow.changed_at > at)  # a PUT is under way since then
@@ -293,9 +297,10 @@ def forget(connection: Connection, chunks: Iterable[StoredChunk], let_go_at: flo
 
     Where another collection has let a chunk go again since then, its DELETE is under way: the row is its to forget.
     """
-    for some in batches([chunk.id for chunk in chunks], AT_ONCE):
-        is_own = ChunkRow.id.in_(some), ChunkRow.state == ChunkState.LEAVING, ChunkRow.changed_at == let_go_at
-        connection.execute(delete(ChunkRow).where(*is_own))
+    ids = [chunk.id for chunk in chunks]
+    _lock(connection, ids)
+    is_own = ChunkRow.state == ChunkState.LEAVING, ChunkRow.changed_at == let_go_at
+    _execute_in(connection, delete(ChunkRow).where(*is_own), ids)
 
 
 def let_orphans_go(connection: Connection, sizes: Mapping[Digest, int], now: float) -> list[StoredChunk]:

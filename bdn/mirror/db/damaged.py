@@ -42,13 +42,13 @@ async def mark(session: WriteSession, digest: Digest, chunk_id: int, reason: str
     return True
 
 
-async def mark_stored(session: WriteSession, digests: Collection[Digest], now: float) -> None:
+async def mark_stored(session: WriteSession, set_id: int, digests: Collection[Digest], now: float) -> None:
     """As ``chunks.mark_stored``. Those of these chunks that were damaged are repaired."""
     is_any = select(ChunkRow.id).where(ChunkRow.damage.is_not(None)).limit(1)
     if (await session.execute(is_any)).first() is not None:  # mostly nothing is
         for digest, reason in (await reasons(session, digests)).items():
             await _record(session, "repaired", digest, reason, now)
-    await chunks.of(session, chunks.mark_stored, digests)
+    await chunks.of(session, chunks.mark_stored, set_id, digests)
 
 
 async def reasons(session: ReadSession, digests: Collection[Digest]) -> dict[Digest, str]:
