@@ -11,8 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from sqlalchemy import Engine, StaticPool, create_engine, delete, select, update
-from sqlalchemy.engine import Connection
+from sqlalchemy import StaticPool, create_engine, delete
 
 from bdn.core.chunk import Digest
 from bdn.mirror.db import chunks
@@ -26,6 +25,7 @@ EXAMPLES: Final = at_scale(100, 20_000)
 # One for all examples: statements are compiled once.
 ENGINE: Final = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
 DIGESTS: Final = [named(f"chunk {number}") for number in range(3)]
+pytestmark = pytest.mark.promise("collection")
 WORKERS: Final = [f"mir_{number}/0" for number in range(3)]
 
 workers = st.sampled_from(WORKERS)
@@ -58,7 +58,7 @@ class Collector:
 
     taken: list[StoredChunk] = field(default_factory=list)
     since: float = 0.0
-    gone: list[StoredChunk] = field(default_factory=list)
+    gone: list[tuple[list[StoredChunk], float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -153,12 +153,12 @@ class RegistryMachine(RuleBasedStateMachine):
             if wanted:
                 self.acquire(owner, frozenset(wanted))
 
-    @rule(owner=workers, is_known=st.booleans(), is_apart=st.booleans())
-    def fail(self, owner: str, is_known: bool, is_apart: bool) -> None:
+    @rule(owner=workers, is_known=st.booleans(), is_prompt=st.booleans(), is_apart=st.booleans())
+    def fail(self, owner: str, is_known: bool, is_prompt: bool, is_apart: bool) -> None:
         """Unless it ``is_known`` to the worker, it goes on."""
         if worker := self.workers.pop(owner, None):
             with ENGINE.begin() as connection:
-                chunks.end_of(connection, owner.partition("/")[0])
+                chunks.end_of(connection, owner.partition("/")[0], self._grace_begins(is_prompt))
             if not is_known:
                 self.zombies = [worker, *self.zombies][:2]
         if is_apart:
@@ -183,6 +183,9 @@ class RegistryMachine(RuleBasedStateMachine):
         for zombie in self.zombies:
             self._mark(zombie)
 
+    def _grace_begins(self, is_prompt: bool) -> float:
+        return chunks.NO_GRACE if is_prompt and not self.has_late_puts else self.now
+
     def _put(self, worker: Worker) -> None:
         for digest, at in worker.wanted.items():
             if self.now < at + chunks.PUT_SECONDS and (self.has_late_puts or worker not in self.zombies):
@@ -200,24 +203,26 @@ class RegistryMachine(RuleBasedStateMachine):
 
     # --- what ends and is collected ---
 
-    @rule(number=st.integers(0, 3), is_apart=st.booleans())
-    def evict(self, number: int, is_apart: bool) -> None:
+    @rule(number=st.integers(0, 3), is_prompt=st.booleans(), is_apart=st.booleans())
+    def evict(self, number: int, is_prompt: bool, is_apart: bool) -> None:
         if self.published:
             with ENGINE.begin() as connection:
-                chunks.end(connection, [self.published.pop(number % len(self.published))])
+                chunks.end(
+                    connection, [self.published.pop(number % len(self.published))], self._grace_begins(is_prompt)
+                )
         if is_apart:
             self.take_apart()
 
     @rule()
     def take_apart(self) -> None:
         with ENGINE.begin() as connection:
-            while chunks.take_apart(connection, self.now):
+            while chunks.take_apart(connection):
                 pass
 
     @rule()
     def take_a_step_apart(self) -> None:
         with ENGINE.begin() as connection:
-            chunks.take_apart(connection, self.now)
+            chunks.take_apart(connection)
 
     @rule(which=st.integers(0, 1), is_prompt=st.booleans(), limit=st.sampled_from([1, 500]))
     def collect(self, which: int, is_prompt: bool, limit: int) -> None:
@@ -234,7 +239,7 @@ class RegistryMachine(RuleBasedStateMachine):
             for chunk in collector.taken:
                 self._send(Request(False, chunk.digest, bound), is_late=is_late)
             if not is_late:
-                collector.gone += collector.taken
+                collector.gone.append((collector.taken, collector.since))
         collector.taken = []
         if is_forgotten:
             self.forget(which)
@@ -243,7 +248,8 @@ class RegistryMachine(RuleBasedStateMachine):
     def forget(self, which: int) -> None:
         collector = self.collectors[which]
         with ENGINE.begin() as connection:
-            chunks.forget(connection, collector.gone)
+            for gone, since in collector.gone:
+                chunks.forget(connection, gone, since)
         collector.gone = []
 
     @rule(which=st.integers(0, 1))
@@ -295,35 +301,25 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_object_is_without_a_row_and_none_is_missing(self) -> None:
+        """And publishing, which looked at its set alone, named nothing that was not put: only a scrub makes such a chunk unstored."""
         if not hasattr(self, "objects"):
             return
         with ENGINE.connect() as connection:
-            rows = connection.execute(select(ChunkRow.id, ChunkRow.digest, ChunkRow.state, ChunkRow.refs)).all()
-            references = connection.execute(
-                select(SetChunkRow.chunk_id, ChunkSetRow.state).join(ChunkSetRow, ChunkSetRow.id == SetChunkRow.set_id)
+            rows = connection.exec_driver_sql("SELECT id, digest, state, refs, damage FROM chunks").all()
+            sets = connection.exec_driver_sql(
+                "SELECT chunk_id, state FROM set_chunks JOIN chunk_sets ON id = set_id"
             ).all()
-        known = {Digest.from_bytes(raw) for _, raw, _, _ in rows}
-        assert self.objects <= known, "an object has no row"
-        for chunk, raw, state, refs in rows:
-            of_chunk = [set_state for named_by, set_state in references if named_by == chunk]
-            assert refs == len(of_chunk), "references are counted wrong"
-            if state == ChunkState.LEAVING:
-                assert not of_chunk, "a chunk that is leaving is referred to"
-            if state == ChunkState.STORED and set(of_chunk) & {SetState.FILLING, SetState.PUBLISHED}:
+        named: dict[int, list[str]] = {row[0]: [] for row in rows}
+        for chunk, state in sets:
+            named[chunk].append(state)  # with a row for each
+        assert self.objects <= {Digest.from_bytes(row[1]) for row in rows}, "an object has no row"
+        for chunk, raw, state, refs, damage in rows:
+            assert refs == len(named[chunk]), "references are counted wrong"
+            assert not (state == ChunkState.LEAVING and refs), "a chunk that is leaving is referred to"
+            if state == ChunkState.STORED and {SetState.FILLING, SetState.PUBLISHED} & {*named[chunk]}:
                 assert Digest.from_bytes(raw) in self.objects | self.harmed, "an object that is named is missing"
-        assert {chunk for chunk, _ in references} <= {row[0] for row in rows}
-
-    @invariant()
-    def a_manifest_names_nothing_that_was_not_put(self) -> None:
-        """Publishing looked at its set alone; only a scrub makes a chunk of it unstored."""
-        if getattr(self, "published", None):
-            with ENGINE.connect() as connection:
-                states = connection.execute(
-                    select(ChunkRow.state, ChunkRow.damage)
-                    .join(SetChunkRow, SetChunkRow.chunk_id == ChunkRow.id)
-                    .where(SetChunkRow.set_id.in_(self.published))
-                ).all()
-            assert all(state == ChunkState.STORED or damage for state, damage in states)
+            if SetState.PUBLISHED in named[chunk]:
+                assert state == ChunkState.STORED or damage, "a manifest names what was not put"
 
 
 TestRegistryMachine = RegistryMachine.TestCase

@@ -13,7 +13,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar, cast
 
-from sqlalchemy import ColumnElement, CursorResult, Update, and_, case, delete, exists, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    CursorResult,
+    Delete,
+    Update,
+    and_,
+    case,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql.expression import SQLColumnExpression
@@ -396,7 +409,7 @@ def _insert(connection: Connection, table: type[ChunkRow | ChunkSetRow | SetChun
     return cast("sqlite.Insert", dialect.insert(table))
 
 
-def _execute_in(connection: Connection, statement: Update, chunk_ids: Sequence[int]) -> None:
+def _execute_in(connection: Connection, statement: Update | Delete, chunk_ids: Sequence[int]) -> None:
     for some in batches(list(chunk_ids), AT_ONCE):
         connection.execute(statement.where(ChunkRow.id.in_(some)))
 
