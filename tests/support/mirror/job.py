@@ -1,11 +1,13 @@
 """A job as the mirror sees it: somebody who pushes checkpoints."""
 
 import asyncio
+from itertools import chain
 from typing import Any, Final
 
 import httpx2
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.manifest import is_small, slab_cutter
 from tests.support.mirror.service import Json, MirrorUnderTest
 
 STEP: Final = "bt://llama@job1/checkpoint-100"
@@ -15,15 +17,31 @@ def cut(content: bytes) -> list[bytes]:
     return [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
 
 
+def slabs_of(tree: dict[str, bytes]) -> list[list[str]]:
+    """The paths in each slab."""
+    cutter, small = slab_cutter(), sorted(path for path, content in tree.items() if is_small(len(content)))
+    return [*chain.from_iterable(cutter.add(path, path, len(tree[path])) for path in small), *cutter.finish()]
+
+
 def chunks_of(tree: dict[str, bytes]) -> dict[str, bytes]:
-    return {str(digest_of(chunk)): chunk for content in tree.values() for chunk in cut(content)}
+    large = [chunk for content in tree.values() if not is_small(len(content)) for chunk in cut(content)]
+    slabs = [b"".join(tree[path] for path in paths) for paths in slabs_of(tree)]
+    return {str(digest_of(chunk)): chunk for chunk in [*large, *slabs]}
 
 
 def files_of(tree: dict[str, bytes]) -> list[Json]:
-    return [
+    files: list[Json] = [
         {"path": path, "size": len(content), "chunks": [str(digest_of(chunk)) for chunk in cut(content)]}
         for path, content in tree.items()
+        if not is_small(len(content))
     ]
+    for paths in slabs_of(tree):
+        slab, offset = str(digest_of(b"".join(tree[path] for path in paths))), 0
+        for path in paths:
+            size, digest = len(tree[path]), str(digest_of(tree[path]))
+            files.append({"path": path, "size": size, "digest": digest, "slab": slab, "offset": offset})
+            offset += size
+    return files
 
 
 class Job:
