@@ -1,8 +1,6 @@
 """What a job writes goes in chunk by chunk, and is a checkpoint at once and whole: a READY mirror by the name ``bt://…``."""
 
 import asyncio
-import os
-import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +9,7 @@ import httpx2
 import pytest
 from sqlalchemy import inspect
 
-from bdn.core.chunk import CHUNK_SIZE, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.source.uri import CheckpointUri
 from bdn.mirror.db import checkpoints
 from bdn.mirror.jobs.pushes import GIVEN_UP_SECONDS
@@ -59,7 +57,7 @@ async def test_nothing_of_a_push_is_seen_before_its_commit(job: Job) -> None:
     push = await job.begin()
     await job.send(push, TREE)
     assert await job.checkpoints() == []
-    assert job.mirror.published() == {"manifests": [], "manifest_contents": []}
+    assert job.mirror.published() == {"manifests": []}
     seen = await job.mirror.get(f"/mirror/{push}")
     assert (seen["status"], seen["grant"], seen["bytes_transferred"]) == ("SYNCING", None, sum(map(len, TREE.values())))
     assert (await job.mirror.failed(source(STEP)))["code"] == "SOURCE_NOT_FOUND"
@@ -76,7 +74,7 @@ async def test_a_commit_said_again_is_the_same_answer(job: Job) -> None:
 
 async def test_a_commit_names_chunks_that_were_not_sent(job: Job) -> None:
     push = await job.begin()
-    await job.send(push, {"config.json": b"{}"})
+    await job.put(push, *next(iter(chunks_of(TREE).items())))
     answer = await job.commit(push, TREE)
     assert refusal(answer) == (409, "CHUNKS_MISSING")
     assert answer.json()["error"]["details"]["count"] == len(chunks_of(TREE)) - 1
@@ -84,26 +82,79 @@ async def test_a_commit_names_chunks_that_were_not_sent(job: Job) -> None:
     assert (await job.commit(push, TREE)).status_code == 200
 
 
+def name_of(content: bytes) -> str:
+    return str(digest_of(content))
+
+
 @pytest.mark.parametrize("files", [
     [],
-    [{"path": "../x", "size": 0, "chunks": []}],
-    [{"path": "x", "size": 0, "chunks": []}, {"path": "x", "size": 0, "chunks": []}],
-    [{"path": "x", "size": 0, "chunks": []}, {"path": "x/y", "size": 0, "chunks": []}],
-    [{"path": "x", "size": 2, "chunks": []}],
-    [{"path": "x", "size": 0, "chunks": [str(digest_of(b"{}"))]}],
+    [{"path": "../x", "size": 0}],
+    [{"path": "x", "size": 0}, {"path": "x", "size": 0}],
+    [{"path": "x", "size": 0}, {"path": "x/y", "size": 0}],
+    [{"path": "x", "size": CHUNK_SIZE, "chunks": []}],
+    [{"path": "x", "size": 0, "chunks": [name_of(b"ab")]}],
+    [{"path": "x", "size": 2, "chunks": [name_of(b"ab")]}],
+    [{"path": "x", "size": CHUNK_SIZE, "chunks": [name_of(b"ab")]}],
+    [{"path": "x", "size": CHUNK_SIZE, "digest": name_of(b"ab"), "slab": name_of(b"ab"), "offset": 0}],
 ])  # fmt: skip
 async def test_a_commit_that_is_no_tree_of_files_is_refused(job: Job, files: list[Json]) -> None:
     push = await job.begin()
-    await job.send(push, {"config.json": b"{}"})
+    await job.send(push, {"config.json": b"ab"})
     assert refusal(await job.ask("POST", f"/pushes/{push}/commit", files=files)) == (422, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize("files", [
+    {"x": (b"ab", 1)},
+    {"x": (b"a", 0)},
+    {"x": (b"a", 0), "y": (b"a", 1)},
+    {"x": (b"b", 1), "y": (b"a", 0)},
+    {"x": (b"ab", 0), "y": (b"b", 1)},
+], ids=["beyond the end", "a rest", "another digest", "out of order", "overlapping"])  # fmt: skip
+async def test_small_files_that_do_not_make_up_their_slab_are_refused(
+    job: Job, files: dict[str, tuple[bytes, int]]
+) -> None:
+    """A slab is nothing but files of the checkpoint: whoever reads the checkpoint reads all of it."""
+    push = await job.begin()
+    await job.send(push, {"x": b"ab"})
+    entries = [
+        {"path": path, "size": len(content), "digest": name_of(content), "slab": name_of(b"ab"), "offset": offset}
+        for path, (content, offset) in files.items()
+    ]
+    assert refusal(await job.ask("POST", f"/pushes/{push}/commit", files=entries)) == (422, "INVALID_REQUEST")
+
+
+async def test_slab_that_the_store_lost__is_sent_again(job: Job) -> None:
+    push = await job.begin()
+    await job.send(push, TREE)
+    (slab,) = [name for name, chunk in chunks_of(TREE).items() if len(chunk) == len(b"dotx{}")]
+    with job.mirror.behind.chunk(Digest.parse(slab)) as file:
+        file.write_bytes(b"xotx{}")
+    assert refusal(await job.commit(push, TREE)) == (409, "CHUNKS_MISSING")
+    assert await job.send(push, TREE) == len(b"dotx{}")
+    done = (await job.commit(push, TREE)).json()
+    assert await job.mirror.tree(done["sources"][0]["manifest"]) == TREE
+
+
+async def test_commits_of_one_push_at_once__do_not_take_chunks_from_each_other(job: Job) -> None:
+    """Each refers to what it names: the one that comes first is published whole, and the other finds that the push has ended."""
+    trees = [{"a": b"1", "model": LARGE.read(0, CHUNK_SIZE)}, {"a": b"22", "model": LARGE.read(0, CHUNK_SIZE + 1)}]
+    push = await job.begin()
+    for tree in trees:
+        await job.send(push, tree)
+    answers = await asyncio.gather(*[job.commit(push, tree) for tree in trees])
+    assert sorted(answer.status_code for answer in answers) == [200, 404]
+    await job.mirror.collect(grace_seconds=0)
+    done = next(number for number, answer in enumerate(answers) if answer.status_code == 200)
+    assert await job.mirror.tree(answers[done].json()["sources"][0]["manifest"]) == trees[done]
 
 
 async def test_chunks_of_another_size_do_not_make_up_a_file(job: Job) -> None:
     """A file's name is made of chunk names and its size: nobody may give a chunk another length by naming a wrong size."""
     push = await job.begin()
     await job.send(push, TREE)
-    short, whole = str(digest_of(b"{}")), str(digest_of(TREE["model.safetensors"][:CHUNK_SIZE]))
-    for size, chunks in [(3, [short]), (CHUNK_SIZE + 2, [short, whole]), (CHUNK_SIZE + 3, [whole, short])]:
+    model = TREE["model.safetensors"]
+    whole, short = name_of(model[:CHUNK_SIZE]), name_of(model[2 * CHUNK_SIZE :])
+    for size, chunks in [(2**20, [short]), (CHUNK_SIZE + 2, [short, whole]), (CHUNK_SIZE + 3, [whole, short])]:
         answer = await job.ask("POST", f"/pushes/{push}/commit", files=[{"path": "x", "size": size, "chunks": chunks}])
         assert refusal(answer) == (422, "INVALID_REQUEST"), answer.text
 
@@ -217,7 +268,7 @@ async def test_a_deleted_checkpoint_is_gone_and_its_bytes_with_the_next_collecti
     assert (await job.mirror.failed(source(STEP)))["code"] == "SOURCE_NOT_FOUND"
     assert (await job.mirror.http.get("/manifests")).json()["items"][0]["restorable_until"] is None
     await job.mirror.collect(grace_seconds=0)
-    assert sum(job.mirror.chunks().values()) == 2
+    assert set(chunks_of(TREE)).isdisjoint(f"b3:{name.rpartition('/')[2]}" for name in job.mirror.chunks())
     assert await job.mirror.tree(await job.mirror.manifest(source("bt://llama"))) == {"config.json": b"{}"}
 
 
@@ -271,49 +322,23 @@ async def test_a_collection_leaves_what_a_push_at_work_has_sent(job: Job) -> Non
     assert await job.mirror.tree(await job.mirror.manifest(source(STEP))) == TREE
 
 
-async def kept_open(job: Job, push: str, at: list[float]) -> None:
-    """Until collections wait for it no longer."""
-    for _ in range(2):
-        at[0] += 0.9 * GIVEN_UP_SECONDS
-        await job.missing(push, [])
-        assert (await job.begin()) == push
-
-
-@pytest.mark.embedded("dates files of a directory")
-@pytest.mark.parametrize("loses", ["its rows", "a chunk of the store"])
-async def test_push__kept_open_for_long__stops_no_collection_and_commits_only_what_is_there(
-    tmp_path: Path, hub: Hub, loses: str
-) -> None:
-    hub.repo("org/model").commit({"weights": b"of another organisation"})
-    at = [time.time() - 10**6]
-    settings: Json = {"clock": lambda: at[0], "collect_seconds": 0, "scrub_seconds": 0, "tombstone_seconds": 0}
-    async with mirror_under_test(tmp_path / "mirror", serve=True, **settings) as mirror:
+async def test_push__kept_open_for_long__keeps_its_chunks_and_stops_no_collection(tmp_path: Path) -> None:
+    at = [1_800_000_000.0]
+    async with mirror_under_test(tmp_path / "mirror", serve=True, clock=lambda: at[0], collect_seconds=0) as mirror:
         job = Job(mirror)
         async with job.plane:
             push = await job.begin()
-            at[0] += 100
-            await mirror.ready(source("hf://org/model"))
-            sent = mirror.chunks()
             await job.send(push, TREE)
-            own = mirror.chunks().keys() - sent.keys()
-            for name in mirror.chunks():  # a directory is dated by this machine, not by the test
-                os.utime(mirror.data_dir / "store/chunks" / name, (at[0], at[0]))
-            await kept_open(job, push, at)
-            if loses == "its rows":
-                await mirror.evict(source="hf://org/model", tier="mirror")
-                await mirror.collect(grace_seconds=0)
-                assert mirror.chunks() == {}
-            else:
-                (mirror.data_dir / "store/chunks" / min(own)).unlink()
-            answer = await job.commit(push, TREE)
-            assert refusal(answer) == (409, "CHUNKS_MISSING")
-            assert answer.json()["error"]["details"]["count"] == (len(own) if loses == "its rows" else 1)
-            await job.send(push, TREE)
+            other = await job.begin("bt://llama@job1/other")
+            await job.put(other, name_of(b"given up"), b"given up")
+            await job.ask("DELETE", f"/pushes/{other}")
+            for _ in range(3):
+                at[0] += 0.9 * GIVEN_UP_SECONDS
+                assert await job.missing(push, []) == []
             await mirror.collect(grace_seconds=0)
-            done = await job.commit(push, TREE)
-            assert done.status_code == 200, done.text
-            await mirror.collect(grace_seconds=0)
-            assert await mirror.tree(done.json()["sources"][0]["manifest"]) == TREE
+            assert sum(mirror.chunks().values()) == sum(map(len, TREE.values()))
+            done = (await job.commit(push, TREE)).json()
+            assert await mirror.tree(done["sources"][0]["manifest"]) == TREE
 
 
 async def test_a_collection_takes_what_a_push_that_ended_had_sent(job: Job) -> None:
@@ -331,62 +356,66 @@ async def test_chunks_of_what_the_organisation_mirrored_are_not_sent(job: Job, h
     await job.mirror.ready(source("hf://org/model"))
     push = await job.begin()
     tree = {"weights": TREE["model.safetensors"], "small": b"in a slab"}
-    assert await job.send(push, tree) == len(b"in a slab")  # a slab is no chunk of that name
+    assert await job.send(push, tree) == 0
     assert await job.mirror.tree((await job.commit(push, tree)).json()["sources"][0]["manifest"]) == tree
 
 
+MIB = 2**20
+
+
 async def test_beyond_the_quota_nothing_is_committed(tmp_path: Path) -> None:
-    async with mirror_under_test(tmp_path / "mirror", serve=True, limit_push_bytes=10) as mirror:
+    large, other = LARGE.read(0, 8 * MIB), LARGE.read(1, 3 * MIB)
+    async with mirror_under_test(tmp_path / "mirror", serve=True, limit_push_bytes=10 * MIB) as mirror:
         job = Job(mirror)
         async with job.plane:
-            await job.push({"a": b"12345678"})
+            await job.push({"a": large})
             push = await job.begin("bt://llama@job1/second")
-            await job.send(push, {"b": b"abc"})
-            answer = await job.commit(push, {"b": b"abc"})
+            await job.send(push, {"b": other})
+            answer = await job.commit(push, {"b": other})
             assert refusal(answer) == (507, "QUOTA_EXCEEDED")
             assert answer.json()["error"]["retryable"]
-            await job.push({"a": b"12345678", "same": b"12345678"}, "bt://llama@job1/third")  # counts once
-            for rest in (b"12", b"34"):  # each instead of the version before
-                await job.push({"a": b"12345678", "rest": rest}, "bt://llama@job1/third")
+            await job.push({"a": large, "same": large}, "bt://llama@job1/third")  # counts once
+            for rest in (LARGE.read(2, MIB), LARGE.read(3, MIB)):  # each instead of the version before
+                await job.push({"a": large, "rest": rest}, "bt://llama@job1/third")
             for checkpoint in await job.checkpoints():
                 await job.ask("DELETE", f"/checkpoints/{checkpoint['id']}")
-            assert (await job.commit(push, {"b": b"abc"})).status_code == 200
+            assert (await job.commit(push, {"b": other})).status_code == 200
 
 
 async def test_chunks_beyond_the_quota__are_not_stored_while_they_are_not_committed(tmp_path: Path) -> None:
-    async with mirror_under_test(tmp_path / "mirror", serve=True, limit_push_bytes=10) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", serve=True, limit_push_bytes=1000) as mirror:
         job = Job(mirror)
         async with job.plane:
             first, second = [await job.begin(f"bt://llama@job1/{name}") for name in ("first", "second")]
-            contents = {str(digest_of(one)): one for one in (b"1234", b"abcd", b"ABCD", b"WXYZ")}
+            contents = {name_of(one): one for one in (b"a" * 400, b"b" * 400, b"c" * 400, b"d" * 400)}
             sent = zip([first, second, first, second], contents.items(), strict=True)
             answers = await asyncio.gather(*[job.put(push, name, content) for push, (name, content) in sent])
             refused = [answer for answer in answers if answer.status_code != 204]
             assert refused
             assert {refusal(answer) for answer in refused} == {(507, "QUOTA_EXCEEDED")}
-            assert sum(mirror.chunks().values()) <= 10
+            assert sum(mirror.chunks().values()) <= 1000
             for push in (first, second):
                 await job.ask("DELETE", f"/pushes/{push}")
 
             # What a push that ended had sent counts no more, and a chunk that is sent again counts once.
-            third = await job.begin("bt://llama@job1/third")
+            third, most = await job.begin("bt://llama@job1/third"), b"e" * 600
             for _ in range(3):
-                assert (await job.put(third, str(digest_of(b"12345678")), b"12345678")).status_code == 204
-            assert refusal(await job.put(third, str(digest_of(b"abc")), b"abc")) == (507, "QUOTA_EXCEEDED")
+                assert (await job.put(third, name_of(most), most)).status_code == 204
+            assert refusal(await job.put(third, name_of(b"f" * 401), b"f" * 401)) == (507, "QUOTA_EXCEEDED")
             seen = await mirror.get(f"/mirror/{third}")
             assert (seen["status"], seen["error"]["code"]) == ("FAILED", "QUOTA_EXCEEDED")
-            await job.push({"a": b"12345678"}, "bt://llama@job1/fourth")
+            await job.push({"a": most}, "bt://llama@job1/fourth")
 
 
 async def test_organisation_at_its_quota__leaves_the_quota_of_others(tmp_path: Path) -> None:
-    async with mirror_under_test(tmp_path / "mirror", serve=True, limit_push_bytes=10) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", serve=True, limit_push_bytes=1000) as mirror:
         first, second = Job(mirror), Job(mirror)
         second.headers = {"BDN-Organisation": "b"}
         async with first.plane, second.plane:
             push = await first.begin()
-            assert (await first.put(push, str(digest_of(b"0123456789")), b"0123456789")).status_code == 204
-            assert refusal(await first.put(push, str(digest_of(b"x")), b"x"))[1] == "QUOTA_EXCEEDED"
-            await second.push({"b": b"9876543210"})
+            assert (await first.put(push, name_of(b"0" * 1000), b"0" * 1000)).status_code == 204
+            assert refusal(await first.put(push, name_of(b"x"), b"x"))[1] == "QUOTA_EXCEEDED"
+            await second.push({"b": b"9" * 400})
 
 
 async def test_project__whose_name_holds_spaces__is_pushed_mirrored_listed_and_removed(job: Job) -> None:

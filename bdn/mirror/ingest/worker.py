@@ -386,6 +386,7 @@ class Ingest:
             counters = progress.counters[row.position]
             counters.reused = max(0, (found.bytes_total or 0) - counters.transferred)
             await manifests.touch(session, [found.manifest], self.database.now())
+            await mirrors.lift_tombstone(session, organisation_of(reader), found.manifest)
             await mirrors.update_source(
                 session,
                 row.mirror_id,
