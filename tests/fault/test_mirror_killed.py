@@ -9,6 +9,8 @@ from pathlib import Path
 from random import Random
 
 from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.manifest import Root, files_of
+from bdn.mirror.db.identities import NOT_YET, RAW
 from bdn.mirror.db.recall import HEAD
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
@@ -32,8 +34,10 @@ def chunks_asked_for(hub: Hub) -> list[int]:
 
 
 def recorded(mirror: ServingProcess) -> set[int]:
-    """The chunks that the database knows to be durable."""
-    return {index for (index,) in mirror.query("SELECT chunk_index FROM copied_chunks")}
+    """The chunks of the large file that the next worker will find."""
+    found = mirror.query(f"SELECT chunks FROM identities WHERE size > {CHUNK_SIZE}")
+    pieces = [raw[at : at + RAW] for (raw,) in found for at in range(0, len(raw), RAW)]
+    return {index for index, piece in enumerate(pieces) if piece != NOT_YET}
 
 
 async def test_a_mirror_killed_again_and_again_reads_little_twice(upstreams: None, hub: Hub, tmp_path: Path) -> None:
@@ -67,16 +71,16 @@ async def test_a_mirror_killed_again_and_again_reads_little_twice(upstreams: Non
         last = chunks_asked_for(hub)
         assert sorted(last) == sorted(set(range(CHUNKS)) - before)
         asked.update(last)
-        layout = (await mirror.http.get(f"/manifests/{document['sources'][0]['manifest']}/layout")).json()
-        (large,) = [file for file in layout["files"] if file["size"] == LARGE.size]
-        for index, chunk in enumerate(large["chunks"]):
+        root = Root.parse((await mirror.http.get(f"/manifests/{document['sources'][0]['manifest']}")).content)
+        pages = [(await mirror.http.get(f"/chunks/{page.digest}")).content for page in root.pages]
+        (large,) = [file for file in files_of(pages) if file.size == LARGE.size]
+        for index, chunk in enumerate(large.layout.chunks):
             content = (await mirror.http.get(f"/chunks/{chunk}")).content
             start = index * CHUNK_SIZE
             assert content == LARGE.read(start, min(start + CHUNK_SIZE, LARGE.size))
         # Every byte was counted once; what a killed worker read and could not record was never counted.
         assert document["bytes_total"] == document["bytes_transferred"] == LARGE.size + 2
         assert document["bytes_reused"] == 0
-        assert mirror.query("SELECT * FROM copied_chunks") == []
         assert not list((tmp_path / "store/incoming").iterdir())  # what the kills left half-written
         again = await mirror.ended(await mirror.begin(MODEL))
         assert (again["bytes_transferred"], again["bytes_reused"]) == (0, LARGE.size + 2)
