@@ -12,7 +12,7 @@ import pytest
 
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.db import agents
-from bdn.mirror.upkeep.retention import StoreEviction
+from bdn.mirror.upkeep.eviction import StoreEviction
 from bdn.wire.operation_schema import EvictCommand
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock

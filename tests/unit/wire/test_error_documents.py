@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 import bdn
 from bdn.core import errors
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import BdnError, InternalError, StoreUnavailableError
 from bdn.net.api_server import describe_validation
 from bdn.wire.mirror_schema import MirrorRequestBody
@@ -23,7 +24,7 @@ from tests.support.network.hypothesis import BRIEFLY
 
 FACTS: dict[object, Any] = {
     str: 'a fact with "quotes", ü and\nlines', int: 4711, int | None: 17, bool: True, tuple[str, ...]: ("one", "two"),
-    float | None: 2.5, str | None: "maybe",
+    float | None: 2.5, str | None: "maybe", frozenset[Digest]: frozenset([digest_of(b"1")]),
 }  # fmt: skip
 GROUPS = {errors.CallerError, errors.UpstreamError, errors.ServiceError}  # never raised themselves
 # Written out again, not taken from the code: what users know does not change.
