@@ -9,7 +9,14 @@ from bdn.core.chunk import Digest, digest_of
 from bdn.core.manifest import Root
 from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
-from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, refusal, source, statements_of
+from tests.support.mirror.service import (
+    LONGEST_SECONDS,
+    MirrorUnderTest,
+    mirror_under_test,
+    refusal,
+    source,
+    statements_of,
+)
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 FILES = {f"{number}.bin": bytes([number]) * 5 for number in range(50)}
@@ -62,13 +69,15 @@ async def test_who_reads_a_manifest_again_writes_nothing(mirror: MirrorUnderTest
     assert [one for one in seen if "manifest" in one and not one.startswith("SELECT")] == []
 
 
-async def test_a_damaged_root_is_refused_and_registered(mirror: MirrorUnderTest, manifest: str, hub: Hub) -> None:
-    hub.repo("org/model").disabled = True  # or it would be repaired
-    name = Digest.parse(manifest)
-    with mirror.behind.chunk(name) as stored:
+async def test_a_damaged_root_is_refused_until_it_is_repaired(mirror: MirrorUnderTest, manifest: str) -> None:
+    path = f"/manifests/{manifest}"
+    root = (await mirror.http.get(path)).content
+    with mirror.behind.chunk(Digest.parse(manifest)) as stored:
         rot(stored, "flipped")
-    answers = await asyncio.gather(*(mirror.http.get(f"/manifests/{manifest}") for _ in range(3)))
-    assert {refusal(answer) for answer in answers} == {(503, "STORE_UNAVAILABLE")}
-    assert (
-        "is damaged in the mirror's store" in (await mirror.http.get(f"/chunks/{manifest}")).json()["error"]["message"]
-    )
+    answer = await mirror.http.get(path)
+    assert refusal(answer) == (503, "STORE_UNAVAILABLE")
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while answer.status_code == 503:
+            answer = await mirror.http.get(path)
+    assert (answer.status_code, answer.content) == (200, root)
+    assert [one["kind"] for one in (await mirror.get("/events", digest=manifest))["items"]] == ["repaired", "damaged"]

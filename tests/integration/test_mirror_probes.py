@@ -85,13 +85,13 @@ async def test_the_numbers_tell_what_happened(mirror_with_data_plane: MirrorUnde
     } == {
         "bdn_mirror_mirrors READY": 1,
         "bdn_mirror_mirrors FAILED": 1,
-        "bdn_mirror_chunks": 3,  # a slab, a page and a root
+        "bdn_mirror_chunks": 5,  # a slab; pages and roots of manifest and listing
         "bdn_mirror_stored_bytes": sum(stored.values()),
         "bdn_mirror_agents_alive": 1,
         "bdn_mirror_transferred_bytes_total": 10,
         served: 3,
         "bdn_mirror_served_manifests_total": 1,
-        "bdn_upstream_requests_total arrived": 3,  # what the commit is, its tree, and the file that has bytes
+        "bdn_upstream_requests_total arrived": 4,  # what the commit is, its tree, and the files that have bytes
         "bdn_upstream_requests_total answered": 1,  # there is no such repository
         "bdn_upstream_limit": 4,
     }
