@@ -356,7 +356,8 @@ async def test_pushes_are_for_controllers_and_for_grants_to_push(world: World, t
     ]:
         assert (await world.ask("push grant", method, path)).status_code in (401, 403), path
     assert (await world.plane.put(chunk, content=b"x", headers=world.bearers["push grant"])).status_code == 204
-    files = {"files": [{"path": "x", "size": 1, "chunks": [str(digest_of(b"x"))]}]}
+    slab = str(digest_of(b"x"))
+    files = {"files": [{"path": "x", "size": 1, "digest": slab, "slab": slab, "offset": 0}]}
     done = await world.ask("push grant", "POST", f"/pushes/{push}/commit", json=files)
     assert (done.status_code, done.json()["status"]) == (200, "READY")
     tally.add(scenarios=3)

@@ -31,7 +31,10 @@ async def pushed(world: World, bearer: str, uri: str, content: bytes) -> Json:
     name = str(digest_of(content))
     sent = await world.plane.put(f"/pushes/{begun}/chunks/{name}", content=content, headers=world.bearers[bearer])
     assert sent.status_code == 204, sent.text
-    files = {"files": [{"path": "x", "size": len(content), "chunks": [name]}], "details": {"checkpoint_type": "full"}}
+    files = {
+        "files": [{"path": "x", "size": len(content), "digest": name, "slab": name, "offset": 0}],
+        "details": {"checkpoint_type": "full"},
+    }
     done = await world.ask(bearer, "POST", f"/pushes/{begun}/commit", json=files)
     assert done.status_code == 200, done.text
     return dict(done.json())
@@ -196,7 +199,7 @@ async def test_what_another_team_pushed_has_to_be_sent_and_makes_no_checkpoint(w
     content = b"weights of research"
     name = str(digest_of(content))
     await pushed(world, "team research of a", "bt://llama@job1/checkpoint-1", content)
-    files = {"files": [{"path": "x", "size": len(content), "chunks": [name]}]}
+    files = {"files": [{"path": "x", "size": len(content), "digest": name, "slab": name, "offset": 0}]}
     for bearer in ("team Default of a", "team research of b"):
         push = (await world.ask(bearer, "POST", "/pushes", json={"source": "bt://own@job1/x"})).json()["push_id"]
         missing = await world.ask(bearer, "POST", f"/pushes/{push}/missing", json={"chunks": [name]})
