@@ -162,17 +162,6 @@ async def test_a_fault_that_stays_fails_the_stage_and_shows_nothing(
         assert tree(Path(stage.mounts[0].path)) == SENT
 
 
-@pytest.mark.promise("corruption")
-async def test_a_layout_that_does_not_make_up_the_file_is_refused(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(SENT)
-    for file in mirror.layouts[manifest.digest].files:
-        file.chunks.reverse()
-    async with rig.agent() as agent:
-        with pytest.raises(BdnError, match="the layout of"):
-            await staged(agent, mirror, manifest)
-        assert mirror.requests == 0
-
-
 def test_a_connection_that_is_being_made_when_the_agent_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         pool = ConnectionPool(timeout_seconds=30)

@@ -489,6 +489,10 @@ def cut(rig: Rig) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
+def roots(rig: Rig) -> list[Path]:
+    return [folder / folder.name for folder in (rig.cache / "manifests").iterdir()]
+
+
 def swapped(dest: Path) -> None:
     shutil.copytree(dest, dest.with_name("copy"))
     shutil.rmtree(dest)
@@ -509,11 +513,9 @@ CHANGES: dict[str, Callable[[Rig, Path], object]] = {
         rig, mounts=[{"mount_location": "/m0", "manifest": f"b3:{0:064}", "source": "hf://org/model"}]
     ),
     "the-record-is-older": lambda rig, _: record(rig, inode=None),
-    "the-manifest-is-gone": lambda rig, _: [*map(os.unlink, (rig.cache / "manifests").glob("*[0-9a-f].json"))],
-    "the-manifest-is-damaged": lambda rig, _: [
-        path.write_bytes(path.read_bytes() + b" ") for path in (rig.cache / "manifests").glob("*[0-9a-f].json")
-    ],
-    "the-cache-is-of-another-version": lambda rig, _: (rig.cache / "format").write_bytes(b"2\n"),
+    "the-manifest-is-gone": lambda rig, _: [*map(os.unlink, roots(rig))],
+    "the-manifest-is-damaged": lambda rig, _: [path.write_bytes(path.read_bytes() + b" ") for path in roots(rig)],
+    "the-cache-is-of-another-version": lambda rig, _: (rig.cache / "format").write_bytes(b"3\n"),
     "the-cache-is-gone": lambda rig, _: shutil.rmtree(rig.cache),
 }
 

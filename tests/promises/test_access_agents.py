@@ -165,39 +165,3 @@ async def test_a_stage_takes_a_whole_signed_and_living_grant(node: Node, tally: 
 async def ask(agent: Agent, grant: str, chunk: Digest, headers: dict[str, str]) -> httpx2.Response:
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{agent.data_port}", trust_env=False, timeout=10) as plane:
         return await plane.get(f"/chunks/{chunk}", headers={"Authorization": f"Bearer {grant}"} | headers)
-
-
-async def test_a_slab_of_others_is_read_by_nobody_else(server: AgentMirror, tmp_path: Path, tally: Tally) -> None:
-    """Both have the very same private tree; each has packed it together with files of its own."""
-    mirror, tree = server.renewed(is_packed=True), {"t1": b"the same", "t2": b"in both"}
-    manifest = mirror.publish(tree)
-    slabs = {name: mirror.pack_for(name, manifest, [*tree.values(), f"only {name}".encode()]) for name in "ab"}
-    grants = {name: mirror.grant(manifest, organisation=name) for name in "ab"}
-    named = {"BDN-Manifest": str(manifest.digest)}
-    async with Rig(mirror, tmp_path, {"auth": "token", "cluster_cache_bytes": 40 * MIB}).agent() as agent:
-        stage = await agent.stages.start("job-a", grants["a"])
-        await agent.stages.finish(stage.record.id)
-        for more in ({}, {"BDN-Suspect": "1"}, named):
-            nothing = await ask(agent, grants["b"], UNKNOWN, more)
-            hidden = await ask(agent, grants["b"], slabs["a"][0], more)
-            assert shape(hidden, slabs["a"][0]) == shape(nothing, UNKNOWN)
-            tally.add(scenarios=1, refused=1)
-        for name, (digest, packed) in slabs.items():  # b's was obtained for it: the ring serves each its own
-            assert (await ask(agent, grants[name], digest, named)).content == packed
-            assert (await ask(agent, grants[name], digest, {})).content == packed
-            assert (await ask(agent, grants["ab".replace(name, "")], digest, {})).status_code == 404
-            tally.add(scenarios=3, refused=1)
-
-
-async def test_a_layout_that_names_others_slab_opens_nothing(server: AgentMirror, tmp_path: Path) -> None:
-    """A mirror that errs: the owner brings what it is told to bring, looks at it, and does not look for it for ever."""
-    mirror, tree = server.renewed(is_packed=True), {"t1": b"the same", "t2": b"in both"}
-    manifest = mirror.publish(tree)
-    slab, packed = mirror.pack_for("a", manifest, [*tree.values(), b"only a"])
-    mirror.layouts_of["b", manifest.digest] = mirror.layouts_of["a", manifest.digest]
-    named = {"BDN-Manifest": str(manifest.digest)}
-    async with Rig(mirror, tmp_path, {"auth": "token", "cluster_cache_bytes": 40 * MIB}).agent() as agent:
-        await agent.heartbeats.beat()
-        answers = [await ask(agent, mirror.grant(manifest, organisation=who), slab, named) for who in "bab"]
-    assert [answer.status_code for answer in answers] == [404, 200, 404]
-    assert answers[1].content == packed

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
-from bdn.core.layout import Manifest
 from bdn.core.errors import DiskFailedError, NotFoundError
+from bdn.core.layout import Manifest
 from bdn.disk.direct import UncachedFile
 from bdn.wire.operation_schema import EvictCommand, PathVerificationRequest, VerifyCommand, VerifyReport
 from bdn.wire.shapes import ReportedError
@@ -271,7 +271,10 @@ async def test_a_file_on_a_place_that_does_not_keep_bytes_is_filled_anew_elsewhe
 
 async def test_a_file_with_unknown_chunks_is_checked_whole(strict: Rig) -> None:
     async with staged_node(strict, FILES) as node:
-        node.agent.places.layout(node.manifest.digest).unlink()
+        records = node.agent.cache.files.records
+        records.recent.forget(node.manifest.digest)
+        for page in node.mirror.trees[node.manifest.digest].root.pages:
+            node.agent.places.document(node.manifest.digest, page.digest).unlink()
         node.clock.now += 7200  # and no grant to ask the mirror with
         right = await node.verify(all=True)
         node.flip("weights", 9)
