@@ -21,7 +21,6 @@ from bdn.wire.http_fields import (
     parse_range,
     parse_retry_after,
     push_path,
-    takes_gzip,
 )
 from tests.support.network.hypothesis import BRIEFLY
 
@@ -41,14 +40,6 @@ def ranges_and_sizes(draw: st.DrawFn) -> tuple[ByteRange, int]:
 ])  # fmt: skip
 def test_a_range_is_the_part_that_exists(header: str, expected: ByteRange) -> None:
     assert parse_range(header, 100) == expected
-
-
-@pytest.mark.parametrize(("header", "is_taken"), [
-    ("gzip", True), ("br, GZIP;q=0.1", True), ("gzip; q=1.0", True), ("", False), ("br", False), ("gzipped", False),
-    ("gzip;q=0", False), ("gzip ; q = 0.000 ", False), ("identity;q=1, gzip;q=0.0", False),
-])  # fmt: skip
-def test_gzip_is_taken_by_who_names_it_and_does_not_refuse_it(header: str, is_taken: bool) -> None:
-    assert takes_gzip(header) == is_taken
 
 
 @pytest.mark.parametrize(("header", "size"), [
