@@ -61,11 +61,12 @@ def listing_pages(root: bytes) -> list[Digest]:
     """The pages of a listing. Raises ``MalformedDocumentError``."""
     try:
         body = json.loads(root)
-        if body["schema"] != _ROOT:
-            raise ValueError("another schema")
-        return [Digest.parse(name) for name in body["pages"]]
+        schema, pages = body["schema"], [Digest.parse(name) for name in body["pages"]]
     except (KeyError, TypeError, ValueError) as error:
         raise MalformedDocumentError(f"not a listing: {error}") from error
+    if schema != _ROOT:
+        raise MalformedDocumentError(f"not a listing of schema {_ROOT}")
+    return pages
 
 
 def listed_in(pages: Iterable[bytes]) -> Iterator[Listed]:

@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 
-from bdn.core.manifest import Root
 from bdn.mirror.ingest import worker
 from tests.support.mirror.generated import SOURCE, generated
 from tests.support.mirror.service import LONGEST_SECONDS, MirrorUnderTest, mirror_under_test, source
@@ -78,7 +77,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     async def stopping(ingest: worker.Ingest, *given: Any, **named: Any) -> None:
         gate.calls += 1
         if gate.calls == 1:
-            gate.manifest = next(f"{one.digest}" for one in given if isinstance(one, Root))
+            gate.manifest = str(named["root"].digest)
             gate.reached.set()
             await gate.open.wait()
         await publish(ingest, *given, **named)

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from bdn.core.chunk import Buffer, Digest
 from bdn.core.manifest import ManifestWriter, PlacedFile, Root
@@ -12,15 +12,13 @@ from bdn.core.store import ChunkStore
 from bdn.mirror.db import chunks, damaged
 from bdn.mirror.db.chunks import ChunkIsLeavingError
 from bdn.mirror.db.database import Database, batches
+from bdn.mirror.db.waiting import answer_of
 from bdn.transfer.batching import Batched
 
 _AT_ONCE: Final = 500  # chunks of one transaction
 _HELD_AT_ONCE: Final = 2000  # likewise
 _LOOK_AGAIN_SECONDS: Final = 0.5  # at a chunk that is leaving
 _LEAVING_SECONDS: Final = 60.0  # after which the caller is told to come again
-_ANSWER_SECONDS: Final = 60.0  # of the database, for a thread that waits
-
-_Answer = TypeVar("_Answer")
 
 
 @dataclass(eq=False)
@@ -50,12 +48,12 @@ class SetWriter:
         deadline = time.monotonic() + _LEAVING_SECONDS
         while True:
             # The PUT has to end before the row counts as abandoned: see ``chunks.PUT_SECONDS``.
-            state = self._answer(self._acquired.of((digest, len(content))))
+            state = answer_of(self._loop, self._acquired.of((digest, len(content))))
             if state == "stored":
                 return False
             if state == "put":
                 self.store.put(digest, memoryview(content), writer=self.organisation)
-                self._answer(self._stored.of(digest))
+                answer_of(self._loop, self._stored.of(digest))
                 return True
             if time.monotonic() > deadline or stop():
                 raise ChunkIsLeavingError(f"chunk {digest} is being deleted; try again in a few minutes")
@@ -80,9 +78,6 @@ class SetWriter:
         async with self.database.write() as session:
             await damaged.mark_stored(session, self.set_id, frozenset(digests), self.database.now())
         return [None] * len(digests)
-
-    def _answer(self, asked: Coroutine[Any, Any, _Answer]) -> _Answer:
-        return asyncio.run_coroutine_threadsafe(asked, self._loop).result(_ANSWER_SECONDS)
 
 
 def put_manifest(files: Iterable[PlacedFile], put: Callable[[Digest, Buffer], object]) -> Root:

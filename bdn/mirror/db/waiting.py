@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from bdn.core.errors import single_error
+from bdn.core.errors import StoreUnavailableError, single_error
 
 _Seen = TypeVar("_Seen")
 
@@ -284,3 +284,14 @@ class SharedReads(Generic[_Key, _Result]):
     def __len__(self) -> int:
         """How many keys are in use."""
         return len(self._held)
+
+
+_ANSWER_SECONDS: Final = 30.0
+
+
+def answer_of(loop: asyncio.AbstractEventLoop, answer: Coroutine[Any, Any, _Result]) -> _Result:
+    """For a thread: the answer of ``loop``, when it comes in time. The loop finishes also what comes too late. Raises ``StoreUnavailableError``."""
+    try:
+        return asyncio.run_coroutine_threadsafe(answer, loop).result(_ANSWER_SECONDS)
+    except TimeoutError:
+        raise StoreUnavailableError(f"no answer within {_ANSWER_SECONDS:g} s") from None

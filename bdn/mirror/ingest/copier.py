@@ -77,11 +77,11 @@ class Copier:
                 on_stored(index, digest, chunk_range(file.size, index).size)
 
         try:
-            check = await self._copy_chunks(self.reader, located, chunks, put, told, under_way)
+            check = await self._copy_chunks(self.reader, located, chunks, put=put, told=told, under_way=under_way)
         except RangesIgnoredError:
             logger.warning("%s: the server ignores Range; the file is read in order, by one request", located.subject)
             with self.reader.in_order() as reader:
-                check = await self._copy_chunks(reader, located, chunks, put, told, under_way)
+                check = await self._copy_chunks(reader, located, chunks, put=put, told=told, under_way=under_way)
         layout = FileLayout.of(file.size, tuple(chunks[index] for index in range(len(chunks))))
         if check is not None:
             await self._check(located, layout, check)
@@ -92,6 +92,7 @@ class Copier:
         reader: UpstreamReader,
         located: LocatedFile,
         chunks: Mapping[int, Digest],
+        *,
         put: Put,
         told: Callable[[int, Digest, Arriving], None],
         under_way: UnderWay,

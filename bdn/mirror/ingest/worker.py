@@ -310,7 +310,9 @@ class Ingest:
                         await chunks.of(session, chunks.keep_only, set_id, names, self.database.now())
                 revision = survey.resolution.revision
                 del survey  # hundreds of megabytes of a million files
-                await self._publish(reader, row, wanted, writer, root, listing, progress, revision=revision)
+                await self._publish(
+                    reader, row, wanted, writer=writer, root=root, listing=listing, progress=progress, revision=revision
+                )
             except SetEndedError:
                 raise ClaimLostError from None  # somebody canceled it
 
@@ -429,11 +431,11 @@ class Ingest:
         reader: str,
         row: MirrorSourceRow,
         wanted: WeightsSource,
+        *,
         writer: SetWriter,
         root: Root,
         listing: Digest,
         progress: Progress,
-        *,
         revision: str | None,
     ) -> None:
         """Raises ``SetEndedError``."""

@@ -43,10 +43,10 @@ from bdn.mirror.db.database import Database, WriteSession, batches
 from bdn.mirror.db.manifests import DocumentDamagedError
 from bdn.mirror.db.mirrors import PUSHED
 from bdn.mirror.db.tables import MirrorRow
+from bdn.mirror.db.waiting import answer_of
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.jobs.commits import check_slab, chunk_sizes, placed_files, slabs_of
 from bdn.mirror.jobs.projects import gone_events
-from bdn.mirror.serving.served_chunks import answer_of
 from bdn.net.chunk_server.served_chunks import PushedChunk
 from bdn.transfer.batching import Batched
 from bdn.wire.access_schema import DEFAULT_TEAM

@@ -2,24 +2,20 @@
 
 import asyncio
 import io
-from collections.abc import Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import NotFoundError, StoreUnavailableError
+from bdn.core.errors import NotFoundError
 from bdn.core.manifest import Root
 from bdn.core.store import ChunkStore
 from bdn.mirror.access.access import Access
 from bdn.mirror.chunks.damages import ChunkDamagedError, Damages
 from bdn.mirror.db import manifests
 from bdn.mirror.db.manifests import DocumentDamagedError
+from bdn.mirror.db.waiting import answer_of
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
-
-_ANSWER_SECONDS = 30
-_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -88,11 +84,3 @@ class StoreShelf:
         """Raise ``ChunkDamagedError`` for a chunk that the store lost or holds wrongly."""
         if (reason := await self.damages.reason(chunk)) is not None:
             raise ChunkDamagedError(reason, str(chunk))
-
-
-def answer_of(loop: asyncio.AbstractEventLoop, answer: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """For a thread: the answer, when it comes in time. One that comes later is nobody's, but what was begun for it is done to its end."""
-    try:
-        return asyncio.run_coroutine_threadsafe(answer, loop).result(_ANSWER_SECONDS)
-    except TimeoutError:
-        raise StoreUnavailableError(f"no answer within {_ANSWER_SECONDS:g} s") from None
