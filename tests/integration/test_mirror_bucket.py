@@ -81,7 +81,7 @@ async def test_what_the_server_of_a_bucket_does_is_outlived_repaired_or_told_wit
         server.script.clear()
         assert await mirror.tree(manifest) == TREE
         assert (await mirror.get("/manifests"))["store"]["disk_free"] is None
-        assert mirror.count("damaged_chunks") == 0
+        assert mirror.damaged() == 0
 
 
 INSIDE = (
@@ -147,7 +147,7 @@ async def test_what_the_scrub_cannot_read_in_time_it_looks_at_and_finds_what_is_
         objects.overwrite(f"bdn/b3/{FIRST.fanout}", LARGE[: CHUNK_SIZE - 1])
         del objects.held[f"bdn/b3/{LAST.fanout}"]
         assert await a_round() > 0
-        await until(lambda: not mirror.count("damaged_chunks"))
+        await until(lambda: not mirror.damaged())
         assert await mirror.tree(manifest) == TREE
         assert await mirror.metric("bdn_mirror_repaired_chunks_total") == 2
         objects.overwrite(f"bdn/b3/{FIRST.fanout}", bytes(CHUNK_SIZE))

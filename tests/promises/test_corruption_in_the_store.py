@@ -1,10 +1,10 @@
-"""The mirror's store and its records as a disk leaves them: damage is found, put away, and only that is fetched again."""
+"""The mirror's store as a disk leaves it: damage is found, put away, and only that is fetched again."""
 
 import asyncio
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, digest_of
+from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
+from bdn.core.manifest import PageRef
 from bdn.core.store import MirrorStore
-from bdn.mirror.upkeep.scrub import AGAIN_SECONDS, Keeper, Repair
+from bdn.mirror.upkeep.repair import AGAIN_SECONDS, Repair
+from bdn.mirror.upkeep.scrub import Keeper
 from bdn.store.directory import DirectoryStore
 from bdn.wire import operation_schema
 from bdn.wire.http_fields import SUSPECT_HEADER
@@ -46,16 +48,13 @@ pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = [pytest.mark.promise("corruption"), pytest.mark.usefixtures("backend")]
 PERIOD: Final = 7 * 24 * 3600.0
 LARGE: Final = noise(2 * CHUNK_SIZE + 12345, 5)
-LARGE_NAME: Final = FileLayout.of(
-    len(LARGE), tuple(digest_of(LARGE[start : start + CHUNK_SIZE]) for start in range(0, len(LARGE), CHUNK_SIZE))
-).digest
 ONE: Final = noise(3_000_000, 6)
 SMALL: Final = {f"small/{number}.txt": f"small file {number}".encode() * 9 for number in range(12)}
 TREE: Final = {"model.safetensors": LARGE, "one.bin": ONE, **SMALL}
 MODEL: Final = source("hf://org/model")
 MIDDLE: Final = LARGE[CHUNK_SIZE : 2 * CHUNK_SIZE]
 PLACES: Final = {"one": ONE, "middle": MIDDLE, "slab": b"".join(SMALL[path] for path in sorted(SMALL))}
-SCENARIOS: Final = list(product(HOW, PLACES))
+SCENARIOS: Final = list(product(HOW, [*PLACES, "page", "root"]))
 of_files = pytest.mark.embedded("it is about the files of a directory")
 
 
@@ -68,11 +67,13 @@ class Store:
     repository: HubRepository
     clock: Clock
     manifest: str
+    page: PageRef
 
     def rot(self, how: str, place: str) -> Digest:
         """From now on it has other bytes under this name."""
         self.hub.log.clear()
-        name = digest_of(PLACES[place])
+        documents = {"root": Digest.parse(self.manifest), "page": self.page.digest}
+        name = documents.get(place) or digest_of(PLACES[place])
         with self.mirror.behind.chunk(name) as stored:
             rot(stored, how)
         return name
@@ -101,35 +102,7 @@ class Store:
     async def until_repaired(self) -> None:
         """By the next attempt."""
         self.clock.now += AGAIN_SECONDS
-        await until(lambda: not self.mirror.count("damaged_chunks"))
-
-    @asynccontextmanager
-    async def damaged(self, place: str, how: str) -> AsyncIterator[Digest]:
-        """The disk changes a record of the database; at the end somebody restores it. Yields the record's name."""
-        table, column, name = {
-            "manifest": ("manifests", "canonical", Digest.parse(self.manifest)),
-            "large": ("contents", "chunks", LARGE_NAME),
-            "one": ("contents", "chunks", digest_of(ONE)),
-        }[place]
-
-        def write(change: Callable[[bytes], bytes]) -> bytes:
-            query = self.mirror.behind.query
-            found = query(f"SELECT {column} FROM {table} WHERE digest = ?", name.hex)
-            right = bytes(found[0][0]) if found else b""
-            query(f"UPDATE {table} SET {column} = ? WHERE digest = ?", change(right), name.hex)
-            return right
-
-        right = await asyncio.to_thread(write, RECORD_DAMAGES[how])  # the mirror may be writing
-        yield name
-        await asyncio.to_thread(write, lambda _: right)
-
-    async def damaged_records(self) -> float:
-        return await self.mirror.metric("bdn_mirror_damaged_records")
-
-    async def check_all_is_right(self) -> None:
-        assert (await self.mirror.verify())["items"] == []
-        assert await self.damaged_records() == 0
-        assert await self.is_right()
+        await until(lambda: not self.mirror.damaged())
 
 
 @pytest.fixture
@@ -138,9 +111,14 @@ async def store(upstreams: None, hub: Hub, tmp_path: Path) -> AsyncIterator[Stor
     repository.commit(TREE)
     clock = Clock()
     async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=PERIOD, collect_seconds=0) as mirror:
-        found = Store(mirror, hub, repository, clock, await mirror.manifest(MODEL))
+        manifest = await mirror.manifest(MODEL)
+        [page] = await mirror.pages(manifest)
+        found = Store(mirror, hub, repository, clock, manifest, page)
         assert (await mirror.verify())["items"] == []
-        await until(lambda: mirror.rows("scrubs")["scrubs"], "the round that a new store begins with")
+        await until(
+            lambda: mirror.behind.query("SELECT 1 FROM facts WHERE name = ?", "scrub"),
+            "the round that a new store begins with",
+        )
         yield found
 
 
@@ -150,7 +128,7 @@ async def test_what_cannot_be_repaired_holds_up_no_scrub(store: Store, monkeypat
     store.hub.fail(answer(404), times=None)
     store.rot("absent", "one")
     assert (await store.mirror.verify())["items"]
-    assert store.mirror.count("damaged_chunks")
+    assert store.mirror.damaged()
     await store.a_round_later()
 
 
@@ -158,19 +136,39 @@ async def test_what_cannot_be_repaired_holds_up_no_scrub(store: Store, monkeypat
 async def test_a_verification_finds_and_tells_every_damage(store: Store, tally: Tally) -> None:
     kept, can_fail = 0, store.mirror.behind.store_type is DirectoryStore  # to be read, while all others can be
     scenarios = [(how, place) for how, place in SCENARIOS if can_fail or how != "unreadable"]
+    size = (await store.mirror.verify(manifest=store.manifest))["bytes_read"]
+    assert size > sum(map(len, TREE.values())) + store.page.size, "the documents as well"
     for how, place in Random(20261123).sample(scenarios, at_scale(4, len(scenarios))):
         name = store.rot(how, place)
         found = await store.mirror.verify(source="hf://org/model")
         (item,) = found["items"]
         assert (found["status"], item["outcome"], item["chunk"]) == ("DONE", "repaired", str(name)), (how, place, found)
         assert (item["tier"], item["manifest"], item["sources"]) == ("mirror", store.manifest, ["hf://org/model"])
-        assert TREE[item["path"]] in PLACES[place] or place == "middle"
-        assert (found["chunks_read"], found["bytes_read"]) == (5, sum(map(len, TREE.values())))
-        assert store.contents_read() == len(PLACES[place])
+        content = PLACES.get(place, b"")
+        assert (item["path"] is None) == (not content)
+        assert not content or place == "middle" or TREE[item["path"]] in content
+        assert (found["chunks_read"], found["bytes_read"]) == (7, size)
+        assert store.contents_read() == len(content)
         kept += how != "absent"
         assert len(store.mirror.behind.evidence()) == kept
         tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
     assert (await store.mirror.verify(manifest=store.manifest))["items"] == []
+
+
+async def test_a_damaged_document_is_refused_as_damaged_and_repaired_on_its_reader_s_word(
+    store: Store, tally: Tally
+) -> None:
+    for place, path in (("root", f"/manifests/{store.manifest}"), ("page", f"/chunks/{store.page.digest}")):
+        store.repository.disabled = True
+        name = store.rot("flipped", place)
+        refusal = await store.mirror.http.get(path, headers={SUSPECT_HEADER: "1"})
+        error = refusal.json()["error"]
+        assert (refusal.status_code, error["code"]) == (503, "STORE_UNAVAILABLE"), place
+        assert str(name) in error["message"]
+        await until(lambda: store.mirror.damaged())
+        store.repository.disabled = False
+        await store.until_repaired()
+        tally.add(scenarios=1, faults=1, refused=1, repaired=1, wrong=not await store.is_right())
 
 
 async def test_more_is_repaired_than_is_listed(store: Store, monkeypatch: pytest.MonkeyPatch, tally: Tally) -> None:
@@ -197,7 +195,7 @@ async def test_what_was_only_looked_for_is_fetched_by_the_next_mirror(store: Sto
         done = await store.mirror.ready(MODEL)
         assert done["bytes_transferred"] == store.contents_read() == len(content), place
         assert done["sources"][0]["manifest"] == store.manifest
-        assert store.mirror.count("damaged_chunks") == 0
+        assert store.mirror.damaged() == 0
         tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
 
 
@@ -245,7 +243,7 @@ async def test_a_chunk_that_may_not_be_read_is_repaired_and_the_scrub_goes_on(st
     store.hub.log.clear()
     with not_permitted({store.path("middle")}):
         await store.a_round_later()
-        await until(lambda: not store.mirror.count("damaged_chunks"))
+        await until(lambda: not store.mirror.damaged())
         assert store.contents_read() == len(MIDDLE)
         assert await store.mirror.metric("bdn_mirror_repaired_chunks_total") == 1
         assert await store.mirror.metric("bdn_mirror_evidence_chunks") == len(store.mirror.behind.evidence())
@@ -309,9 +307,9 @@ async def test_a_lost_chunk_stops_no_other_mirror(store: Store, monkeypatch: pyt
         patched.setattr(store_type, "fault", stale)
         manifest = await store.mirror.manifest(source("hf://org/other"))
         tally.add(scenarios=1, faults=1, wrong=await store.mirror.tree(manifest) != other)
-        assert store.mirror.count("damaged_chunks") == 1
+        assert store.mirror.damaged() == 1
     await store.mirror.ready(MODEL)
-    tally.add(repaired=1, wrong=not await store.is_right() or store.mirror.count("damaged_chunks"))
+    tally.add(repaired=1, wrong=not await store.is_right() or store.mirror.damaged())
 
 
 async def test_who_suspects_a_chunk_of_the_api_gets_it_after_it_was_read(store: Store, tally: Tally) -> None:
@@ -343,75 +341,8 @@ async def test_a_repair_waits_for_no_verification(store: Store, tally: Tally, mo
     store.clock.now += AGAIN_SECONDS
     some_later = parts + 3
     await until(lambda: parts >= some_later)
-    assert not store.mirror.count("damaged_chunks")
+    assert not store.mirror.damaged()
     tally.add(scenarios=1, faults=1, repaired=1, wrong=not await store.is_right())
-
-
-# --- Manifests and chunk lists are in the mirror's database alone: damaged there, they are found, refused, and named ---
-RECORDS: Final = ("manifest", "large", "one")
-RECORD_DAMAGES: Final[dict[str, Callable[[bytes], bytes]]] = {
-    "flipped": lambda raw: raw[:9] + bytes([raw[9] ^ 0x10]) + raw[10:],
-    "truncated": lambda raw: raw[: len(raw) // 3],
-    "zeroed": lambda raw: bytes(len(raw)),
-}
-
-
-async def test_the_scrub_finds_a_damaged_record_within_its_period(store: Store, tally: Tally) -> None:
-    for place, how in zip(RECORDS, RECORD_DAMAGES, strict=True):
-        async with store.damaged(place, how) as name:
-            await store.a_round_later()
-            assert await store.damaged_records() == 1
-            assert store.mirror.count("damaged_chunks") == 0, "chunks are not blamed for what a record says of them"
-            events = (await store.mirror.get("/events", manifest=store.manifest))["items"]
-            assert str(name) in [event["digest"] for event in events if event["kind"] == "damaged"], (place, how)
-        await store.check_all_is_right()
-        tally.add(scenarios=1, faults=1)
-
-
-async def test_a_damaged_record_is_refused_and_a_verification_names_it(store: Store, tally: Tally) -> None:
-    for place, how in product(RECORDS, RECORD_DAMAGES):
-        async with store.damaged(place, how) as name:
-            path = f"/manifests/{store.manifest}" + ("" if place == "manifest" else "/layout")
-            refusal = await store.mirror.http.get(path)
-            error = refusal.json()["error"]
-            assert (refusal.status_code, error["code"]) == (503, "STORE_UNAVAILABLE"), place
-            assert str(name) in error["message"]
-            assert "backup" in error["message"]
-            assert await store.damaged_records() == 1
-            for selected in ({}, {"manifest": store.manifest}, {"source": "hf://org/model"}):
-                verified = await store.mirror.verify(**selected)
-                [item] = verified["items"]
-                assert (verified["status"], item["outcome"], item["chunk"]) == ("DAMAGED", "damaged", str(name))
-                assert item["manifest"] == (store.manifest if place != "one" or item["manifest"] else None)
-        await store.check_all_is_right()
-        tally.add(scenarios=1, faults=1, refused=1)
-
-
-async def test_no_chunk_is_collected_while_a_record_is_damaged_that_may_need_it(store: Store, tally: Tally) -> None:
-    chunks = store.mirror.chunks()
-    for place, how in (("one", "zeroed"), ("large", "truncated")):
-        async with store.damaged(place, how):
-            store.clock.now += 3600
-            for request in ({}, {"dry_run": True}):
-                refused = await store.mirror.ask("collections", LONGEST_SECONDS, grace_seconds=0, **request)
-                assert refused["status"] == "FAILED"
-                assert "which chunks it needs" in refused["error"]["message"]
-            assert await store.damaged_records() == 1
-        await store.mirror.collect(grace_seconds=0)
-        assert store.mirror.chunks() == chunks
-        await store.check_all_is_right()
-        tally.add(scenarios=1, faults=1, refused=1)
-
-
-async def test_a_damaged_record_without_backup_is_evicted_and_mirrored_again(store: Store, tally: Tally) -> None:
-    for place in RECORDS:
-        async with store.damaged(place, "truncated"):
-            assert (await store.mirror.evict(manifest=store.manifest, tier="mirror"))["status"] == "DONE"
-            store.clock.now += 30 * PERIOD
-            await store.mirror.collect(grace_seconds=0)
-            await store.mirror.ready(MODEL)
-            await store.check_all_is_right()
-            tally.add(scenarios=1, faults=1)
 
 
 # --- Wrong bytes of the store as agents, and several processes, meet them ---
@@ -475,7 +406,7 @@ async def test_a_mirror_killed_between_the_steps_of_a_repair_goes_on_with_it(
             if round_number % 2 == 0:
                 await asyncio.to_thread(model.log.wait_for, "repos|resolve-cache")  # its right bytes are on their way
             else:
-                await until(lambda mirror=mirror: mirror.query("SELECT 1 FROM damaged_chunks"))  # type: ignore[misc]
+                await until(lambda mirror=mirror: mirror.query("SELECT 1 FROM chunks WHERE damage IS NOT NULL"))  # type: ignore[misc]
             assert await mirror.end(signal.SIGKILL) == -signal.SIGKILL
         model.script.clear()
         async with await ServingProcess.start(tmp_path, BDN_SCRUB_SECONDS="0") as mirror:
@@ -484,7 +415,7 @@ async def test_a_mirror_killed_between_the_steps_of_a_repair_goes_on_with_it(
                 path = f"/verifications/{asked[-1]}"
                 found = (await mirror.http.get(path, params={"wait": LONGEST_SECONDS})).json()
             assert found["status"] == "DONE", found
-            assert mirror.query("SELECT * FROM damaged_chunks") == []
+            assert mirror.query("SELECT id FROM chunks WHERE damage IS NOT NULL") == []
             served = [(await mirror.http.get(f"/chunks/{digest_of(each)}")).content for each in STORED]
         tally.add(scenarios=1, faults=1, kills=1, repaired=1, wrong=served != list(STORED))
     assert not list(tmp_path.glob("store/incoming/*"))  # noqa: ASYNC240 - nothing else runs
@@ -520,7 +451,7 @@ async def test_what_an_eviction_takes_while_it_is_verified_is_not_called_damaged
         assert (found["status"], found["items"]) == ("DONE", [])
         assert evicted[0]["status"] == "DONE"
         assert faults[0] == "it is absent"
-        assert mirror.count("damaged_chunks") == 0
+        assert mirror.damaged() == 0
 
 
 @pytest.mark.embedded("it has PostgreSQL and a directory by itself")

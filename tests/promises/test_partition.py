@@ -161,7 +161,7 @@ async def test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_
         manifest = await mirror.manifest(MODEL)
         switch_off(disk)
         begun = (await mirror.http.post("/verifications", params={"wait": 1}, json={"all": True})).json()
-        damaged = mirror.count("damaged_chunks")
+        damaged = mirror.damaged()
         disk.lose_power("kept")
         ended = await mirror.http.get(f"/verifications/{begun['id']}", params={"wait": LONGEST_SECONDS})
         found = await mirror.tree(manifest)

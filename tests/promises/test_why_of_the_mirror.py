@@ -13,7 +13,7 @@ import pytest
 from bdn.core.chunk import Digest, digest_of
 from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.db.database import Database
-from bdn.mirror.upkeep.scrub import AGAIN_SECONDS
+from bdn.mirror.upkeep.repair import AGAIN_SECONDS
 from bdn.store.directory import DirectoryStore
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
@@ -162,7 +162,7 @@ async def test_what_cannot_be_repaired_is_said_once_and_that_it_came_back(
 
     repository.disabled = False
     calendar.days += AGAIN_SECONDS / DAY
-    await until(lambda: mirror.count("damaged_chunks") == 0)
+    await until(lambda: mirror.damaged() == 0)
     assert await kinds(mirror, manifest=manifest) == ["damaged", "lost", "repaired"]
 
 
@@ -182,7 +182,7 @@ async def test_of_a_private_slab_its_owner_alone_hears(mirror: MirrorUnderTest, 
 
     bucket.put({"a.txt": FILES["a.txt"], "b.txt": FILES["b.txt"], "c.txt": b"one more"})
     await mirrored(mirror, wanted)  # which packs all three
-    assert mirror.count("damaged_chunks") == 0
+    assert mirror.damaged() == 0
     assert await kinds(mirror, manifest=manifest) == ["damaged", "repaired"]
     assert await kinds(mirror, "rival", manifest=manifest) == []
 

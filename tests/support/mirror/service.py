@@ -190,6 +190,10 @@ class MirrorUnderTest:
     def count(self, table: str) -> int:
         return len(self.rows(table)[table])
 
+    def damaged(self) -> int:
+        """How many chunks are registered as damaged."""
+        return len(self.behind.query("SELECT id FROM chunks WHERE damage IS NOT NULL"))
+
     def operations(self, kind: str) -> list[str]:
         """The ids of recorded operations of this kind."""
         return [row[0] for row in self.rows("operations")["operations"] if row[1] == kind]
