@@ -165,7 +165,7 @@ async def test_a_damaged_document_is_refused_as_damaged_and_repaired_on_its_read
         error = refusal.json()["error"]
         assert (refusal.status_code, error["code"]) == (503, "STORE_UNAVAILABLE"), place
         assert str(name) in error["message"]
-        await until(lambda: store.mirror.damaged())
+        await until(store.mirror.damaged)
         store.repository.disabled = False
         await store.until_repaired()
         tally.add(scenarios=1, faults=1, refused=1, repaired=1, wrong=not await store.is_right())
@@ -187,7 +187,7 @@ async def test_what_was_only_looked_for_is_fetched_by_the_next_mirror(store: Sto
         name = store.rot("flipped", place)
         found = await store.mirror.verify(repair=False)
         assert (found["status"], [item["outcome"] for item in found["items"]]) == ("DAMAGED", ["damaged"])
-        refusal = await store.mirror.http.get(f"/chunks/{name}")
+        refusal = await store.mirror.http.get(f"/chunks/{name}", headers={SUSPECT_HEADER: "1"})
         assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "STORE_UNAVAILABLE")
         assert "damaged" in refusal.json()["error"]["message"]
         planned = await store.mirror.plan(MODEL)
@@ -228,7 +228,8 @@ async def test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_n
         assert "is not what was mirrored any more" in item["reason"]
         (item,) = (await mirror.verify("another"))["items"]
         assert (bucket.name in item["reason"], "another organisation's source" in item["reason"]) == (False, True)
-        assert (await mirror.http.get(f"/chunks/{digest_of(ONE)}")).status_code == 503
+        refusal = await mirror.http.get(f"/chunks/{digest_of(ONE)}", headers={SUSPECT_HEADER: "1"})
+        assert refusal.status_code == 503
         second = await mirror.manifest(wanted)
         assert second != first
         wrong = int(await mirror.tree(second) != {"one.bin": other})
@@ -459,20 +460,20 @@ async def test_of_two_processes_one_reads_the_store_and_the_other_takes_over_whe
     upstreams: None, model: Hub, postgres_url: str, tmp_path: Path, tally: Tally
 ) -> None:
     shared: dict[str, Any] = {"database_url": postgres_url, "store": f"file://{tmp_path}/store"}
-    size = sum(map(len, TREE.values()))
 
-    async def verify(mirror: MirrorUnderTest, how: str) -> None:
+    async def verify(mirror: MirrorUnderTest, how: str) -> int:
         rot(tmp_path / "store/chunks" / digest_of(ONE).fanout, how)
         found = await mirror.verify()
         assert [item["outcome"] for item in found["items"]] == ["repaired"]
-        assert found["bytes_read"] == size
+        size: int = found["bytes_read"]
+        return size
 
     async with mirror_under_test(tmp_path / "b", scrub_seconds=0, **shared) as last:
         async with mirror_under_test(tmp_path / "a", scrub_seconds=0, **shared) as first:
             await first.ready(MODEL)
-            await verify(first, "flipped")
+            size = await verify(first, "flipped")
             read = [await one.metric("bdn_mirror_scrubbed_bytes_total") for one in (first, last)]
             assert sorted(read) == [0, size], "both read it"
-        await verify(last, "zeroed")
+        assert await verify(last, "zeroed") == size
     content = (tmp_path / "store/chunks" / digest_of(ONE).fanout).read_bytes()
     tally.add(scenarios=2, faults=2, repaired=2, wrong=content != ONE)
