@@ -116,6 +116,8 @@ def document(store: ChunkStore, digest: Digest) -> bytes:
             content = file.read()
     except NotFoundError as error:
         raise DocumentDamagedError(f"it lost {error.what}", str(digest)) from error
+    except OSError as error:
+        raise DocumentDamagedError(f"document {digest} cannot be read ({error.strerror})", str(digest)) from error
     if digest_of(content) != digest:
         raise DocumentDamagedError(f"document {digest} has other bytes", str(digest))
     return content

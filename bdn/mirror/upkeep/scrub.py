@@ -196,10 +196,10 @@ class Keeper:
         self, found: Sequence[Damage], organisation: str, *, is_listed: bool, repair: bool
     ) -> list[DamagedItem]:
         """What becomes of damaged chunks, and what they belong to, where that is listed."""
-        places = await self._places(found if is_listed else (), organisation)
         left: dict[Digest, str] = {}
         if repair and found:
             left = await self.repair.run(found, organisation)
+        places = await self._places(found if is_listed else (), organisation)  # in documents that may be right again
         items = []
         for damage in found:
             outcome: Outcome = "lost" if damage.digest in left else "repaired"
