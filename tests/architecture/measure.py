@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bdn.core.chunk import CHUNK_SIZE
+from bdn.core.manifest import Root, files_of
 from tests.architecture import recorder
 from tests.architecture.recorder import PACKAGES
 from tests.doubles.hub import Hub
@@ -196,8 +197,9 @@ class Journeys:
         self, mirror: services.Mirror, agent: services.Agent, document: Any, found: dict[str, list[set[str]]]
     ) -> None:
         manifest = document["sources"][0]["manifest"]
-        (file,) = mirror.http.get(f"/manifests/{manifest}").json()["files"]
-        name = file["digest"].removeprefix("b3:")
+        root = Root.parse(mirror.http.get(f"/manifests/{manifest}").content)
+        (file,) = files_of(mirror.http.get(f"/chunks/{page.digest}").content for page in root.pages)
+        name = file.digest.hex
         with self._noted(mirror.process, agent.process) as noted:
             stage = agent.stage(document["grant"], "job")
         times = [at for path, at in noted.named if name in path]
