@@ -79,7 +79,7 @@ async def test_claim__organisation_has_open_pushes__they_do_not_count_as_mirrors
     await asked_for(database, "b", count=1, at=50)
     async with database.write() as session:
         for number in (1, 2):
-            await mirrors.take(session, f"a-{number}", mirrors.PUSHED, NOW, UNTIL)
+            await mirrors.begin_push(session, f"a-{number}", NOW, UNTIL)
     assert await claims(database, 3) == ["a-0", "b-0"]
 
 

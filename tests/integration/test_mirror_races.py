@@ -2,20 +2,17 @@
 
 import asyncio
 import sqlite3
-import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest
+from bdn.core.chunk import CHUNK_SIZE
 from bdn.mirror.ingest import worker
 from bdn.mirror.ingest.progress import Progress
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest
-from bdn.store.directory import DirectoryStore
-from bdn.transfer.ranged import RangedReader
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
@@ -68,23 +65,6 @@ async def test_a_mirror_that_another_process_cancels_is_not_brought_back_to_life
     assert (await mirror.ready(MODEL))["bytes_transferred"] in (0, LARGE.size + 2)
 
 
-async def test_contents_that_vanish_are_copied_again(mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    await mirror.ready(MODEL)
-    announce, times = Ingest._announce, [0]
-
-    async def rob(self: Ingest, *given: Any) -> None:
-        await announce(self, *given)
-        times[0] += 1
-        if times[0] == 1:
-            tables = ("manifest_contents", "manifests", "identities", "contents")
-            await change(mirror, *(f"DELETE FROM {table}" for table in tables))
-
-    monkeypatch.setattr(Ingest, "_announce", rob)
-    document = await mirror.ready(source("hf://org/model", ignore_patterns=["*.none"]))  # which cannot be recalled
-    assert (times, document["bytes_transferred"], document["bytes_reused"]) == ([2], LARGE.size + 2, 0)
-    await mirror.tree(document["sources"][0]["manifest"])
-
-
 async def test_a_bug_fails_its_mirror_alone(mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Surveyor, "survey", lambda *_, **__: 1 / 0)
@@ -118,21 +98,18 @@ async def test_a_worker_whose_bookkeeping_fails_leaves_the_mirror_for_later(
 
 
 async def test_a_half_copied_file_whose_chunk_the_store_loses_meanwhile_is_copied_again(
-    mirror: MirrorUnderTest, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    mirror: MirrorUnderTest, hub: Hub
 ) -> None:
     hub.fail(stall(), origin="cdn", skip=1)
     begun = await mirror.begin(MODEL)
-    await until(lambda: mirror.rows("copied_chunks")["copied_chunks"])
+    await until(lambda: mirror.rows("identities")["identities"])
     await mirror.canceled(begun["id"])
     hub.release_stalled()
     await mirror.released()
-    for _, _, digest, _ in mirror.rows("copied_chunks")["copied_chunks"]:
-        (mirror.data_dir / "store/chunks" / Digest(digest).fanout).unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr(DirectoryStore, "keep", lambda _, digests: set(digests))
-        error = await mirror.failed(MODEL)
+    for name in mirror.chunks():
+        (mirror.data_dir / "store/chunks" / name).unlink()
+    error = await mirror.failed(MODEL)
     assert (error["code"], error["retryable"]) == ("STORE_UNAVAILABLE", True)
-    assert mirror.count("copied_chunks") == 0
     await mirror.tree(await mirror.manifest(MODEL))
 
 
@@ -150,33 +127,3 @@ async def test_a_mirror_that_goes_on_stays_at_its_commit(upstreams: None, hub: H
         assert document["sources"][0]["resolved_revision"] == first
         assert (await mirror.tree(document["sources"][0]["manifest"]))["b.txt"] == b"old"
         assert (await mirror.tree(await mirror.manifest(source("hf://org/moving@main"))))["b.txt"] == b"new"
-
-
-async def test_a_canceled_mirror_keeps_its_claim_until_its_threads_have_ended(
-    mirror: MirrorUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So long nothing is collected that it brings: files may count on chunks which nothing in the database names yet."""
-    reached, released = threading.Event(), threading.Event()
-    read_into = RangedReader.read_into
-
-    def hold(self: RangedReader, *given: Any) -> Any:
-        reached.set()
-        assert released.wait(LONGEST_SECONDS)
-        return read_into(self, *given)
-
-    def claim() -> tuple[str, str | None, float]:
-        [(_, _, _, status, _, _, _, claimed_by, expires_at, *_)] = mirror.rows("mirrors")["mirrors"]
-        return status, claimed_by, expires_at or 0.0
-
-    monkeypatch.setattr(worker, "RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(RangedReader, "read_into", hold)
-    begun = await mirror.begin(MODEL)
-    await until(reached.is_set)
-    try:
-        await mirror.canceled(begun["id"])
-        status, _, expires_at = claim()
-        assert status == "CANCELED"
-        await until(lambda: claim()[2] > expires_at + 0.2)
-    finally:
-        released.set()
-    await until(lambda: claim()[1] is None)

@@ -127,6 +127,11 @@ def publish_of(connection: Connection, owner: str) -> None:
     publish(connection, set_id)
 
 
+def change_owner(connection: Connection, before: str, after: str) -> None:
+    """The sets that are kept for one owner are kept for another."""
+    connection.execute(update(ChunkSetRow).where(ChunkSetRow.owner == before).values(owner=after))
+
+
 def end(connection: Connection, set_ids: Collection[int], at: float) -> None:
     """The sets are dead: they keep nothing from now on, though their references are taken away later.
 

@@ -222,10 +222,11 @@ async def renew_claim(session: WriteSession, mirror_id: str, claimant: str, unti
     return await changed_past_orm(session, _RENEW, mirror=mirror_id, claimant=claimant, until=until) == 1
 
 
-async def is_claimed(session: WriteSession, mirror_id: str, claimant: str) -> bool:
+async def is_claimed(session: WriteSession, mirror_id: str, claimant: str, *, canceled_too: bool = False) -> bool:
     """Whether the mirror runs and this claimant may write for it; until the transaction ends no other worker takes it over."""
+    statuses = ("SYNCING", "CANCELED") if canceled_too else ("SYNCING",)
     query = select(MirrorRow.id).where(
-        MirrorRow.id == mirror_id, MirrorRow.claimed_by == claimant, MirrorRow.status == "SYNCING"
+        MirrorRow.id == mirror_id, MirrorRow.claimed_by == claimant, MirrorRow.status.in_(statuses)
     )
     return (await session.execute(query.with_for_update())).scalar() is not None
 
@@ -245,9 +246,13 @@ async def release_claims(session: WriteSession, worker: str | None = None, mirro
 
 
 async def finish(session: WriteSession, mirror_id: str, status: str, *, now: float, error: Json | None = None) -> bool:
-    """End a running mirror, and with it the sets that it fills; False when it has ended."""
+    """End a running mirror, and with it the sets that it fills; False when it has ended.
+
+    A canceled mirror keeps its claim until its worker has told how much it had copied.
+    """
     values: dict[str, Any] = {"status": status, "completed_at": now, "error": error}
-    values |= {"claimed_by": None, "claim_expires_at": None}
+    if status != "CANCELED":
+        values |= {"claimed_by": None, "claim_expires_at": None}
     statement = update(MirrorRow).where(MirrorRow.id == mirror_id, MirrorRow.status.in_(RUNNING)).values(**values)
     if await changed(session, statement) == 0:
         return False
@@ -477,6 +482,14 @@ async def running_with(session: ReadSession, organisation: str) -> dict[str, lis
 def listing_owner(mirror_id: str, position: int) -> str:
     """The owner of the set that keeps what the upstream of a source listed."""
     return f"{mirror_id}/{position}/listing"
+
+
+async def take_listing(session: WriteSession, source: MirrorSourceRow, mirror_id: str, position: int) -> None:
+    """The listing of a source belongs to another source from now on, which was found to be the same."""
+    owners = listing_owner(source.mirror_id, source.position), listing_owner(mirror_id, position)
+    await chunks.of(session, chunks.change_owner, *owners)
+    await update_source(session, mirror_id, position, listing=source.listing)
+    await update_source(session, source.mirror_id, source.position, listing=None)
 
 
 async def newest_ready(

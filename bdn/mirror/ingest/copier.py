@@ -45,6 +45,14 @@ _PARCEL_FILES: Final = (
 )
 
 
+class ChunkLostError(Exception):
+    """The store has lost a chunk that counts as stored."""
+
+    def __init__(self, chunk: Digest) -> None:
+        super().__init__(f"chunk {chunk}")
+        self.chunk = chunk
+
+
 @dataclass(frozen=True)
 class Copier:
     """Copies files into the store, and packs small ones into slabs."""
@@ -224,11 +232,14 @@ class Copier:
 
     def _read_back(self, digest: Digest, buffer: memoryview) -> None:
         done = 0
-        with self.store.open(digest) as file:
-            while done < len(buffer) and (count := file.readinto(buffer[done:])):  # type: ignore[attr-defined] # see store
-                done += count
+        try:
+            with self.store.open(digest) as file:
+                while done < len(buffer) and (count := file.readinto(buffer[done:])):  # type: ignore[attr-defined] # see store
+                    done += count
+        except NotFoundError:
+            raise ChunkLostError(digest) from None
         if done != len(buffer):
-            raise NotFoundError(f"chunk {digest}")
+            raise ChunkLostError(digest)
 
 
 def _parcels(numbers: Iterable[int]) -> Iterator[list[int]]:

@@ -8,7 +8,6 @@ from typing import Final
 from bdn.core.chunk import Digest, FileLayout, digest_of
 from bdn.core.errors import (
     ChecksumMismatchError,
-    NotFoundError,
     SourceChangedError,
     StoreUnavailableError,
     single_error,
@@ -18,7 +17,7 @@ from bdn.mirror.chunks.writer import SetWriter
 from bdn.mirror.db import identities
 from bdn.mirror.db.identities import Known
 from bdn.mirror.db.waiting import SingleFlight
-from bdn.mirror.ingest.copier import Copier
+from bdn.mirror.ingest.copier import ChunkLostError, Copier
 from bdn.mirror.ingest.progress import Progress
 from bdn.mirror.ingest.survey import Survey, Unit
 from bdn.mirror.upstream.reader import LocatedFile
@@ -159,9 +158,9 @@ class CopyMissing:
         except SourceChangedError:
             await self.progress.drop(unit.key)  # its chunks are not parts of the right file
             raise
-        except NotFoundError as error:
-            await self.progress.drop(unit.key)
-            raise StoreUnavailableError(f"it lost {error.what} of {file.path!r}; mirror again") from error
+        except ChunkLostError as error:
+            await self.progress.lost(unit.key, error.chunk)
+            raise StoreUnavailableError(f"it lost {error} of {file.path!r}; mirror again") from error
 
     @property
     def _under_way(self) -> UnderWay:

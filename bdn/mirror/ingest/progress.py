@@ -100,10 +100,12 @@ class Progress:
         return max(0, counters.transferred - recorded) + counters.under_way.received if counters else 0
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[WriteSession]:
+    async def writing(self, *, canceled_too: bool = False) -> AsyncIterator[WriteSession]:
         """A transaction in the name of this mirror. Raises ``ClaimLostError``: nothing was written."""
         async with self.database.write() as session:
-            if self.mirror_id is not None and not await mirrors.is_claimed(session, self.mirror_id, self.claimant):
+            if self.mirror_id is not None and not await mirrors.is_claimed(
+                session, self.mirror_id, self.claimant, canceled_too=canceled_too
+            ):
                 raise ClaimLostError
             yield session
 
@@ -115,7 +117,7 @@ class Progress:
         if not changed or self.mirror_id is None:
             return
         try:
-            async with self.writing() as session:
+            async with self.writing(canceled_too=True) as session:
                 for position, counters in changed.items():
                     counters.changed = False
                     told = {"bytes_transferred": counters.transferred, "bytes_reused": counters.reused}
@@ -145,6 +147,13 @@ class Progress:
         self._parts.pop(key, None)
         async with self._flushing, self.database.write() as session:
             await identities.forget(session, [key])
+
+    async def lost(self, key: str, chunk: Digest) -> None:
+        """As ``drop``, because the store lost a chunk of the file: it counts as never put from now on."""
+        async with self.database.write() as session:
+            if (row := await damaged.get(session, chunk)) is not None:
+                await damaged.mark(session, chunk, row.id, "it is not there", self.database.now())
+        await self.drop(key)
 
     async def quarantine(
         self, source: str, file: UpstreamFile, key: str, error: ChecksumMismatchError, kept: Sequence[Digest]

@@ -167,7 +167,11 @@ class Worker:
             with suppress(BdnError, ClaimLostError):
                 await progress.flush()
             raise
-        except (ClaimLostError, DatabaseUnavailableError):
+        except ClaimLostError:
+            with suppress(ClaimLostError):
+                await progress.flush()  # of a canceled mirror
+            raise
+        except DatabaseUnavailableError:
             raise
         except BdnError as error:
             failure = error
@@ -403,6 +407,8 @@ class Ingest:
                 bytes_reused=counters.reused,
                 warnings=found.warnings,
             )
+            if found.listing is not None:
+                await mirrors.take_listing(session, found, row.mirror_id, row.position)
             facts = {"mirror": row.mirror_id, "source": row.source, "revision": resolution.revision}
             event = events.event_of("reused", facts, found.manifest, organisation=organisation_of(reader))
             await events.record(session, self.database.now(), [event])
