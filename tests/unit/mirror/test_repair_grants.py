@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 
 from bdn.core.errors import StoreUnavailableError
-from bdn.core.store import Piece
 from bdn.mirror.db import agents, origins
+from bdn.mirror.db.damaged import Damage
 from bdn.mirror.db.origins import Origin
 from bdn.mirror.db.tables import AgentRow, MirrorSourceRow
-from bdn.mirror.upkeep.scrub import AgentSource, Restoring
+from bdn.mirror.upkeep.repair import AgentSource, Attempt
 from bdn.net.http1.pool import ConnectionPool
 from bdn.wire.grants import GrantSigner, new_signing_key
 from tests.support.content.names import named
@@ -38,7 +38,7 @@ async def holders(*_: Any) -> list[AgentRow]:
 
 
 async def one_origin(*_: Any) -> list[Origin]:
-    return [Origin("org", named("manifest").hex, MirrorSourceRow(source="hf://o/r"))]
+    return [Origin("org", None, named("manifest").hex, MirrorSourceRow(source="hf://o/r"))]
 
 
 @pytest.mark.parametrize(("requires_tls", "asked"), [(True, ADDRESSES[1:]), (False, ADDRESSES)])
@@ -48,9 +48,10 @@ async def test_a_mirror_with_a_certificate_sends_no_grant_in_the_clear(
     monkeypatch.setattr(origins, "origins", one_origin)
     monkeypatch.setattr(agents, "living_holders", holders)
     network, signer = Network(), GrantSigner(new_signing_key())
-    restoring = Restoring(bytearray(5), [Piece(NAME, 0, 5, NAME, 5, 0)])
+    damage = Damage(NAME, 5, "it is absent")
+    attempt = Attempt({NAME: damage})
     async with database_under_test(tmp_path) as database:
         source = AgentSource(database, cast(ConnectionPool, network), signer, requires_tls=requires_tls)
-        await source.bring(restoring)
+        assert await source.fetch(damage, attempt) is None
     assert tuple(network.asked) == asked
-    assert ("agent c/n0 is asked for nothing: its address is one of plain HTTP" in restoring.reason()) == requires_tls
+    assert ("agent c/n0 is asked for nothing: its address is one of plain HTTP" in attempt.reason(NAME)) == requires_tls

@@ -9,7 +9,7 @@ import pytest
 
 from bdn.core.chunk import digest_of
 from bdn.core.errors import StoreUnavailableError
-from bdn.mirror.upkeep.scrub import WholeAnswer
+from bdn.mirror.upkeep.repair import WholeAnswer
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import PartialChunk
 from bdn.transfer.http_chunks import HttpChunkReader
