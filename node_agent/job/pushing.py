@@ -6,8 +6,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
+
+from blake3 import blake3
 
 from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range, digest_of
 from bdn.core.errors import BdnError, DiskFailedError, NotFoundError, QuotaExceededError, single_error
@@ -152,7 +155,7 @@ class _Chunk:
 
     @property
     def buffer_size(self) -> int:
-        """What a thread needs that reads it."""
+        """What a thread needs that sends it."""
         return min(self.size, _PIECE)
 
     @property
@@ -193,26 +196,29 @@ class _Slab:
 
     @property
     def buffer_size(self) -> int:
-        """What a thread needs that reads it."""
+        """What a thread needs that sends it."""
         return self.size
 
     def name(self, buffer: memoryview) -> Digest:
-        """Its digest, for which it is read into the buffer."""
-        digests, offset = [], 0
-        for one in self.files:
-            content = buffer[offset : offset + one.size]
-            with one.opened() as file:
-                file.read(0, content)
-            digests.append(digest_of(content))
-            offset += one.size
-        self.digests = digests
-        return digest_of(buffer)
+        """Its digest, for which it is read, file by file."""
+        return self._read(buffer[: file.size] for file in self.files)
 
     def put(self, digest: Digest, buffer: memoryview, put: _Put) -> Digest:  # noqa: ARG002 - it is read again
         """Send it as it is now. Returns its name."""
-        named = self.name(buffer)
+        stops = accumulate(file.size for file in self.files)
+        named = self._read(buffer[stop - file.size : stop] for file, stop in zip(self.files, stops, strict=True))
         put(named, buffer)
         return named
+
+    def _read(self, places: Iterable[memoryview]) -> Digest:
+        hasher, digests = blake3(), []
+        for one, content in zip(self.files, places, strict=True):
+            with one.opened() as file:
+                file.read(0, content)
+            hasher.update(content)
+            digests.append(digest_of(content))
+        self.digests = digests
+        return Digest(hasher.hexdigest())
 
 
 _Unit = _Chunk | _Slab
@@ -305,7 +311,7 @@ class _Sending:
 
     async def name(self, unit: _Unit) -> Digest:
         """Its digest, for which it is read if it is not known."""
-        return unit.known or await self._run(self._pusher.namers, unit, unit.name)
+        return unit.known or await self._run(self._pusher.namers, min(unit.size, _PIECE), unit.name)
 
     async def send(self, unit: _Unit, digest: Digest) -> Digest:
         """Have the mirror hold it. Whether it does is asked before each try: the one before may have come through. Returns its name."""
@@ -315,17 +321,19 @@ class _Sending:
             async with lock:
                 if not await self._missing.of(digest):
                     return digest
-                return await self._run(self._pusher.senders, unit, lambda buffer: unit.put(digest, buffer, self._put))
+                return await self._run(
+                    self._pusher.senders, unit.buffer_size, lambda buffer: unit.put(digest, buffer, self._put)
+                )
 
         sent = await self._pusher.outages.ask(attempt, but=lambda error: _is_of_disk(error) or _is_quota(error))
         if isinstance(unit, _Chunk) and sent != unit.known:
             await in_thread(unit.file.on_known, unit.index, sent)
         return sent
 
-    async def _run(self, threads: ByteThreads, unit: _Unit, work: Callable[[memoryview], Digest]) -> Digest:
+    async def _run(self, threads: ByteThreads, size: int, work: Callable[[memoryview], Digest]) -> Digest:
         if self._pusher.turn is not None:
             await self._pusher.turn()
-        return await threads.run(unit.buffer_size, work)
+        return await threads.run(size, work)
 
     async def _ask_missing(self, digests: Sequence[Digest]) -> list[bool]:
         chunks = ChunkList(chunks=[str(digest) for digest in dict.fromkeys(digests)])

@@ -125,8 +125,8 @@ async def test_what_was_renamed_is_pushed_at_once_and_what_rests_is_only_sent_ah
         (folder / "tmp-1").mkdir()
         (folder / "tmp-1/model.safetensors").write_bytes(BIG)
         (folder / "resting").mkdir()
-        (folder / "resting/x").write_bytes(b"resting")
-        await until(lambda: mirror.query("SELECT 1 FROM contents WHERE size = 7"))  # x has rested, and was sent
+        (folder / "resting/x").write_bytes(bytes(2_000_000))
+        await until(lambda: mirror.query("SELECT 1 FROM chunks WHERE size = 2000000"))  # x has rested, and is sent
         assert await checkpoints(mirror) == {}
         (folder / "tmp-1").rename(folder / "checkpoint-1")
         found = await seen(mirror, "checkpoint-1")
@@ -356,8 +356,8 @@ async def test_what_is_beyond_the_quota_is_pushed_once_there_is_room_and_holds_u
 ) -> None:
     monkeypatch.setattr("node_agent.job.syncing.AGAIN_SECONDS", 0.0)
     monkeypatch.setattr("node_agent.job.syncing.LOOK_SECONDS", 0.1)
-    async with await ServingProcess.start(tmp_path / "mirror", BDN_LIMIT_PUSH_BYTES="10") as mirror:
-        for name, content in (("a", b"12345678"), ("b", b"abcd"), ("c", b"x")):
+    async with await ServingProcess.start(tmp_path / "mirror", BDN_LIMIT_PUSH_BYTES="10000000") as mirror:
+        for name, content in (("a", bytes(8_000_000)), ("b", b"b" * 4_000_000), ("c", b"x")):
             (folder / name).mkdir()
             (folder / name / "x").write_bytes(content)
         async with syncing(mirror, Reading(folder), tmp_path / "once") as syncer:
