@@ -147,10 +147,11 @@ class Root:
         body = _body(content, _ROOT)
         try:
             pages = tuple(
-                PageRef(Digest.parse(one["digest"]), _count(one["size"]), one["first"]) for one in body["pages"]
+                PageRef(Digest.parse(one["digest"]), _count(one["size"]), normalise_path(one["first"]))
+                for one in body["pages"]
             )
             root = cls(_count(body["files"]), _count(body["bytes"]), pages)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MalformedDocumentError(f"not the root of a manifest: {error}") from error
         firsts = [page.first for page in pages]
         if not pages or firsts != sorted(firsts) or not all(0 < page.size <= CHUNK_SIZE for page in pages):

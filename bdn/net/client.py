@@ -267,9 +267,9 @@ class ContentClient(ServiceClient):
         try:
             root = Root.parse(content)
         except MalformedDocumentError as error:
-            raise InternalError(str(error)) from error
+            raise InternalError(f"manifest {digest}: {error}") from error
         if root.content != content:
-            raise InternalError(f"the root of manifest {digest} is not in its canonical form")
+            raise InternalError(f"manifest {digest}: its root is not in canonical form")
         return root
 
 

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from bdn.wire.layout_form import write_file, write_layout
+
 from bdn.core.chunk import FileEntry, ManifestDocument, ManifestWriter, digest_of
 from bdn.core.store import PARCEL_FILES
 from bdn.wire.grants import Grant, GrantedMount
-from bdn.wire.layout_form import write_file, write_layout
 from tests.benchmarks.report import Figure, scaled
 from tests.doubles.http_origin import Answer, Request
 from tests.support.agent.mirror import AgentMirror

@@ -12,13 +12,14 @@ import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+from bdn.mirror.db.contents import LAYOUTS_AT_ONCE, ContentLayout
+from bdn.mirror.serving.layout_documents import LayoutDocument
+from bdn.wire.layout_form import Layout
+
 from bdn.core.cache.index import CacheIndex, ChunkIndex, Steps
 from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout
 from bdn.core.layout import Manifest
-from bdn.mirror.db.contents import LAYOUTS_AT_ONCE, ContentLayout
 from bdn.mirror.db.database import batches
-from bdn.mirror.serving.layout_documents import LayoutDocument
-from bdn.wire.layout_form import Layout
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places

@@ -13,10 +13,8 @@ from typing import Final
 from bdn.core.chunk import (
     CHUNK_SIZE,
     Digest,
-    FileEntry,
     FileLayout,
     MalformedDocumentError,
-    Manifest,
     Slice,
     UnsafePathError,
     digest_of,
@@ -24,6 +22,7 @@ from bdn.core.chunk import (
 )
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError, GrantInvalidError, InvalidMountError, SecretMalformedError
+from bdn.core.manifest import Root, files_of
 from bdn.core.source.uri import Patterns, compile_pattern, normalise_mount, parse_source, select
 from bdn.core.units import format_size, parse_size
 from bdn.net.chunk_server.messages import body_size, find_head
@@ -46,11 +45,11 @@ from bdn.wire.http_fields import (
     parse_retry_after,
     push_path,
 )
-from bdn.wire.layout_form import Layout
 from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
 from bdn.wire.shapes import error_from
 from node_agent.fill.part import Bitmap
 from node_agent.stage.stage import StageRecord
+from tests.support.content.layouts import held_of
 
 NOW: Final = 1_800_000_000.0
 
@@ -107,17 +106,16 @@ def _patterns(content: bytes) -> object:
     return select([path], Patterns((pattern,), (pattern,)))
 
 
-def _manifest(content: bytes) -> object:
-    manifest = Manifest.parse(content)
-    assert manifest.canonical == content
-    assert manifest.bytes_total >= 0
-    return manifest
+def _root(content: bytes) -> object:
+    root = Root.parse(content)
+    assert Root.parse(root.content) == root
+    return root
 
 
-def _layout(content: bytes) -> object:
-    layout = Layout.parse(content)
-    assert Layout.parse(layout.encode()) == layout
-    return layout
+def _page(content: bytes) -> object:
+    files = list(files_of([content]))
+    assert [file.path for file in files] == sorted({file.path for file in files})
+    return files
 
 
 def _range(content: bytes) -> object:
@@ -210,7 +208,7 @@ def _secret(read: Callable[[Secret], object]) -> Callable[[bytes], object]:
 _SMALL = FileLayout(_ONE, 3, (_ONE,))
 _LARGE = FileLayout.of(CHUNK_SIZE + 1, (_ONE, _TWO))
 _PACKED = FileLayout(_TWO, 3, (_TWO,), Slice(_ONE, 100, 7))
-_MANIFEST = Manifest.of([FileEntry("a/b.bin", 3, _ONE), FileEntry("c", CHUNK_SIZE + 1, _LARGE.digest)])
+_HELD = held_of({"a/b.bin": _SMALL, "c": _LARGE, "d": _PACKED})
 _LISTING = (
     b'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><EncodingType>url</EncodingType>'
     b"<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
@@ -248,9 +246,8 @@ TARGETS: Final = {
         Target("mount", _mount, (InvalidMountError,), (b"/app/model", b"/a/../b", b"//x//y/", b"rel")),
         Target("pattern", _patterns, (ValueError, BdnError),
             (b"**/*.json\na/b.json", b"a[!b-d]?*\nabc", b"x/**/y/\nx/1/2/y/z", b"[]\n]")),
-        Target("manifest", _manifest, (MalformedDocumentError,), (_MANIFEST.canonical,)),
-        Target("layout", _layout, (MalformedDocumentError,),
-            (Layout(_ONE, 8461, {f.digest: f for f in (_SMALL, _LARGE, _PACKED)}).encode(),)),
+        Target("root", _root, (MalformedDocumentError,), (_HELD.root.content,)),
+        Target("page", _page, (MalformedDocumentError,), _HELD.pages),
         Target("range", _range, (UnsatisfiableRangeError,),
             (b"bytes=0-9", b"bytes=-5", b"bytes=7-", b"bytes=0-1,3-4", b"bytes=990-2000")),
         Target("content-range", _content_range, (), (b"bytes 0-9/100", b"bytes */100", b"bytes 5-4/9")),

@@ -63,6 +63,7 @@ class Node:
     """An agent that staged a and b."""
 
     agent: Agent
+    mirror: AgentMirror
     manifests: dict[str, Manifest]
     bearers: dict[str, str]
     chunks: dict[str, Digest] = field(default_factory=dict)
@@ -78,11 +79,11 @@ async def node(server: AgentMirror, request: pytest.FixtureRequest, tmp_path: Pa
     async with Rig(mirror, tmp_path, {"auth": "token", "cluster_cache_bytes": 40 * MIB}).agent() as agent:
         for name in ("a", "b"):
             await staged(agent, mirror, manifests[name], job=name)
-        node = Node(agent, manifests, _bearers(mirror, manifests))
+        node = Node(agent, mirror, manifests, _bearers(mirror, manifests))
         node.chunks |= {f"large {number}": chunk for number, chunk in enumerate(mirror.chunks(manifests["a"], "large"))}
         node.chunks |= {f"{name} 0": digest_of(TREES[name][f"{name[0]}1"]) for name in ("a", "b")}
         node.chunks["cold 0"] = mirror.chunks(manifests["cold"], "c1")[0]  # as it travels: with its slab, or by itself
-        yield Node(agent, manifests, node.bearers, node.chunks | {"unknown": UNKNOWN})
+        yield Node(agent, mirror, manifests, node.bearers, node.chunks | {"unknown": UNKNOWN})
 
 
 def _bearers(mirror: AgentMirror, manifests: dict[str, Manifest]) -> dict[str, str]:
@@ -135,17 +136,17 @@ async def test_an_agent_gives_chunks_to_grants_that_name_them_alone(node: Node, 
                         tally.add(scenarios=1, refused=expected != "OK")
 
 
-async def test_an_agent_gives_manifests_and_layouts_to_grants_that_name_them_alone(node: Node, tally: Tally) -> None:
+async def test_an_agent_gives_roots_and_pages_to_grants_that_name_them_alone(node: Node, tally: Tally) -> None:
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{node.agent.data_port}", trust_env=False) as plane:
         for bearer, reads in READS.items():
             headers = {} if bearer == "none" else {"Authorization": f"Bearer {node.bearers[bearer]}"}
-            for tail in ("", "/layout"):
-                nothing = shape(await plane.get(f"/manifests/{UNKNOWN}{tail}", headers=headers), UNKNOWN)
-                for name, manifest in node.manifests.items():
-                    answer = await plane.get(f"/manifests/{manifest.digest}{tail}", headers=headers)
+            nothing = shape(await plane.get(f"/chunks/{UNKNOWN}", headers=headers), UNKNOWN)
+            for name, manifest in node.manifests.items():
+                for document in node.mirror.pages_of[manifest.digest]:
+                    answer = await plane.get(f"/chunks/{document}", headers=headers)
                     may = reads if isinstance(reads, str) else "OK" if name in reads - {"cold"} else "NOT_FOUND"
-                    assert answer.status_code == STATUS[may], (bearer, name, tail, answer.content[:300])
-                    assert may == "OK" or shape(answer, manifest.digest) == nothing, (bearer, name)
+                    assert answer.status_code == STATUS[may], (bearer, name, answer.content[:300])
+                    assert may == "OK" or shape(answer, document) == nothing, (bearer, name)
                     tally.add(scenarios=1, refused=may != "OK")
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bdn.core.chunk import digest_of
-from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, DiskFailedError
+from bdn.core.layout import Manifest
 from bdn.net.http1.pool import ConnectionPool
 from bdn.wire.operation_schema import EvictCommand
 from bdn.wire.stage_schema import StageDocument

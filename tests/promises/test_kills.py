@@ -18,6 +18,7 @@ from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Daemon, Program
 from tests.support.agent.rig import noise
+from tests.support.content.layouts import whole
 from tests.support.content.trees import tree
 from tests.support.crash.forgetful_mirror import Central, fill, repositories
 from tests.support.crash.forgetful_node import JOBS, Node, trees
@@ -25,7 +26,6 @@ from tests.support.crash.killing_cluster import NODES, Cluster, Kills
 from tests.support.crash.killing_reader import reading
 from tests.support.crash.killing_steps import Fuse, two_at_a_time
 from tests.support.mirror.backends import EMBEDDED
-from tests.support.content.layouts import whole
 from tests.support.promises.tally import FULL, Tally, at_scale
 from tests.support.services.commands import Finished, Shell
 

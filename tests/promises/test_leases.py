@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, DiskFailedError, InvalidRequestError
 from bdn.core.events import Event
+from bdn.core.layout import Manifest
 from bdn.wire.operation_schema import EvictCommand, VerifyCommand
 from node_agent.app import Agent
 from node_agent.journal import Journal

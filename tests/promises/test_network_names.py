@@ -174,7 +174,7 @@ def test_an_agent_goes_on_while_the_name_of_its_mirror_hangs(
             stage = await staged(agent, mirror, held, job="again")
             monkeypatch.setattr(client, "_CONNECT_SECONDS", SILENT_SECONDS)
             async with MirrorClient(mirror.url.replace("127.0.0.1", OTHER)) as elsewhere:
-                await elsewhere.manifest(held.digest, mirror.grant(held))
+                await elsewhere.root(held.digest, mirror.grant(held))
             assert seeking(SILENT) == 1
             silence.speak()
             beaten = len(mirror.heartbeats)

@@ -13,11 +13,10 @@ from typing import Literal, Self
 import pytest
 
 from bdn.core.chunk import Digest
-from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, CacheFullError
+from bdn.core.layout import Manifest
 from node_agent.app import Agent
 from node_agent.cache.node_cache import NodeCache
-from node_agent.cache.records import Held
 from node_agent.cache.space import Room
 from node_agent.disk.places import Places
 from node_agent.metrics import AgentMetrics
@@ -28,6 +27,7 @@ from tests.support.agent.local_node import open_disk_and_tiers
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import mounted_quota, mounted_tmpfs, needs_mounts, needs_quota
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.content.layouts import held_of, whole
 from tests.support.content.names import stage
 from tests.support.content.trees import tree
 from tests.support.promises.tally import Tally, at_scale
@@ -204,7 +204,7 @@ async def test_what_a_stage_is_deleting_for_itself_is_not_evicted_once_more_for_
 ) -> None:
     """While it is being deleted it is held no more, and not free yet: the disk seems to be smaller than it is."""
     places, held = four_files(tmp_path / "cache")
-    new = AgentMirror().publish({"f": noise(MIB, 9)})
+    new = held_of({"f": whole(noise(MIB, 9))})
     began, go = threading.Event(), threading.Event()
     async with a_cache(tmp_path) as cache:
         monkeypatch.setattr(os, "statvfs", a_disk_of(4 * MIB, places.root))
@@ -217,13 +217,13 @@ async def test_what_a_stage_is_deleting_for_itself_is_not_evicted_once_more_for_
 
         monkeypatch.setattr(cache.files.records, "forget", slowly)
         lock = cache._lock = WatchedLock()
-        admission = asyncio.create_task(cache.admit([Held(new, None)], stage("new")))
+        admission = asyncio.create_task(cache.admit([new], stage("new")))
         assert await asyncio.to_thread(began.wait, 60)
         trimming = asyncio.create_task(cache.trim())
         await lock.is_awaited.wait()
         go.set()
         await asyncio.gather(admission, trimming)
-        assert cache.index.manifests() == tuple(one.digest for one in [*held[1:], new])
+        assert cache.index.manifests() == (*(one.digest for one in held[1:]), new.root.digest)
         assert cache.index.ledger.used_bytes == 4 * MIB
 
 
@@ -232,10 +232,10 @@ async def test_a_file_that_is_just_becoming_whole_costs_no_other(
 ) -> None:
     """It bears its name on disk already and is no part any more; who counts it has not heard of that."""
     places, old = cached(tmp_path / "cache", {"f": noise(3 * MIB, 1)})
-    new = AgentMirror().publish({"f": noise(MIB, 2)})
+    new = held_of({"f": whole(noise(MIB, 2))})
     async with a_cache(tmp_path) as cache:
-        await cache.admit([Held(new, None)], stage("new"))
-        (content,) = new.contents
+        await cache.admit([new], stage("new"))
+        (content,) = new.manifest.contents
         places.file(content).write_bytes(noise(MIB, 2))
         monkeypatch.setattr(os, "statvfs", a_disk_of(4 * MIB, places.root))
         look, rooms = cache.space.room, list[int]()

@@ -15,9 +15,9 @@ import pytest
 
 from bdn.core.cache.index import Victim
 from bdn.core.chunk import Digest
-from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.events import Event, explanation, verdict
+from bdn.core.layout import Manifest
 from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply
 from bdn.wire.operation_schema import EvictCommand, VerifyCommand
 from node_agent.app import Agent

@@ -10,14 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bdn.core.cache.index import CacheIndex, Holder, Victim
-from bdn.core.chunk import Digest, FileEntry
-from bdn.core.layout import Manifest
+from bdn.core.chunk import Digest, FileLayout
 from bdn.core.errors import BdnError, DiskFailedError
+from bdn.core.layout import Manifest
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held, ScannedManifest
 from node_agent.cache.space import SetAside
-from tests.support.content.layouts import manifest_of
 from tests.support.agent.cache import NOBODY
+from tests.support.content.layouts import held_of
 from tests.support.content.names import named, stage
 
 CONTENTS = [named(f"content {number}") for number in range(6)]
@@ -70,9 +70,14 @@ class Disk:
         return None
 
 
-def manifest_of(tree: Iterable[int], sizes: Sequence[int], name: str) -> Manifest:
+def held_of_tree(tree: Iterable[int], sizes: Sequence[int], name: str) -> Held:
     """``name`` keeps two of the same files apart."""
-    return manifest_of([FileEntry(f"{name}/{number}", sizes[number], CONTENTS[number]) for number in sorted(tree)])
+    return held_of(
+        {
+            f"{name}/{number}": FileLayout(CONTENTS[number], sizes[number], (CONTENTS[number],))
+            for number in sorted(tree)
+        }
+    )
 
 
 def counted(index: CacheIndex) -> dict[str, object]:
@@ -118,11 +123,11 @@ def test_what_came_to_nothing_left_nothing_behind(
     steps: int,
     is_again: bool,
 ) -> None:
-    here = [manifest_of(tree, sizes, f"old {number}") for number, tree in enumerate(held)]
-    new = [manifest_of(tree, sizes, f"new {number}") for number, tree in enumerate(newcomers)]
+    here = [held_of_tree(tree, sizes, f"old {number}") for number, tree in enumerate(held)]
+    new = [held_of_tree(tree, sizes, f"new {number}") for number, tree in enumerate(newcomers)]
     used = sum(sizes[number] for number in frozenset().union(*held))
     index, disk = CacheIndex(), Disk(used + slack, steps)
-    for number, manifest in enumerate(here):
+    for number, manifest in enumerate(one.manifest for one in here):
         disk.recorded[manifest.digest] = (manifest, float(number))
         disk.whole |= manifest.contents.keys()
         index.restore(manifest.digest, manifest.contents, dict.fromkeys(manifest.contents, True), last_used=number)
@@ -141,18 +146,18 @@ def test_what_came_to_nothing_left_nothing_behind(
         assert not any(holder.stage_id == "new" for one in index.manifests() for holder in index.leases.holders(one))
     except BdnError:
         assert counted(index) == before
-        asked = {one.digest for one in wanted}
+        asked = {one.root.digest for one in wanted}
         assert all(index.recency.last_used(one) == age for one, age in ages.items() if one not in asked)
 
 
-def _admit(index: CacheIndex, disk: Disk, wanted: Sequence[Manifest], holder: Holder) -> None:
+def _admit(index: CacheIndex, disk: Disk, wanted: Sequence[Held], holder: Holder) -> None:
     shelf = cast("Any", SimpleNamespace(add=lambda _: None, remove=lambda _: None))
     some = cast("Any", disk)
     some.records = some
     cache = NodeCache(index, some, shelf, some, lambda: 1000.0, NOBODY)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(asyncio, "to_thread", _inline)
-        asyncio.run(cache.admit([Held(one, None) for one in wanted], holder))
+        asyncio.run(cache.admit(wanted, holder))
 
 
 async def _inline(call: Callable[..., object], *given: object) -> object:

@@ -10,8 +10,6 @@ from bdn.core.chunk import (
     Digest,
     FileEntry,
     FileLayout,
-    MalformedDocumentError,
-    Manifest,
     UnsafePathError,
     check_tree,
     chunk_count,
@@ -68,37 +66,6 @@ def test_a_layout_fits_one_file_alone(one: tuple[Digest, ...], other: tuple[Dige
         assert other != one
     else:
         assert other == one
-
-
-@given(trees, st.randoms(use_true_random=False))
-def test_a_manifest_survives_a_round_trip_and_does_not_depend_on_order(tree: dict[str, bytes], random: object) -> None:
-    entries = [entry_of(path, content) for path, content in tree.items()]
-    manifest = Manifest.of(entries)
-    random.shuffle(entries)  # type: ignore[attr-defined]
-    assert Manifest.of(entries).canonical == manifest.canonical
-    assert Manifest.parse(manifest.canonical) == manifest
-    assert manifest.bytes_total == sum(map(len, tree.values()))
-    assert manifest.contents == {digest_of(content): len(content) for content in tree.values()}
-
-
-@given(trees, trees)
-def test_different_trees_have_different_names(one: dict[str, bytes], other: dict[str, bytes]) -> None:
-    names = [Manifest.of(entry_of(path, content) for path, content in tree.items()).digest for tree in (one, other)]
-    assert (names[0] == names[1]) == (one == other)
-
-
-@given(trees, st.data())
-def test_a_changed_byte_of_canonical_bytes_never_reads_as_the_same_manifest(
-    tree: dict[str, bytes], data: st.DataObject
-) -> None:
-    manifest = Manifest.of(entry_of(path, content) for path, content in tree.items())
-    document = bytearray(manifest.canonical)
-    document[data.draw(st.integers(0, len(document) - 1))] ^= data.draw(st.integers(1, 255))
-    try:
-        other = Manifest.parse(bytes(document))
-    except MalformedDocumentError:
-        return
-    assert other.digest != manifest.digest
 
 
 @given(st.binary(min_size=32, max_size=32))

@@ -16,8 +16,8 @@ from node_agent.disk.whole_files import WholeFiles
 from node_agent.fill import part as module
 from node_agent.fill.part import PartialFile
 from tests.support.agent.rig import noise
-from tests.support.crash.scripted_writes import aligned
 from tests.support.content.layouts import whole
+from tests.support.crash.scripted_writes import aligned
 
 SYNC_CHUNKS = 2
 NOISE = noise(4 * CHUNK_SIZE)

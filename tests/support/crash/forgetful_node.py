@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of, file_digest
-from bdn.core.layout import Manifest
 from bdn.core.errors import BdnError
+from bdn.core.layout import Manifest
 from bdn.wire.stage_schema import StageDocument, stage_id_of
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import COMMAND, Daemon, Program

@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 
 from bdn.core.cache.digest_table import DigestTable, NameTable
 from bdn.core.cache.index import CacheIndex, ChunkIndex
-from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout
-from bdn.core.layout import Manifest
-from bdn.wire.layout_form import Layout
+from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.cache.records import Held
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 from tests.support.agent.cache import a_tier
+from tests.support.content.layouts import held_of
 from tests.support.content.names import named
 
 # Few, all in one bucket until there are many more, and such that one stands across two others.
@@ -63,9 +61,8 @@ def test_a_table_of_names_is_a_dictionary(steps: list[tuple[Digest, frozenset[Di
 def held_in_files(folder: Path) -> object:
     chunks = [tuple(named(f"{file} {index}") for index in range(1000)) for file in range(CHUNKS // 1000)]
     layouts = [FileLayout.of(len(one) * CHUNK_SIZE, one) for one in chunks]
-    manifest = Manifest.of(FileEntry(str(number), one.size, one.digest) for number, one in enumerate(layouts))
     held = HeldChunks(WholeFiles(Places(folder)), CacheIndex(), a_tier(folder), lambda _: None)
-    held.add(Held(manifest, Layout(manifest.digest, None, {one.digest: one for one in layouts})))
+    held.add(held_of({str(number): one for number, one in enumerate(layouts)}))
     return held
 
 

@@ -1,7 +1,6 @@
 """Our clients: what they ask, what they believe of an answer, and for how long they ask again while there is none."""
 
 import asyncio
-import gzip
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -12,17 +11,16 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout, Manifest, digest_of
+from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import BdnError, InternalError, NotFoundError, QuotaExceededError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.net.api_server import bind_tcp
-from bdn.net.client import OutageRetry
-from bdn.wire.layout_form import Layout
+from bdn.net.client import DataPlane, OutageRetry
 from bdn.wire.mirror_schema import Mirror, MirrorRequestBody, MirrorSource, WeightsSourceBody
 from bdn.wire.shapes import ServiceUnreachableError, WrongDocumentError, document_of
 from bdn.wire.stage_schema import StageDocument, StageRequest
-from tests.support.content.names import named
+from tests.support.content.layouts import held_of, whole
 from tests.support.network.service import Scripted, listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -238,79 +236,29 @@ async def test_a_silence_that_lasts_is_an_error_and_what_does_not_pass_is_one_at
     assert told == ([error] if is_endured else [])
 
 
-LARGE = FileLayout.of(CHUNK_SIZE + 1, (named("first"), named("second")))
-SMALL = FileLayout.of(5, (digest_of(b"small"),))
-MANIFEST = Manifest.of(
-    [FileEntry("model.safetensors", LARGE.size, LARGE.digest), FileEntry("config.json", SMALL.size, SMALL.digest)]
-)
+ROOT = held_of({"config.json": whole(b"small"), "model.safetensors": whole(bytes(CHUNK_SIZE + 1))}).root
+PATH = f"/manifests/{ROOT.digest}"
 
 
-async def test_a_manifest_is_asked_for_with_the_grant_and_believed_when_its_bytes_have_its_name(
+async def test_root__is_requested_with_the_grant_and_believed_when_it_has_its_name(
     service: Scripted, client: MirrorClient
 ) -> None:
-    service.say(f"/manifests/{MANIFEST.digest}", MANIFEST.canonical)
-    assert await client.manifest(MANIFEST.digest, "grant") == MANIFEST
+    service.say(PATH, ROOT.content)
+    assert await client.root(ROOT.digest, "grant") == (ROOT, DataPlane())
     assert service.asked[0][1]["authorization"] == "Bearer grant"
 
 
-OTHER = Manifest.of([FileEntry("evil.bin", 5, SMALL.digest)]).canonical
+@pytest.mark.parametrize("content", [held_of({"evil.bin": whole(b"x")}).root.content, ROOT.content + b"\n", b""])
+async def test_root__refuses_another_name(service: Scripted, client: MirrorClient, content: bytes) -> None:
+    service.say(PATH, content)
+    with pytest.raises(WrongDocumentError, match=f"{ROOT.digest} .*{client.address}.*{digest_of(content)}"):
+        await client.root(ROOT.digest, None)
 
 
-@pytest.mark.parametrize("content", [OTHER, MANIFEST.canonical + b"\n", MANIFEST.canonical[:-1], b""])
-async def test_a_manifest_with_another_name_is_refused(service: Scripted, client: MirrorClient, content: bytes) -> None:
-    service.say(f"/manifests/{MANIFEST.digest}", content)
-    with pytest.raises(WrongDocumentError, match=f"{MANIFEST.digest} .*{client.address}.*{digest_of(content)}"):
-        await client.manifest(MANIFEST.digest, None)
-
-
-@pytest.mark.parametrize("content", [b"{}", b"no json", json.dumps(json.loads(MANIFEST.canonical), indent=1).encode()])
-async def test_bytes_with_the_right_name_that_are_no_manifest_are_refused(
+@pytest.mark.parametrize("content", [b"{}", b"no json", json.dumps(json.loads(ROOT.content), indent=1).encode()])
+async def test_root__refuses_what_has_its_name_and_is_none(
     service: Scripted, client: MirrorClient, content: bytes
 ) -> None:
     service.say(f"/manifests/{digest_of(content)}", content)
-    with pytest.raises(InternalError, match="not a manifest"):
-        await client.manifest(digest_of(content), None)
-
-
-def layout_of(*files: FileLayout) -> dict[str, Any]:
-    described = [
-        {"digest": str(file.digest), "size": file.size, "chunks": [str(chunk) for chunk in file.chunks]}
-        for file in files
-    ]
-    return {"manifest": str(MANIFEST.digest), "data_port": 8461, "files": described}
-
-
-async def read_layout(service: Scripted, client: MirrorClient, content: object) -> Layout:
-    service.say(f"/manifests/{MANIFEST.digest}/layout", content)
-    return await client.layout(MANIFEST.digest, "grant")
-
-
-async def test_a_layout_that_adds_up_is_believed(service: Scripted, client: MirrorClient) -> None:
-    layout = await read_layout(service, client, layout_of(LARGE, SMALL))
-    assert layout == Layout(MANIFEST.digest, 8461, {LARGE.digest: LARGE, SMALL.digest: SMALL})
-
-
-async def test_a_layout_that_does_not_add_up_is_refused(service: Scripted, client: MirrorClient) -> None:
-    content = layout_of(LARGE, SMALL)
-    content["files"][0]["size"] += 1
-    with pytest.raises(WrongDocumentError, match=f"the layout of {MANIFEST.digest} is wrong"):
-        await read_layout(service, client, content)
-
-
-async def test_the_layout_of_another_manifest_is_refused(service: Scripted, client: MirrorClient) -> None:
-    with pytest.raises(WrongDocumentError, match=f"it is that of {SMALL.digest}"):
-        await read_layout(service, client, layout_of(LARGE, SMALL) | {"manifest": str(SMALL.digest)})
-
-
-async def test_a_layout_is_passed_on_by_gzip_and_whole(service: Scripted, client: MirrorClient) -> None:
-    content = json.dumps(layout_of(LARGE, SMALL)).encode()
-    packed, path = gzip.compress(content), f"/manifests/{MANIFEST.digest}/layout"
-    service.say(path, content)
-    assert gzip.decompress(await client.packed_layout(MANIFEST.digest, "grant")) == content
-    service.say(path, packed)
-    assert await client.packed_layout(MANIFEST.digest, "grant") == packed
-    wrong = packed[:-5] + bytes([packed[-5] ^ 1]) + packed[-4:]
-    for damaged in (packed[:-1], packed[:-40], wrong, packed + b"more"):
-        service.say(path, damaged)
-        with pytest.raises(WrongDocumentError, match=f"the layout of {MANIFEST.digest} is wrong"):
-            await client.packed_layout(MANIFEST.digest, "grant")
+    with pytest.raises(InternalError, match=f"manifest {digest_of(content)}"):
+        await client.root(digest_of(content), None)
