@@ -20,6 +20,7 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
 from bdn.mirror.access.access import Access
 from bdn.mirror.chunks.damages import Damages
+from bdn.mirror.db import chunks
 from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import OpenedFile
 from bdn.net.chunk_server.receiving import BUFFERS
@@ -277,9 +278,14 @@ async def test_suspected_chunks__are_read_round_robin_over_organisations(tmp_pat
     store = StepwiseStore()
     async with mirror_under_test(tmp_path, work=False) as mirror, asyncio.timeout(60), asyncio.TaskGroup() as group:
         database = mirror.service.requests.database
-        damages = Damages(database, cast(MirrorStore, store), database.now, lambda: None)
-        for number in range(40):
-            group.create_task(damages.examine(digest_of(bytes([number])), "a"))
+        damages = Damages(database, cast(MirrorStore, store), database.now)
+        names = [digest_of(bytes([number])) for number in range(40)]
+        async with database.write() as session:
+            set_id = await chunks.of(session, chunks.begin, "mir_1")
+            await chunks.of(session, chunks.acquire, set_id, dict.fromkeys([*names, CHUNK], 1), database.now())
+            await chunks.of(session, chunks.mark_stored, set_id, [*names, CHUNK])
+        for name in names:
+            group.create_task(damages.examine(name, "a"))
         await asyncio.sleep(0)
         group.create_task(damages.examine(CHUNK, "b"))
         await until(lambda: len(store.order) >= 4)

@@ -17,7 +17,6 @@ from bdn.mirror.upkeep.repair import AGAIN_SECONDS
 from bdn.store.directory import DirectoryStore
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
-from tests.doubles.s3 import S3Bucket
 from tests.support.content.calendar import DAY, Calendar
 from tests.support.crash.rot import rot
 from tests.support.mirror.service import (
@@ -27,7 +26,6 @@ from tests.support.mirror.service import (
     mirror_under_test,
     source,
     until,
-    with_secret,
 )
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell, wait_until
@@ -166,25 +164,14 @@ async def test_what_cannot_be_repaired_is_said_once_and_that_it_came_back(
     assert await kinds(mirror, manifest=manifest) == ["damaged", "lost", "repaired"]
 
 
-@pytest.mark.promise("corruption", "access")
-async def test_of_a_private_slab_its_owner_alone_hears(mirror: MirrorUnderTest, bucket: S3Bucket) -> None:
-    """Both have the manifest, and each its own slab with the same small files."""
-    bucket.put({"a.txt": FILES["a.txt"], "b.txt": FILES["b.txt"]})
-    wanted = source(f"s3://{bucket.name}", **with_secret("s3-keys"))
-    manifest = await mirrored(mirror, wanted)
-    (slab,) = mirror.chunks()
-    assert await mirrored(mirror, wanted, "rival") == manifest
-    spoil(mirror, Digest(Path(slab).name), "flipped")
+@pytest.mark.promise("corruption")
+async def test_a_mirror_that_puts_a_damaged_chunk_again_is_told_as_its_repair(mirror: MirrorUnderTest) -> None:
+    manifest = await mirrored(mirror, MODEL)
+    spoil(mirror, digest_of(FILES["weights"]), "flipped")
     assert await verified(mirror, repair=False) == ["damaged"]
-    name = f"b3:{Path(slab).name}"
-    assert await kinds(mirror, digest=name) == await kinds(mirror, manifest=manifest) == ["damaged"]
-    assert await kinds(mirror, "rival", digest=name) == await kinds(mirror, "rival", manifest=manifest) == []
-
-    bucket.put({"a.txt": FILES["a.txt"], "b.txt": FILES["b.txt"], "c.txt": b"one more"})
-    await mirrored(mirror, wanted)  # which packs all three
+    assert await mirrored(mirror, MODEL) == manifest
     assert mirror.damaged() == 0
     assert await kinds(mirror, manifest=manifest) == ["damaged", "repaired"]
-    assert await kinds(mirror, "rival", manifest=manifest) == []
 
 
 @pytest.mark.promise("corruption")
@@ -193,7 +180,7 @@ async def test_damage_found_twice_is_written_once(mirror: MirrorUnderTest, calen
     manifest = await mirrored(mirror, MODEL)
     spoil(mirror, digest_of(FILES["weights"]), "zeroed")
     database, store = Database(f"sqlite+aiosqlite:///{mirror.data_dir}/mirror.sqlite"), AlsoSeen(mirror)
-    damages = [Damages(database, store, calendar, lambda: None) for _ in range(4)]
+    damages = [Damages(database, store, calendar) for _ in range(4)]
     try:
         faults = await asyncio.gather(*(one.examine(digest_of(FILES["weights"])) for one in damages))
     finally:
