@@ -229,13 +229,13 @@ class KilledSyncs:
         return status == 404
 
     def sent_again(self) -> tuple[int, int]:
-        """Bytes of whole chunks that came more than once, and once; by what the mirror has written down, and what it had not."""
+        """Bytes of whole chunks that came more than once, and once; the mirror counts them before it stores them."""
         chunks = self._chunks()
         pushed = self._query("SELECT facts FROM events WHERE kind = 'pushed'")
         under_way = self._query("SELECT sum(bytes_transferred) FROM mirror_sources WHERE status <> 'READY'")
         written = sum(json.loads(facts)["transferred"] for (facts,) in pushed) + (under_way[0][0] or 0)
-        once = sum(chunks.values()) - sum(self._unwritten().values())
-        return written - once + sum(self._stored.values()), once
+        once = sum(chunks.values())  # pages and roots among them, which are small
+        return written - once, once
 
     def _chunks(self) -> dict[str, int]:
         found = self.central.sizes("mirror/store/chunks")
@@ -252,8 +252,9 @@ class KilledSyncs:
             for path in self._data_dir.glob("mirror.sqlite*"):
                 shutil.copyfile(path, Path(name) / path.name)
             with closing(sqlite3.connect(Path(name) / "mirror.sqlite")) as connection:
-                has_it = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'contents'").fetchall()
-                return {str(name) for (name,) in connection.execute("SELECT digest FROM contents")} if has_it else set()
+                has_it = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'chunks'").fetchall()
+                stored = "SELECT lower(hex(digest)) FROM chunks WHERE state = 'stored'"
+                return {str(name) for (name,) in connection.execute(stored)} if has_it else set()
 
     def _query(self, query: str) -> list[tuple[Any, ...]]:
         assert self._mirror is not None
