@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring_ascii
 from typing import Any, Final, Generic, Self, TypeVar
 
 from blake3 import blake3
@@ -214,16 +215,15 @@ class _Part:
     @property
     def weight(self) -> int:
         """About the bytes that it takes in a page, and never fewer."""
-        escaped = len(json.dumps(self.file.path))  # at least as long as in UTF-8
+        escaped = len(encode_basestring_ascii(self.file.path))  # at least as long as in UTF-8
         lies = _SLAB_BYTES if self.file.layout.slice else _NAME_BYTES * len(self.chunks)
         return _ENTRY_BYTES + escaped + lies
 
 
-def _parts(file: PlacedFile) -> Iterator[_Part]:
-    layout = file.layout
-    chunks = () if layout.slice else layout.chunks
-    for start in range(0, max(1, len(chunks)), _PART_CHUNKS):
-        yield _Part(file, start, chunks[start : start + _PART_CHUNKS])
+def _parts(file: PlacedFile) -> list[_Part]:
+    chunks = () if file.layout.slice else file.layout.chunks
+    starts = range(0, len(chunks) or 1, _PART_CHUNKS)
+    return [_Part(file, start, chunks[start : start + _PART_CHUNKS]) for start in starts]
 
 
 def _write_page(parts: Sequence[_Part]) -> bytes:

@@ -252,6 +252,51 @@ class RegistryMachine(RuleBasedStateMachine):
                 chunks.forget(connection, gone, since)
         collector.gone = []
 
+    @rule(which=st.integers(0, 1), owner=workers, digests=some, is_prompt=st.booleans())
+    def acquire_what_is_leaving(self, which: int, owner: str, digests: frozenset[Digest], is_prompt: bool) -> None:
+        self.give_everything_up(is_prompt)
+        self.wait(chunks.PUT_SECONDS, True)
+        self.collect(which, True, 500)
+        self.acquire(owner, digests)
+
+    @rule(digests=some, is_late=st.booleans())
+    def writer_outlives_its_set(self, digests: frozenset[Digest], is_late: bool) -> None:
+        """Its PUT or its word that they are stored comes when others collected its chunks, and wrote them anew."""
+        self.give_everything_up(False)
+        self.acquire(WORKERS[0], digests)
+        if is_late:
+            self.put_without_an_answer(WORKERS[0])
+        else:
+            self.put(WORKERS[0])
+        self.give_everything_up(False)
+        if not is_late:
+            self.wait(chunks.PUT_SECONDS, True)
+        self.collect_at_once(0)
+        self.acquire(WORKERS[1], digests)
+        self.zombie_marks()
+
+    @rule(digests=some, seconds=st.sampled_from([600.0, chunks.DELETE_SECONDS]), is_landing=st.booleans())
+    def delete_outlives_its_collection(self, digests: frozenset[Digest], seconds: float, is_landing: bool) -> None:
+        """It has no answer, or its collector is slow to say that the row may go; meanwhile another one deletes, too."""
+        self.mirror_at_once(WORKERS[2], digests)
+        self.give_everything_up(False)
+        self.wait(chunks.PUT_SECONDS, True)
+        self.collect(0, True, 500)
+        self.delete(0, is_late=is_landing, is_forgotten=False)
+        self.wait(seconds, False)
+        self.collect(1, True, 500)
+        self.delete(1, is_late=not is_landing, is_forgotten=True)
+        self.forget(0)
+        self.mirror_at_once(WORKERS[2], digests)
+
+    @rule(is_prompt=st.booleans())
+    def give_everything_up(self, is_prompt: bool) -> None:
+        for owner in WORKERS:
+            self.fail(owner, False, is_prompt, False)
+        while self.published:
+            self.evict(0, is_prompt, False)
+        self.take_apart()
+
     @rule(which=st.integers(0, 1))
     def collect_at_once(self, which: int) -> None:
         self.take_apart()

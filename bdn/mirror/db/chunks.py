@@ -36,8 +36,8 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.mirror.db.database import ReadSession, batches
 from bdn.mirror.db.tables import ChunkRow, ChunkSetRow, SetChunkRow
 
-# After its row was changed for it, a request to the store is sent in time for its signature (15 minutes of a PUT) to expire by then.
-PUT_SECONDS: Final = 3600.0
+# By then a request has ended that the row was changed for: it was sent in time for its signature to expire (ADR 48).
+PUT_SECONDS: Final = 900.0
 DELETE_SECONDS: Final = 900.0
 AT_ONCE: Final = 500  # chunks of one statement
 TAKEN_APART_AT_ONCE: Final = 2000  # references of one transaction
