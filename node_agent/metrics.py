@@ -40,7 +40,7 @@ class AgentMetrics:
         self.obtained_chunks = count("bdn_agent_obtained_chunks", "Chunks read from the mirror because a peer asked")
         self.obtained_bytes = count("bdn_agent_obtained_bytes", "Bytes of these chunks")
         self.documents = count(
-            "bdn_agent_documents", "Manifests and layouts obtained, by the tier they came from", ["tier"]
+            "bdn_agent_documents", "Roots and pages of manifests obtained, by the tier they came from", ["tier"]
         )
         self.lost_events = count(
             "bdn_agent_lost_events", "Decisions that the journal did not take, because the disk is full or broken"
@@ -97,7 +97,7 @@ class AgentMetrics:
         self.proxied_chunks.labels(reason).inc()
 
     def documented(self, tier: str) -> None:
-        """A manifest or a layout is here."""
+        """A root or a page is here."""
         self.documents.labels(tier).inc()
 
     def watch(self, name: str, what: str, read: Callable[[], float]) -> None:

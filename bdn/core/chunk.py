@@ -1,9 +1,8 @@
-"""Chunks and what they make up: files, their layouts, and manifests. All are named by BLAKE3-256, ``b3:<64 hex>``.
+"""Chunks and the files that they make up. All are named by BLAKE3-256, ``b3:<64 hex>``.
 
-A chunk is a fixed, aligned piece of at most 8 MiB, never content-defined. A manifest is the authority on what a mirrored source
-contains: path, size and digest of every file. A layout says where a file's bytes lie: its chunks in order, or a slice of a slab.
-It is served beside the manifest, is not part of its name, and needs no trust: it exists only when its chunk digests add up to the
-file digest that the manifest names, and the bytes of a slice are checked against the file's own digest.
+A chunk is a fixed, aligned piece of at most 8 MiB, never content-defined. A layout says where a file's bytes lie: its chunks in
+order, or a slice of a slab. It exists only when its chunk digests add up to the file's digest; the bytes of a slice are checked
+against that digest.
 """
 
 import re
@@ -262,7 +261,7 @@ def check_tree(paths: Iterable[str]) -> None:
 
 
 class MalformedDocumentError(ValueError):
-    """A manifest or layout whose bytes are not what their schema says."""
+    """A root or a page of a manifest whose bytes are not what their schema says."""
 
 
 @dataclass(frozen=True, slots=True)

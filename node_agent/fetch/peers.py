@@ -129,8 +129,8 @@ _HOPELESS: Final = 8.0
 class Waits:
     """The longest that nothing may come before a source is given up.
 
-    A peer that works on an answer says so every second, over a link that may be full. ``document_seconds`` are for a manifest
-    or a layout from the mirror: the first time that it is asked, when peers may have it, and later.
+    A peer that works on an answer says so every second, over a link that may be full. ``document_seconds`` are for the root
+    of a manifest from the mirror: the first time that it is asked, when peers may have it, and later.
     """
 
     peer_seconds: float = 10.0

@@ -3,7 +3,6 @@
 Its mirror has manifest, layout and slabs in memory, in a process of its own: ``python -m … FILES`` prints where it is, and a grant.
 """
 
-import gzip
 import subprocess
 import sys
 import tempfile
@@ -12,19 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bdn.wire.layout_form import write_file, write_layout
-
-from bdn.core.chunk import FileEntry, ManifestDocument, ManifestWriter, digest_of
-from bdn.core.store import PARCEL_FILES
+from bdn.core.chunk import FileLayout
+from bdn.core.layout import Manifest
 from bdn.wire.grants import Grant, GrantedMount
 from tests.benchmarks.report import Figure, scaled
-from tests.doubles.http_origin import Answer, Request
 from tests.support.agent.mirror import AgentMirror
+from tests.support.content.layouts import packed
 from tests.support.services import services
 from tests.support.services.commands import wait_until
 
 _SIZE: Final = 100  # of a file
-_IN_SLAB: Final = PARCEL_FILES
+_IN_SLAB: Final = 8000  # files
 
 
 def measure() -> Sequence[Figure]:
@@ -53,33 +50,16 @@ def measure() -> Sequence[Figure]:
 class ManyFiles(AgentMirror):
     """A mirror of one manifest of many small files."""
 
-    def make(self, count: int) -> ManifestDocument:
+    def make(self, count: int) -> Manifest:
         """Publish it."""
-        writer, files = ManifestWriter(), list[str]()
+        files: dict[str, FileLayout] = {}
         for first in range(0, count, _IN_SLAB):
             numbers = range(first, min(count, first + _IN_SLAB))
-            contents = [f"{number:08}".encode().ljust(_SIZE) for number in numbers]
-            slab = b"".join(contents)
-            name, digests = digest_of(slab), [digest_of(one) for one in contents]
-            self.store.put(name, bytearray(slab))
-            paths = [f"train-{number // 1000:05}/sample-{number:08}.json" for number in numbers]
-            writer.add([FileEntry(path, _SIZE, one) for path, one in zip(paths, digests, strict=True)])
-            files += [
-                write_file(one.hex, _SIZE, [one.hex], (name.hex, len(slab), _SIZE * at))
-                for at, one in enumerate(digests)
-            ]
-        document = writer.finish()
-        self.canonical = document.canonical
-        self.chunks_of[document.digest] = {one.digest for one in self.store.stored()}
-        self.layout = gzip.compress(b"".join(write_layout(document.digest, self.data_port, files)), 1)
-        return document
-
-    def _respond(self, request: Request) -> Answer:
-        if request.target.endswith("/layout"):
-            return Answer(200, {"content-encoding": "gzip"}, self.layout)
-        if request.target.startswith("/manifests/"):
-            return Answer(200, content=self.canonical)
-        return super()._respond(request)
+            slab, content, layouts = packed([f"{number:08}".encode().ljust(_SIZE) for number in numbers])
+            self.store.put(slab, bytearray(content))
+            paths = (f"train-{number // 1000:05}/sample-{number:08}.json" for number in numbers)
+            files |= zip(paths, layouts, strict=True)
+        return self.publish_as(files)
 
 
 def main() -> None:

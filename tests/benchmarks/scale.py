@@ -5,23 +5,15 @@ CPU seconds are those of this thread, so that what else the machine does is not 
 
 import asyncio
 import gc
-import gzip
 import tempfile
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bdn.mirror.db.contents import LAYOUTS_AT_ONCE, ContentLayout
-from bdn.mirror.serving.layout_documents import LayoutDocument
-from bdn.wire.layout_form import Layout
-
 from bdn.core.cache.index import CacheIndex, ChunkIndex, Steps
-from bdn.core.chunk import CHUNK_SIZE, FileEntry, FileLayout
-from bdn.core.layout import Manifest
-from bdn.mirror.db.database import batches
+from bdn.core.chunk import CHUNK_SIZE, FileLayout
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.cache.records import Held
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 from tests.benchmarks import agent_memory, collected, many_agents, opened_objects, published
@@ -29,6 +21,7 @@ from tests.benchmarks.report import Figure, scaled
 from tests.support.agent.cache import a_tier
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.ring import Ring
+from tests.support.content.layouts import held_of
 from tests.support.content.names import named
 
 
@@ -91,8 +84,7 @@ def _hold_files(held: HeldChunks, count: int) -> None:
         FileLayout.of(1000 * CHUNK_SIZE, tuple(named(f"{file} {index}") for index in range(1000)))
         for file in range(count // 1000)
     ]
-    manifest = Manifest.of(FileEntry(str(number), one.size, one.digest) for number, one in enumerate(layouts))
-    held.add(Held(manifest, Layout(manifest.digest, None, {one.digest: one for one in layouts})))
+    held.add(held_of({str(number): one for number, one in enumerate(layouts)}))
 
 
 def _hold_chunks(index: ChunkIndex, count: int) -> None:
@@ -100,30 +92,6 @@ def _hold_chunks(index: ChunkIndex, count: int) -> None:
         chunk = named(str(number))
         index.admit(named("manifest"), chunk, CHUNK_SIZE - number, now=0, budget=count * CHUNK_SIZE)
         index.commit(chunk)
-
-
-def layouts() -> Sequence[Figure]:
-    """The document of a layout of small files, once its rows are read."""
-    files, slab = scaled(200_000), named("slab").hex
-    rows = [ContentLayout(named(str(number)).hex, 100, b"", slab, CHUNK_SIZE, number) for number in range(files)]
-
-    async def pages() -> AsyncIterator[Sequence[ContentLayout]]:
-        for page in batches(rows, LAYOUTS_AT_ONCE):
-            yield page
-
-    tracemalloc.start()
-    asyncio.run(LayoutDocument.of(named("manifest"), None, pages()))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    began = time.process_time()
-    document = asyncio.run(LayoutDocument.of(named("manifest"), None, pages()))
-    seconds = time.process_time() - began
-    what = f"layout of {files} files"
-    return [
-        Figure(f"{what}: memory to make the document", "MB", (peak / 1e6,)),
-        Figure(f"{what}: CPU to make the document", "s CPU", (seconds,)),
-        Figure(f"{what}: sent", "MB", (len(document.gzip) / 1e6,)),
-    ]
 
 
 def documents() -> Sequence[Figure]:
@@ -140,12 +108,12 @@ def documents() -> Sequence[Figure]:
 
         asyncio.run(stage())
         asked = dict(mirror.documents)
-        sizes = {f"/manifests/{manifest.digest}": len(manifest.canonical)}
-        layout = mirror.layouts[manifest.digest].model_dump_json(exclude_defaults=True).encode()
-        sizes[f"/manifests/{manifest.digest}/layout"] = len(gzip.compress(layout, compresslevel=1))
+        tree = mirror.trees[manifest.digest]
+        sizes = {f"/manifests/{manifest.digest}": len(tree.root.content)}
+        sizes |= {f"/chunks/{page.digest}": page.size for page in tree.root.pages}
     what = f"{agents} agents stage {files} files: documents of the mirror"
     return [
-        Figure(f"{what}: requests", "requests", (sum(asked.values()),), "2"),
+        Figure(f"{what}: requests", "requests", (sum(asked.values()),)),
         Figure(f"{what}: sent", "MB", (sum(count * sizes[path] for path, count in asked.items()) / 1e6,)),
     ]
 
@@ -153,7 +121,6 @@ def documents() -> Sequence[Figure]:
 SECTIONS: dict[str, Callable[[], Sequence[Figure]]] = {
     "plans": plans,
     "chunks": chunks,
-    "layouts": layouts,
     "documents": documents,
     "opened": opened_objects.measure,
     "collected": collected.measure,

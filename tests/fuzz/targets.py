@@ -247,7 +247,7 @@ TARGETS: Final = {
         Target("pattern", _patterns, (ValueError, BdnError),
             (b"**/*.json\na/b.json", b"a[!b-d]?*\nabc", b"x/**/y/\nx/1/2/y/z", b"[]\n]")),
         Target("root", _root, (MalformedDocumentError,), (_HELD.root.content,)),
-        Target("page", _page, (MalformedDocumentError,), _HELD.pages),
+        Target("page", _page, (MalformedDocumentError,), tuple(_HELD.pages)),
         Target("range", _range, (UnsatisfiableRangeError,),
             (b"bytes=0-9", b"bytes=-5", b"bytes=7-", b"bytes=0-1,3-4", b"bytes=990-2000")),
         Target("content-range", _content_range, (), (b"bytes 0-9/100", b"bytes */100", b"bytes 5-4/9")),

@@ -249,7 +249,7 @@ async def test_a_file_that_is_just_becoming_whole_costs_no_other(
         monkeypatch.setattr(cache.space, "room", room)
         await cache.trim()
         assert rooms == [3 * MIB, 4 * MIB]
-        assert set(cache.index.manifests()) == {old.digest, new.digest}
+        assert set(cache.index.manifests()) == {old.digest, new.root.digest}
         assert cache.index.ledger.committed_bytes == 4 * MIB
 
 
