@@ -127,23 +127,22 @@ async def test_nothing_is_published_or_restored_between_a_collection_s_look_and_
 ) -> None:
     async with beside(database_url, tmp_path, jobs=1, tombstone_seconds=0) as mirror:
         await mirror.ready(MODEL)
-        look = mirrors.begin_to_collect
+        drop = collection.drop
         seen: list[str] = []
         requests: list[asyncio.Task[Json]] = []
 
-        async def look_slowly(*given: Any, **named: Any) -> bool:
-            found = await look(*given, **named)
-            if found and not requests:
-                # The request itself waits for the collection, too: its row is in the table of the claims.
-                requests.append(asyncio.create_task(mirror.begin(MODEL)))
+        async def drop_slowly(*given: Any, **named: Any) -> bool:
+            found = await drop(*given, **named)
+            if not requests:
+                requests.append(asyncio.create_task(mirror.ready(MODEL)))
                 await somebody_waits(database_url, requests[0])
                 seen.append("went on" if requests[0].done() else "waits")
             return found
 
-        monkeypatch.setattr(mirrors, "begin_to_collect", look_slowly)
+        monkeypatch.setattr(collection, "drop", drop_slowly)
         evicted = await mirror.evict(all=True)
         assert (evicted["status"], seen) == ("DONE", ["waits"])
-        document = await mirror.ended((await requests[0])["id"])
+        document = await requests[0]
         assert document["bytes_transferred"] == LARGE.size + 3
         await mirror.tree(document["sources"][0]["manifest"])
 

@@ -333,6 +333,19 @@ async def test_who_mirrors_again_what_is_being_collected_has_it_whole() -> None:
             assert await world.check() == len(tree_of("ABy")[1])
 
 
+async def test_what_is_restored_before_it_is_dropped_stays() -> None:
+    found = list[float | None]()
+
+    async def restore(world: World) -> None:
+        await world.restore("acme", tree_of("ABy")[0].digest.hex)
+
+    for step in range(await _steps_of_a_purge()):
+        async with _purged(step, restore) as world:
+            await world.check()
+            found += world.promised.values()
+    assert found == [None]  # it can be restored after the first look, and not once it is dropped
+
+
 async def _steps_of_a_purge() -> int:
     steps = itertools.count(1)
 
@@ -347,11 +360,11 @@ async def _steps_of_a_purge() -> int:
 
 @asynccontextmanager
 async def _purged(step: int | None, deed: Callable[[World], Awaitable[None]]) -> AsyncIterator[World]:
-    """A manifest is given up and purged; after the transaction of this number, or after each, comes the deed."""
+    """A manifest is given up and purged; after the look or transaction of this number, or after each, comes the deed."""
     done = itertools.count()
 
     async def gate(name: str) -> None:
-        if name == "rows went" and step in (next(done), None):
+        if name in ("rows were looked at", "rows went") and step in (next(done), None):
             await deed(world)
 
     async with a_world() as world:
@@ -453,8 +466,11 @@ async def test_a_chunk_whose_deletion_got_no_answer_is_deleted_again_once_that_h
         await _ended(world)
 
 
-async def test_a_collection_that_stood_still_forgets_no_row_that_another_one_deletes_again() -> None:
+async def test_a_collection_that_stood_still_forgets_no_row_that_another_one_deletes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A lets a chunk go, deletes it, and stands still; B lets it go again; A goes on; C puts it; B's DELETE arrives."""
+    monkeypatch.setattr(chunks.collect, "__defaults__", (100,))
     async with a_world() as world:
         await world.begin("acme", "B").finish()
         await world.evict(*next(iter(world.promised)), purge=False)
@@ -469,12 +485,12 @@ async def test_a_collection_that_stood_still_forgets_no_row_that_another_one_del
                 others.append(1)
                 with suppress(StoreUnavailableError):
                     await world.collect()
-                world.gate = gate
+                world.gate, world.unanswered = gate, 0
 
         world.gate = gate
         with suppress(StoreUnavailableError):
             await world.collect()
-        world.gate, world.unanswered = World.gate, 0
+        world.gate = World.gate
         copy = world.begin("acme", "B")
         await copy.finish()
         world.carry_out()
