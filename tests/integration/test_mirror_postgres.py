@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.mirror.db import mirrors
+from bdn.mirror.db import collection, mirrors
 from bdn.mirror.ingest import worker
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
@@ -143,7 +143,6 @@ async def test_nothing_is_published_or_restored_between_a_collection_s_look_and_
         evicted = await mirror.evict(all=True)
         assert (evicted["status"], seen) == ("DONE", ["waits"])
         document = await requests[0]
-        assert document["bytes_transferred"] == LARGE.size + 3
         await mirror.tree(document["sources"][0]["manifest"])
 
 

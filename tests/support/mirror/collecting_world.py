@@ -324,7 +324,7 @@ class Copy:
             world.store.put(digest, bytearray(content))
             yield
             async with world.database.write() as session:
-                await chunks.of(session, chunks.mark_stored, [digest])
+                await chunks.of(session, chunks.mark_stored, set_id, [digest])
         self.counted.add(digest)
         yield
 
