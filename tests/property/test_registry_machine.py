@@ -73,7 +73,7 @@ class Request:
 class RegistryMachine(RuleBasedStateMachine):
     @initialize(has_late_puts=st.booleans())
     def build(self, has_late_puts: bool) -> None:
-        """With late PUTs, as in a bucket, no collection has a grace of less than ``PUT_SECONDS``."""
+        """With late PUTs, as in a bucket, no collection takes a stored chunk before the last PUT of it has ended."""
         with ENGINE.begin() as connection:
             for table in (SetChunkRow, ChunkSetRow, ChunkRow):
                 connection.execute(delete(table))
@@ -227,8 +227,11 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), is_prompt=st.booleans(), limit=st.sampled_from([1, 500]))
     def collect(self, which: int, is_prompt: bool, limit: int) -> None:
         """It is in no hurry to delete. What it took before and did not delete is forgotten, as when it dies."""
-        grace = chunks.PUT_SECONDS if self.has_late_puts or not is_prompt else 0.0
+        coming = {request.digest for request in self.late if request.is_put}
+        coming |= {digest for zombie in self.zombies for digest in zombie.wanted}
         with ENGINE.begin() as connection:
+            has_grace = not is_prompt or (self.has_late_puts and chunks.stored(connection, coming))
+            grace = chunks.PUT_SECONDS if has_grace else 0.0
             self.collectors[which].taken = chunks.collect(connection, grace, self.now, limit)
         self.collectors[which].since = self.now
 
