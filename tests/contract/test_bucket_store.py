@@ -21,10 +21,10 @@ from bdn.core.errors import InvalidRequestError, NotFoundError, StoreUnavailable
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import BucketUri, parse_source
 from bdn.core.store import DELETE_SENT_SECONDS, LocatableStore, NotDeletedError
-from bdn.store.boot_clock import since_boot
 from bdn.mirror.db.chunks import DELETE_SECONDS, PUT_SECONDS
 from bdn.sources.sign_in import Secret
 from bdn.store.access import Pairs, open_access
+from bdn.store.boot_clock import since_boot
 from bdn.store.bucket import OPEN_AT_ONCE, Bucket
 from bdn.store.bucket_store import BucketStore, open_bucket_store
 from bdn.store.directory import KEPT

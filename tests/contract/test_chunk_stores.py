@@ -13,8 +13,8 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest, digest_of
 from bdn.core.errors import NotFoundError
 from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoredChunk
-from bdn.store.boot_clock import since_boot
 from bdn.sources.sign_in import SourceContext
+from bdn.store.boot_clock import since_boot
 from bdn.store.bucket_store import BucketStore
 from bdn.store.directory import DirectoryStore
 from tests.doubles.gcs import GcsServer

@@ -66,7 +66,7 @@ class Pulling:
             file = (await listed(source))[path]
             located = LocatedFile("the source", source, file)
             store = MemoryStore()
-            copied = await Copier(store, self.reader).copy(located, {}, lambda *_: None, UnderWay())
+            copied = await Copier(store, self.reader).copy(located, {}, store.put, lambda *_: None, UnderWay())
         assert copied.size == len(FILES[path])
 
     async def refusal(self, opened: Opened, path: str) -> BdnError:

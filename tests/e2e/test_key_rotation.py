@@ -127,7 +127,7 @@ async def test_no_grant_is_refused_by_any_process_while_keys_are_changed(
                 assert replica.mirror
                 assert await statuses(replica.mirror.service.data_port or 0, grants) == {"HTTP/1.1 200 OK"}
             for grant in grants:
-                await agent.heartbeats.verify(grant)
+                await agent.trust.check(grant)
 
         async def round_of(change: Awaitable[None] | None) -> list[str]:
             """Grants of before and after a change, used after it."""

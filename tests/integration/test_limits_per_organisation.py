@@ -15,8 +15,9 @@ from typing import BinaryIO, Final, cast
 
 import pytest
 
-from bdn.core.chunk import Buffer, ByteRange, Digest, FileEntry, FileLayout, digest_of
+from bdn.core.chunk import Buffer, ByteRange, Digest, FileLayout, digest_of
 from bdn.core.errors import StoreUnavailableError
+from bdn.core.manifest import PlacedFile
 from bdn.core.store import MirrorStore
 from bdn.mirror.access.access import Access
 from bdn.mirror.chunks.damages import Damages
@@ -299,10 +300,10 @@ async def test_suspected_chunks__are_read_round_robin_over_organisations(tmp_pat
 
 async def test_threads_of_the_loop__are_free_while_a_store_hangs() -> None:
     store, loop = HangingStore(), asyncio.get_running_loop()
-    entry, layout = FileEntry("x", len(CONTENT), CHUNK), FileLayout.of(len(CONTENT), (CHUNK,))
+    placed = PlacedFile("x", FileLayout.of(len(CONTENT), (CHUNK,)))
     with ThreadPoolExecutor(2 * SHARE) as threads:
         shelf = StoreShelf(store, cast(Access, None), cast(Damages, None), loop, threads)
-        file = OpenedFile(entry, layout, store, "a", threads)
+        file = OpenedFile(placed, store, "a", threads)
         try:
             async with asyncio.timeout(60), asyncio.TaskGroup() as group:
                 for _ in range(SHARE // 2):

@@ -171,7 +171,7 @@ class Copies:
         layout = FileLayout.of(len(CONTENT), tuple(NAMES))
         for chunk in layout.placed():
             if chunk.index not in stored:
-                await asyncio.to_thread(put, chunk.digest, PIECES[chunk.index])
+                await asyncio.to_thread(put, chunk.digest, bytearray(PIECES[chunk.index]))
                 on_stored(chunk.index, chunk.digest, chunk.range.size)
         return layout
 
@@ -190,7 +190,7 @@ class Copies:
             raise UpstreamUnavailableError("s", "gone")
         contents = [located.file.path.encode()[:1] * located.file.size for located in files]
         slab = b"".join(contents)
-        await asyncio.to_thread(put, digest_of(slab), slab)
+        await asyncio.to_thread(put, digest_of(slab), bytearray(slab))
         return digest_of(slab), list(map(digest_of, contents))
 
 

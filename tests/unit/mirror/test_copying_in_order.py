@@ -60,7 +60,9 @@ class Bench:
             self.store.put(NAMES[index], bytearray(CHUNKS[index]))
         file = UpstreamFile("file", size, Identity.of("public", "file"), "file", "v1", checksum)
         known = {index: NAMES[index] for index in stored}
-        return await self.copier.copy(LocatedFile("hf://o/r", self, file), known, self._note, UnderWay())
+        return await self.copier.copy(
+            LocatedFile("hf://o/r", self, file), known, self.store.put, self._note, UnderWay()
+        )
 
     async def locate(self, _: UpstreamFile) -> Location:
         return Location(self.url, etag=self.pinned)
