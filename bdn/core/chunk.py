@@ -134,15 +134,6 @@ class PlacedChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Slab:
-    """A chunk that holds many small files one after the other. ``scope`` is whose files: see ``Identity``."""
-
-    digest: Digest
-    size: int
-    scope: str
-
-
-@dataclass(frozen=True, slots=True)
 class Slice:
     """Where a small file lies: ``offset`` bytes into the slab, which is ``slab_size`` bytes."""
 
@@ -176,11 +167,6 @@ class FileLayout:
     def of(cls, size: int, chunks: tuple[Digest, ...]) -> Self:
         """The layout of a file of ``size`` bytes with these chunks; names the file."""
         return cls(file_digest(size, chunks), size, chunks)
-
-    @classmethod
-    def packed(cls, digest: Digest, size: int, slab: Slab, offset: int) -> Self:
-        """The layout of a small file inside a slab."""
-        return cls(digest, size, (digest,), Slice(slab.digest, slab.size, offset))
 
     @property
     def fetched(self) -> tuple[Digest, ...]:

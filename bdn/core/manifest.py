@@ -317,10 +317,8 @@ def _entry(record: dict[str, Any], slabs: Sequence[tuple[Digest, int]]) -> PageE
         number, offset = map(_count, record["slab"])
         slab, slab_size = slabs[number]
         return PageEntry(path, size, digest, (), 0, Slice(slab, slab_size, offset))
-    if "chunks" in record:
-        chunks = tuple(map(Digest.parse, record["chunks"]))
-    else:
-        chunks = (digest,) if size else ()
+    listed = record.get("chunks")
+    chunks = tuple(map(Digest.parse, listed)) if listed is not None else (digest,) if size else ()
     return PageEntry(path, size, digest, chunks, _count(record.get("from", 0)))
 
 

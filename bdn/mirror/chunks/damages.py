@@ -6,7 +6,8 @@ other order it would leave a chunk that is absent and counts as stored.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -19,6 +20,7 @@ from bdn.mirror.db.database import Database, tell
 from bdn.mirror.db.waiting import KEEPERS_WORK, SharedReads
 from bdn.transfer.fair_limit import FairLimit
 
+_KNOWN_SECONDS: Final = 1.0  # for which a chunk is served after another process has found it wrong
 _EXAMINED_AT_ONCE: Final = 4  # objects: each holds a thread of the loop, and of a bucket 8 MiB of memory
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ class Damages:
     clock: Callable[[], float]
     _examinations: SharedReads[tuple[Digest, str], str | None] = field(default_factory=partial(SharedReads, 0.0))
     _places: FairLimit = field(default_factory=partial(FairLimit, _EXAMINED_AT_ONCE))
+    _looks: SharedReads[str, Mapping[Digest, str]] = field(default_factory=partial(SharedReads, 0.0))
+    _seen: list[tuple[float, Mapping[Digest, str]]] = field(default_factory=lambda: [(0.0, {})])  # until when it counts
 
     async def examine(self, digest: Digest, organisation: str = "") -> str | None:
         """What is wrong with this chunk of the store, from now on registered; None when it is right, or not stored.
@@ -73,6 +77,7 @@ class Damages:
             tell(session, KEEPERS_WORK)
         if not is_marked:  # another process was first, a collection took it, or it is being put
             return (await self.reasons([digest])).get(digest)
+        await self.look()
         logger.warning("the store holds a wrong chunk", extra={"chunk": str(digest), "reason": fault})
         try:
             await asyncio.to_thread(self.store.set_aside, digest)
@@ -80,6 +85,23 @@ class Damages:
             # The object cannot be touched. It is registered, and so not served; the scrub goes on behind it.
             logger.warning("a wrong chunk stays where it is", extra={"chunk": str(digest), "error": str(error)})
         return fault
+
+    def known(self) -> Mapping[Digest, str] | None:
+        """All damaged chunks as of at most a second ago, and what is wrong with each. None: ``look``. For any thread."""
+        until, found = self._seen[0]
+        return found if time.monotonic() < until else None
+
+    async def look(self) -> Mapping[Digest, str]:
+        """All damaged chunks now."""
+
+        async def read() -> Mapping[Digest, str]:
+            until = time.monotonic() + _KNOWN_SECONDS
+            async with self.database.read() as session:
+                found = await damaged.reasons(session)
+            self._seen[0] = until, found
+            return found
+
+        return await self._looks.of("all", read).get(anew=True)
 
     async def reasons(self, digests: Sequence[Digest]) -> dict[Digest, str]:
         """Those of these chunks that are damaged, and why they are not served."""

@@ -51,14 +51,15 @@ async def mark_stored(session: WriteSession, set_id: int, digests: Collection[Di
     await chunks.of(session, chunks.mark_stored, set_id, digests)
 
 
-async def reasons(session: ReadSession, digests: Collection[Digest]) -> dict[Digest, str]:
-    """Those of these chunks that are damaged, and what was found wrong."""
+async def reasons(session: ReadSession, digests: Collection[Digest] | None = None) -> dict[Digest, str]:
+    """Those of these chunks, or (None) of all, that are damaged, and what was found wrong."""
+    query = select(ChunkRow.digest, ChunkRow.damage).where(ChunkRow.damage.is_not(None))
+    if digests is None:
+        return {Digest.from_bytes(raw): str(reason) for raw, reason in (await session.execute(query)).all()}
     found: dict[Digest, str] = {}
     for some in batches(sorted(set(digests)), chunks.AT_ONCE):
-        query = select(ChunkRow.digest, ChunkRow.damage).where(
-            ChunkRow.digest.in_([digest.to_bytes() for digest in some]), ChunkRow.damage.is_not(None)
-        )
-        found |= {Digest.from_bytes(raw): str(reason) for raw, reason in (await session.execute(query)).all()}
+        among = query.where(ChunkRow.digest.in_([digest.to_bytes() for digest in some]))
+        found |= {Digest.from_bytes(raw): str(reason) for raw, reason in (await session.execute(among)).all()}
     return found
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 from bdn.core.chunk import (
     Buffer,
@@ -43,6 +43,14 @@ Put = Callable[[Digest, Buffer], object]  # makes a chunk durable in the store; 
 _PARCEL_FILES: Final = (
     64  # of a slab, read one after the other by one thread; more would make a tail where an upstream is far
 )
+
+
+class Packed(NamedTuple):
+    """A slab, the files in it, and how many bytes came from the upstream."""
+
+    slab: Digest
+    digests: Sequence[Digest]
+    fetched: int
 
 
 class ChunkLostError(Exception):
@@ -142,8 +150,8 @@ class Copier:
         put: Put,
         on_wrong: WrongContent,
         under_way: UnderWay,
-    ) -> tuple[Digest, list[Digest]]:
-        """Make the slab of these files durable in the store. Returns its digest, and theirs.
+    ) -> Packed:
+        """Make the slab of these files durable in the store.
 
         Args:
             files: all files of the slab, in their order; none is empty.
@@ -179,7 +187,8 @@ class Copier:
                     group.create_task(self.reader.read(wanted, on_wrong=on_wrong, arriving=arriving))
             digest = digest_of(slab)
             await self.reader.threads.run(0, lambda _: put(digest, slab))
-        return digest, [digests[number] for number in range(len(files))]
+        fetched = sum(files[number].file.size for number in left)
+        return Packed(digest, [digests[number] for number in range(len(files))], fetched)
 
     def _read_prior(
         self,

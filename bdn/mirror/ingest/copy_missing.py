@@ -121,9 +121,10 @@ class CopyMissing:
             await self._quarantine(located.file, unit.key, error, [digest])
 
         located = [LocatedFile(self.name, self.source, file) for file in unit.files]
-        slab, digests = await self.copier.pack(located, self.survey.prior, self.writer.put, on_wrong, self._under_way)
-        arrived(self.survey.bytes_fetched_of(unit))
-        return Known(unit.key, unit.size, slab, b"".join(map(Digest.to_bytes, digests)), is_slab=True)
+        packed = await self.copier.pack(located, self.survey.prior, self.writer.put, on_wrong, self._under_way)
+        arrived(packed.fetched)
+        raw = b"".join(map(Digest.to_bytes, packed.digests))
+        return Known(unit.key, unit.size, packed.slab, raw, is_slab=True)
 
     async def _copy_file(self, unit: Unit, half: Known | None, arrived: Callable[[int], None]) -> Known:
         """Copy a file, once more from the start when its content is wrong: see ``UpstreamReader``.

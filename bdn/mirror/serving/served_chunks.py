@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -41,6 +42,8 @@ class StoreShelf:
         """From the store alone. A client that got wrong bytes gets none before the store's were found right here."""
         if request.is_suspect:
             answer_of(self.loop, self._examine(request))
+        known = self.damages.known()
+        _refuse(request.digest, answer_of(self.loop, self.damages.look()) if known is None else known)
         try:
             return self._from_store(request)
         except NotFoundError:
@@ -55,6 +58,8 @@ class StoreShelf:
         """
         if request.is_suspect:
             await self._examine(request)
+        known = self.damages.known()
+        _refuse(request.digest, await self.damages.look() if known is None else known)
         try:
             return await self.loop.run_in_executor(self.threads, self._from_store, request)
         except NotFoundError:
@@ -84,3 +89,9 @@ class StoreShelf:
         """Raise ``ChunkDamagedError`` for a chunk that the store lost or holds wrongly."""
         if (reason := await self.damages.reason(chunk)) is not None:
             raise ChunkDamagedError(reason, str(chunk))
+
+
+def _refuse(chunk: Digest, damaged: Mapping[Digest, str]) -> None:
+    """Raise ``ChunkDamagedError`` for a chunk that was found wrong; its object may still have its name."""
+    if (reason := damaged.get(chunk)) is not None:
+        raise ChunkDamagedError(reason, str(chunk))

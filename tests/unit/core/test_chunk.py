@@ -13,7 +13,6 @@ from bdn.core.chunk import (
     Digest,
     FileLayout,
     PlacedChunk,
-    Slab,
     Slice,
     chunk_range,
     digest_of,
@@ -125,21 +124,21 @@ def test_chunks_are_placed_in_order_without_gaps() -> None:
 
 
 FILE = digest_of(b"small")
-SLAB = Slab(digest_of(b"a slab"), 100, "public")
+SLAB = digest_of(b"a slab")
 LARGE = FileLayout.of(SIZE, (ONE, TWO))
 
 
 def test_a_packed_file_is_its_own_only_chunk_and_says_where_it_lies() -> None:
-    layout = FileLayout.packed(FILE, 5, SLAB, 95)
+    layout = FileLayout(FILE, 5, (FILE,), Slice(SLAB, 100, 95))
     assert layout.chunks == (FILE,)
-    assert layout.slice == Slice(SLAB.digest, 100, 95)
+    assert layout.slice == Slice(SLAB, 100, 95)
 
 
 @pytest.mark.parametrize(("digest", "size", "chunks", "lies"), [
     (LARGE.digest, SIZE + 1, (ONE, TWO), None),
     *((ONE, size, (ONE,), None) for size in (0, CHUNK_SIZE + 1, -1)),
     *((EMPTY, size, (), None) for size in (-1, 1)),
-    (FILE, 5, (ONE,), Slice(SLAB.digest, 100, 0)),
+    (FILE, 5, (ONE,), Slice(SLAB, 100, 0)),
 ])  # fmt: skip
 def test_what_does_not_make_up_the_file_is_no_layout(
     digest: Digest, size: int, chunks: tuple[Digest, ...], lies: Slice | None
@@ -149,10 +148,10 @@ def test_what_does_not_make_up_the_file_is_no_layout(
 
 
 @pytest.mark.parametrize(("digest", "size", "chunks", "lies"), [
-    *((FILE, size, (FILE,), Slice(SLAB.digest, 100, offset)) for size, offset in ((5, 96), (5, -1), (101, 0))),
-    (FILE, 5, (FILE,), Slice(SLAB.digest, CHUNK_SIZE + 1, 0)),
-    (LARGE.digest, SIZE, (ONE, TWO), Slice(SLAB.digest, 100, 0)),
-    (EMPTY, 0, (), Slice(SLAB.digest, 100, 0)),
+    *((FILE, size, (FILE,), Slice(SLAB, 100, offset)) for size, offset in ((5, 96), (5, -1), (101, 0))),
+    (FILE, 5, (FILE,), Slice(SLAB, CHUNK_SIZE + 1, 0)),
+    (LARGE.digest, SIZE, (ONE, TWO), Slice(SLAB, 100, 0)),
+    (EMPTY, 0, (), Slice(SLAB, 100, 0)),
 ])  # fmt: skip
 def test_a_slice_holds_one_small_file_inside_a_slab_of_at_most_a_chunk(
     digest: Digest, size: int, chunks: tuple[Digest, ...], lies: Slice

@@ -23,7 +23,7 @@ from bdn.core.errors import (
 from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location, UpstreamFile
 from bdn.mirror.ingest import copier as module
-from bdn.mirror.ingest.copier import Copier, WholeCheck, whole_check
+from bdn.mirror.ingest.copier import Copier, Packed, WholeCheck, whole_check
 from bdn.mirror.upstream.budget import UpstreamBudgets
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
 from bdn.mirror.upstream.retries import UpstreamRetries
@@ -32,7 +32,7 @@ from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from bdn.transfer.under_way import UnderWay
 from tests.support.content.memory_store import MemoryStore
-from tests.support.mirror.slabs import pieces
+from tests.support.mirror.pieces import pieces
 
 CONTENT = bytes(range(251)) * (2 * CHUNK_SIZE // 251 + 7)
 CHUNKS = pieces(CONTENT)
@@ -114,7 +114,7 @@ class Bench:
         self.copier = Copier(self.store, reader)
         self.told: list[tuple[int, Digest, int]] = []
         self.wrong: list[tuple[str, Digest]] = []
-        self.packed: tuple[Digest, list[Digest]] | None = None
+        self.packed: Packed | None = None
         self.under_way = UnderWay()
         self.shown: list[int] = []  # bytes told of and bytes under way, whenever somebody could look
 
@@ -164,7 +164,7 @@ class Bench:
     def check(self, paths: Sequence[str] = PATHS) -> None:
         """The slab is in the store: these files one after the other."""
         assert self.packed is not None
-        slab, digests = self.packed
+        slab, digests, _ = self.packed
         with self.store.open(slab) as file:
             assert file.read() == b"".join(SMALL[path] for path in paths)
         assert digests == [digest_of(SMALL[path]) for path in paths]
@@ -278,7 +278,7 @@ async def test_small_files_become_one_slab_with_one_request_for_each(bench: Benc
 async def test_files_of_an_earlier_slab_are_read_from_the_store(bench: Bench) -> None:
     await bench.pack(PATHS[:5])
     assert bench.packed is not None
-    slab, digests = bench.packed
+    slab, digests, _ = bench.packed
     offsets = itertools.accumulate((len(SMALL[path]) for path in PATHS[:5]), initial=0)
     size = sum(len(SMALL[path]) for path in PATHS[:5])
     prior = {
@@ -294,6 +294,7 @@ async def test_files_of_an_earlier_slab_are_read_from_the_store(bench: Bench) ->
     await bench.pack(prior=prior)
     bench.check()
     assert bench.upstream.asked == [PATHS[1], *PATHS[5:]]  # the slab of one is not there
+    assert bench.packed.fetched == sum(len(SMALL[path]) for path in bench.upstream.asked)
 
 
 async def test_an_interruption_fetches_no_file_twice(bench: Bench) -> None:

@@ -20,7 +20,7 @@ from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.identities import NOT_YET, Known
 from bdn.mirror.db.waiting import SingleFlight
-from bdn.mirror.ingest.copier import ChunkStored, Copier, Put, WrongContent
+from bdn.mirror.ingest.copier import ChunkStored, Copier, Packed, Put, WrongContent
 from bdn.mirror.ingest.copy_missing import CopyMissing
 from bdn.mirror.ingest.progress import ClaimLostError, Progress, SourceCounters
 from bdn.mirror.ingest.survey import Survey, units_of
@@ -182,7 +182,7 @@ class Copies:
         put: Put,
         on_wrong: WrongContent,
         under_way: UnderWay,
-    ) -> tuple[Digest, list[Digest]]:
+    ) -> Packed:
         self.slabs.append([located.file.path for located in files])
         await asyncio.sleep(0)
         if self.failing in self.slabs[-1]:
@@ -191,7 +191,7 @@ class Copies:
         contents = [located.file.path.encode()[:1] * located.file.size for located in files]
         slab = b"".join(contents)
         await asyncio.to_thread(put, digest_of(slab), bytearray(slab))
-        return digest_of(slab), list(map(digest_of, contents))
+        return Packed(digest_of(slab), list(map(digest_of, contents)), len(slab))
 
 
 @dataclass

@@ -23,7 +23,7 @@ from bdn.transfer.under_way import UnderWay
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.support.content.memory_store import MemoryStore
-from tests.support.mirror.slabs import pieces
+from tests.support.mirror.pieces import pieces
 from tests.support.network.raw_server import RawServer, answering, message
 from tests.support.network.upstream import CONTENT as SMALL
 from tests.support.network.upstream import SIZE as SMALL_SIZE
