@@ -41,6 +41,9 @@ def shell(tmp_path_factory: pytest.TempPathFactory, bucket: SeaweedServer) -> It
             yield found
 
 
+CHUNKS = 8  # three of the large file, a slab, a page and a root, and those two of the listing
+
+
 def objects(bucket: SeaweedServer, folder: str) -> list[str]:
     listing = bucket.client.list_objects_v2(Bucket="weights", Prefix=f"bdn/{folder}/")
     return [entry["Key"] for entry in listing.get("Contents", [])]
@@ -54,7 +57,7 @@ def ran(shell: Shell, *arguments: str) -> Any:
 
 def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: Shell, bucket: SeaweedServer) -> None:
     mirrored = ran(shell, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")
-    assert len(objects(bucket, "b3")) == 4  # three chunks, and a slab
+    assert len(objects(bucket, "b3")) == CHUNKS
     assert not (shell.root.parent / "mirror/data/store").exists()
 
     staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "train")
@@ -112,7 +115,10 @@ def test_a_node_reads_the_bucket_by_itself_and_the_mirror_repairs_what_that_lack
     served, located = (figure(shell, name) for name in names)
     staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "whole")
     assert tree(Path(staged["mounts"][0]["path"])) == MODEL
-    assert [figure(shell, name) for name in names] == [served, located + 4]  # no byte went through the mirror
+    assert [figure(shell, name) for name in names] == [
+        served,
+        located + 5,
+    ]  # three chunks, a slab and a page: no byte went through the mirror
 
     assert shell.run("bdn", "unstage", staged["id"]).code == 0
     forget(shell)
@@ -143,7 +149,7 @@ def test_a_store_moves_from_a_directory_into_a_bucket_beside_its_mirror_and_a_se
             assert (nothing.code, "holds no chunk: set BDN_STORE" in nothing.err) == (2, True), nothing.err
             ran(user, "bdn", "mirror", SOURCE, "--wait")
             planned = ran(machine, *copy, "--dry-run")
-            assert (planned["chunks_missing"], planned["chunks_total"], planned["chunks_copied"]) == (4, 4, 0)
+            assert (planned["chunks_missing"], planned["chunks_total"], planned["chunks_copied"]) == (CHUNKS, CHUNKS, 0)
 
             # One chunk is wrong: it is named, and repaired beside the copy.
             second = digest_of(LARGE[CHUNK_SIZE : 2 * CHUNK_SIZE])
@@ -151,16 +157,16 @@ def test_a_store_moves_from_a_directory_into_a_bucket_beside_its_mirror_and_a_se
             path.chmod(0o600)
             path.write_bytes(b"wrong")
             done = machine.run(*copy, "--json")
-            assert (done.code, done.document["chunks_copied"], done.document["chunks_missing"]) == (1, 3, 1)
+            assert (done.code, done.document["chunks_copied"], done.document["chunks_missing"]) == (1, CHUNKS - 1, 1)
             assert [item["chunk"] for item in done.document["wrong"]] == [str(second)]
             assert str(second) in machine.run(*copy).out
             ran(user, "bdn-admin", "verify", SOURCE, "--tier", "mirror")
-            assert "lacks nothing of 4 chunks" in machine.run(*copy).out
+            assert f"lacks nothing of {CHUNKS} chunks" in machine.run(*copy).out
 
             # What comes before the mirror stops is copied once it has.
             repository.commit({**MODEL, "late.bin": b"!" * CHUNK_SIZE})
             mirrored = ran(user, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")
-        assert ran(machine, *copy)["chunks_copied"] == 1
+        assert ran(machine, *copy)["chunks_copied"] == 5  # the new chunk, and documents
 
         repository.disabled = True
         (machine.data / "store").rename(tmp_path / "old")
