@@ -15,9 +15,12 @@ FOLDERS = 4  # of the 256 in which whole files stand: an agent looks into each w
 
 
 def shrink() -> None:
-    """Let every module of this process believe that chunks are tiny and folders few. Not to be undone: for processes of their own."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "CHUNK_SIZE", None) == 8 * 1024 * 1024:
+    """Let every module of this process believe that chunks are tiny and folders few. Not to be undone: for processes of their own.
+
+    Pages of manifests keep their size: one file's entry is larger than a tiny chunk.
+    """
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "CHUNK_SIZE", None) == 8 * 1024 * 1024 and name != "bdn.core.manifest":
             module.CHUNK_SIZE = CHUNK  # type: ignore[attr-defined]
     sys.modules["node_agent.fill.part"].SYNC_CHUNKS = 2  # type: ignore[attr-defined]
     sys.modules["node_agent.disk.places"].range = lambda _: range(FOLDERS)  # type: ignore[attr-defined]

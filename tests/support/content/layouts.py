@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Slice, digest_of
 from bdn.core.layout import Manifest
-from bdn.core.manifest import ManifestWriter, PlacedFile
+from bdn.core.manifest import ManifestWriter, PlacedFile, Root
 from node_agent.cache.records import Held
 
 
@@ -44,8 +44,8 @@ def held_of(files: Mapping[str, FileLayout]) -> Held:
     """The manifest of these files by path."""
     writer = ManifestWriter()
     documents = [document for path in sorted(files) for document in writer.add(PlacedFile(path, files[path]))]
-    *pages, _ = [*documents, *writer.finish()]
-    return Held.of(writer.root, tuple(page.content for page in pages))
+    *pages, root = [*documents, *writer.finish()]
+    return Held.of(Root.parse(root.content), tuple(page.content for page in pages))
 
 
 def manifest_of(files: Iterable[FileEntry]) -> Manifest:
