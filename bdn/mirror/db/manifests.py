@@ -52,7 +52,7 @@ async def publish(session: WriteSession, set_id: int, root: Root, now: float) ->
     if found == set_id:
         await chunks.of(session, chunks.publish, set_id)
     else:
-        await chunks.of(session, chunks.end, [set_id], now)
+        await chunks.of(session, chunks.end, [set_id], chunks.NO_GRACE)  # the other set has the same chunks
         await touch(session, [name], now)
 
 

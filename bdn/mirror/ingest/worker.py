@@ -338,7 +338,7 @@ class Ingest:
                 await asyncio.to_thread(put_manifest, survey.placed(), writer.put)
         finally:
             async with self.database.write() as session:
-                await chunks.of(session, chunks.end, [set_id], self.database.now())
+                await chunks.of(session, chunks.end, [set_id], chunks.NO_GRACE)
 
     async def _write_listing(self, survey: Survey, row: MirrorSourceRow, organisation: str) -> Digest:
         """Keep what the upstream listed, for the next mirror of the source, in a set that no grant opens."""

@@ -188,7 +188,7 @@ class Repair:
             yield SetWriter(self.database, self.store, set_id)
         finally:
             async with self.database.write() as session:
-                await chunks.of(session, chunks.end, [set_id], self.clock())
+                await chunks.of(session, chunks.end, [set_id], chunks.NO_GRACE)
 
     async def _repair(self, damage: Damage, attempt: Attempt, writer: SetWriter) -> None:
         """Without an upstream: the object is right by now, because the store was mounted again, or an agent has the bytes."""
