@@ -1,6 +1,6 @@
 """What an agent takes to stage a manifest of a million files: fetched, parsed, verified, filled and linked by ``bdn-node-agent``.
 
-Its mirror has manifest, layout and slabs in memory, in a process of its own: ``python -m … FILES`` prints where it is, and a grant.
+Its mirror has root, pages and slabs in memory, in a process of its own: ``python -m … FILES`` prints where it is, and a grant.
 """
 
 import subprocess

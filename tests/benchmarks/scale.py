@@ -16,7 +16,7 @@ from bdn.core.chunk import CHUNK_SIZE, FileLayout
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
-from tests.benchmarks import agent_memory, collected, many_agents, opened_objects, published
+from tests.benchmarks import agent_memory, collected, documents, many_agents, opened_objects, published
 from tests.benchmarks.report import Figure, scaled
 from tests.support.agent.cache import a_tier
 from tests.support.agent.mirror import AgentMirror
@@ -94,7 +94,7 @@ def _hold_chunks(index: ChunkIndex, count: int) -> None:
         index.commit(chunk)
 
 
-def documents() -> Sequence[Figure]:
+def asked() -> Sequence[Figure]:
     """What a mirror is asked for, besides chunks, by a cold cluster that stages one manifest of small files at once."""
     agents, files = 20, scaled(500)
     with AgentMirror(is_packed=True).running() as mirror, tempfile.TemporaryDirectory() as folder:
@@ -107,21 +107,22 @@ def documents() -> Sequence[Figure]:
                 await ring.staged_by_all(manifest)
 
         asyncio.run(stage())
-        asked = dict(mirror.documents)
+        requests = dict(mirror.documents)
         tree = mirror.trees[manifest.digest]
         sizes = {f"/manifests/{manifest.digest}": len(tree.root.content)}
         sizes |= {f"/chunks/{page.digest}": page.size for page in tree.root.pages}
     what = f"{agents} agents stage {files} files: documents of the mirror"
     return [
-        Figure(f"{what}: requests", "requests", (sum(asked.values()),)),
-        Figure(f"{what}: sent", "MB", (sum(count * sizes[path] for path, count in asked.items()) / 1e6,)),
+        Figure(f"{what}: requests", "requests", (sum(requests.values()),)),
+        Figure(f"{what}: sent", "MB", (sum(count * sizes[path] for path, count in requests.items()) / 1e6,)),
     ]
 
 
 SECTIONS: dict[str, Callable[[], Sequence[Figure]]] = {
     "plans": plans,
     "chunks": chunks,
-    "documents": documents,
+    "documents": documents.measure,
+    "asked": asked,
     "opened": opened_objects.measure,
     "collected": collected.measure,
     "published": published.measure,

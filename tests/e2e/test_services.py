@@ -256,7 +256,7 @@ def test_the_exit_code_of_a_prefetch_tells_why_it_failed(node: Shell, services: 
     assert node.run("bdn-admin", "prefetch", "hf://org/model").code == 2  # where to?
 
 
-def test_a_cluster_reads_manifest_and_layout_of_many_files_once(tmp_path: Path) -> None:
+def test_nodes_stage_many_small_files_of_a_cluster_cache(tmp_path: Path) -> None:
     files = {f"{number % 7}/{number}.txt": f"{number}".encode() for number in range(300)}
     nodes = [f"node-{number}" for number in range(3)]
     with contextlib.ExitStack() as stack:

@@ -32,8 +32,6 @@ FORMS: Final = {  # all that a data port takes: bdn.net.chunk_server.connection
     "suspect": (f"GET {CHUNK_PATH}", f"{SUSPECT_HEADER}: 1"),
     "chunk with a body": (f"GET {CHUNK_PATH}", BODY),
     "manifest": (f"GET /manifests/{CHUNK}", MANIFEST),
-    "layout": (f"GET /manifests/{CHUNK}/layout", MANIFEST),
-    "layout of a peer": (f"HEAD /manifests/{CHUNK}/layout",),
     "push of a byte": (f"PUT {PUSH_PATH}", "Content-Length: 1"),
     "push": (f"PUT {PUSH_PATH}", BODY),
     "push that waits": (f"PUT {PUSH_PATH}", BODY, "Expect: 100-continue"),

@@ -136,7 +136,7 @@ async def test_a_request_that_is_too_large_is_refused(upstreams: None, tmp_path:
 async def test_what_is_not_there_is_not_found(idle: MirrorUnderTest, subtests: pytest.Subtests) -> None:
     mirror, digest = f"/mirror/mir_{'0' * 24}", f"b3:{'0' * 64}"
     manifest, eviction = f"/manifests/{digest}", f"/evictions/evi_{'0' * 24}"
-    for path in (mirror, f"{mirror}/events", manifest, f"{manifest}/layout", f"/chunks/{digest}", eviction, "/nowhere"):
+    for path in (mirror, f"{mirror}/events", manifest, f"/chunks/{digest}", eviction, "/nowhere"):
         with subtests.test(path):
             reply = await idle.http.get(path)
             assert refusal(reply) == (404, "NOT_FOUND")

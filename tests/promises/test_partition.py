@@ -127,12 +127,12 @@ async def test_a_store_that_is_away_is_named_to_everybody(
 ) -> None:
     async with asyncio.timeout(LONGEST_SECONDS):
         manifest, victim = await mirror.manifest(MODEL), await mirror.manifest(OTHER)
-        layout = await mirror.get(f"/manifests/{manifest}/layout")
+        (chunk, *_) = (chunk for file in (await mirror.files(manifest)).values() for chunk in file.layout.fetched)
         before = len(files(disk))
         switch_off(disk)
         answers = [
             await mirror.http.get("/readyz"),
-            await mirror.http.get(f"/chunks/{layout['files'][0]['chunks'][0]}"),
+            await mirror.http.get(f"/chunks/{chunk}"),
             await mirror.http.post("/evictions", json={"manifest": victim, "tier": "mirror"}),
         ]
         asked = await mirror.http.post("/collections", params={"wait": 20}, json={"grace_seconds": 0})

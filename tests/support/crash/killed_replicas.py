@@ -18,8 +18,7 @@ from typing import Any, Final, cast
 import asyncpg
 import httpx2
 
-from bdn.core.chunk import Digest, digest_of
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, NotFoundError
 from bdn.mirror.app import MirrorService
 from bdn.mirror.ingest.worker import CLAIM_SECONDS
 from bdn.wire.grants import new_signing_key
@@ -275,20 +274,10 @@ class Users:
 
     async def read(self, manifest: str) -> dict[str, bytes] | None:
         """All files, or None when some of it was answered with 404."""
-        http, chunks = self.mirror.http, dict[str, bytes]()
-        documents = [await http.get(f"/manifests/{manifest}{what}") for what in ("", "/layout")]
-        if any(answer.status_code == 404 for answer in documents):
+        try:
+            return await self.mirror.tree(manifest)
+        except NotFoundError:
             return None
-        layout = documents[1].json()["files"]
-        for name in sorted({name for file in layout for name in file["chunks"]}):
-            answer = await http.get(f"/chunks/{name}")
-            if answer.status_code == 404:
-                return None
-            assert answer.status_code == 200, answer.text
-            assert digest_of(answer.content) == Digest.parse(name)
-            chunks[name] = answer.content
-        contents = {file["digest"]: b"".join(chunks[name] for name in file["chunks"]) for file in layout}
-        return {file["path"]: contents[file["digest"]] for file in documents[0].json()["files"]}
 
     def _judge(self, name: str, before: int | None, found: Mapping[str, bytes] | None) -> None:
         """What was found of something that was READY, and asked for when there had been that many evictions of it."""

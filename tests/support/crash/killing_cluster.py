@@ -14,8 +14,9 @@ from typing import Final
 
 import httpx2
 
-from bdn.core.chunk import Digest, digest_of
+from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError
+from bdn.core.manifest import Root, files_of
 from bdn.wire.stage_schema import StageRequest
 from tests.doubles.hub import Hub
 from tests.support.agent.process import COMMAND, Daemon, Program
@@ -177,13 +178,18 @@ class Cluster:
 
 async def check_whole(mirror: ServingProcess, document: Json) -> None:
     """Every object of what is READY can be read, and is what its name says."""
-    layout = await mirror.http.get(f"/manifests/{document['sources'][0]['manifest']}/layout")
-    assert layout.status_code == 200, (document, layout.text)
-    for file in layout.json()["files"]:
-        for name in [file["slab"]["digest"]] if "slab" in file else file["chunks"]:
-            answer = await mirror.http.get(f"/chunks/{name}")
-            assert answer.status_code == 200, (document, name, answer.text)
-            assert digest_of(answer.content) == Digest.parse(name)
+    manifest = document["sources"][0]["manifest"]
+    root = Root.parse(await _read(mirror, f"/manifests/{manifest}", manifest))
+    pages = [await _read(mirror, f"/chunks/{page.digest}", str(page.digest)) for page in root.pages]
+    for name in {name for file in files_of(pages) for name in file.layout.fetched}:
+        await _read(mirror, f"/chunks/{name}", str(name))
+
+
+async def _read(mirror: ServingProcess, path: str, name: str) -> bytes:
+    answer = await mirror.http.get(path)
+    assert answer.status_code == 200, (path, answer.text)
+    assert str(digest_of(answer.content)) == name
+    return answer.content
 
 
 def _on_disk(cache: Path) -> tuple[int, int, list[Path]]:

@@ -15,6 +15,7 @@ import httpx2
 from sqlalchemy import event
 
 from bdn.core.chunk import digest_of
+from bdn.core.errors import NotFoundError
 from bdn.core.manifest import PageRef, PlacedFile, Root, files_of
 from bdn.core.pace.retry import StallPolicy
 from bdn.mirror.app import MirrorService, open_mirror
@@ -179,6 +180,8 @@ class MirrorUnderTest:
 
     async def _document(self, path: str, name: str, bearer: str | None) -> bytes:
         answer = await self.http.get(path, headers={"Authorization": f"Bearer {bearer}"} if bearer else {})
+        if answer.status_code == 404:
+            raise NotFoundError(path)
         assert answer.status_code == 200, answer.text
         assert str(digest_of(answer.content)) == name
         return answer.content
