@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import BdnError, LimitExceededError
+from bdn.core.source.upstream import Source
 from bdn.core.source.uri import HuggingFaceUri, WeightsSource
 from bdn.mirror.db import manifests, mirrors
 from bdn.mirror.db.database import Cursor, Database
@@ -138,7 +139,7 @@ class MirrorRequests:
         counted: set[str] = set()
         for wanted in sources:
             async with self.surveyor.open(wanted, organisation, team=team) as source:
-                survey = await self.surveyor.survey(wanted, source)
+                survey = await self._survey(wanted, source, organisation)
             planned.append(_planned(wanted, survey, counted))
             if len(planned) < len(sources):  # the last one's, which may be a million, nobody asks for
                 counted.update(unit.key for unit in survey.missing())
@@ -153,8 +154,11 @@ class MirrorRequests:
     async def foresee(self, wanted: WeightsSource, organisation: str) -> tuple[PlannedSource, Survey]:
         """One source's part of a plan, and what it was found by. Writes nothing."""
         async with self.surveyor.open(wanted, organisation) as source:
-            survey = await self.surveyor.survey(wanted, source)
+            survey = await self._survey(wanted, source, organisation)
         return _planned(wanted, survey, set()), survey
+
+    async def _survey(self, wanted: WeightsSource, source: Source, organisation: str) -> Survey:
+        return await self.surveyor.survey(wanted, source, before=partial(self.surveyor.before, wanted, organisation))
 
     async def get(self, mirror_id: str, organisation: str, team: str | None = None) -> Mirror:
         """The mirror now; ``NotFoundError`` also when it is another organisation's or another team's."""

@@ -4,17 +4,28 @@ What the patterns cannot select from is not listed.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice, repeat
+from itertools import islice
 from operator import attrgetter
 from typing import Final
 
-from bdn.core.chunk import Digest, FileLayout, Slice, UnsafePathError, chunk_range, normalise_path, tree_problems
+from bdn.core.chunk import (
+    Digest,
+    FileLayout,
+    MalformedDocumentError,
+    Slice,
+    UnsafePathError,
+    chunk_range,
+    normalise_path,
+    tree_problems,
+)
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
-from bdn.core.manifest import Cutter, PlacedFile, empty_file, is_small, large_file, slab_cutter
+from bdn.core.listing import listed_in, listing_pages
+from bdn.core.manifest import Cutter, PlacedFile, empty_file, files_of, is_small, large_file, slab_cutter
 from bdn.core.source.upstream import Identity, Listing, Resolution, Source, UpstreamFile
 from bdn.core.source.uri import (
     BucketUri,
@@ -28,12 +39,15 @@ from bdn.core.source.uri import (
 )
 from bdn.core.store import ChunkStore
 from bdn.mirror.db import chunks as chunk_rows
-from bdn.mirror.db import identities
+from bdn.mirror.db import identities, manifests, mirrors
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.identities import Known
+from bdn.mirror.db.manifests import DocumentDamagedError
 from bdn.mirror.upstream.checkpoints import CheckpointSource, pinned
 from bdn.mirror.upstream.sign_ins import SignIns
 from bdn.sources.opener import open_source
+
+logger = logging.getLogger(__name__)
 
 Hold = Callable[[Collection[Digest]], Awaitable[Collection[Digest]]]
 Before = Callable[[AbstractSet[str]], Awaitable[Mapping[str, FileLayout]]]
@@ -115,9 +129,15 @@ class Survey:
         for unit in units_of(self.files):
             known = self.known.get(unit.key)
             if unit.is_slab:
-                yield from zip(unit.files, known.digests() if known else repeat(None), strict=False)
+                yield from zip(
+                    unit.files, known.digests() if known else map(self._digest_before, unit.files), strict=True
+                )
             else:
                 yield unit.files[0], known.digest if known else None
+
+    def _digest_before(self, file: UpstreamFile) -> Digest | None:
+        layout = self.prior.get(file.identity.key)
+        return layout and layout.digest
 
     def placed(self) -> Iterator[PlacedFile]:
         """Every file and where its bytes lie. All of it is known by now."""
@@ -265,6 +285,23 @@ class Surveyor:
             await self._look(again, survey, hold or self._stored)
         return replace(survey, bytes_missing=await asyncio.to_thread(_missing_of, survey))
 
+    async def before(
+        self, wanted: WeightsSource, organisation: str, keys: AbstractSet[str]
+    ) -> Mapping[str, FileLayout]:
+        """Where files with these identities lie, as far as the source was mirrored before."""
+        name = str(wanted.source)
+        if isinstance(wanted.source, HuggingFaceUri):
+            name = name.partition("@")[0]
+        async with self.database.read() as session:
+            row = await mirrors.newest_ready(session, organisation, name, is_listed=True)
+        if row is None or not row.manifest or not row.listing:
+            return {}
+        try:
+            return await asyncio.to_thread(_layouts_by_key, self.store, Digest(row.manifest), Digest(row.listing), keys)
+        except (DocumentDamagedError, MalformedDocumentError) as error:
+            logger.info("an earlier listing cannot be read", extra={"source": name, "error": str(error)})
+            return {}
+
     async def _look(self, units: Iterator[tuple[str, Known | None]], survey: Survey, hold: Hold) -> None:
         """Find what is known of these units and stored. None: their identities say."""
         while some := await asyncio.to_thread(lambda: list(islice(units, _UNITS_AT_ONCE))):
@@ -279,6 +316,17 @@ class Surveyor:
     async def _stored(self, digests: Collection[Digest]) -> Collection[Digest]:
         async with self.database.read() as session:
             return await chunk_rows.of(session, chunk_rows.stored, digests)
+
+
+def _layouts_by_key(
+    store: ChunkStore, manifest: Digest, listing: Digest, keys: AbstractSet[str]
+) -> dict[str, FileLayout]:
+    """Where the files with these identities lay. Blocking. Raises ``DocumentDamagedError``, ``MalformedDocumentError``."""
+    pages = (manifests.document(store, page) for page in listing_pages(manifests.document(store, listing)))
+    wanted = {one.path: one.key for one in listed_in(pages) if one.key in keys}
+    root = manifests.root_of(store, manifest)
+    files = files_of(manifests.document(store, page.digest) for page in root.pages)
+    return {wanted[file.path]: file.layout for file in files if file.path in wanted}
 
 
 def _missing_of(survey: Survey) -> int:

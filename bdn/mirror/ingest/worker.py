@@ -8,14 +8,13 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from bdn.core.chunk import Digest, FileLayout, MalformedDocumentError
+from bdn.core.chunk import Digest
 from bdn.core.errors import (
     BdnError,
     Fact,
@@ -24,19 +23,18 @@ from bdn.core.errors import (
     StoreUnavailableError,
     single_error,
 )
-from bdn.core.listing import ListingWriter, listed_in, listing_pages
-from bdn.core.manifest import Root, files_of
+from bdn.core.listing import ListingWriter
+from bdn.core.manifest import Root
 from bdn.core.pace.retry import Outage
 from bdn.core.source.upstream import Resolution, Source
-from bdn.core.source.uri import CheckpointUri, HuggingFaceUri, WeightsSource
-from bdn.core.store import ChunkStore, organisation_of, reader_of, team_of
+from bdn.core.source.uri import CheckpointUri, WeightsSource
+from bdn.core.store import organisation_of, reader_of, team_of
 from bdn.mirror.chunks.writer import SetWriter, put_manifest
 from bdn.mirror.db import checkpoints, chunks, events, manifests, mirrors
 from bdn.mirror.db.chunks import SetEndedError
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.db.identities import Known
-from bdn.mirror.db.manifests import DocumentDamagedError
 from bdn.mirror.db.mirrors import MirrorState, listing_owner
 from bdn.mirror.db.recall import is_alike, recall_key
 from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
@@ -301,7 +299,7 @@ class Ingest:
             progress.has_strays |= is_resumed
             writer = SetWriter(self.database, self.copier.store, set_id, organisation)
             try:
-                before = partial(self._before, wanted, organisation)
+                before = partial(self.surveyor.before, wanted, organisation)
                 survey = await self.surveyor.survey(wanted, source, resolution, writer.hold, before)
                 await self._announce(row, survey, progress)
                 await self.room.check(row.source, survey)
@@ -346,25 +344,6 @@ class Ingest:
             set_id = await chunks.of(session, chunks.begin, listing_owner(row.mirror_id, row.position))
         writer = SetWriter(self.database, self.copier.store, set_id, organisation)
         return await asyncio.to_thread(_write_listing, survey, writer)
-
-    async def _before(
-        self, wanted: WeightsSource, organisation: str, keys: AbstractSet[str]
-    ) -> Mapping[str, FileLayout]:
-        """Where files with these identities lie, as far as the source was mirrored before."""
-        name = str(wanted.source)
-        if isinstance(wanted.source, HuggingFaceUri):
-            name = name.partition("@")[0]
-        async with self.database.read() as session:
-            row = await mirrors.newest_ready(session, organisation, name, is_listed=True)
-        if row is None or not row.manifest or not row.listing:
-            return {}
-        try:
-            return await asyncio.to_thread(
-                _layouts_by_key, self.copier.store, Digest(row.manifest), Digest(row.listing), keys
-            )
-        except (DocumentDamagedError, MalformedDocumentError) as error:
-            logger.info("an earlier listing cannot be read", extra={"source": name, "error": str(error)})
-            return {}
 
     async def _copy(
         self, row: MirrorSourceRow, source: Source, survey: Survey, writer: SetWriter, progress: Progress
@@ -482,17 +461,6 @@ def _write_listing(survey: Survey, writer: SetWriter) -> Digest:
     for document in listing.finish():
         writer.put(document.digest, document.content)
     return document.digest
-
-
-def _layouts_by_key(
-    store: ChunkStore, manifest: Digest, listing: Digest, keys: AbstractSet[str]
-) -> dict[str, FileLayout]:
-    """Where the files with these identities lay. Blocking. Raises ``DocumentDamagedError``, ``MalformedDocumentError``."""
-    pages = (manifests.document(store, page) for page in listing_pages(manifests.document(store, listing)))
-    wanted = {one.path: one.key for one in listed_in(pages) if one.key in keys}
-    root = manifests.root_of(store, manifest)
-    files = files_of(manifests.document(store, page.digest) for page in root.pages)
-    return {wanted[file.path]: file.layout for file in files if file.path in wanted}
 
 
 def _names(survey: Survey, root: Root) -> set[Digest]:
