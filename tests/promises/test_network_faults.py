@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from tests.support.network.fault_proxy import Exchange, Fault, FaultProxy, parte
 from tests.support.network.fault_proxy_faults import (
     LASTING,
     PASSING,
+    answers_busy,
     falls_silent,
     later,
     name_of,
@@ -97,12 +98,22 @@ async def pair(ring: FaultyRing) -> AsyncIterator[tuple[Manifest, FaultProxy, Ag
         yield manifest, ring.peers["holder"], guest
 
 
-@pytest.mark.parametrize("what", ["chunks", "manifests"])
+def asks_for(ring: FaultyRing, manifest: Manifest, what: str) -> Callable[[str], bool]:
+    """Whether a request is for one of the manifest's chunks of files, or pages, or for its root."""
+    root = {manifest.digest}
+    pages = ring.mirror.pages_of[manifest.digest] - root
+    names = {"chunks": ring.mirror.chunks_of[manifest.digest], "pages": pages, "root": root}[what]
+    return lambda asked: any(asked.endswith(str(name)) for name in names)
+
+
+@pytest.mark.parametrize("what", ["chunks", "pages", "root"])
 @pytest.mark.parametrize("fault", [*PASSING, parted], ids=name_of)
 async def test_a_fault_of_a_peer_costs_a_retry(ring: FaultyRing, fault: Fault, what: str, tally: Tally) -> None:
     """Once, and in the full run whatever a peer is asked: then the mirror serves."""
     async with asyncio.timeout(LONGEST_SECONDS), pair(ring) as (manifest, proxy, guest):
-        proxy.chosen = lambda asked: f"/{what}/" in asked
+        if what == "root":  # which peers are asked for when the mirror has failed
+            ring.api.play(answers_busy)
+        proxy.chosen = asks_for(ring, manifest, what)
         proxy.play(*[fault] * at_scale(1, 1000))
         stage = await staged(guest, ring.mirror, manifest)
 
@@ -119,7 +130,7 @@ async def test_a_peer_that_stays_at_fault_is_left_and_the_mirror_is_asked(
 ) -> None:
     """Neither what it is asked nor what it answers arrives; or it hears, and is not heard; or hardly anything comes."""
     async with asyncio.timeout(LONGEST_SECONDS), pair(ring) as (manifest, proxy, guest):
-        proxy.chosen, proxy.every = lambda asked: "/chunks/" in asked, fault
+        proxy.chosen, proxy.every = asks_for(ring, manifest, "chunks"), fault
         stage = await staged(guest, ring.mirror, manifest)
 
         tally.add(scenarios=1, faults=proxy.met.total(), wrong=tree(Path(stage.mounts[0].path)) != FILES)

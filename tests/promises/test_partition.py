@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from bdn.core.errors import BdnError
+from bdn.mirror.db import chunks
 from bdn.mirror.upkeep import scrub
 from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.hub import Hub
@@ -40,15 +41,15 @@ async def test_a_store_that_goes_away_loses_nothing(upstreams: None, hub: Hub, t
         rig = Rig(AgentMirror(), tmp_path / "node", {"url": url})
         async with serving(mirror.service.api, listener), rig.agent() as agent:
             await agent.heartbeats.beat()
-            chunks = tmp_path / "mirror/store/chunks"
-            away = chunks.rename(tmp_path / "away")
+            folder = tmp_path / "mirror/store/chunks"
+            away = folder.rename(tmp_path / "away")
 
             readiness = await mirror.http.get("/readyz")
             failed = await mirror.mirror(source("hf://org/other"))
             begun = await agent.stages.start("job", ready["grant"])
             with pytest.raises(BdnError) as stage_error:
                 await agent.stages.finish(begun.record.id)
-            away.rename(chunks)
+            away.rename(folder)
             stage = await agent.stages.finish((await agent.stages.start("job-2", ready["grant"])).record.id)
             mirrored = await mirror.ready(source("hf://org/other"))
 
@@ -67,8 +68,8 @@ STORED: Final = {"w.bin": noise(9 * MIB, 1), "config.json": b"{}"}
 OTHERS: Final = {"o.bin": noise(MIB, 2)}
 OTHER: Final = source("hf://org/other")
 STEPS: Final = [
-    ("unlink", "store/aside/*", errno.EIO),
-    ("rename", "store/chunks/*", errno.EACCES),
+    ("unlink", "store/chunks/*", errno.EACCES),
+    ("fsyncdir", "store/chunks/*", errno.EIO),
     ("create", "store/incoming/*", errno.EACCES),
     ("write", "store/incoming/*", errno.EIO),
     ("fsync", "store/incoming/*", errno.EIO),
@@ -90,6 +91,10 @@ def files(disk: ForgetfulDisk) -> list[Path]:
     """All of the store but its evidence and its owner."""
     found = (path for path in (disk.place / "store").rglob("*") if path.is_file())
     return [path for path in found if path.parent.name != "quarantine" and path.name != "owner"]
+
+
+def size(disk: ForgetfulDisk) -> int:
+    return sum(path.stat().st_size for path in files(disk))
 
 
 def switch_off(disk: ForgetfulDisk) -> None:
@@ -126,13 +131,14 @@ async def test_a_store_that_is_away_is_named_to_everybody(
     disk: ForgetfulDisk, mirror: MirrorUnderTest, tally: Tally
 ) -> None:
     async with asyncio.timeout(LONGEST_SECONDS):
-        manifest, victim = await mirror.manifest(MODEL), await mirror.manifest(OTHER)
-        (chunk, *_) = (chunk for file in (await mirror.files(manifest)).values() for chunk in file.layout.fetched)
-        before = len(files(disk))
+        manifest = await mirror.manifest(MODEL)
+        file, kept = (await mirror.files(manifest))["w.bin"], size(disk)
+        victim = await mirror.manifest(OTHER)
+        before, of_victim = len(files(disk)), size(disk) - kept
         switch_off(disk)
         answers = [
             await mirror.http.get("/readyz"),
-            await mirror.http.get(f"/chunks/{chunk}"),
+            await mirror.http.get(f"/chunks/{file.layout.fetched[0]}"),
             await mirror.http.post("/evictions", json={"manifest": victim, "tier": "mirror"}),
         ]
         asked = await mirror.http.post("/collections", params={"wait": 20}, json={"grace_seconds": 0})
@@ -148,7 +154,7 @@ async def test_a_store_that_is_away_is_named_to_everybody(
             check_away(answer.json()["error"])
         assert asked.json()["status"] == "FAILED"
         check_away(asked.json()["error"])
-        assert collected["bytes_freed"] == len(OTHERS["o.bin"]), "it was evicted while the store was away"
+        assert collected["bytes_freed"] == of_victim, "it was evicted while the store was away"
         assert len(files(disk)) == before
 
 
@@ -172,9 +178,15 @@ async def test_a_verification_of_a_store_that_is_away_calls_nothing_damaged_and_
 
 
 @needs_forgetful_disks
-@pytest.mark.parametrize(("kind", "path", "number"), STEPS[:2], ids=["unlink", "rename"])
-async def test_an_eviction_that_the_disk_refuses_is_made_up_for_by_the_next_collection(
-    disk: ForgetfulDisk, mirror: MirrorUnderTest, kind: str, path: str, number: int, tally: Tally
+@pytest.mark.parametrize(("kind", "path", "number"), STEPS[:2], ids=["unlink", "sync"])
+async def test_an_eviction_that_the_disk_refuses_is_made_up_for_by_a_later_collection(
+    disk: ForgetfulDisk,
+    mirror: MirrorUnderTest,
+    kind: str,
+    path: str,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tally: Tally,
 ) -> None:
     async with asyncio.timeout(LONGEST_SECONDS):
         manifest = await mirror.manifest(OTHER)
@@ -183,6 +195,7 @@ async def test_an_eviction_that_the_disk_refuses_is_made_up_for_by_the_next_coll
         met = disk.faults_met
         disk.mend()
         gone = await mirror.http.get(f"/manifests/{manifest}")
+        monkeypatch.setattr(chunks, "DELETE_SECONDS", 0.0)  # as if what was refused had expired
         await mirror.collect(grace_seconds=0)
 
         tally.add(scenarios=1, faults=met, refused=1, lost=len(files(disk)))
