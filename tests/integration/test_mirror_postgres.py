@@ -77,9 +77,9 @@ async def test_the_main_flow_works_from_request_to_eviction(pg_mirror: MirrorUnd
     assert (await pg_mirror.ready({**MODEL, "mount_location": "/other"}))["bytes_transferred"] == 0
     assert (await pg_mirror.http.get("/readyz")).status_code == 200
     assert len((await pg_mirror.get("/mirror", limit=1, source=MODEL["source"]))["items"]) == 1
-    for dry_run in (True, False):
-        evicted = await pg_mirror.evict(all=True, dry_run=dry_run)
-        assert (evicted["status"], evicted["bytes_freed"]) == ("DONE", LARGE.size + 3)
+    planned, evicted = [await pg_mirror.evict(all=True, dry_run=dry_run) for dry_run in (True, False)]
+    assert evicted["status"] == "DONE"
+    assert evicted["bytes_freed"] == planned["bytes_freed"] > LARGE.size + 3  # documents, too
     assert (await pg_mirror.ready(MODEL))["bytes_transferred"] == 0  # it was not collected yet
 
 
@@ -118,7 +118,6 @@ async def test_a_claim_that_ran_out_is_taken_over_and_its_first_holder_writes_no
         rows = await fetch(database_url, "SELECT bytes_transferred, bytes_reused FROM mirror_sources")
         hub.release_stalled()
     assert await fetch(database_url, "SELECT bytes_transferred, bytes_reused FROM mirror_sources") == rows
-    assert await fetch(database_url, "SELECT * FROM copied_chunks") == []
     assert worker.CLAIM_SECONDS > 2 * worker.RENEW_SECONDS
 
 
@@ -171,7 +170,8 @@ async def test_an_eviction_never_robs_a_mirror_that_publishes_after_its_look_at_
             requests.append(asyncio.create_task(mirror.begin(MODEL, other)))
             await somebody_waits(database_url, requests[0])
             while requests[0].done() and not await fetch(database_url, PUBLISHED_AT_WORK):
-                pass
+                if await fetch(database_url, "SELECT 1 FROM pg_locks WHERE NOT granted"):
+                    break
             return found
 
         monkeypatch.setattr(mirrors, "running_with", look_slowly)
