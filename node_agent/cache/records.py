@@ -11,7 +11,7 @@ from bdn.core.cache.index import CacheIndex, Victim
 from bdn.core.chunk import Digest, FileLayout, MalformedDocumentError, digest_of
 from bdn.core.layout import Layout, Manifest, read_documents
 from bdn.core.manifest import Root
-from bdn.disk.durable import disk_errors, make_folder, remove_tree, write_durably
+from bdn.disk.durable import disk_errors, remove_tree, sync_folder, write_durably
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 
@@ -95,7 +95,8 @@ class ManifestRecords:
         path = self._places.manifest(digest)
         with disk_errors(path):
             if not path.exists() or digest in self._damaged:
-                make_folder(path.parent, is_durable=True)
+                path.parent.mkdir(exist_ok=True)
+                sync_folder(self._places.manifests)  # it may be left from a save whose sync failed
                 for page, content in zip(held.root.pages, held.pages, strict=True):
                     write_durably(self._places.document(digest, page.digest), content)
                 write_durably(path, held.root.content)
