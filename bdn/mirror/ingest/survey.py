@@ -137,7 +137,7 @@ class Survey:
 
     def _digest_before(self, file: UpstreamFile) -> Digest | None:
         layout = self.prior.get(file.identity.key)
-        return layout and layout.digest
+        return layout.digest if layout else None
 
     def placed(self) -> Iterator[PlacedFile]:
         """Every file and where its bytes lie. All of it is known by now."""
