@@ -181,6 +181,15 @@ async def test_an_unchanged_source_is_decided_by_its_listing_alone(mirror: Mirro
     assert hub.log.count("/resolve/") == 0
 
 
+async def test_a_plan_counts_what_an_earlier_commit_has_in_slabs_as_there(mirror: MirrorUnderTest, hub: Hub) -> None:
+    repository = hub.repo("org/model")
+    repository.commit({"a": b"1", "b": b"22", "c": b"333"})
+    await mirror.ready(source("hf://org/model"))
+    repository.commit({"c": b"4444"})
+    plan = await mirror.plan(source("hf://org/model"))
+    assert (plan["bytes_to_transfer"], plan["bytes_reused"]) == (4, 3)
+
+
 # --- A commit that was published before is published again without looking at its files ---
 MODEL = {"config.json": b"{}", "weights.bin": b"w" * 1000}
 SIZE = 1002
