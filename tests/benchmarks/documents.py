@@ -23,10 +23,11 @@ def measure() -> Sequence[Figure]:
         Figure(f"{what}: read", "s CPU", (_cpu(lambda: _exhaust(files_of(written[:-1]))),)),
     ]
     tracemalloc.start()
-    for name, work in (
-        ("write", lambda: _exhaust(_written(files))),
-        ("read", lambda: _exhaust(files_of(written[:-1]))),
-    ):
+    works: dict[str, Callable[[], object]] = {
+        "write": lambda: _exhaust(_written(files)),
+        "read": lambda: _exhaust(files_of(written[:-1])),
+    }
+    for name, work in works.items():
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
         work()

@@ -124,7 +124,8 @@ def test_a_forced_eviction_takes_what_is_in_use_and_is_recorded(node: Shell, ser
     with services[0].http() as mirror:
         recorded = mirror.get(f"/evictions/{forced.document['id']}").json()
     assert recorded["request"]["force"] is True
-    assert SIZE + (SIZE - REPEATED) < recorded["bytes_freed"] < 2 * SIZE  # the node's files; the mirror's distinct chunks, with documents
+    # The node's files; the mirror's distinct chunks, and documents.
+    assert SIZE + (SIZE - REPEATED) < recorded["bytes_freed"] < 2 * SIZE
     (left,) = node.run("bdn-admin", "ls", "--json").document["items"]
     assert (left["mirror"], left["nodes"], left["restorable_until"] is not None) == (False, {}, True)
     assert node.run("bdn", "stage", mirror_id, "--job", "train").code == 2  # it says that the mirror was evicted
