@@ -202,3 +202,4 @@ async def test_an_eviction_that_the_disk_refuses_is_made_up_for_by_a_later_colle
         assert met
         check_away(refused.json()["error"])
         assert gone.status_code == 404
+        assert not mirror.count("chunks"), "all may be mirrored again"
