@@ -62,7 +62,7 @@ def listing_pages(root: bytes) -> list[Digest]:
     try:
         body = json.loads(root)
         schema, pages = body["schema"], [Digest.parse(name) for name in body["pages"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise MalformedDocumentError(f"not a listing: {error}") from error
     if schema != _ROOT:
         raise MalformedDocumentError(f"not a listing of schema {_ROOT}")
@@ -71,8 +71,17 @@ def listing_pages(root: bytes) -> list[Digest]:
 
 def listed_in(pages: Iterable[bytes]) -> Iterator[Listed]:
     """The files of a listing, from all its pages in order. Raises ``MalformedDocumentError``."""
-    try:
-        for page in pages:
-            yield from (Listed(*entry) for entry in json.loads(page.decode("utf-8", "surrogatepass")))
-    except (TypeError, ValueError) as error:
-        raise MalformedDocumentError(f"not a page of a listing: {error}") from error
+    for page in pages:
+        try:
+            found = [_listed(entry) for entry in json.loads(page.decode("utf-8", "surrogatepass"))]
+        except (TypeError, ValueError, RecursionError) as error:
+            raise MalformedDocumentError(f"not a page of a listing: {error}") from error
+        yield from found
+
+
+def _listed(entry: list[object]) -> Listed:
+    path, size, key, *checksum = entry
+    texts = (path, key, *(one for one in checksum if one is not None))
+    if type(size) is not int or size < 0 or not all(isinstance(one, str) for one in texts):
+        raise TypeError(f"not a file: {entry!r:.80}")
+    return Listed(path, size, key, *checksum)  # type: ignore[arg-type] # looked at above
