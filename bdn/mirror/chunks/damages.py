@@ -20,7 +20,7 @@ from bdn.mirror.db.database import Database, tell
 from bdn.mirror.db.waiting import KEEPERS_WORK, SharedReads
 from bdn.transfer.fair_limit import FairLimit
 
-_KNOWN_SECONDS: Final = 1.0  # for which a chunk is served after another process has found it wrong
+_SERVED_SECONDS: Final = 1.0  # that a chunk is served after another process found it wrong
 _EXAMINED_AT_ONCE: Final = 4  # objects: each holds a thread of the loop, and of a bucket 8 MiB of memory
 logger = logging.getLogger(__name__)
 
@@ -86,16 +86,16 @@ class Damages:
             logger.warning("a wrong chunk stays where it is", extra={"chunk": str(digest), "error": str(error)})
         return fault
 
-    def known(self) -> Mapping[Digest, str] | None:
-        """All damaged chunks as of at most a second ago, and what is wrong with each. None: ``look``. For any thread."""
+    def is_right(self, digest: Digest) -> bool:
+        """Whether this chunk was not damaged at most a second ago. False: ``look``. For any thread."""
         until, found = self._seen[0]
-        return found if time.monotonic() < until else None
+        return time.monotonic() < until and digest not in found
 
     async def look(self) -> Mapping[Digest, str]:
         """All damaged chunks now."""
 
         async def read() -> Mapping[Digest, str]:
-            until = time.monotonic() + _KNOWN_SECONDS
+            until = time.monotonic() + _SERVED_SECONDS
             async with self.database.read() as session:
                 found = await damaged.reasons(session)
             self._seen[0] = until, found
@@ -107,7 +107,3 @@ class Damages:
         """Those of these chunks that are damaged, and why they are not served."""
         async with self.database.read() as session:
             return await damaged.reasons(session, digests)
-
-    async def reason(self, digest: Digest) -> str | None:
-        """Why this chunk is not served, if it is damaged."""
-        return (await self.reasons([digest])).get(digest)

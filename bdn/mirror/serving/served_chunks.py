@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -42,8 +41,8 @@ class StoreShelf:
         """From the store alone. A client that got wrong bytes gets none before the store's were found right here."""
         if request.is_suspect:
             answer_of(self.loop, self._examine(request))
-        known = self.damages.known()
-        _refuse(request.digest, answer_of(self.loop, self.damages.look()) if known is None else known)
+        if not self.damages.is_right(request.digest):
+            answer_of(self.loop, self._check_damage(request.digest))
         try:
             return self._from_store(request)
         except NotFoundError:
@@ -58,8 +57,8 @@ class StoreShelf:
         """
         if request.is_suspect:
             await self._examine(request)
-        known = self.damages.known()
-        _refuse(request.digest, await self.damages.look() if known is None else known)
+        if not self.damages.is_right(request.digest):
+            await self._check_damage(request.digest)
         try:
             return await self.loop.run_in_executor(self.threads, self._from_store, request)
         except NotFoundError:
@@ -86,12 +85,6 @@ class StoreShelf:
             raise ChunkDamagedError(reason, str(request.digest))
 
     async def _check_damage(self, chunk: Digest) -> None:
-        """Raise ``ChunkDamagedError`` for a chunk that the store lost or holds wrongly."""
-        if (reason := await self.damages.reason(chunk)) is not None:
+        """Raise ``ChunkDamagedError`` for a chunk that the store lost or holds wrongly; its object may still have its name."""
+        if (reason := (await self.damages.look()).get(chunk)) is not None:
             raise ChunkDamagedError(reason, str(chunk))
-
-
-def _refuse(chunk: Digest, damaged: Mapping[Digest, str]) -> None:
-    """Raise ``ChunkDamagedError`` for a chunk that was found wrong; its object may still have its name."""
-    if (reason := damaged.get(chunk)) is not None:
-        raise ChunkDamagedError(reason, str(chunk))
