@@ -250,9 +250,7 @@ async def test_what_a_killed_process_did_alone_another_goes_on_with(way: Way, tm
         begun = await killed.begin(MODEL)
         await until(lambda: hub.log.count(origin="cdn") > 1, "the copy has begun")
         hold = await asyncpg.connect(way.straight)
-        await hold.execute(
-            "BEGIN; LOCK TABLE manifests IN ACCESS EXCLUSIVE MODE"
-        )  # no collection comes to its end
+        await hold.execute("BEGIN; LOCK TABLE manifests IN ACCESS EXCLUSIVE MODE")  # no collection comes to its end
         collection = (await killed.http.post("/collections", json={"grace_seconds": 0})).json()["id"]
         while not ((keeper := await holders(way, "store keeper")) and await holders(way, "collections")):
             pass

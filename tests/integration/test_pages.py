@@ -107,7 +107,7 @@ async def test_every_call_of_the_agent_has_its_row(agents_mirror: AgentMirror, t
 
 def test_the_headers_and_the_fields_of_a_source_are_those_of_the_wire() -> None:
     headers = {
-        name for file in (ROOT / "bdn/wire").glob("*.py") for name in re.findall(r'"(BDN-\w+)"', file.read_text())
+        name for file in (ROOT / "bdn/wire").glob("*.py") for name in re.findall(r'"(BDN-[\w-]+)"', file.read_text())
     }
 
     assert {name for row in rows("header | of | means") for name in quoted(row[0])} == headers

@@ -16,7 +16,7 @@ from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
 from tests.support.mirror.access_world import STATUS, UNKNOWN, World, access_world, shape
 from tests.support.mirror.fake_agent import FakeAgent
-from tests.support.mirror.service import LONGEST_SECONDS, Json, source
+from tests.support.mirror.service import LONGEST_SECONDS, Json, source, statements_of
 from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -226,7 +226,7 @@ async def test_what_is_not_yours_costs_nothing(world: World, tally: Tally, monke
             others = [name for name in names if may(bearer, name) == "NOT_FOUND" and bearer != f"grant a {name}"]
             for name in others:
                 await world.ask(bearer, "GET", f"/{kind}/{names[name]}")  # what is kept, is kept now
-                with world.statements() as costs[name]:
+                with statements_of(world.mirror) as costs[name]:
                     await world.ask(bearer, "GET", f"/{kind}/{names[name]}")
                 assert costs[name] == costs.get("unknown", []), (bearer, kind, name)
                 tally.add(scenarios=1)
@@ -432,7 +432,7 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
         for name in (theirs, absent):
             filled = template and {key: name if value == "{}" else value for key, value in template.items()}
             await world.ask("controller b", method, path.format(name), json=filled)
-            with world.statements() as statements:
+            with statements_of(world.mirror) as statements:
                 answer = await world.ask("controller b", method, path.format(name), json=filled)
             headers = {key: value for key, value in answer.headers.items() if key != "content-length"}
             answers.append((answer.status_code, headers, answer.text.replace(name, "X")))

@@ -12,7 +12,7 @@ from bdn.wire.grants import Grant, GrantedMount
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
 from tests.support.mirror.access_world import UNKNOWN, World, access_world, shape
-from tests.support.mirror.service import LONGEST_SECONDS, Json, source, with_secret
+from tests.support.mirror.service import LONGEST_SECONDS, Json, source, statements_of, with_secret
 from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -149,7 +149,7 @@ async def test_what_another_team_has_is_answered_like_nothing(world: World, tall
         for method, path, body, theirs, absent in cases:
             answers, costs = [], []
             for name in (theirs, absent):
-                with world.statements() as statements:
+                with statements_of(world.mirror) as statements:
                     answer = await world.ask(bearer, method, path.format(name), json=body)
                 headers = {key: value for key, value in answer.headers.items() if key != "content-length"}
                 answers.append((answer.status_code, headers, answer.text.replace(name, "X")))

@@ -189,8 +189,11 @@ class Access:
         except UnauthenticatedError:
             return False
 
-    async def check_manifest(self, bearer: str | None, manifest: Digest, organisation: str | None = None) -> None:
-        """Check that the bearer may read this manifest. An operator acts for ``organisation``. Raises ``NotFoundError``."""
+    async def check_manifest(self, bearer: str | None, manifest: Digest, organisation: str | None = None) -> str:
+        """Check that the bearer may read this manifest. Returns the bearer's organisation; an operator acts for ``organisation``.
+
+        Raises ``NotFoundError``.
+        """
         reader = await self._reader(bearer)
         if isinstance(reader, Caller):
             caller = reader.acting(Role.CONTROLLER, organisation)
@@ -202,6 +205,7 @@ class Access:
         async with self.tokens.database.read() as session:
             if not await mirrors.may_read(session, owner, manifest.hex, team):
                 raise NotFoundError(f"manifest {manifest}")
+        return owner
 
     async def check_chunk(self, bearer: str | None, chunk: Digest) -> str:
         """As ``check_chunks``."""

@@ -277,14 +277,14 @@ async def manifest(
     service: _Contents, digest: str, request: Request, bearer: Bearer, organisation: Organisation = None
 ) -> Response:
     name = digest_in(digest)
-    await service.access.check_manifest(bearer, name, organisation)
+    owner = await service.access.check_manifest(bearer, name, organisation)
     headers = {"ETag": f'"{name}"', "Cache-Control": "private, no-cache"}
     headers |= {} if service.data_port is None else {DATA_PORT_HEADER: str(service.data_port)}
     headers |= {} if service.delivery == "proxy" else {DELIVERY_HEADER: service.delivery}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         answer = Response(status_code=304, headers=headers)
     else:
-        root = await service.shelf.root(name)
+        root = await service.shelf.root(name, owner)
         answer = Response(root.content, media_type=MEDIA_JSON, headers=headers)
         service.metrics.served_manifests.inc()
     await manifests.note_use(service.database, name.hex, service.database.now())

@@ -101,18 +101,18 @@ async def note_use(database: Database, digest: str, now: float) -> None:
 # --- documents, in the store; blocking ---
 
 
-def root_of(store: ChunkStore, digest: Digest) -> Root:
-    """The root of a published manifest. Raises ``DocumentDamagedError``."""
+def root_of(store: ChunkStore, digest: Digest, reader: str | None = None) -> Root:
+    """The root of a published manifest; ``reader`` as of ``ChunkStore.open``. Raises ``DocumentDamagedError``."""
     try:
-        return Root.parse(document(store, digest))
+        return Root.parse(document(store, digest, reader))
     except MalformedDocumentError as error:
         raise DocumentDamagedError(str(error), str(digest)) from error
 
 
-def document(store: ChunkStore, digest: Digest) -> bytes:
+def document(store: ChunkStore, digest: Digest, reader: str | None = None) -> bytes:
     """A root or a page. Raises ``DocumentDamagedError``."""
     try:
-        with store.open(digest) as file:
+        with store.open(digest, reader=reader) as file:
             content = file.read()
     except NotFoundError as error:
         raise DocumentDamagedError(f"it lost {error.what}", str(digest)) from error
@@ -123,6 +123,6 @@ def document(store: ChunkStore, digest: Digest) -> bytes:
     return content
 
 
-def page(store: ChunkStore, ref: PageRef) -> bytes:
+def page(store: ChunkStore, ref: PageRef, reader: str | None = None) -> bytes:
     """As ``document``."""
-    return document(store, ref.digest)
+    return document(store, ref.digest, reader)

@@ -107,7 +107,7 @@ class Names:
                 for chunk in (digest, first)
             ]
         async with self._turns.place(organisation):
-            kind, places = await asyncio.to_thread(self._places, digest, [*(found or of_first)])
+            kind, places = await asyncio.to_thread(self._places, organisation, digest, [*(found or of_first)])
         shown = {place.manifest for place in places}
         if not found:  # other files may begin with the same chunk
             found = {name: sources for name, sources in of_first.items() if name in shown}
@@ -120,19 +120,19 @@ class Names:
         sources = await mirrors.sources_by_manifest(session, organisation, manifests)
         return {f"b3:{digest}": sources[digest] for digest in manifests if digest in sources}
 
-    def _places(self, wanted: Digest, names: Sequence[str]) -> tuple[NamedKind, list[NamedPlace]]:
+    def _places(self, organisation: str, wanted: Digest, names: Sequence[str]) -> tuple[NamedKind, list[NamedPlace]]:
         """Where pages of these manifests name the digest; of manifests with very many pages it is not searched for. Blocking."""
         kind: NamedKind = "chunk"
         places: list[NamedPlace] = []
         pages_left = _PAGES
         for name in names:
             with suppress(StoreUnavailableError):  # a manifest that is damaged is named without its files
-                root = manifests.root_of(self.store, Digest.parse(name))
+                root = manifests.root_of(self.store, Digest.parse(name), organisation)
                 if any(page.digest == wanted for page in root.pages):
                     return "page", []
                 for page in root.pages[:pages_left]:
                     pages_left -= 1
-                    content = manifests.page(self.store, page)
+                    content = manifests.page(self.store, page, organisation)
                     if wanted.hex.encode() in content:
                         kind, found = _in_page(wanted, name, content)
                         places += found[: _SHOWN - len(places)]

@@ -65,12 +65,12 @@ class StoreShelf:
             await self._check_damage(request.digest)
             raise
 
-    async def root(self, manifest: Digest) -> Root:
+    async def root(self, manifest: Digest, organisation: str) -> Root:
         """The root of a published manifest. One that is damaged is registered, so that it is repaired. Raises ``DocumentDamagedError``."""
         try:
-            return await self.loop.run_in_executor(self.threads, manifests.root_of, self.store, manifest)
+            return await self.loop.run_in_executor(self.threads, manifests.root_of, self.store, manifest, organisation)
         except DocumentDamagedError:
-            await self.damages.examine(manifest)
+            await self.damages.examine(manifest, organisation)
             raise
 
     def _from_store(self, request: ChunkRequest) -> OpenChunk:

@@ -194,7 +194,7 @@ class ServedFiles:
                 raise NotFoundError(f"manifest {manifest}")
 
         def read() -> tuple[Root, int]:
-            root = manifests.root_of(self.store, manifest)
+            root = manifests.root_of(self.store, manifest, organisation)
             return root, len(root.pages)
 
         return await self._roots.get(manifest, organisation, read, self.threads)
@@ -202,13 +202,13 @@ class ServedFiles:
     async def _entries(self, manifest: Digest, root: Root, path: str, organisation: str) -> list[PageEntry]:
         """What the manifest says of the file: one entry, or of a file that goes on in further pages several, in order."""
         pages = [
-            await self._pages.get(ref.digest, organisation, partial(self._read, ref), self.threads)
+            await self._pages.get(ref.digest, organisation, partial(self._read, ref, organisation), self.threads)
             for ref in root.pages_of(path)
         ]
         if found := [page[path] for page in pages if path in page]:
             return found
         raise NotFoundError(f"file {path!a} of manifest {manifest}")
 
-    def _read(self, ref: PageRef) -> tuple[dict[str, PageEntry], int]:
-        entries = read_page(manifests.page(self.store, ref))
+    def _read(self, ref: PageRef, organisation: str) -> tuple[dict[str, PageEntry], int]:
+        entries = read_page(manifests.page(self.store, ref, organisation))
         return {entry.path: entry for entry in entries}, sum(1 + len(entry.chunks) for entry in entries)

@@ -64,8 +64,8 @@ class CheckpointSource:
         return {key: layout for key, layout in found if key in keys}
 
     def _files(self, name: Digest) -> Iterator[PlacedFile]:
-        root = manifests.root_of(self.store, name)
-        return files_of(manifests.page(self.store, page) for page in root.pages)
+        root = manifests.root_of(self.store, name, self.organisation)
+        return files_of(manifests.page(self.store, page, self.organisation) for page in root.pages)
 
     async def locate(self, file: UpstreamFile) -> Location:
         """Nowhere: what the store lost of a checkpoint, nobody has. ``SourceNotFoundError``."""

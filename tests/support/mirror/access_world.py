@@ -3,9 +3,8 @@
 import base64
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,6 @@ from typing import Any, Final
 import httpx2
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
-from sqlalchemy import event
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.wire.grants import AUDIENCE, ISSUER, Grant, GrantedMount, GrantSigner, new_signing_key
@@ -39,7 +37,6 @@ MIRRORED: Final = [
 ]
 UNKNOWN: Final = Digest("0" * 64)
 STATUS: Final = {"NOT_FOUND": 404, "UNAUTHENTICATED": 401, "GRANT_INVALID": 403, "GRANT_EXPIRED": 403, "OK": 200}
-_COUNTED: ContextVar[list[str] | None] = ContextVar("statements", default=None)
 _EPOCH: Final = 4_000_000_000.0  # when grants expire, unless they have
 
 
@@ -70,24 +67,6 @@ class World:
         ended = await self.ask(bearer, "GET", f"/mirror/{begun['id']}", params={"wait": LONGEST_SECONDS})
         assert ended.json()["status"] == "READY", ended.text
         return dict(ended.json())
-
-    @contextmanager
-    def statements(self) -> Iterator[list[str]]:
-        """What this task asks the database for meanwhile; others' are passed over."""
-        seen: list[str] = []
-        token = _COUNTED.set(seen)
-
-        def note(_: Any, __: Any, statement: str, *___: Any) -> None:
-            if _COUNTED.get() is seen:
-                seen.append(statement)
-
-        engine = self.mirror.service.requests.database._engine.sync_engine
-        event.listen(engine, "before_cursor_execute", note)
-        try:
-            yield seen
-        finally:
-            event.remove(engine, "before_cursor_execute", note)
-            _COUNTED.reset(token)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.support.mirror.backends import KEPT, Behind, behind, grant_keys
 Json = dict[str, Any]
 LONGEST_SECONDS, until = waiting.LONGEST_SECONDS, waiting.until
 _STALL = StallPolicy()
+_COUNTED: ContextVar[list[str] | None] = ContextVar("statements", default=None)
 
 
 def source(uri: str, mount: str = "/models/m", **fields: Any) -> Json:
@@ -211,11 +213,13 @@ class MirrorUnderTest:
 
 @contextmanager
 def statements_of(mirror: MirrorUnderTest) -> Iterator[list[str]]:
-    """What is sent to the database meanwhile, by whomever."""
+    """What this task, and those that it begins meanwhile, send to the database; what others send is passed over."""
     seen: list[str] = []
+    token = _COUNTED.set(seen)
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: object) -> None:
-        seen.append(statement)
+        if _COUNTED.get() is seen:
+            seen.append(statement)
 
     engine = mirror.service.requests.database._engine.sync_engine
     event.listen(engine, "before_cursor_execute", note)
@@ -223,6 +227,7 @@ def statements_of(mirror: MirrorUnderTest) -> Iterator[list[str]]:
         yield seen
     finally:
         event.remove(engine, "before_cursor_execute", note)
+        _COUNTED.reset(token)
 
 
 @asynccontextmanager
