@@ -103,7 +103,7 @@ async def test_what_comes_wrong_twice_is_never_published_and_ends_with_the_name_
     assert kept["actual"] in error["message"]
 
 
-async def test_a_bit_flipped_while_a_damaged_chunk_is_repaired_costs_that_range_once_more(
+async def test_a_bit_flipped_while_a_damaged_chunk_is_repaired_costs_the_file_once_more(
     upstreams: None, hub: Hub, tmp_path: Path
 ) -> None:
     hub.repo("org/model").commit({LARGE: CONTENT})
@@ -115,4 +115,5 @@ async def test_a_bit_flipped_while_a_damaged_chunk_is_repaired_costs_that_range_
         hub.fail(flip_byte(at=10), origin="cdn")
         [item] = (await mirror.verify())["items"]
         assert (item["outcome"], item["chunk"]) == ("repaired", str(digest_of(CHUNKS[1])))
-        assert [one.bytes_served for one in hub.log.find(origin="cdn")] == [CHUNK_SIZE] * 2
+        first, *again = [one.bytes_served for one in hub.log.find(origin="cdn")]
+    assert (first, sum(again)) == (CHUNK_SIZE, len(CONTENT))

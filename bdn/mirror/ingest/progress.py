@@ -76,8 +76,7 @@ class Progress:
         self._changed.discard(known.key)
 
     async def _record(self, known: Sequence[Known]) -> list[None]:
-        async with self._flushing, self.database.write() as session:
-            await identities.record(session, {one.key: one for one in known}.values())
+        await self._tell(known)
         return [None] * len(known)
 
     def transferred(self, position: int, size: int) -> None:
@@ -111,35 +110,39 @@ class Progress:
 
     async def flush(self) -> None:
         """Tell the database. What could not be told is kept for the next time. Raises ``ClaimLostError``."""
-        async with self._flushing:
-            await self._flush_parts()
-        changed = {position: counters for position, counters in self.counters.items() if counters.changed}
-        if not changed or self.mirror_id is None:
-            return
-        try:
-            async with self.writing(canceled_too=True) as session:
-                for position, counters in changed.items():
-                    counters.changed = False
-                    told = {"bytes_transferred": counters.transferred, "bytes_reused": counters.reused}
-                    await mirrors.update_source(session, self.mirror_id, position, **told)
-        except BaseException:
-            for counters in changed.values():
-                counters.changed = True
-            raise
+        if not await self._tell():
+            raise ClaimLostError
 
-    async def _flush_parts(self) -> None:
-        """Where chunks of half-copied files belong; a hint, which needs no claim."""
-        keys, self._changed = self._changed, set()
-        parts = [
-            Known(key, self._parts[key][0], None, bytes(self._parts[key][1])) for key in keys if key in self._parts
-        ]
-        try:
-            if parts:
+    async def _tell(self, complete: Sequence[Known] = ()) -> bool:
+        """Where chunks belong and how many bytes came, in one transaction: a byte is counted when it is known, and never without.
+
+        False: the claim is lost, and only the former, which are hints, are told.
+        """
+        async with self._flushing:
+            keys, self._changed = self._changed, set()
+            changed = {position: counters for position, counters in self.counters.items() if counters.changed}
+            known = {key: Known(key, size, None, bytes(raw)) for key, (size, raw) in self._parts.items() if key in keys}
+            known |= {one.key: one for one in complete}
+            if not known and not changed:
+                return True
+            for counters in changed.values():
+                counters.changed = False
+            try:
                 async with self.database.write() as session:
-                    await identities.record(session, parts)
-        except BaseException:
-            self._changed |= keys
-            raise
+                    is_ours = self.mirror_id is None or await mirrors.is_claimed(
+                        session, self.mirror_id, self.claimant, canceled_too=True
+                    )
+                    await identities.record(session, known.values())
+                    if self.mirror_id is not None and is_ours:
+                        for position, counters in changed.items():
+                            told = {"bytes_transferred": counters.transferred, "bytes_reused": counters.reused}
+                            await mirrors.update_source(session, self.mirror_id, position, **told)
+            except BaseException:
+                self._changed |= keys
+                for counters in changed.values():
+                    counters.changed = True
+                raise
+            return is_ours
 
     async def drop(self, key: str) -> None:
         """What was recorded of a file is wrong: nothing of it may be taken for a part of the right one."""

@@ -280,6 +280,9 @@ class Surveyor:
             before, most = source.placed, self.limit_files
         if before is not None and (keys := await asyncio.to_thread(_keys_of, survey.missing(), most)):
             prior = await before(keys)
+            slabs = {layout.slice.slab for layout in prior.values() if layout.slice is not None}
+            lost = slabs.difference(await self._stored(slabs))
+            prior = {key: one for key, one in prior.items() if one.slice is None or one.slice.slab not in lost}
             survey = replace(survey, prior=prior)
             again = ((unit.key, units_before(unit, prior)) for unit in survey.missing())
             await self._look(again, survey, hold or self._stored)
