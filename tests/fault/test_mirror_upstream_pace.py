@@ -1,8 +1,8 @@
 """Every job of a mirror keeps the pace that an upstream can bear, and waits when it asks to wait."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from tests.doubles.faults import Fault, answer, rate_limited, right_after
 from tests.doubles.hub import Hub
 from tests.support.mirror.scripted_upstreams import FILES, LARGE, SMALL, Pauses, ScriptedUpstream, check
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
+from tests.support.services.commands import wait_until
 
 pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.mirror.upstream_fixtures")
 
@@ -172,7 +173,12 @@ async def test_requests_in_flight_are_limited(upstreams: None, hub: Hub, pauses:
     for number in range(4):
         contents = {f"{number}-{part}.bin": GeneratedContent(9_000_000, seed=2 * number + part) for part in range(2)}
         hub.repo(f"org/{number}").commit({**contents, "a.txt": b"%d" % number})
-    hub.fail(right_after(lambda: threading.Event().wait(0.02)), times=None)
+
+    def has_two(origin: str) -> bool:
+        return hub.most_at_once[origin] >= 2
+
+    for origin in ("hub", "cdn"):  # no request is answered before two of them are there
+        hub.fail(right_after(partial(wait_until, partial(has_two, origin))), origin=origin, times=None)
     async with mirror_under_test(tmp_path / "mirror", pause=pauses, transfers=2, jobs=4) as mirror:
         begun = [await mirror.begin(source(f"hf://org/{number}")) for number in range(4)]
         assert {(await mirror.ended(one["id"]))["status"] for one in begun} == {"READY"}
