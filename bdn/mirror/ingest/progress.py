@@ -14,12 +14,9 @@ from bdn.core.source.upstream import UpstreamFile
 from bdn.mirror.db import damaged, identities, mirrors
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.identities import NOT_YET, RAW, Known
-from bdn.transfer.batching import Batched
 from bdn.transfer.under_way import UnderWay
 
 logger = logging.getLogger(__name__)
-
-_TOLD_AT_ONCE = 500  # units
 
 
 class ClaimLostError(Exception):
@@ -54,11 +51,8 @@ class Progress:
         default_factory=dict
     )  # size and chunks of files that are being copied
     _changed: set[str] = field(default_factory=set)
-    _complete: Batched[Known, None] = field(init=False)
+    _complete: dict[str, Known] = field(default_factory=dict)  # units that the database does not know yet
     _flushing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def __post_init__(self) -> None:
-        self._complete = Batched(self._record, _TOLD_AT_ONCE)
 
     def begin_file(self, key: str, size: int, half: Known | None) -> None:
         """A large file is copied, of which ``half`` is there."""
@@ -71,13 +65,11 @@ class Progress:
 
     async def unit_complete(self, known: Known) -> None:
         """All chunks of a file, or the slab, are durable, and the checksum is right. Every mirror knows it when this returns."""
-        await self._complete.of(known)
         self._parts.pop(known.key, None)
         self._changed.discard(known.key)
-
-    async def _record(self, known: Sequence[Known]) -> list[None]:
-        await self._tell(known)
-        return [None] * len(known)
+        # Before anything is awaited: a caller who is canceled now has counted the bytes, and the next flush tells both.
+        self._complete[known.key] = known
+        await self._tell()
 
     def transferred(self, position: int, size: int) -> None:
         """So many bytes of a source came from its upstream, and are durable."""
@@ -113,16 +105,17 @@ class Progress:
         if not await self._tell():
             raise ClaimLostError
 
-    async def _tell(self, complete: Sequence[Known] = ()) -> bool:
+    async def _tell(self) -> bool:
         """Where chunks belong and how many bytes came, in one transaction: a byte is counted when it is known, and never without.
 
         False: the claim is lost, and only the former, which are hints, are told.
         """
         async with self._flushing:
             keys, self._changed = self._changed, set()
+            complete, self._complete = self._complete, {}
             changed = {position: counters for position, counters in self.counters.items() if counters.changed}
             known = {key: Known(key, size, None, bytes(raw)) for key, (size, raw) in self._parts.items() if key in keys}
-            known |= {one.key: one for one in complete}
+            known |= complete
             if not known and not changed:
                 return True
             for counters in changed.values():
@@ -138,7 +131,8 @@ class Progress:
                             told = {"bytes_transferred": counters.transferred, "bytes_reused": counters.reused}
                             await mirrors.update_source(session, self.mirror_id, position, **told)
             except BaseException:
-                self._changed |= keys
+                self._changed |= keys & self._parts.keys()
+                self._complete = complete | self._complete
                 for counters in changed.values():
                     counters.changed = True
                 raise
@@ -148,6 +142,7 @@ class Progress:
         """What was recorded of a file is wrong: nothing of it may be taken for a part of the right one."""
         self.has_strays = True
         self._parts.pop(key, None)
+        self._complete.pop(key, None)
         async with self._flushing, self.database.write() as session:
             await identities.forget(session, [key])
 

@@ -281,6 +281,7 @@ class Ingest:
                     outage = Outage(policy)
                 row.bytes_transferred, row.bytes_reused = counters.transferred, counters.reused
                 failure = error
+            await progress.flush()  # the next attempt begins with what the database knows
             await retries.wait_out(failure, outage, began)
 
     async def _source(self, mirror: MirrorRow, row: MirrorSourceRow, progress: Progress) -> None:

@@ -128,6 +128,16 @@ async def test_what_could_not_be_told_is_told_the_next_time(told: Told) -> None:
     assert await told.counters() == (CHUNK_SIZE, 7)
 
 
+async def test_a_unit_is_told_with_its_bytes_when_its_caller_was_canceled(told: Told) -> None:
+    progress = told.progress()
+    progress.transferred(0, SIZE)
+    caller = asyncio.create_task(progress.unit_complete(WHOLE))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await progress.flush()
+    assert (await told.known(), await told.counters()) == (WHOLE, (SIZE, 0))
+
+
 async def test_a_dropped_file_is_forgotten(told: Told) -> None:
     progress = told.progress()
     progress.begin_file("id", SIZE, None)
