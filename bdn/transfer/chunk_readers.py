@@ -15,6 +15,7 @@ from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, Stor
 from bdn.core.pace.retry import Outage, RetryPolicy
 from bdn.transfer.under_way import Arriving
 from bdn.wire.operation_schema import Tier
+from bdn.wire.stage_schema import ChunkStep
 
 BytesByTier = Mapping[Tier, int]  # bytes of one chunk by the tier that they came from
 
@@ -55,6 +56,11 @@ class PartialChunk:
     def begin_source(self, tier: Tier, name: str) -> None:
         """What is ``received`` from now on comes from this one."""
         self._sources.append((tier, name, self.done))
+        self.at("cluster" if tier == "cluster" else "mirror")
+
+    def at(self, step: ChunkStep) -> None:
+        """What the chunk waits for from now on, for whoever watches the transfer."""
+        self._arriving.step = step
 
     def received(self, piece: memoryview) -> None:
         """The next bytes are in the buffer."""
@@ -77,6 +83,7 @@ class PartialChunk:
         """Put the whole chunk where this node serves it from, once."""
         if self._store is not None:
             store, self._store = self._store, None
+            self.at("disk")
             store()
 
     @property

@@ -1,8 +1,11 @@
 """Bytes that have come and do not count as here yet: for those who watch a transfer, in memory alone."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+from bdn.wire.stage_schema import ChunkStep
 
 
 @dataclass(eq=False, slots=True)
@@ -10,9 +13,11 @@ class Arriving:
     """One read: ``received`` bytes of it have come and were neither thrown away nor counted by whoever asked for them.
 
     Its byte thread writes the number while bytes come; then whoever counts them sets it to 0. So there is no lock.
+    ``step`` is what the read waits for now, or does; of an agent's chunks alone.
     """
 
     received: int = 0
+    step: ChunkStep | None = None
 
 
 class UnderWay:
@@ -35,3 +40,8 @@ class UnderWay:
     def received(self) -> int:
         """Bytes of all reads together."""
         return sum(read.received for read in self._reads)
+
+    @property
+    def steps(self) -> Mapping[ChunkStep, int]:
+        """How many reads are at each step."""
+        return Counter(read.step for read in self._reads if read.step is not None)

@@ -113,17 +113,22 @@ class StageMount(MountFacts):
     bytes_under_way: int = 0
 
 
+# What a chunk of a stage waits for, in the order in which it comes to them; docs/architecture.md says what each is for.
+ChunkStep = Literal["bandwidth", "order", "thread", "owner", "cluster", "same_chunk", "mirror", "disk"]
+
+
 class Transfer(BaseModel):
-    """What a stage has spent on sources that failed or were slow.
+    """What a stage has spent on sources that failed or were slow, and where its chunks are now.
 
     ``bytes_hedged`` were asked for again elsewhere, because their first source was late; ``peers_avoided`` are left alone
-    for a while, by all stages of the agent.
+    for a while, by all stages of the agent. ``chunks_at`` counts the chunks that were begun by what they wait for.
     """
 
     retries: int = 0
     retries_left: int
     bytes_hedged: int = 0
     peers_avoided: list[str] = []
+    chunks_at: dict[ChunkStep, int] = {}
 
 
 class Warm(BaseModel):

@@ -132,6 +132,7 @@ class SingleFlightReader:
                         self.inner.read_into(chunk)
                         chunk.store()
                     return
+            chunk.at("same_chunk")
             self.reads.wait(chunk.digest, _WAIT_SECONDS, self.stop)
             if self.stop.is_set():
                 raise CanceledError("the transfer")
@@ -197,6 +198,7 @@ class PeersReader:
         """
         if not is_owner:
             return self._request(peer, chunk, is_owner=False)
+        chunk.at("owner")
         with self.peers.place(peer, self.stop) as is_ours:
             return is_ours and self._request(peer, chunk, is_owner=True)
 

@@ -109,10 +109,10 @@ class Fills:
         finally:
             await _leave(joined.values(), report)
 
-    def bytes_under_way(self, file: Digest) -> int:
-        """What has come of the fill that this file is part of, and was not reported yet."""
+    def under_way(self, file: Digest) -> UnderWay | None:
+        """The reads of the fill that this file is part of, if there is one."""
         file_fill = self._files.get(file)
-        return file_fill.fill.under_way.received if file_fill else 0
+        return file_fill.fill.under_way if file_fill else None
 
     def stop_trying(self) -> None:
         """The agent ends: no fill shall go through its retries any more."""

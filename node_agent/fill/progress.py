@@ -9,8 +9,9 @@ from typing import Final
 from bdn.core.cache.digest_table import DigestTable
 from bdn.core.chunk import Digest
 from bdn.core.layout import Manifest
+from bdn.transfer.under_way import UnderWay
 from bdn.wire.operation_schema import Tier
-from bdn.wire.stage_schema import BytesFrom
+from bdn.wire.stage_schema import BytesFrom, ChunkStep, Transfer
 from node_agent.fetch.fill_context import RetryBudget
 
 _WINDOW_SECONDS: Final = 5.0
@@ -70,7 +71,7 @@ class FillProgress:
                     self._first[entry.digest] = mount
             self._mounts.append(Counter({"node": manifest.bytes_total - to_come}))
         self._coming: dict[Digest, Counter[Tier]] = {}
-        self._awaited: dict[Digest, Callable[[], int]] = {}
+        self._awaited: dict[Digest, tuple[int, Callable[[], UnderWay | None]]] = {}
         self.rate = Rate()
 
     def report(self, content: Digest, tier: Tier, size: int) -> None:
@@ -94,9 +95,9 @@ class FillProgress:
             self._mounts[mount]["node"] += size * count
 
     @contextmanager
-    def awaiting(self, content: Digest, received: Callable[[], int]) -> Iterator[None]:
-        """During the block ``received`` tells what has come of this content, or of more beside it, and was not reported."""
-        self._awaited[content] = received
+    def awaiting(self, content: Digest, size: int, under_way: Callable[[], UnderWay | None]) -> Iterator[None]:
+        """During the block ``under_way`` has the reads of this content, and of more beside it: of ``size`` bytes in all."""
+        self._awaited[content] = size, under_way
         try:
             yield
         finally:
@@ -105,11 +106,17 @@ class FillProgress:
     def bytes_under_way(self) -> list[int]:
         """What has come for each mount and was not reported yet."""
         came = [0] * len(self._mounts)
-        for content, received in self._awaited.items():
-            mount = self._first.get(content)
-            if mount is not None:
-                came[mount] += received()
+        for content, (size, under_way) in self._awaited.items():
+            mount, reads = self._first.get(content), under_way()
+            if mount is not None and reads is not None:
+                came[mount] += min(reads.received, size)  # of a slab, others' files may come along
         return came
+
+    def transfer(self) -> Transfer:
+        """What was spent so far, and where the chunks are now."""
+        reads = {reads for _, under_way in self._awaited.values() if (reads := under_way()) is not None}
+        steps = sum((Counter(one.steps) for one in reads), Counter[ChunkStep]())
+        return self.budget.document().model_copy(update={"chunks_at": dict(steps)})
 
     def bytes_from(self) -> list[BytesFrom]:
         """The bytes of each mount so far."""

@@ -35,7 +35,7 @@ from node_agent.fill.progress import FillProgress
 
 _UNITS_AT_ONCE: Final = 16  # per stage and kind; the byte threads are the real limit
 _SHARED_UNITS_AT_ONCE: Final = 32  # of two chunks, these are enough to keep the threads busy with either lane
-_Work = Callable[[memoryview], BytesByTier]
+_Work = Callable[[Arriving, memoryview], BytesByTier]
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,7 @@ class _RequestFill:
                 return _UnitFill(self, unit.manifest, files, fill).run()
 
             names, size = [file.digest for file in files], sum(file.size for file in files)
-
-            def received(name: Digest = names[0], size: int = size) -> int:
-                return min(fills.bytes_under_way(name), size)  # of a slab, others' files may come along
-
-            with progress.awaiting(names[0], received):
+            with progress.awaiting(names[0], size, partial(fills.under_way, names[0])):
                 await fills.join(names, start, progress.report, progress.restart, self._request.traffic)
                 for file in files:
                     progress.finish(file.digest, file.size)
@@ -246,7 +242,7 @@ class _UnitFill:
 
         try:
             with self._fill.under_way.read() as arriving:
-                bytes_by_tier = await self._run(lane, position, lies.slab_size, partial(work, arriving))
+                bytes_by_tier = await self._run(lane, position, lies.slab_size, work, arriving)
                 await to_the_end(parts.commit())  # without the thread, which others need to fetch the next slab
             tier = max(bytes_by_tier, key=bytes_by_tier.__getitem__)
             for file in self._files:
@@ -282,7 +278,7 @@ class _UnitFill:
                 part.close()
 
         with self._fill.under_way.read() as arriving:
-            came = await self._run(lane, position, layout.size, partial(work, arriving))
+            came = await self._run(lane, position, layout.size, work, arriving)
         self._report(layout.digest, came)
 
     async def _fill_in_pieces(self, part: PartialFile) -> None:
@@ -309,8 +305,8 @@ class _UnitFill:
         try:
             for position, chunk in queue:
                 with self._fill.under_way.read() as arriving:
-                    work = partial(self._obtain, lane, part, chunk, arriving)
-                    came = await self._run(lane, position, chunk.range.size, work)
+                    work = partial(self._obtain, lane, part, chunk)
+                    came = await self._run(lane, position, chunk.range.size, work, arriving)
                 self._report(part.layout.digest, came)
         except BaseException:
             self._fill.stop.set()  # before the group cancels the others: they shall not go on trying
@@ -337,14 +333,18 @@ class _UnitFill:
         turn = self._context.routing.turn(chunk)
         return (self._whole.from_mirror if turn.is_own else self._whole.from_peers), (turn.position,)
 
-    async def _run(self, lane: _Lane, position: Position, size: int, work: _Work) -> BytesByTier:
+    async def _run(self, lane: _Lane, position: Position, size: int, work: _Work, arriving: Arriving) -> BytesByTier:
         """``work`` in a thread, once it is this chunk's turn.
 
         First on this node's network, where a prefetch may wait for long without being in a stage's way, then in its lane.
         Whom it is for is asked for each chunk, because a stage may join what a prefetch began.
         """
-        async with self._provision.bandwidth.turn(self._fill.traffic, size), lane.places.place(position):
-            return await lane.threads.run(size, work)
+        arriving.step = "bandwidth"
+        async with self._provision.bandwidth.turn(self._fill.traffic, size):
+            arriving.step = "order"
+            async with lane.places.place(position):
+                arriving.step = "thread"
+                return await lane.threads.run(size, partial(work, arriving))
 
     def _report(self, file: Digest, bytes_by_tier: BytesByTier) -> None:
         for tier, size in bytes_by_tier.items():

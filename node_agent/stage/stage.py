@@ -223,7 +223,7 @@ class NodeStage:
             mounts=mounts,
             bytes_per_second=rate,
             eta_seconds=left / rate if rate and is_known else None,
-            transfer=self.progress.budget.document() if self.progress and not self.is_terminal else record.transfer,
+            transfer=self.progress.transfer() if self.progress and not self.is_terminal else record.transfer,
             warm=self.warming.document() if self.warming else None,
             error=record.error,
         )

@@ -158,7 +158,8 @@ async def test_of_a_stage_the_bytes_of_a_chunk_are_seen_before_it_is_whole_and_c
 
             def is_held(update: StageDocument) -> bool:
                 (mount,) = update.mounts
-                return (mount.bytes_under_way, mount.bytes_done) == (PART, of_others)
+                at = update.transfer and update.transfer.chunks_at
+                return (mount.bytes_under_way, mount.bytes_done, at) == (PART, of_others, {"mirror": 1})
 
             await first(follow(), is_held)
             chunks.go_on.set()
@@ -170,3 +171,25 @@ async def test_of_a_stage_the_bytes_of_a_chunk_are_seen_before_it_is_whole_and_c
     assert all(one.bytes_done + one.bytes_under_way <= total for one in seen)
     shown = [one.bytes_done + one.bytes_under_way for one in seen]
     assert shown == sorted(shown)
+
+
+async def test_a_stage_that_is_stuck_says_what_its_chunks_wait_for(agents_mirror: AgentMirror, tmp_path: Path) -> None:
+    manifest = agents_mirror.publish({"three chunks": noise(2 * CHUNK_SIZE + MIB, 1)})
+
+    def respond(request: Request) -> Answer:
+        with agents_mirror.store.open(Digest.parse(request.url.path.rpartition("/")[2])) as file:
+            return Answer(200, content=file.read(), ranged=True)
+
+    with Origin("chunks", respond) as chunks:
+        chunks.fail(cut(PART))
+        agents_mirror.data_port = urlsplit(chunks.url).port
+        async with Rig(agents_mirror, tmp_path, {"byte_threads": 1}).agent() as agent:
+            begun = await agent.stages.start("job", agents_mirror.grant(manifest))
+
+            def is_stuck(update: StageDocument) -> bool:
+                return update.transfer is not None and update.transfer.chunks_at == {"mirror": 1, "order": 1}
+
+            await first(agent.stages.follow(begun.record.id, 0.01), is_stuck)
+            chunks.go_on.set()
+            done = await agent.stages.finish(begun.record.id)
+    assert (done.state, done.transfer and done.transfer.chunks_at) == ("READY", {})

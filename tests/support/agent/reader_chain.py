@@ -13,6 +13,7 @@ from bdn.core.errors import BdnError
 from bdn.net.client import DataPlane
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import BytesByTier, ChunkReader, fetch
+from bdn.transfer.under_way import Arriving
 from bdn.wire.heartbeat_schema import MemberDocument
 from bdn.wire.location_schema import ChunkLocation, Delivery, Locations
 from bdn.wire.operation_schema import Tier
@@ -106,6 +107,7 @@ class Bench:
     bucket: Bucket
     instead: Counter[str]
     came: Counter[str]
+    arriving: Arriving = field(default_factory=Arriving)
 
     @property
     def store(self) -> Origin:
@@ -116,7 +118,9 @@ class Bench:
         """The chunk, checked, and put where the node holds it."""
         buffer = memoryview(bytearray(len(content)))
         digest = digest_of(content)
-        came = fetch(self.reader, digest, buffer, lambda: self.held.chunks.update({digest: bytes(buffer)}))
+        came = fetch(
+            self.reader, digest, buffer, lambda: self.held.chunks.update({digest: bytes(buffer)}), self.arriving
+        )
         assert bytes(buffer) == content
         return came
 

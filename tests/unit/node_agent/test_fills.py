@@ -103,10 +103,11 @@ async def test_whoever_waits_for_a_file_knows_what_is_under_way_of_it(fills: Fil
     gate, waiter = asyncio.Event(), Waiter(fills)
     filling = asyncio.create_task(fills.join((FILE, SECOND), fill, waiter.report, waiter.restart))
     await settle()
-    assert [fills.bytes_under_way(file) for file in (FILE, SECOND, THIRD)] == [7, 7, 0]
+    assert [fills.under_way(file) for file in (FILE, SECOND, THIRD)] == [under_way[0], under_way[0], None]
+    assert under_way[0].received == 7
     gate.set()
     await filling
-    assert (fills.bytes_under_way(FILE), under_way[0].received) == (0, 0)
+    assert (fills.under_way(FILE), under_way[0].received) == (None, 0)
 
 
 async def test_a_disk_that_failed_for_one_failed_for_all(fills: Fills) -> None:

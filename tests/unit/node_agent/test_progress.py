@@ -1,4 +1,5 @@
 from bdn.core.chunk import FileEntry, digest_of
+from bdn.transfer.under_way import UnderWay
 from bdn.wire.stage_schema import BytesFrom
 from node_agent.fetch.fill_context import RetryBudget
 from node_agent.fill.progress import FillProgress, Rate
@@ -44,10 +45,14 @@ def test_a_file_that_somebody_else_finished_comes_from_the_node() -> None:
 def test_what_is_under_way_counts_for_the_mount_that_it_comes_for_until_it_is_whole() -> None:
     progress = FillProgress([manifest_of([A]), manifest_of([B])], {A.digest, B.digest}, NO_FAILURES)
 
-    with progress.awaiting(B.digest, lambda: 1):
-        assert progress.bytes_under_way() == [0, 1]
+    reads = UnderWay()
+    with progress.awaiting(B.digest, 2, lambda: reads), reads.read() as one, reads.read() as other:
+        one.received, one.step = 1, "mirror"
+        other.received, other.step = 5, "order"  # of a file beside it in the same slab
+        assert (progress.bytes_under_way(), progress.transfer().chunks_at) == ([0, 2], {"mirror": 1, "order": 1})
         progress.finish(B.digest, 2)
         assert progress.bytes_under_way() == [0, 0]
+    assert progress.transfer().chunks_at == {}
     assert progress.bytes_under_way() == [0, 0]
 
 

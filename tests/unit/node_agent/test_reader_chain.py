@@ -1,5 +1,6 @@
 """A chunk comes from the owner, from the next owner or from the mirror, and is right whatever they do."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from node_agent.fetch.peers import Limits, Peers
 from tests.doubles.faults import Fault, altered, answer, flip_byte, hang, right_after, stall, truncate, work
 from tests.support.agent.reader_chain import Bench, bench, join, starts
 from tests.support.agent.rig import noise
+from tests.support.waiting import until
 
 CONTENT = noise(20_000)
 SIZE = len(CONTENT)
@@ -167,6 +169,7 @@ def no_place_at(ring: Bench) -> Iterator[None]:
 def test_a_chunk_waits_for_a_place_at_its_owner_and_goes_elsewhere_when_another_thread_left_it(tmp_path: Path) -> None:
     with bench(tmp_path, CONTENT) as ring, ThreadPoolExecutor() as threads, no_place_at(ring):
         fetched = threads.submit(ring.fetch, CONTENT)
+        asyncio.run(until(lambda: ring.arriving.step == "owner"))
         while not fetched.done():
             for peer in ring.names:
                 ring.peers.left(peer)
