@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import math
 import os
@@ -27,6 +28,7 @@ import re
 import signal
 import tempfile
 import time
+import tokenize
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -132,6 +134,58 @@ def _is_value(node: ast.ClassDef) -> bool:
 def _does_much(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """It waits, or is longer than a formula."""
     return isinstance(node, ast.AsyncFunctionDef) or (node.end_lineno or 0) - node.body[0].lineno >= _SHORT
+
+
+# The words.
+
+# What the reader of a sentence should not have to work out. Counted in docstrings, comments and strings of the product.
+PATTERNS: Final = {
+    "subjects without a name": r"\b(?:who|whoever|nobody|everybody|somebody)\b",
+    "that of, those of": r"\b(?:that|those) of\b",
+    "told, hears, believes": r"\b(?:tells?|told|hears?|heard|believe[sd]?)\b",
+    "stands, lies, rests, brings": r"\b(?:stands?|stood|lies|lay|rests?|brings?|brought)\b",
+    "is no": r"(?<!there )\b(?:is|are) no\b(?! (?:longer|more|fewer|less)\b)",
+}
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A docstring, a comment or a string, and where it begins."""
+
+    place: str
+    text: str
+    is_docstring: bool = False
+
+
+def sentences(root: Path, files: Iterable[Path]) -> Iterator[Sentence]:
+    """All that people read in these files."""
+    for path in files:
+        source = (root / path).read_text()
+        docstrings = set[int]()
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text, first = ast.get_docstring(node), node.body[:1]
+                if text is not None and isinstance(first[0], ast.Expr):
+                    docstrings.add(id(first[0].value))
+                    yield Sentence(f"{path}:{first[0].lineno}", text, is_docstring=True)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                yield Sentence(f"{path}:{node.lineno}", node.value)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield Sentence(f"{path}:{token.start[0]}", token.string)
+
+
+def words(root: Path, files: Iterable[Path]) -> dict[str, list[str]]:
+    """Where each pattern occurs, as often as it does, and the docstrings that are too short to say more than the name."""
+    found: dict[str, list[str]] = {name: [] for name in (*PATTERNS, "docstrings of 7 words")}
+    for sentence in sentences(root, files):
+        for name, pattern in PATTERNS.items():
+            found[name] += [sentence.place] * len(re.findall(pattern, sentence.text, re.IGNORECASE))
+        if sentence.is_docstring and len(sentence.text.split()) <= 7:
+            found["docstrings of 7 words"].append(sentence.place)
+    return found
 
 
 # The journeys.
@@ -242,13 +296,13 @@ def hops(root: Path) -> dict[str, list[str]]:
     }
 
 
-def measured(root: Path) -> dict[str, Any]:
+def measured(root: Path, *, with_journeys: bool = True) -> dict[str, Any]:
     files = product_files(root)
     imports = own_imports(root, files)
     counts = sorted(map(len, imports.values()))
     tests = [path.relative_to(root) for path in (root / "tests").rglob("*.py")]
     rings = circles(imports)
-    journeys = hops(root)
+    journeys = hops(root) if with_journeys else {}
     return {
         "product files": len(files),
         "product lines": lines(root, files),
@@ -260,6 +314,7 @@ def measured(root: Path) -> dict[str, Any]:
         "circles of siblings": rings,
         "circles of folders": [ring for ring in rings if any(name.endswith("/") for name in ring)],
         **{f"hops: {name}": found for name, found in sorted(journeys.items())},
+        **{f"words: {name}": found for name, found in words(root, files).items()},
     }
 
 
@@ -267,14 +322,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path.cwd())
     parser.add_argument("--json", action="store_true", help="everything, with names, as JSON")
+    parser.add_argument("--still", action="store_true", help="without the journeys, which run both services")
     parser.add_argument("--files", action="store_true", help="name what is counted")
     options = parser.parse_args()
-    found = measured(options.root.resolve())
+    found = measured(options.root.resolve(), with_journeys=not options.still)
     if options.json:
         print(json.dumps(found, indent=2))
         return
     for name, value in found.items():
-        print(f"{name:<24}{len(value) if isinstance(value, list) else value:>8,}")
+        print(f"{name:<36}{len(value) if isinstance(value, list) else value:>8,}")
         for one in value if options.files and isinstance(value, list) else ():
             print(f"    {' '.join(one) if isinstance(one, list) else one}")
 
