@@ -22,7 +22,7 @@ class Expiring(Protocol):
     """What ends by itself. ``expires_at`` is in seconds since the epoch, None for never."""
 
     @property
-    def expires_at(self) -> float | None: ...  # noqa: D102
+    def expires_at(self) -> float | None: ...
 
 
 Held = TypeVar("Held", bound=Expiring)
