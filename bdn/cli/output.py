@@ -348,7 +348,7 @@ class _Lines:
     def update(self, done: int, total: int | None, moved: int) -> None:
         now = time.monotonic()
         at_end = total is not None and done >= total
-        if self._ended or (not at_end and now - self._last < _LINE_SECONDS):
+        if self._ended or total == 0 or (not at_end and now - self._last < _LINE_SECONDS):
             return
         self._last, self._ended = now, at_end
         self._output.say(f"{self._title}: {', '.join(_figures(done, total, moved, now - self._began))}")

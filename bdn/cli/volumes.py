@@ -118,6 +118,10 @@ async def create(
         made = await agent.make_volume(request)
     environment = _environment(made, stage)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    places = dict.fromkeys(shlex.quote(value) for value in environment.values() if value.startswith("/"))
+    output.say(
+        f"in a container, mount them at the same paths: docker run {' '.join(f'-v {at}:{at}' for at in places)} …"
+    )
     document = {"volume": made.model_dump(mode="json"), "environment": environment}
     output.result(document, lines, lines)
 

@@ -80,7 +80,9 @@ def fill(path: Path, size: int) -> int:
 
 def test_the_lines_that_create_prints_are_an_environment(cluster: Cluster) -> None:
     with node(cluster) as (shell, _):
-        lines = shell.run("bdn", "volumes", "create", "--job", "it's one", "--scratch", "64MiB").out
+        made = shell.run("bdn", "volumes", "create", "--job", "it's one", "--scratch", "64MiB")
+        lines = made.out
+        assert "docker run -v " in made.err
         script = f"eval {shlex.quote(lines)}; echo here > $BT_SCRATCH_DIR/file; cat $BT_SCRATCH_DIR/file"
         assert subprocess.run(["sh", "-c", script], check=True, capture_output=True).stdout == b"here\n"
 

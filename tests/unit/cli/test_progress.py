@@ -96,3 +96,9 @@ async def test_a_bar_stands_still_while_bytes_come_again_and_ends_at_the_total(
     updates = [mirror(40, 30), mirror(40, 0), mirror(40, 50), mirror(90, 20), mirror(90, 20)]
     await last_mirror(LINES, "mirroring", all_of(updates))
     assert said() == ["70 B of 100 B", "70 B of 100 B", "90 B of 100 B", "100 B of 100 B"]
+
+
+def test_an_empty_selection_prints_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar(LINES, "mirroring") as show:
+        show(0, 0, 0)
+    assert capsys.readouterr().err == ""
