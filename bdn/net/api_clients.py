@@ -147,7 +147,7 @@ class MirrorClient(ContentClient):
         return await self._call(ChunkList, "POST", f"/pushes/{push_id}/missing", body=chunks)
 
     async def commit(self, push_id: str, body: CommitRequest) -> Mirror:
-        """A million files take a while."""
+        # A million files take minutes.
         return await self._call(Mirror, "POST", f"/pushes/{push_id}/commit", body=body, wait_seconds=600)
 
     async def forget_push(self, push_id: str) -> Mirror:
@@ -165,7 +165,7 @@ class MirrorClient(ContentClient):
         return await self._call(Items[Project], "GET", "/projects")
 
     async def remove_project(self, project: str) -> Project:
-        """Thousands of checkpoints take a while."""
+        # Thousands of checkpoints take minutes.
         return await self._call(Project, "DELETE", f"/projects/{quote(project, safe='')}", wait_seconds=600)
 
     async def make_team(self, body: TeamRequest) -> Team:

@@ -280,7 +280,6 @@ class _HandshakeTrace:
         self._connection: Any = None
 
     async def __call__(self, event: str, facts: dict[str, Any]) -> None:
-        """Called by the ``trace`` extension of httpcore."""
         if event == "connection.connect_tcp.complete":
             self._connection = facts["return_value"]
         elif event == "connection.start_tls.failed":
