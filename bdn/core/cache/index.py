@@ -527,7 +527,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
             return
         self._contents[manifest] = contents
         totals = self._totals[manifest] = _Totals()
-        # set before to set after: equal sets share one object
+        # Set before to set after: equal sets share one object.
         now_named: dict[frozenset[Digest], frozenset[Digest]] = {}
         nobody = frozenset[Digest]()
         for content in contents:

@@ -120,7 +120,7 @@ def in_flight_each(members: int, most: int) -> int:
 
 
 OWNERS_LOOKED_AT: Final = 4  # of ``Placement.owners``: with a third avoided, 99 of 100 chunks have a peer left
-# of the members in ``ahead``: cheap requests, and most members have the chunk when an owner is late
+# Of the members in ``ahead``: cheap requests, and most members have the chunk when an owner is late.
 HOLDERS_ASKED: Final = 4
 _PEERS_ASKED: Final = 3  # the owner may be dead, and the next one slow
 

@@ -93,7 +93,6 @@ class CacheSummary:
         return True
 
     def entries(self) -> Iterator[SummaryEntry]:
-        """In path order."""
         paths = sorted((path, level) for level, kept in enumerate(self._levels) for path in kept)
         for path, level in paths:
             kept = self._levels[level][path]
