@@ -1,7 +1,7 @@
-"""Chunks and the files that they make up. All are named by BLAKE3-256, ``b3:<64 hex>``.
+"""Chunks and the files that they make up, all named by BLAKE3-256, ``b3:<64 hex>``.
 
-A chunk is a fixed, aligned piece of at most 8 MiB, never content-defined. A layout says where a file's bytes lie: its chunks in
-order, or a slice of a slab. It exists only when its chunk digests add up to the file's digest; the bytes of a slice are checked
+A chunk is a fixed, aligned piece of at most 8 MiB, never content-defined. A layout maps a file to its chunks in order,
+or to a slice of a slab. A layout's chunk digests always add up to the file's digest; the bytes of a slice are checked
 against that digest.
 """
 
@@ -15,21 +15,21 @@ from blake3 import blake3
 from bdn.core.errors import InvalidRequestError
 
 Buffer = bytearray | memoryview
-OnBytes = Callable[[memoryview], object]  # such as a hash's own ``update``
+OnBytes = Callable[[memoryview], object]  # such as the ``update`` of a hash
 
 CHUNK_SIZE: Final = 8 * 1024 * 1024
 
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = "b3:"
 
-# A large file's name is a hash over hashes, in BLAKE3's key derivation mode, which keeps it apart from every name of plain
-# content. A prefix alone would not: somebody could upload prefix, size and digests as a small file and own the name.
+# A large file's name is a hash over hashes, in BLAKE3's key derivation mode, so no plain content can have the same
+# name. A mere prefix is forgeable: an attacker could upload prefix, size and digests as a small file and own the name.
 _FILE_CONTEXT: Final = "bdn:file:v1"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Digest:
-    """The BLAKE3-256 of some bytes. ``hex`` is 64 lower-case hexadecimal digits."""
+    """A BLAKE3-256 digest. ``hex`` is 64 lower-case hexadecimal digits."""
 
     hex: str
 
@@ -39,18 +39,16 @@ class Digest:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``b3:<64 hex>``; anything else, upper case included, is a ``ValueError``."""
+        """Parse ``b3:<64 hex>``. Raises ``ValueError`` for anything else, upper case included."""
         if text.startswith(_PREFIX):
             return cls(text[len(_PREFIX) :])
         raise ValueError(f"not a digest: {text[:80]!r}; the form is b3:<64 hex>")
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
-        """From the 32 raw bytes."""
         return cls(raw.hex())
 
     def to_bytes(self) -> bytes:
-        """The 32 raw bytes."""
         return bytes.fromhex(self.hex)
 
     def __str__(self) -> str:
@@ -58,12 +56,12 @@ class Digest:
 
     @property
     def fanout(self) -> str:
-        """``aa/bb/aabb…``: where a directory tree keeps this content."""
+        """``aa/bb/aabb…``: the content's path in a directory tree."""
         return f"{self.hex[:2]}/{self.hex[2:4]}/{self.hex}"
 
 
 def digest_in(text: str) -> Digest:
-    """The digest that a caller names. Raises ``InvalidRequestError``."""
+    """Like ``Digest.parse``, but raises ``InvalidRequestError``."""
     try:
         return Digest.parse(text)
     except ValueError as error:
@@ -79,10 +77,10 @@ EMPTY: Final = digest_of(b"")
 
 
 def file_digest(size: int, chunks: Iterable[Digest]) -> Digest:
-    """The name of a file of ``size`` bytes, from the digests of its chunks in order.
+    """Name a file of ``size`` bytes from the digests of its chunks in order.
 
-    A file that fits one chunk is named like that chunk, so that equal bytes have one name; a larger one by a hash over
-    its size and its chunk digests, so that chunks can be verified in any order and in parallel.
+    A file that fits one chunk has the chunk's name, so that equal bytes have one name. A larger file is named by a hash
+    over its size and its chunk digests, so that chunks can be verified in any order and in parallel.
     """
     digests = list(chunks)
     if not digests:
@@ -97,7 +95,7 @@ def file_digest(size: int, chunks: Iterable[Digest]) -> Digest:
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes ``[start, stop)``; never empty, never reversed."""
+    """Bytes ``[start, stop)``, never empty."""
 
     start: int
     stop: int
@@ -108,17 +106,15 @@ class ByteRange:
 
     @property
     def size(self) -> int:
-        """Bytes in the range."""
         return self.stop - self.start
 
 
 def chunk_count(size: int) -> int:
-    """How many chunks a file of ``size`` bytes has; an empty file has none."""
     return -(-size // CHUNK_SIZE)
 
 
 def chunk_range(size: int, index: int) -> ByteRange:
-    """The bytes of chunk ``index`` of a file of ``size`` bytes; the last chunk is the short one."""
+    """The byte range of chunk ``index`` of a file of ``size`` bytes; only the last chunk may be short."""
     if not 0 <= index < chunk_count(size):
         raise ValueError(f"a file of {size} bytes has no chunk {index}")
     return ByteRange(index * CHUNK_SIZE, min(size, (index + 1) * CHUNK_SIZE))
@@ -126,7 +122,7 @@ def chunk_range(size: int, index: int) -> ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class PlacedChunk:
-    """One chunk of a file: its name, and the bytes of the file that it is."""
+    """A chunk of a file, with the byte range that it covers."""
 
     digest: Digest
     index: int
@@ -135,7 +131,7 @@ class PlacedChunk:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Where a small file lies: ``offset`` bytes into the slab, which is ``slab_size`` bytes."""
+    """A small file's place: ``offset`` bytes into a slab of ``slab_size`` bytes."""
 
     slab: Digest
     slab_size: int
@@ -144,9 +140,9 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """The chunks of one file, checked against the file's digest when the value is made.
+    """The chunks of one file, checked against the file's digest on construction.
 
-    ``slice`` says that the file's only chunk does not rest by itself, but inside a slab.
+    ``slice`` is set when the file's only chunk is stored inside a slab.
     """
 
     digest: Digest
@@ -165,30 +161,27 @@ class FileLayout:
 
     @classmethod
     def of(cls, size: int, chunks: tuple[Digest, ...]) -> Self:
-        """The layout of a file of ``size`` bytes with these chunks; names the file."""
         return cls(file_digest(size, chunks), size, chunks)
 
     @property
     def fetched(self) -> tuple[Digest, ...]:
-        """What is fetched for it: its chunks, or the slab that it lies in."""
+        """The chunks to fetch: the file's own, or its slab."""
         return (self.slice.slab,) if self.slice else self.chunks
 
     @property
     def fetched_size(self) -> int:
-        """Bytes that are fetched for it."""
         return self.slice.slab_size if self.slice else self.size
 
     def placed(self) -> tuple[PlacedChunk, ...]:
-        """Every chunk with its place in the file, in order."""
         return tuple(
             PlacedChunk(digest, index, chunk_range(self.size, index)) for index, digest in enumerate(self.chunks)
         )
 
 
-SEGMENT_LIMIT: Final = 255  # bytes; NAME_MAX of every Linux file system we know
+SEGMENT_LIMIT: Final = 255  # bytes; NAME_MAX of every known Linux file system
 PATH_LIMIT: Final = 3072  # bytes; PATH_MAX is 4096, and views add their own prefix
-_SEGMENT: Final = r"[^/\\\0.][^/\\\0]*"  # which begins with no dot, so that it is neither "." nor ".."
-_PLAIN: Final = re.compile(f"{_SEGMENT}(?:/{_SEGMENT})*")  # most paths are, and of a million each microsecond counts
+_SEGMENT: Final = r"[^/\\\0.][^/\\\0]*"  # does not begin with a dot, so it is neither "." nor ".."
+_PLAIN: Final = re.compile(f"{_SEGMENT}(?:/{_SEGMENT})*")  # fast path: a listing may have a million paths
 
 
 class UnsafePathError(ValueError):
@@ -196,7 +189,7 @@ class UnsafePathError(ValueError):
 
 
 def normalise_path(path: str) -> str:
-    """The path as a manifest holds it: relative, ``/`` between segments, no empty or ``.`` segment.
+    """Return the path as in a manifest: relative, ``/`` between segments, no empty or ``.`` segment.
 
     Raises:
         UnsafePathError: absolute, empty, with ``..``, NUL, a backslash or a lone surrogate, or too long for a file system.
@@ -224,7 +217,7 @@ def normalise_path(path: str) -> str:
 
 
 def tree_problems(paths: Iterable[str]) -> Iterator[str]:
-    """Why normalised paths cannot all be files of one tree: one path twice, or one path that is both a file and a folder."""
+    """Report normalised paths that cannot be in one tree: duplicates, and paths that are both a file and a folder."""
     files: set[str] = set()
     for path in paths:
         if path in files:
@@ -241,18 +234,18 @@ def tree_problems(paths: Iterable[str]) -> Iterator[str]:
 
 
 def check_tree(paths: Iterable[str]) -> None:
-    """Refuse normalised paths that cannot all be files of one tree. Raises ``UnsafePathError`` for the first problem."""
+    """Raise ``UnsafePathError`` for the first of ``tree_problems``."""
     for problem in tree_problems(paths):
         raise UnsafePathError(problem)
 
 
 class MalformedDocumentError(ValueError):
-    """A root or a page of a manifest whose bytes are not what their schema says."""
+    """A manifest's root or page whose bytes do not match its schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file of a manifest. ``path`` is normalised and relative to the mount, ``size`` is in bytes."""
+    """One file of a manifest. ``path`` is normalised and relative to the mount; ``size`` is in bytes."""
 
     path: str
     size: int

@@ -1,13 +1,14 @@
-"""Where the mirror may connect: to the public internet, and to what the operator lists in ``BDN_EGRESS_ALLOW``.
+"""The egress rule: the mirror may connect to the public internet, and to what ``BDN_EGRESS_ALLOW`` lists.
 
-A connection is checked twice: the host as it is written, before anything else, and every address that it resolves to. The
-caller then connects to one of the checked addresses and does not resolve again, because a second answer may be another one
-(DNS rebinding). Behind a proxy the first check is the only one: the proxy resolves.
+A connection is checked twice: first the host as written, then every address that the host resolves to. The caller
+connects to one of the checked addresses and does not resolve again, because a second answer may differ (DNS rebinding).
+Behind a proxy only the first check applies, because the proxy resolves.
 
-Special addresses are a table of our own, because that of ``ipaddress`` differs between Python versions and calls some of these
-global; sources: the IANA registries of RFC 6890 and its updates, the clouds' pages for metadata addresses. Hosts are read in every
-spelling that a resolver takes (``inet_aton``: one to four numbers, each decimal, octal or hexadecimal; IDNA makes digits and dots
-of other scripts plain ones). What cannot be read as a host is refused, so that nobody further on reads it in another way.
+The table of special addresses does not rely on ``ipaddress``, which differs between Python versions and calls some
+special addresses global. Sources: the IANA registries of RFC 6890 and its updates, the clouds' pages for metadata
+addresses. Hosts are parsed in every spelling that a resolver accepts (``inet_aton``: one to four numbers, each decimal,
+octal or hexadecimal; IDNA maps digits and dots of other scripts to ASCII). An unparsable host is refused, so that no
+later component can read it in another way.
 """
 
 import re
@@ -22,7 +23,7 @@ from bdn.core.errors import EgressRefusedError
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-# The first match names the address, so metadata comes first.
+# The first match names the address, so metadata addresses come first.
 _KINDS: Final = {
     "a cloud metadata address": (
         *("169.254.169.254", "fd00:ec2::254", "fd20:ce::254"),  # AWS, Google, Azure and most others
@@ -31,12 +32,12 @@ _KINDS: Final = {
         "168.63.129.16",  # Azure's host, in a public range
         "192.0.0.192",  # Oracle's classic cloud
     ),
-    "an unspecified address": ("0.0.0.0/8", "::"),  # Linux connects 0.0.0.0 to this machine
+    "an unspecified address": ("0.0.0.0/8", "::"),  # Linux connects 0.0.0.0 to the local machine
     "a loopback address": ("127.0.0.0/8", "::1"),
     "a private address": (
         *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"),
         "64:ff9b:1::/48",  # NAT64 inside a site (RFC 8215)
-        "fec0::/10",  # site-local, ended by RFC 3879 and still routed inside
+        "fec0::/10",  # site-local, deprecated by RFC 3879 and still routed inside sites
     ),
     "a shared carrier address (100.64.0.0/10)": ("100.64.0.0/10",),
     "a link-local address": ("169.254.0.0/16", "fe80::/10"),
@@ -45,27 +46,31 @@ _KINDS: Final = {
     "a reserved address": (
         *("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "3fff::/20"),  # documentation
         "192.0.0.0/24",
-        "192.88.99.0/24",  # relays of 6to4, ended by RFC 7526
-        "198.18.0.0/15",  # measurements between networks
+        "192.88.99.0/24",  # 6to4 relays, deprecated by RFC 7526
+        "198.18.0.0/15",  # benchmarks (RFC 2544)
         "240.0.0.0/4",  # broadcast included
-        "2001::/23",  # Teredo among them
+        "2001::/23",  # includes Teredo
     ),
 }
 _SPECIAL: Final = tuple((ip_network(one), kind) for kind, networks in _KINDS.items() for one in networks)
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _SIX_TO_FOUR: Final = IPv6Network("2002::/16")
-_GLOBAL_UNICAST: Final = IPv6Network("2000::/3")  # nothing else has been given out (RFC 4291, section 2.4)
+_GLOBAL_UNICAST: Final = IPv6Network("2000::/3")  # IANA has allocated nothing outside it (RFC 4291, section 2.4)
 
 
 def plain(address: Address) -> Address:
-    """The address that a connection goes to: an IPv4-mapped one is the IPv4 address itself. A zone is dropped."""
+    """The address that a connection really uses: IPv4-mapped ones become IPv4, and zones are dropped."""
     if isinstance(address, IPv4Address):
         return address
     return address.ipv4_mapped or IPv6Address(int(address))
 
 
 def special_kind(address: Address) -> str | None:
-    """What a special address is, in words; None for a public one. Addresses that carry an IPv4 address are what that is."""
+    """Describe a special address; an address that embeds an IPv4 address counts as the IPv4 address.
+
+    Returns:
+        None: a public address.
+    """
     address = plain(address)
     kind = next((kind for network, kind in _SPECIAL if address in network), None)
     if kind or isinstance(address, IPv4Address):
@@ -84,15 +89,15 @@ _LONGEST_NAME: Final = 253
 
 
 class UnreadableHostError(ValueError):
-    """Neither a name nor an address."""
+    """The host is neither a name nor an address."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenHost:
-    """A host as it was written. ``name`` is what to resolve: lower case, ASCII, no brackets, no final dot.
+    """A host as written. ``name`` is what to resolve: lower case, ASCII, no brackets, no final dot.
 
-    ``readings`` are the addresses that it stands for without a resolver, more than one where readers differ (with leading
-    zeros: octal to some, decimal to others); none for a name.
+    ``readings`` are the addresses that the text denotes without a resolver, none for a name. Parsers differ on leading
+    zeros (octal or decimal), so there may be several.
     """
 
     name: str
@@ -100,14 +105,14 @@ class WrittenHost:
 
 
 def read_host(host: str) -> WrittenHost:
-    """Read a host, with or without the brackets of IPv6.
+    """Parse a host, with or without the brackets of IPv6.
 
-    Raises ``UnreadableHostError``: what it is not; the text itself is left out.
+    Raises ``UnreadableHostError``; its message leaves the text out.
     """
     if ":" in host or host.startswith("["):
         return _ipv6(host)
     try:
-        name = host.encode("idna").decode("ascii").lower().removesuffix(".")  # as ``socket`` does
+        name = host.encode("idna").decode("ascii").lower().removesuffix(".")  # like ``socket``
     except UnicodeError:
         raise UnreadableHostError("it is not a host name") from None
     labels = name.split(".")
@@ -130,7 +135,7 @@ def _ipv6(host: str) -> WrittenHost:
 
 
 def _ipv4_readings(labels: list[str]) -> tuple[Address, ...]:
-    """All readings of 1 to 4 numbers. The first is that of ``inet_aton``, if it has one."""
+    """All readings of 1 to 4 numbers, the reading of ``inet_aton`` first if it has one."""
     if len(labels) > 4 or not all(map(_NUMBER.fullmatch, labels)):
         raise UnreadableHostError("it is not an IPv4 address")
     found: dict[Address, None] = {}
@@ -149,12 +154,12 @@ def _number(text: str, *, octal: bool) -> int:
 
 
 def _assemble(numbers: list[int]) -> IPv4Address:
-    """The address of 1 to 4 numbers: all but the last are bytes, the last one fills what is left."""
+    """Assemble 1 to 4 numbers: all but the last are bytes, the last fills the remaining bytes."""
     *first, last = numbers
     return IPv4Address(bytes(first) + last.to_bytes(4 - len(first), "big"))
 
 
-# Names that stand for an address on the machines that know them, whatever a resolver says (RFC 6761; the clouds' own pages).
+# Names that denote an address on some machines, whatever a resolver answers (RFC 6761; the clouds' own pages).
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
 _METADATA_NAMES: Final = frozenset(
     {"metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal"}
@@ -162,22 +167,25 @@ _METADATA_NAMES: Final = frozenset(
 
 
 class EgressEntryError(ValueError):
-    """An entry of ``BDN_EGRESS_ALLOW`` that names nothing; the message says which one and what to write."""
+    """An unreadable entry of ``BDN_EGRESS_ALLOW``; the message names the entry and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class EgressPolicy:
-    """What the operator allows beyond the public internet. A name admits whatever it resolves to, an address only itself."""
+    """What the operator allows beyond the public internet.
+
+    A name allows every address that it resolves to; an address allows only itself.
+    """
 
     names: frozenset[str] = frozenset()
-    suffixes: tuple[str, ...] = ()  # with their first dot; they admit the names below, not the suffix itself
+    suffixes: tuple[str, ...] = ()  # with the leading dot; a suffix admits names below it, not the bare domain
     networks: tuple[Network, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read entries with commas or white space between them: names, ``*.suffix``, addresses, networks (CIDR).
+        """Parse entries separated by commas or white space: names, ``*.suffix``, addresses, networks (CIDR).
 
-        Raises ``EgressEntryError``: an entry cannot be read.
+        Raises ``EgressEntryError``.
         """
         names: set[str] = set()
         suffixes: dict[str, None] = {}
@@ -200,24 +208,25 @@ class EgressPolicy:
         return cls(frozenset(names), tuple(suffixes), tuple(networks))
 
     def admit(self, host: str) -> str:
-        """Check a host as it is written; returns the name or address to resolve, which is the one that was read here.
+        """Check a host as written, and return the name or address to resolve.
 
-        Raises ``EgressRefusedError``: it is, or surely stands for, a special address, or cannot be read.
+        Raises ``EgressRefusedError`` for an unreadable host, and for a host that is or always denotes a special
+        address.
         """
         read = _read(host)
         if self._names(read):
             return read.name
         kinds = [self._refusal(address) for address in read.readings or _addresses_of(read.name)]
-        # A spelling is as bad as its worst reading; a name that stands for two addresses is as good as its better one.
+        # A spelling is as bad as its worst reading; a name with two addresses is as good as its better one.
         kind = next(filter(None, kinds), None)
         if kind and (read.readings or all(kinds)):
             raise EgressRefusedError(read.name, f"it is {kind}")
         return read.name
 
     def admit_resolved(self, host: str, addresses: Iterable[str]) -> None:
-        """Check all that a host resolves to. One refused address refuses the host: its owner could not mean both.
+        """Check all addresses of a host. One refused address refuses the host.
 
-        Which address it was stays out of the error: answers of the operator's own name servers are not for users.
+        The error does not name the address: answers of the operator's own name servers are not for users.
 
         Raises ``EgressRefusedError``: one of the addresses is special and not allowed.
         """

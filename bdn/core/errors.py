@@ -1,8 +1,8 @@
-"""Every error that BDN raises on purpose: one tree, named by who is to blame.
+"""Every error that BDN raises on purpose, in one tree by the party at fault.
 
-``code`` is the name that users see (docs/contract.md). ``transient`` means that the same call may succeed later.
-The facts are the dataclass fields; the message is built from them, says what to do, and never holds a secret or a
-signed URL. HTTP statuses live in ``bdn.wire.shapes`` alone.
+``code`` is the name that users see (docs/contract.md). ``transient``: the same call may succeed later. The facts are
+the dataclass fields. The message is built from the facts, states the remedy, and never holds a secret or a signed URL.
+HTTP statuses are in ``bdn.wire.shapes``.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ Fact = str | int | float | bool | None | list[str]
 @dataclass_transform(eq_default=False)
 @dataclass(eq=False)
 class BdnError(Exception):
-    """The root of the tree. Subclasses become dataclasses, whose fields are the facts, by themselves."""
+    """The root of the tree. Each subclass becomes a dataclass automatically; its fields are the facts."""
 
     code: ClassVar[str] = "INTERNAL"
     transient: ClassVar[bool] = False
-    is_brief: ClassVar[bool] = False  # a transient one that passes soon or not at all
-    message: ClassVar[str] = ""  # with the facts' names in braces
+    is_brief: ClassVar[bool] = False  # transient: passes soon or never
+    message: ClassVar[str] = ""  # a format string over the facts
 
     def __init_subclass__(cls) -> None:
         dataclass(eq=False)(cls)
@@ -41,7 +41,7 @@ class BdnError(Exception):
 
 
 class CallerError(BdnError):
-    """The request cannot be carried out as it stands; repeating it changes nothing."""
+    """The request is wrong; repeating it unchanged fails again."""
 
 
 class InvalidRequestError(CallerError):
@@ -66,7 +66,7 @@ class InvalidMountError(CallerError):
     problem: str
 
 
-# As callers of the API write it; commands put their option in its place.
+# For callers of the API; commands substitute their own option.
 NAME_A_SECRET: Final = (
     'Add "auth": {"auth_method": "CUSTOM_SECRET", "auth_secret_name": "NAME"} to the source (bdn pull: --secret NAME)'  # noqa: S105 - a name
 )
@@ -76,7 +76,7 @@ class AuthRequiredError(CallerError):
     code = "AUTH_REQUIRED"
     source: str
     reason: str
-    remedy: str = ""  # what to do, where that is something else than giving a secret
+    remedy: str = ""  # what to do, where another secret does not help
 
     def __str__(self) -> str:
         remedy = self.remedy or (
@@ -184,9 +184,9 @@ class InUseError(CallerError):
 class CacheAffinityError(CallerError):
     code = "CACHE_AFFINITY"
     project: str
-    cluster: str  # that the project is pinned to
+    cluster: str  # the cluster that the project is pinned to
     gpu_type: str | None
-    is_offered: bool = False  # the GPU type there
+    is_offered: bool = False  # whether the cluster has the GPU type
 
     def __str__(self) -> str:
         ways = "or set require_cache_affinity to false, and begin with an empty cache in another cluster that has it"
@@ -231,11 +231,11 @@ class CanceledError(CallerError):
     what: str
 
 
-# --- the upstream's doing --------------------------------------------------------------------------------------------
+# --- upstream failures ------------------------------------------------------------------------------------------------
 
 
 class UpstreamError(BdnError):
-    """A hub or bucket refused, failed, or sent something else than it promised."""
+    """A hub or bucket refused, failed, or sent other content than announced."""
 
 
 class SourceNotFoundError(UpstreamError):
@@ -283,7 +283,7 @@ class UpstreamUnavailableError(UpstreamError):
     message = "{source} is not available: {reason}"
     source: str
     reason: str
-    retry_after_seconds: float | None = None  # a 503 may ask for that, like a 429
+    retry_after_seconds: float | None = None  # from ``Retry-After``, which a 503 may carry like a 429
 
 
 class UpstreamRateLimitedError(UpstreamError):
@@ -309,7 +309,7 @@ class ChecksumMismatchError(UpstreamError):
 
 
 class ServiceError(BdnError):
-    """The mirror, its store, the agent or its disk could not do its part."""
+    """The mirror, its store, the agent or its disk failed."""
 
 
 class StoreUnavailableError(ServiceError):
@@ -342,7 +342,7 @@ class QuotaExceededError(ServiceError):
 class ScratchFullError(ServiceError):
     code = "SCRATCH_FULL"
     path: str
-    used_bytes: int | None  # None: more than can be counted
+    used_bytes: int | None  # None: too large to count
     limit_bytes: int
 
     def __str__(self) -> str:
@@ -383,7 +383,7 @@ class CacheFullError(ServiceError):
     free_bytes: int
     leased_bytes: int
     budget_bytes: int
-    needed_files: int | None = None  # only where the file system has too few inodes left
+    needed_files: int | None = None  # set only where the file system lacks inodes
     free_files: int | None = None
 
     def __str__(self) -> str:
@@ -403,8 +403,8 @@ class DiskFailedError(ServiceError):
     code = "DISK_FAILED"
     path: str
     reason: str
-    is_full: bool = False  # there was no room on the disk
-    others_bytes: int | None = None  # that others have taken since room was promised, where somebody looked
+    is_full: bool = False  # the disk was full
+    others_bytes: int | None = None  # taken by other data since the room was promised; None: not measured
 
     def __str__(self) -> str:
         message = f"the disk failed at {self.path}: {self.reason}"
@@ -430,7 +430,7 @@ class InternalError(ServiceError):
 
 @contextmanager
 def single_error() -> Iterator[None]:
-    """Around a ``TaskGroup``: raises its first failure alone. The others were canceled because of it, or came too late."""
+    """Around a ``TaskGroup``: raise only its first failure. The other failures are cancellations, or came later."""
     try:
         yield
     except BaseExceptionGroup as group:

@@ -1,7 +1,7 @@
-"""Events: what was decided about a manifest, a file or a chunk, and why. One type, and a table of the kinds that there are.
+"""Events: decisions about a manifest, a file or a chunk, with their reasons, and the table of all kinds.
 
-The table says of each kind which facts an event must have, and the sentence that they make: a clause whose subject, the
-manifest, is left out. So ``bdn-admin why`` says nothing but what is on record.
+For each kind the table lists the required facts, and the sentence that they make: a clause without its subject, the
+manifest. So ``bdn-admin why`` prints only recorded facts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,14 +12,14 @@ from bdn.core.chunk import Digest
 from bdn.core.errors import Fact
 from bdn.core.units import format_size, format_time
 
-# What an event says about the manifest at the place where it was decided: it is there or on its way; it is not; it was
-# refused, and is there only if it was there before.
+# The event's statement about the manifest at its place: present or on its way; absent; refused (and present only if
+# present before).
 Presence = Literal["here", "absent", "refused"]
 _Given = Mapping[str, Any]  # the facts of an event
 _Sentence = str | Callable[[_Given], str]
 Ending = Literal["released", "expired", "abandoned", "replaced", "forced", "interrupted"]
 
-EVICTED: Final = frozenset({"made_room", "trimmed", "evicted"})  # bytes are deleted once one of these is written down
+EVICTED: Final = frozenset({"made_room", "trimmed", "evicted"})  # recorded before bytes are deleted
 _LONGEST_TEXT: Final = 1000
 _LONGEST_NAME: Final = 256
 _LONGEST_LIST: Final = 20
@@ -27,7 +27,7 @@ _LONGEST_LIST: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class _FactType:
-    """The types of a fact's value, how sentences show it, and its default; an ellipsis: it must be given."""
+    """A fact's value types, format and default. An ellipsis as default: the fact is required."""
 
     types: tuple[type, ...]
     show: Callable[[Any], str] = str
@@ -35,7 +35,7 @@ class _FactType:
 
     @property
     def hidden(self) -> Fact:
-        """What is shown in its place to whom it is not told."""
+        """The replacement for organisations that may not see the value."""
         return [] if list in self.types else ""
 
     def fits(self, value: object) -> bool:
@@ -54,23 +54,21 @@ _FACT_TYPES: Final = {
     "count": _FactType((int,)),
     "files": _FactType((int, type(None)), default=None),
     "flag": _FactType((bool,)),
-    "since": _FactType((float, int), format_time, default=0.0),  # 0: not known
+    "since": _FactType((float, int), format_time, default=0.0),  # 0: unknown
     "until": _FactType((float, int, type(None)), format_time, default=None),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
-    """One kind of event."""
-
-    sentence: _Sentence  # with the names of facts in braces; or what chooses such a sentence by the facts
+    sentence: _Sentence  # a format string over the facts, or a function that selects one
     facts: Mapping[str, _FactType]
-    presence: Presence | None = None  # what it says about where the manifest is
-    is_private: bool = False  # only the organisation that it concerns sees it
-    names: tuple[str, ...] = ()  # the facts that tell other organisations who it was
+    presence: Presence | None = None  # whether the manifest is at the event's place
+    is_private: bool = False  # visible only to its own organisation
+    names: tuple[str, ...] = ()  # facts that identify an organisation, hidden from the other organisations
 
     def complete(self, facts: Mapping[str, Fact]) -> dict[str, Fact]:
-        """The facts of this kind, with the defaults. ``ValueError``: one is missing, or is of another type."""
+        """Return the facts with defaults filled in. Raises ``ValueError`` if one is missing or has a wrong type."""
         found: dict[str, Fact] = {}
         for name, known in self.facts.items():
             value = facts.get(name, known.default)
@@ -80,7 +78,6 @@ class EventKind:
         return found
 
     def say(self, digest: str | None, facts: _Given) -> str:
-        """The sentence with these facts."""
         shown = {name: "None" if value is None else self.facts[name].show(value) for name, value in facts.items()}
         if "stage" in facts:
             shown["holder"] = _holder(facts["job"], facts["stage"])
@@ -90,11 +87,11 @@ class EventKind:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that was decided, with the facts that decided it.
+    """One decision, with the facts that it is based on.
 
-    ``manifest`` and ``digest`` (of a file, a chunk or a slab) are written ``b3:…``. ``organisation`` is the one that wanted
-    it. ``at`` is in seconds since the epoch. Of the mirror's own events ``cluster`` and ``node`` are None. ``id`` and ``at``
-    are set when it is written down.
+    ``manifest`` and ``digest`` (of a file, a chunk or a slab) are written ``b3:…``. ``organisation`` is the requester.
+    ``at`` is in seconds since the epoch. ``cluster`` and ``node`` are None in the mirror's own events. ``id`` and
+    ``at`` are set when the event is recorded.
     """
 
     kind: str
@@ -117,7 +114,7 @@ class Event:
         digest: Digest | str | None = None,
         organisation: str | None = None,
     ) -> Self:
-        """An event that is decided now. ``ValueError`` when the facts are not those of its kind."""
+        """An event of the current decision. Raises ``ValueError`` when the facts do not match the kind."""
         if unknown := facts.keys() - KINDS[kind].facts.keys():
             raise ValueError(f"an event {kind!r} has no facts {sorted(unknown)}")
         return cls(
@@ -129,7 +126,11 @@ class Event:
         )
 
     def _understood(self) -> tuple[EventKind, dict[str, Fact]] | None:
-        """Its kind and facts; None when it was written by a version that has other kinds, or other facts."""
+        """The event's kind and facts.
+
+        Returns:
+            None: another version wrote it, with an unknown kind or other facts.
+        """
         try:
             return KINDS[self.kind], KINDS[self.kind].complete(self.facts)
         except (KeyError, ValueError):
@@ -137,19 +138,18 @@ class Event:
 
     @property
     def shown_facts(self) -> Mapping[str, Fact]:
-        """The facts that this version knows; all of them when it does not know the kind."""
+        """The facts known to this version; all facts when the kind is unknown."""
         understood = self._understood()
         return understood[1] if understood else self.facts
 
     @property
     def presence(self) -> Presence | None:
-        """What it says about where the manifest is."""
         understood = self._understood()
         return understood[0].presence if understood else None
 
     @property
     def sentence(self) -> str:
-        """What was decided, and why, as a clause about the manifest."""
+        """The decision and its reason, as a clause about the manifest."""
         if (understood := self._understood()) is None:
             given = ", ".join(f"{name}={value}" for name, value in self.facts.items())
             return f"{self.kind} ({given[:_LONGEST_TEXT]})"
@@ -157,7 +157,7 @@ class Event:
         return kind.say(self.digest, facts)
 
     def seen_by(self, organisation: str) -> Self | None:
-        """The event as that organisation may see it: without the names of others, or not at all."""
+        """The event as ``organisation`` may see it: without names of other organisations, or None."""
         if self.organisation in (None, organisation):
             return self
         understood = self._understood()
@@ -175,7 +175,7 @@ def _storable(fact: Fact) -> Fact:
 
 
 def _clean(text: str, longest: int) -> str:
-    """Text that every journal and database stores: names of files may be anything, and problems may be long."""
+    """Make text that every journal and database can store: file names may hold any bytes, and problems may be long."""
     return text.encode(errors="replace").decode().replace("\0", "?")[:longest]
 
 
@@ -183,7 +183,7 @@ def _clean(text: str, longest: int) -> str:
 
 
 def _holder(job: str, stage: str) -> str:
-    """Who needs a manifest: a stage's job, or a prefetch; without names it is somebody of another organisation."""
+    """The stage's job or the prefetch that needs a manifest; without names it belongs to another organisation."""
     if not stage:
         return "a job of another organisation"
     return f"prefetch {stage}" if stage.startswith("pre_") else f"job {job} (stage {stage})"
@@ -282,48 +282,48 @@ def _tombstoned(facts: _Given) -> str:
 
 
 def _facts(names: str) -> dict[str, _FactType]:
-    """Of ``name:type`` for each fact; one without a type is text."""
+    """Parse ``name:type`` pairs; a fact without a type is text."""
     pairs = (name.partition(":") for name in names.split())
     return {name: _FACT_TYPES[kind or "text"] for name, _, kind in pairs}
 
 
 def _private(sentence: _Sentence, facts: str, presence: Presence | None = None) -> EventKind:
-    """Of one stage, of one organisation's mirror, or of damage: of a slab that one organisation may read, only that one hears."""
+    """A kind visible to one organisation: about its stage, its mirror, or damage in a slab that only it may read."""
     return EventKind(sentence, _facts(facts), presence, is_private=True)
 
 
 def _stage(sentence: _Sentence, facts: str, presence: Presence | None = None) -> EventKind:
-    """A kind of event about one stage or prefetch."""
     return _private(sentence, f"stage job {facts}", presence)
 
 
 def _left(sentence: _Sentence, facts: str, *names: str) -> EventKind:
-    """A manifest leaves a tier."""
+    """A kind for a manifest that leaves a tier."""
     return EventKind(sentence, _facts(f"tier bytes:size last_used:since {facts}"), "absent", names=names)
 
 
 _REQUEST: Final = "eviction asked_by"
-_DAMAGE: Final = "tier reason path:name"  # a chunk, slab or file is not what its name says; ``tier`` is where it lies
+# A chunk, slab or file whose bytes do not match its name; ``tier`` is its place.
+_DAMAGE: Final = "tier reason path:name"
 _STRANGERS: Final = ("eviction", "asked_by", "holders")
 
 KINDS: Final[dict[str, EventKind]] = {
-    # ``committed`` and ``reserved`` are those of the whole cache, with the stage.
+    # ``committed`` and ``reserved`` count the whole cache, this stage included.
     "admitted": _stage(
         _admitted, "bytes_total:size bytes_missing:size budget:size committed:size reserved:size", "here"
     ),
-    # ``in_the_way`` are the holders of what could not be evicted; the numbers of files are given where inodes ran short.
+    # ``in_the_way``: holders of what could not be evicted. The numbers of files are set where inodes ran short.
     "refused": _stage(
         _refused,
         "code needed:size free:size leased:size budget:size in_the_way:names needed_files:files free_files:files",
         "refused",
     ),
-    # READY, with the bytes by the tier that they came from.
+    # READY, with the bytes per source tier.
     "arrived": _stage(
         "was READY for {holder}: {node} were on this node, {cluster} came from its cluster, {mirror} from the mirror",
         "node:size cluster:size mirror:size",
         "here",
     ),
-    # Of a pull where nothing can share blocks: the directory has the cache's own files, and the cache has none.
+    # A pull that cannot share blocks moves the cache's own files into its directory; the cache holds them no longer.
     "given": _stage(
         "gave {bytes} to the directory of {holder}, {files} files that nobody else needed, instead of copies",
         "bytes:size files:count",
@@ -334,8 +334,8 @@ KINDS: Final[dict[str, EventKind]] = {
     "renewed": _stage(_renewed, "expires_at:until"),
     "ended": _stage(_ended, "ending expires_at:until"),
     "resumed": _stage("was {state} for {holder} when the agent started again, and went on", "state"),
-    # For room that a newcomer needed; because the budget fell; because somebody asked for it. ``holders`` are those whose
-    # leases force has broken.
+    # Three reasons: a newcomer needs room, the budget fell, a caller requested it. ``holders``: owners of leases that
+    # force broke.
     "made_room": _left(_made_room, "stage:name job:name newcomer:name", "stage", "job", "newcomer"),
     "trimmed": _left(_trimmed, "held:size budget:size allowed:size"),
     "evicted": _left(_evicted, f"{_REQUEST} forced:flag holders:names", *_STRANGERS),
@@ -346,7 +346,7 @@ KINDS: Final[dict[str, EventKind]] = {
     "damaged": _private(lambda facts: f"has a damaged part: {_part(facts)}", _DAMAGE),
     "repaired": _private(lambda facts: f"was repaired: {_part(facts)}", _DAMAGE),
     "lost": _private(_lost, _DAMAGE),
-    # ``transferred`` bytes came from the upstream, ``reused`` bytes were in the store.
+    # ``transferred`` bytes came from the upstream; ``reused`` bytes were in the store before.
     "mirrored": _private(
         lambda facts: (
             f"was mirrored from {_source(facts)} by {{mirror}}: {{files}} files, {{transferred}} came from there and "
@@ -379,9 +379,9 @@ KINDS: Final[dict[str, EventKind]] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the events of one place say about a manifest: whether it is there, and the event that says so.
+    """Whether a manifest is at a place, and the event that proves it.
 
-    ``refused`` is the last refusal since then.
+    ``refused`` is the last refusal after that event.
     """
 
     is_here: bool
@@ -390,7 +390,7 @@ class Verdict:
 
 
 def verdict(story: Iterable[Event], tier: str = "node") -> Verdict:
-    """Read the events of one place about one manifest, oldest first. A refusal says nothing about what was there before."""
+    """Evaluate one place's events about one manifest, oldest first. A refusal leaves the earlier state unchanged."""
     found = Verdict(is_here=False)
     for event in story:
         presence = event.presence
@@ -404,7 +404,10 @@ def verdict(story: Iterable[Event], tier: str = "node") -> Verdict:
 
 
 def explanation(story: Sequence[Event], place: str, *, is_here: bool) -> str:
-    """One sentence: it is, or is not, cached there, and why. ``is_here`` is what the place reports; ``story`` as in ``verdict``."""
+    """One sentence on why the manifest is or is not cached at ``place``.
+
+    ``is_here`` is what the place reports; ``story`` is as in ``verdict``.
+    """
     said = verdict(story)
     opening = f"is {'' if is_here else 'not '}cached on {place}"
     if not is_here and said.refused is not None:

@@ -1,7 +1,7 @@
-"""Bounds of JSON that are checked before it is parsed: its depth, its elements, and that its text is Unicode.
+"""Bounds of JSON, checked before parsing: depth, number of elements, and valid Unicode.
 
-A parser makes 64 bytes or more of the two bytes ``[]``, so a document's length bounds nothing. This module scans bytes in C, in windows,
-and makes no object for an element.
+A parser allocates 64 bytes or more for the two bytes ``[]``, so a document's length does not bound its memory. This
+module scans bytes in C, in windows, and creates no object per element.
 """
 
 import json
@@ -10,20 +10,19 @@ from typing import Any, Final
 
 from bdn.core.errors import InvalidRequestError, LimitExceededError
 
-DEEPEST: Final = 128  # levels; a parser of JSON recurses at each
+DEEPEST: Final = 128  # levels; JSON parsers recurse at each
 BYTES_PER_ELEMENT: Final = (
-    16  # at least, of a document with more than ``FEW_ELEMENTS``: a commit of many small files has 20
+    16  # the minimum in documents with more than ``FEW_ELEMENTS``; a commit of many small files has 20
 )
 FEW_ELEMENTS: Final = 1000
 _WINDOW: Final = 64 * 1024
 _STRUCTURE: Final = b'"[]{},'
-_SQUARE: Final = bytes.maketrans(
-    b"{}", b"[]"
-)  # the parser checks that a closing bracket is of the kind of its opening one
+_SQUARE: Final = bytes.maketrans(b"{}", b"[]")  # the parser checks that brackets match in kind
 _REST: Final = bytes(set(range(256)) - set(_STRUCTURE))
-_LONGEST_NUMBER: Final = 1000  # characters; Python's own limit of 4,300 digits is an error that keeps the body until the garbage collector runs
+# Characters. Python's own limit of 4,300 digits raises an error that references the body until a garbage collection.
+_LONGEST_NUMBER: Final = 1000
 _LONG_NUMBER: Final = re.compile(rb"(?:^|[\[,:\s])[0-9.eE+-]{%d}" % (_LONGEST_NUMBER + 1))
-# A lone surrogate, as an escape (RFC 8259, section 7) or as bytes that no UTF-8 has.
+# A lone surrogate, as an escape (RFC 8259, section 7) or as bytes that are invalid in UTF-8.
 _HALF: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
@@ -32,18 +31,20 @@ _HALF: Final = re.compile(
 
 
 class ElementCount:
-    """Counts the elements of JSON piece by piece, and keeps the brackets. ``LimitExceededError``: there are more than ``limit``."""
+    """Counts the elements of JSON piece by piece, and stores the brackets for ``check_depth``.
+
+    Raises ``LimitExceededError`` above ``limit``.
+    """
 
     def __init__(self, what: str, limit: int) -> None:
         self.count = 0
         self._what = what
         self._limit = limit
-        self._is_inside = False  # a string
-        self._has_escape = False  # at the end of what was added
+        self._is_inside = False  # inside a string
+        self._has_escape = False  # the last piece ended in a backslash
         self._brackets = bytearray()
 
     def add(self, content: bytes) -> None:
-        """The next piece."""
         if self._has_escape:
             content = content[1:]
         content = content.replace(b"\\\\", b"")
@@ -64,17 +65,17 @@ class ElementCount:
         for _ in range(DEEPEST):
             if not left:
                 return
-            left = left.replace(b"[]", b"")  # each time a level
+            left = left.replace(b"[]", b"")  # removes one level
         if left:
             raise InvalidRequestError(f"{self._what}: JSON nested deeper than {DEEPEST} levels, or unbalanced brackets")
 
 
 def check_json(body: bytes, most_elements: int, what: str = "the body") -> None:
-    """Refuse JSON that would cost more than it may, or whose text no answer, file or database could hold.
+    """Refuse JSON that is too expensive to parse, or whose text no reply, file or database can represent.
 
     Raises:
-        LimitExceededError: it has too many elements.
-        InvalidRequestError: it is nested too deep, has a lone surrogate or a number that is too long, or is not UTF-8.
+        LimitExceededError: too many elements.
+        InvalidRequestError: nested too deep, a lone surrogate, a number that is too long, or not UTF-8.
     """
     if b"\0" in body:
         raise InvalidRequestError(f"{what}: a NUL byte; JSON is UTF-8 (RFC 8259, section 8.1) and escapes it")
@@ -96,7 +97,7 @@ def check_json(body: bytes, most_elements: int, what: str = "the body") -> None:
 
 
 def _place_of_half(value: Any) -> tuple[str | int, ...] | None:  # noqa: ANN401 - any JSON
-    """The place of a lone surrogate in a document, such as ``("weights", 0, "source")``; None: there is none."""
+    """The place of a lone surrogate in a document, such as ``("weights", 0, "source")``, or None."""
     match value:
         case str():
             return () if any("\ud800" <= sign <= "\udfff" for sign in value) else None

@@ -1,4 +1,4 @@
-"""A manifest in memory: its files by path, and where the bytes of each content lie."""
+"""A manifest in memory: files by path, and the layout of each content."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _WORD: Final = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of a manifest, sorted by path. ``digest`` is that of its root."""
+    """A manifest's files, sorted by path. ``digest`` is the root's."""
 
     digest: Digest
     files: tuple[FileEntry, ...]
@@ -24,26 +24,30 @@ class Manifest:
 
     @cached_property
     def bytes_total(self) -> int:
-        """The sum of the files' sizes, a file counted once per path."""
+        """The sum of all file sizes; content with several paths counts once per path."""
         return sum(entry.size for entry in self.files)
 
     @cached_property
     def contents(self) -> dict[Digest, int]:
-        """Size by digest: each distinct content once. What a cache has to hold."""
+        """Size by digest, each distinct content once: what a cache has to hold."""
         return {entry.digest: entry.size for entry in self.files}
 
 
 class PackedLayouts(Mapping[Digest, FileLayout]):
-    """Layouts by their files' names. One of a single chunk takes 44 bytes here instead of 500; it is made anew when it is asked for."""
+    """Layouts by file digest.
+
+    A layout of one chunk takes 44 bytes here instead of 500, and is rebuilt at each access.
+    """
 
     def __init__(self) -> None:
-        self._single = DigestTable(width=12)  # the number of its slab, 0 for none; its size; its offset: 4 bytes each
-        self._slabs: dict[tuple[Digest, int], int] = {}  # name and size, with its number
+        # 4 bytes each: the slab's number (0: no slab), the file's size, its offset in the slab.
+        self._single = DigestTable(width=12)
+        self._slabs: dict[tuple[Digest, int], int] = {}  # (digest, size) to number
         self._by_number: list[tuple[Digest, int] | None] = [None]
         self._others: dict[Digest, FileLayout] = {}
 
     def add(self, file: FileLayout) -> None:
-        """Of a content that lies in several slabs the last one counts."""
+        """For content in several slabs, the last slab wins."""
         if len(file.chunks) != 1:
             self._others[file.digest] = file
             return
@@ -56,11 +60,10 @@ class PackedLayouts(Mapping[Digest, FileLayout]):
         self._single[file.digest] = number << 64 | file.size << 32 | offset
 
     def large(self) -> Iterator[FileLayout]:
-        """Those of several chunks."""
         return (file for file in self._others.values() if file.chunks)
 
     def chunks(self) -> Iterator[tuple[Digest, int]]:
-        """Names and sizes of all chunks that the manifest names; one may come twice."""
+        """Names and sizes of all chunks of the manifest, possibly with duplicates."""
         yield from filter(None, self._by_number)
         for digest in self._single:
             place = self._single[digest]
@@ -86,14 +89,14 @@ class PackedLayouts(Mapping[Digest, FileLayout]):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every distinct content of one manifest lies."""
+    """The layout of every distinct content of one manifest."""
 
     manifest: Digest
     files: PackedLayouts
 
     @classmethod
     def of(cls, root: Root, pages: Iterable[bytes]) -> Self:
-        """From a manifest's documents. Takes 10 µs per file. Raises ``MalformedDocumentError``."""
+        """Parse the pages, at 10 µs per file. Raises ``MalformedDocumentError``."""
         files = PackedLayouts()
         for file in files_of(pages):
             files.add(file.layout)
@@ -101,7 +104,7 @@ class Layout:
 
 
 def read_documents(root: Root, pages: Iterable[bytes]) -> tuple[Manifest, Layout]:
-    """What a manifest's documents say. Takes 20 µs per file. Raises ``MalformedDocumentError``."""
+    """Parse all pages of a manifest, at 20 µs per file. Raises ``MalformedDocumentError``."""
     entries: list[FileEntry] = []
     files = PackedLayouts()
     try:

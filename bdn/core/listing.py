@@ -1,7 +1,7 @@
-"""Listings as documents: what an upstream said of each file of a mirrored source. Agents never get them.
+"""Listings as documents: an upstream's metadata of each file of a mirrored source. Agents never get them.
 
-A root lists pages, as of a manifest (``manifest.py``). The next mirror of the source compares what it lists with them, and takes
-files that are the same from where they lie.
+A root lists pages, as in a manifest (``manifest.py``). The next mirror of the source compares its own listing with
+these pages, and reuses the stored bytes of unchanged files.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from bdn.core.manifest import Cutter, Document
 from bdn.core.source.upstream import UpstreamFile
 
 _ROOT: Final = "bdn.listing.v1"
-_ENTRY_BYTES: Final = 240  # about what a file takes in a page, beside its path
+_ENTRY_BYTES: Final = 240  # approximate size of a file in a page, without its path
 
 
 class Listed(NamedTuple):
-    """A file as it was listed. ``key`` is its identity's; the checksum's kind and digits are the upstream's, where it gave one."""
+    """A file as listed. ``key`` is its identity's key; checksum kind and digits are the upstream's, or None."""
 
     path: str
     size: int
@@ -29,7 +29,7 @@ class Listed(NamedTuple):
 
 
 class ListingWriter:
-    """Makes the pages and the root of files that come in the order of their paths."""
+    """Builds pages and root from files sorted by path."""
 
     def __init__(self) -> None:
         self._cutter: Cutter[Listed] = Cutter(b"listing ")
@@ -37,14 +37,14 @@ class ListingWriter:
         self.root: Digest | None = None
 
     def add(self, file: UpstreamFile) -> Iterator[Document]:
-        """The next file; yields the pages that are complete."""
+        """Add a file; yield the pages that it completes."""
         stated = (file.checksum.kind.value, file.checksum.hex) if file.checksum else (None, None)
         entry = Listed(file.path, file.size, file.identity.key, *stated)
         weight = _ENTRY_BYTES + len(json.dumps(file.path))
         yield from map(self._page, self._cutter.add(entry, file.path, weight))
 
     def finish(self) -> Iterator[Document]:
-        """The last page, and then the root, whose name is ``root``."""
+        """Yield the last page, then the root, and set ``root``."""
         yield from map(self._page, self._cutter.finish())
         content = json.dumps({"pages": self._pages, "schema": _ROOT}, separators=(",", ":")).encode()
         self.root = digest_of(content)
@@ -58,7 +58,7 @@ class ListingWriter:
 
 
 def listing_pages(root: bytes) -> list[Digest]:
-    """The pages of a listing. Raises ``MalformedDocumentError``."""
+    """Raises ``MalformedDocumentError``."""
     try:
         body = json.loads(root)
         schema, pages = body["schema"], [Digest.parse(name) for name in body["pages"]]
@@ -70,7 +70,7 @@ def listing_pages(root: bytes) -> list[Digest]:
 
 
 def listed_in(pages: Iterable[bytes]) -> Iterator[Listed]:
-    """The files of a listing, from all its pages in order. Raises ``MalformedDocumentError``."""
+    """Iterate over the files of all pages, in order. Raises ``MalformedDocumentError``."""
     for page in pages:
         try:
             found = [_listed(entry) for entry in json.loads(page.decode("utf-8", "surrogatepass"))]
@@ -84,4 +84,4 @@ def _listed(entry: list[object]) -> Listed:
     texts = (path, key, *(one for one in checksum if one is not None))
     if type(size) is not int or size < 0 or not all(isinstance(one, str) for one in texts):
         raise TypeError(f"not a file: {entry!r:.80}")
-    return Listed(path, size, key, *checksum)  # type: ignore[arg-type] # looked at above
+    return Listed(path, size, key, *checksum)  # type: ignore[arg-type] # checked above

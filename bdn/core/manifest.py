@@ -1,8 +1,8 @@
-"""Manifests as documents: a root that lists pages, and pages that say of each file where its bytes lie.
+"""Manifests as documents: a root lists pages, and pages map each file to its bytes.
 
-A manifest's name is the digest of its root. Root, pages and slabs are chunks like any other. Files of 1 MiB or more have chunks of
-their own; smaller ones lie in slabs, in the order of their paths. Where a slab or a page ends follows from the paths and sizes
-of the files alone, so equal trees have equal slabs and one manifest, and a file that changes changes one slab and one page.
+A manifest's name is the digest of its root. Root, pages and slabs are ordinary chunks. Files of 1 MiB or more have
+chunks of their own; smaller files share slabs, in the order of their paths. Slab and page boundaries depend only on
+paths and sizes, so equal trees have equal slabs and one manifest, and one changed file changes one slab and one page.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from bdn.core.chunk import (
     normalise_path,
 )
 
-SMALL_FILE_SIZE: Final = 1024 * 1024  # a file of this size or more has chunks of its own
-_CUT_BYTES: Final = 4 * 1024 * 1024  # about the size of a slab or a page; none is larger than a chunk
+SMALL_FILE_SIZE: Final = 1024 * 1024  # files of this size or more have chunks of their own
+_CUT_BYTES: Final = 4 * 1024 * 1024  # approximate size of a slab or a page; the maximum is a chunk
 _ROOT: Final = "bdn.manifest.v2"
 _PAGE: Final = "bdn.page.v2"
-_ENTRY_BYTES: Final = 160  # about what a file takes in a page, beside its path and its chunks
+_ENTRY_BYTES: Final = 160  # approximate size of a file in a page, without its path and its chunks
 _NAME_BYTES: Final = 70  # a chunk's name, with quotes and comma
 _SLAB_BYTES: Final = 100  # a slab's name and size
-_PART_CHUNKS: Final = 60_000  # of a file in one page: a longer one goes on in the next
+_PART_CHUNKS: Final = 60_000  # per file and page; a longer file continues on the next page
 
 _Item = TypeVar("_Item")
 
 
 def is_small(size: int) -> bool:
-    """Whether a file of so many bytes lies in a slab. An empty file has no bytes that could lie anywhere."""
+    """Whether a file is stored in a slab. An empty file is stored nowhere."""
     return 0 < size < SMALL_FILE_SIZE
 
 
 class Cutter(Generic[_Item]):
-    """Cuts items, which come in the order of their paths, into pieces of about 4 MiB and at most 8 MiB.
+    """Cuts items, sorted by path, into pieces of about 4 MiB and at most 8 MiB.
 
-    A piece ends behind an item by chance, drawn from the item's path and weight: so a piece depends on its own items alone,
-    unless the one before it had to end for its size.
+    A boundary is pseudo-random, drawn from the path and weight of the item before it. So a piece depends on its own
+    items alone, unless the previous piece reached the maximum.
     """
 
     def __init__(self, salt: bytes, least: int = 0) -> None:
@@ -60,7 +60,7 @@ class Cutter(Generic[_Item]):
         self._size = 0
 
     def add(self, item: _Item, path: str, weight: int) -> Iterator[list[_Item]]:
-        """Add an item of ``weight`` bytes, at most 8 MiB; yields the pieces that are complete now."""
+        """Add an item of ``weight`` bytes, at most 8 MiB; yield the pieces that it completes."""
         weight = max(weight, self._least)
         if self._items and self._size + weight > CHUNK_SIZE:
             yield self._take()
@@ -71,7 +71,6 @@ class Cutter(Generic[_Item]):
             yield self._take()
 
     def finish(self) -> Iterator[list[_Item]]:
-        """The last piece, if there is one."""
         if self._items:
             yield self._take()
 
@@ -81,35 +80,29 @@ class Cutter(Generic[_Item]):
 
 
 def slab_cutter() -> Cutter[Any]:
-    """Cuts small files into slabs, each of which is its files one after the other. The weight of a file is its size.
+    """Cuts small files into slabs. A slab is the concatenation of its files; a file's weight is its size.
 
-    A slab has at most 16,384 files: who reads them has all their names in memory.
+    A slab has at most 16,384 files, because readers hold the names of all its files in memory.
     """
     return Cutter(b"slab ", least=512)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedFile:
-    """A file of a manifest and where its bytes lie."""
-
     path: str
     layout: FileLayout
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return self.layout.size
 
     @property
     def digest(self) -> Digest:
-        """Of its content."""
         return self.layout.digest
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A root or a page as a chunk."""
-
     digest: Digest
     content: bytes = field(repr=False)
 
@@ -125,7 +118,7 @@ class PageRef:
 
 @dataclass(frozen=True)
 class Root:
-    """What a manifest's name stands for. The pages are in the order of their paths; two begin with one path where a file goes on."""
+    """A manifest's root document. Pages are in path order; two pages begin with one path where a file spans both."""
 
     files_total: int
     bytes_total: int
@@ -133,18 +126,16 @@ class Root:
 
     @property
     def content(self) -> bytes:
-        """The document."""
         pages = [{"digest": str(page.digest), "first": page.first, "size": page.size} for page in self.pages]
         return _encoded({"bytes": self.bytes_total, "files": self.files_total, "pages": pages, "schema": _ROOT})
 
     @property
     def digest(self) -> Digest:
-        """The manifest's name."""
         return digest_of(self.content)
 
     @classmethod
     def parse(cls, content: bytes | bytearray | memoryview) -> Self:
-        """Read a root, of which the caller has compared the name. Raises ``MalformedDocumentError``."""
+        """Parse a root whose digest the caller has verified. Raises ``MalformedDocumentError``."""
         body = _body(content, _ROOT)
         try:
             pages = tuple(
@@ -160,13 +151,13 @@ class Root:
         return root
 
     def pages_of(self, path: str) -> tuple[PageRef, ...]:
-        """The pages that a file of this path can be on: one, or several where it goes on."""
+        """The pages that can list this path, several where the file spans pages."""
         before = [page for page in self.pages if page.first < path][-1:]
         return (*before, *(page for page in self.pages if page.first == path))
 
 
 class ManifestWriter:
-    """Makes the pages and the root of files that come in the order of their paths, of a tree that was checked."""
+    """Builds pages and root from files sorted by path, of a tree that passed ``check_tree``."""
 
     def __init__(self) -> None:
         self._cutter: Cutter[_Part] = Cutter(b"page ")
@@ -175,7 +166,7 @@ class ManifestWriter:
         self._files = self._bytes = 0
 
     def add(self, file: PlacedFile) -> Iterator[Document]:
-        """The next file; yields the pages that are complete. ``ValueError``: it is out of order."""
+        """Add a file; yield the pages that it completes. Raises ``ValueError`` when the file is out of order."""
         if file.path <= self._last:
             raise ValueError("a manifest's files are sorted by path")
         self._last = file.path
@@ -186,7 +177,6 @@ class ManifestWriter:
                 yield self._page(parts)
 
     def finish(self) -> Iterator[Document]:
-        """The last page, and then the root; see ``root``."""
         for parts in self._cutter.finish():
             yield self._page(parts)
         root = self.root
@@ -194,7 +184,7 @@ class ManifestWriter:
 
     @property
     def root(self) -> Root:
-        """The root of what was added."""
+        """The root of the files added so far."""
         return Root(self._files, self._bytes, tuple(self._pages))
 
     def _page(self, parts: Sequence[_Part]) -> Document:
@@ -206,7 +196,7 @@ class ManifestWriter:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one page says of a file: all of it, or its chunks from ``start`` on."""
+    """One page's part of a file: all chunks, or the chunks from ``start`` on."""
 
     file: PlacedFile
     start: int
@@ -214,8 +204,8 @@ class _Part:
 
     @property
     def weight(self) -> int:
-        """About the bytes that it takes in a page, and never fewer."""
-        escaped = len(encode_basestring_ascii(self.file.path))  # at least as long as in UTF-8
+        """An upper estimate of its bytes in a page."""
+        escaped = len(encode_basestring_ascii(self.file.path))  # at least as long as UTF-8
         lies = _SLAB_BYTES if self.file.layout.slice else _NAME_BYTES * len(self.chunks)
         return _ENTRY_BYTES + escaped + lies
 
@@ -227,7 +217,7 @@ def _parts(file: PlacedFile) -> list[_Part]:
 
 
 def _write_page(parts: Sequence[_Part]) -> bytes:
-    slabs: dict[Digest, int] = {}  # with their sizes
+    slabs: dict[Digest, int] = {}  # sizes by digest
     numbers: dict[Digest, int] = {}
     files: list[dict[str, object]] = []
     for part in parts:
@@ -247,7 +237,10 @@ def _write_page(parts: Sequence[_Part]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """What a page says of a file. ``chunks`` are those from ``start`` on, none where the file lies in a slab or is empty."""
+    """A file's record in a page.
+
+    ``chunks`` begin at ``start``, and are empty for a file in a slab and for an empty file.
+    """
 
     path: str
     size: int
@@ -258,16 +251,16 @@ class PageEntry:
 
     @property
     def fetched(self) -> tuple[Digest, ...]:
-        """The chunks of the store that it names: its own, or its slab."""
+        """The chunks to fetch from the store: the file's own, or its slab."""
         return (self.slice.slab,) if self.slice else self.chunks
 
     def placed(self) -> PlacedFile:
-        """The file, where this is all of it. Raises ``MalformedDocumentError``."""
+        """Convert the entry of a file that is on one page. Raises ``MalformedDocumentError``."""
         return _placed(self, self.chunks)
 
 
 def read_page(content: bytes | bytearray | memoryview) -> list[PageEntry]:
-    """The files of a page, of which the caller has compared the name. Raises ``MalformedDocumentError``."""
+    """Parse a page whose digest the caller has verified. Raises ``MalformedDocumentError``."""
     body = _body(content, _PAGE)
     try:
         slabs = [(Digest.parse(name), _count(size)) for name, size in body["slabs"]]
@@ -277,7 +270,7 @@ def read_page(content: bytes | bytearray | memoryview) -> list[PageEntry]:
 
 
 def files_of(pages: Iterable[bytes | bytearray | memoryview]) -> Iterator[PlacedFile]:
-    """The files of a manifest from all its pages in order. Memory follows the page. Raises ``MalformedDocumentError``."""
+    """Iterate over the files of all pages, in order, with one page in memory. Raises ``MalformedDocumentError``."""
     begun: PageEntry | None = None
     chunks: list[Digest] = []
     last = ""
@@ -343,7 +336,7 @@ def _count(value: object) -> int:
 
 
 def slab_layouts(files: Iterable[tuple[str, int, Digest]], slab: Digest, slab_size: int) -> Iterator[PlacedFile]:
-    """The files (path, size, digest) of one slab, in the order in which they lie in it."""
+    """The files (path, size, digest) of one slab, given in slab order."""
     offset = 0
     for path, size, digest in files:
         yield PlacedFile(path, FileLayout(digest, size, (digest,), Slice(slab, slab_size, offset)))
@@ -351,10 +344,8 @@ def slab_layouts(files: Iterable[tuple[str, int, Digest]], slab: Digest, slab_si
 
 
 def empty_file(path: str) -> PlacedFile:
-    """A file without bytes."""
     return PlacedFile(path, FileLayout(EMPTY, 0, ()))
 
 
 def large_file(path: str, size: int, chunks: tuple[Digest, ...]) -> PlacedFile:
-    """A file with chunks of its own."""
     return PlacedFile(path, FileLayout(file_digest(size, chunks), size, chunks))

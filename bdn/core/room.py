@@ -1,4 +1,4 @@
-"""Whether what is about to be written fits: the needs of a mirror and of what rests beside it, added up for each file system."""
+"""Disk space checks before writing: the needs of a mirror and its neighbours, summed per file system."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from bdn.core.units import format_size
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What comes, in bytes: of all paths together, of each content that is known, and of those that are not known yet."""
+    """Content to be written, in bytes: the sum over all paths, each known content, and the content not known yet."""
 
     size: int
     contents: Mapping[Digest, int]
@@ -20,15 +20,16 @@ class Tree:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """All of it is known."""
         return cls(manifest.bytes_total, manifest.contents)
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one part is about to write. ``room`` is the most that it may, once all parts before it have written theirs.
+    """The bytes that one component is about to write.
 
-    Sizes are bytes; ``device`` is the file system, as ``stat`` tells it.
+    ``room`` is its maximum after all components before it have written theirs.
+
+    Sizes are bytes; ``device`` is ``st_dev`` of the file system.
     """
 
     what: str
@@ -40,18 +41,17 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class FileSystemNeed:
-    """The needs of one file system together. It fits when no more is ``needed`` than is ``free``, in bytes."""
+    """All needs of one file system, in bytes. They fit when ``needed`` is at most ``free``."""
 
     needs: tuple[Need, ...]
 
     @property
     def needed(self) -> int:
-        """All parts."""
         return sum(need.size for need in self.needs)
 
     @property
     def free(self) -> int:
-        """What there is for them: the part that is nearest to its bounds says how much more, or less."""
+        """Bytes available to all needs together; the need closest to its ``room`` decides."""
         return self.needed + min(need.room - need.size for need in self.needs)
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class FileSystemNeed:
 
 
 def by_file_system(needs: Iterable[Need]) -> list[FileSystemNeed]:
-    """In the order in which file systems are named first."""
+    """Group needs by file system, in order of first appearance."""
     found: dict[int, tuple[Need, ...]] = {}
     for need in needs:
         found[need.device] = (*found.get(need.device, ()), need)
@@ -68,6 +68,6 @@ def by_file_system(needs: Iterable[Need]) -> list[FileSystemNeed]:
 
 
 def check_room(what: str, needs: Iterable[Need]) -> None:
-    """Raises ``NoRoomError`` with the figures of each file system where they do not fit."""
+    """Raise ``NoRoomError``, with figures, when a file system lacks room."""
     if full := [one for one in by_file_system(needs) if one.needed > one.free]:
         raise NoRoomError(what, "; ".join(map(str, full)))

@@ -1,4 +1,4 @@
-"""A mirror's store: chunks under their digests, whose rows in the database say which of them are needed."""
+"""The mirror's chunk store as a Protocol: chunks by digest, whose database rows say which chunks are needed."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import BinaryIO, Final, Literal, NamedTuple, Protocol, runtime_checkable
@@ -7,36 +7,36 @@ from bdn.core.chunk import Buffer, Digest
 from bdn.core.errors import Fact, StoreUnavailableError
 from bdn.core.source.upstream import Location
 
-DELETE_SENT_SECONDS: Final = 200.0  # after a deletion began, no DELETE is sent
+DELETE_SENT_SECONDS: Final = 200.0  # the latest DELETE after a deletion began
 
 
 class ChunkStore(Protocol):
-    """Where mirrored chunks are. Blocking; called from byte threads."""
+    """Storage of mirrored chunks. Blocking; called from byte threads."""
 
     def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:
-        """Make the chunk durable under its name, in place of what is there. Nothing partial is ever visible.
+        """Store the chunk durably and atomically, replacing an existing object.
 
-        ``writer`` is the organisation that sends it: its requests to the store alternate with requests of other organisations.
+        ``writer`` is the sending organisation; the store serves organisations in turn.
         """
 
     def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:
-        """The chunk as a seekable file, which the caller closes. ``NotFoundError`` when it is not there.
+        """Open the chunk as a seekable file, which the caller closes. Raises ``NotFoundError``.
 
-        ``reader`` is the organisation that the chunk is sent to. The file may take memory for as long as the client reads, so
-        that an organisation has a share of it. ``StoreUnavailableError`` at once while it is at its share: the threads that
-        send chunks alone release memory, and must not wait for it.
+        ``reader`` is the receiving organisation. The file may occupy memory for as long as the client reads, so each
+        organisation has a share of that memory. An organisation at its share gets ``StoreUnavailableError`` at once:
+        only the threads that send chunks release memory, so they must not wait for it.
         """
 
 
 class StoredChunk(NamedTuple):
-    """A chunk that the store has, whatever the database says of it."""
+    """A chunk in the store, whether or not the database knows it."""
 
     digest: Digest
     size: int
 
 
 class StoreDisk(NamedTuple):
-    """The file system of a store: free bytes, all bytes, its device, and a path on it."""
+    """The file system of a store: free and total bytes, device, and a path on it."""
 
     free: int
     size: int
@@ -45,107 +45,113 @@ class StoreDisk(NamedTuple):
 
 
 class NotDeletedError(StoreUnavailableError):
-    """``left`` may still be there, and may go later: none of them may be put before ``DELETE_SECONDS`` have passed."""
+    """Chunks in ``left`` may still exist, and may vanish later.
+
+    The mirror must not put any of them before ``DELETE_SECONDS`` have passed.
+    """
 
     left: frozenset[Digest]
 
     def details(self) -> dict[str, Fact]:
-        """Without the chunks: they may be hundreds."""
+        """Omits the chunks: there may be hundreds."""
         return {"reason": self.reason}
 
 
 class MirrorStore(ChunkStore, Protocol):
-    """A store out of which a mirror collects, and which it scrubs."""
+    """A store that a mirror collects and scrubs."""
 
     def check(self) -> None:
-        """Raise ``StoreUnavailableError`` when nothing in the store can be reached."""
+        """Raise ``StoreUnavailableError`` when the store is unreachable."""
 
     def delete(self, digests: Collection[Digest], *, began: float | None = None) -> None:
-        """Remove these chunks; absent ones are fine. An open chunk can be read to its end. All are durably gone on return.
+        """Delete chunks durably; absent chunks are fine. A chunk opened earlier can be read to its end.
 
-        The caller has ruled out that one of them is put meanwhile. ``began`` is when it began to do so, by ``since_boot``; None: now.
-        A caller that was suspended in between deletes nothing: another one may have deleted these chunks, and put them anew.
+        The caller guarantees that none of them is put meanwhile. ``began`` is the start of that guarantee, by
+        ``since_boot``; None: now. A caller that was suspended in between deletes nothing: another process may have
+        deleted these chunks and put them anew.
 
-        Raises ``NotDeletedError`` when some may not be gone; any other ``StoreUnavailableError`` says the same of all.
+        Raises ``NotDeletedError`` when some may still exist; any other ``StoreUnavailableError`` means that all may.
         """
 
     def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
-        """Those of these chunks that are there, with their sizes; their bytes may be wrong."""
+        """Sizes of the given chunks that exist. Content is not verified."""
 
     def listed(self) -> Iterator[StoredChunk]:
-        """All chunks that are there, in the order of their digests. One that comes or goes meanwhile may be missed."""
+        """All chunks, in digest order. Chunks that are put or deleted meanwhile may be missed."""
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """Remove what was left half-written and last changed before then. How many there are, and their bytes."""
+        """Remove partial writes last changed before ``before``. Returns their number and bytes."""
 
     def fault(self, digest: Digest) -> str | None:
-        """What is wrong with the chunk's object, or None. It is read past caches. ``BdnError``: cannot be found out now."""
+        """Describe the damage of a chunk's object, or None. Reads past caches. ``BdnError``: cannot be checked now."""
 
     def set_aside(self, digest: Digest) -> bool:
-        """Keep a wrong chunk as evidence. Its object stays under its name until it is put again, or deleted.
+        """Save a damaged chunk as evidence. Its object stays under its name until it is put again or deleted.
 
-        False: it is absent, or right after all.
+        Returns:
+            False: the chunk is absent, or correct after all.
         """
 
     def evidence(self) -> int:
-        """How many wrong chunks are kept."""
+        """The number of damaged chunks saved as evidence."""
 
-    def disk(self) -> StoreDisk | None:
-        """Its disk, if it is this machine's."""
+    def disk(self) -> StoreDisk | None: ...
 
     def owner(self, new: str | None = None, *, replace: bool = False) -> str | None:
-        """The id of the database that the store belongs to, or None.
+        """Return the id of the database that owns the store, or None.
 
-        ``new`` is written durably where the store has no owner, or with ``replace`` whatever its owner is; of several that are written
-        at once, one stays and is returned. The owner is not a chunk: it is not listed, deleted or copied.
+        ``new`` is stored durably if the store has no owner, or, with ``replace``, in any case. Of several concurrent
+        writes one wins and is returned. The owner is not a chunk: it is not listed, deleted or copied.
         """
 
-    def close(self) -> None:
-        """Let go of what is open for it."""
+    def close(self) -> None: ...
 
 
 @runtime_checkable
 class LocatableStore(Protocol):
-    """A store whose chunks others may read by themselves. Blocking; safe for several threads."""
+    """A store whose chunks agents may read directly. Blocking; thread-safe."""
 
     def locate(self, digests: Sequence[Digest]) -> list[Location]:
-        """Where each of these chunks can be read with GET, whole or in ranges, until its location expires; in their order.
+        """Locations for GET, whole or in ranges, until they expire; in the order of ``digests``.
 
-        Nothing is asked for them: one that is not there is located, too, and its reader gets 404. What is read there is compared
-        with its digest by who reads it. ``StoreUnavailableError``: credentials that ended cannot be renewed now.
+        Sends no request: a missing chunk is located, too, and its reader gets 404. The reader verifies the bytes
+        against the digest. Raises ``StoreUnavailableError`` when expired credentials cannot be renewed now.
         """
 
 
-# --- who may use what an upstream said ---
+# --- scopes: which readers may use an upstream's identities ---
 
-PUBLIC: Final = "public"  # everybody
+PUBLIC: Final = "public"  # all organisations
 _OWNED: Final = "organisation:"
-_TEAM: Final = ":"  # not a sign of an organisation's name
+_TEAM: Final = ":"  # cannot occur in an organisation's name
 
 
 def reader_of(organisation: str, team: str | None = None) -> str:
-    """An organisation, which reads what all its teams mirrored, or one team of it, which reads its own."""
+    """An organisation, which reads what all its teams mirrored, or one team, which reads its own."""
     return f"{organisation}{_TEAM}{team}" if team else organisation
 
 
 def organisation_of(reader: str) -> str:
-    """The organisation that a reader is, or belongs to."""
     return reader.partition(_TEAM)[0]
 
 
 def team_of(reader: str) -> str | None:
-    """The team that a reader is; None for a whole organisation."""
+    """The team of a reader; None for a whole organisation."""
     return reader.partition(_TEAM)[2] or None
 
 
 def scope_of(reader: str) -> str:
-    """The scope of what needs the credentials of an organisation or of a team. Scopes of its teams begin with an organisation's."""
+    """The scope of content that needs a reader's credentials.
+
+    An organisation's scope is a prefix of its teams' scopes.
+    """
     return f"{_OWNED}{reader}"
 
 
 # --- what a collection removes ---
 
-# evicted manifests, with what only they name · chunks that no set refers to · files that came wrong · what was left half-written
+# evicted manifests with the chunks that only they name · chunks without references · damaged files saved as evidence ·
+# partial writes
 Kind = Literal["manifests", "chunks", "evidence", "incoming"]
 KINDS: Final[tuple[Kind, ...]] = ("manifests", "chunks", "evidence", "incoming")
 

@@ -1,4 +1,4 @@
-"""Sizes, durations and times as people write and read them."""
+"""Parsing and formatting of sizes, durations and times."""
 
 import re
 import sys
@@ -13,9 +13,9 @@ for _power, _letter in enumerate("KMGTP", start=1):
 
 
 def parse_size(text: str) -> int:
-    """Bytes. ``K M G T P`` (with or without ``B``) are powers of 1000, ``Ki Mi …`` of 1024.
+    """Parse a size in bytes. ``K M G T P`` (with or without ``B``) are powers of 1000, ``Ki Mi …`` of 1024.
 
-    Raises ``ValueError``: anything else; the message says which forms are accepted.
+    Raises ``ValueError``; the message lists the accepted forms.
     """
     match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", text)
     unit = _BYTES.get(match[2].upper()) if match else None
@@ -25,8 +25,8 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """``1.5 GB``: three significant digits, powers of 1000, for messages and tables."""
-    value = float(max(-sys.float_info.max, min(size, sys.float_info.max)))  # others may say anything
+    """``1.5 GB``: three significant digits, powers of 1000."""
+    value = float(max(-sys.float_info.max, min(size, sys.float_info.max)))  # peers and upstreams may report any number
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if abs(value) < 999.5:
             return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
@@ -35,7 +35,6 @@ def format_size(size: int) -> str:
 
 
 def counted(number: int | None, thing: str) -> str:
-    """``1 file``, ``2 files``."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
@@ -48,7 +47,7 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """``45s``, ``12m 30s``, ``3h 20m``, ``4d 3h``: two units at most, as people read them."""
+    """``45s``, ``12m 30s``, ``3h 20m``, ``4d 3h``: two units at most."""
     whole = max(0, round(min(seconds, 1e12)))
     if whole < 60:
         return f"{whole}s"
@@ -68,8 +67,8 @@ def format_age(seconds: float) -> str:
 
 
 def format_time(at: float) -> str:
-    """Seconds since the epoch as they stand in sentences: ``2027-01-15 08:00:01Z``."""
+    """Format seconds since the epoch: ``2027-01-15 08:00:01Z``."""
     try:
         return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}Z"
     except (ValueError, OverflowError, OSError):
-        return f"second {max(-1e300, min(at, 1e300)):g}"  # of a clock that is far off
+        return f"second {max(-1e300, min(at, 1e300)):g}"  # a clock that is far off

@@ -1,4 +1,4 @@
-"""Which connections of a server may stay when there are too many: strangers share by address, authorised clients by organisation."""
+"""Admission of connections at a server's limit: strangers share by address, authorised clients by organisation."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -8,14 +8,15 @@ from typing import Final, Generic, TypeVar
 from bdn.core.errors import StoreUnavailableError
 
 _Client = TypeVar("_Client")
-_LEAST_STRANGERS: Final = 16  # of one address
+_LEAST_STRANGERS: Final = 16  # per address
 
 
 class Admission(Generic[_Client]):
-    """Connections in the order in which they came, ``limit`` at most. Any thread.
+    """At most ``limit`` connections, in order of arrival. Thread-safe.
 
-    A stranger has had no request authorised. One address has a quarter of all places for strangers, and one organisation has
-    three quarters of all places. ``end_idle`` closes the first of some clients that is idle, and returns whether one was.
+    A stranger has no authorised request yet. An address gets a quarter of all places for strangers, an organisation
+    three quarters of all places. ``end_idle`` closes the first idle one of some clients, and returns whether one was
+    idle.
     """
 
     def __init__(self, limit: int, end_idle: Callable[[Iterable[_Client]], bool]) -> None:
@@ -30,12 +31,14 @@ class Admission(Generic[_Client]):
         self._lock = threading.Lock()
 
     def clients(self) -> list[_Client]:
-        """All of them, strangers first."""
         with self._lock:
             return [*self._strangers, *self._members]
 
     def admit(self, client: _Client, address: str) -> bool:
-        """Hold a place for a stranger from ``address``. Returns False at the limit, when no connection in its way is idle."""
+        """Hold a place for a stranger from ``address``.
+
+        Returns False at the limit, when no connection in its way is idle.
+        """
         others = self._in_the_way(address)
         if others is not None and not self._end_idle(others):
             return False
@@ -45,7 +48,7 @@ class Admission(Generic[_Client]):
         return True
 
     def know(self, client: _Client, organisation: str) -> None:
-        """A request of the client was authorised. No effect on a client that has left.
+        """Record the authorisation of a client. No effect after ``leave``.
 
         Raises ``StoreUnavailableError``: the organisation is at its limit, and none of its connections is idle.
         """
@@ -61,7 +64,7 @@ class Admission(Generic[_Client]):
             raise StoreUnavailableError("this organisation has too many connections at work; try again")
 
     def leave(self, client: _Client) -> None:
-        """The connection has ended. No effect on a client that was not admitted."""
+        """Release the place. No effect on a client that was not admitted."""
         with self._lock:
             self._leave(client)
 
@@ -84,7 +87,7 @@ class Admission(Generic[_Client]):
 
 
 def network_of(address: str) -> str:
-    """The address, or of IPv6 the 64 bits that a provider gives to one customer."""
+    """The IPv4 address, or the IPv6 /64 that a provider assigns to one customer."""
     known = ip_address(address.partition("%")[0])
     if known.version == 4:
         return str(known)

@@ -1,6 +1,6 @@
-"""Proxies and certificate authorities that the environment names for all programs, checked before a library reads them.
+"""Checks of proxies and certificate authorities in the environment, before a library reads them.
 
-A library reports a wrong one as an error of its own, without the variable's name, or as a server that cannot be reached.
+A library would report a wrong one without the variable's name, or as an unreachable server.
 """
 
 import os
@@ -14,11 +14,11 @@ from urllib.request import getproxies_environment
 
 from bdn.core.errors import InvalidRequestError
 
-_PROXIES: Final = ("http", "https", "all")  # BDN reads no other, such as ftp_proxy
+_PROXIES: Final = ("http", "https", "all")  # BDN reads no other variables, such as ftp_proxy
 
 
 def check_authorities(environ: Mapping[str, str], *files: str) -> None:
-    """Refuse authorities that cannot be read. ``files`` name further variables beside ``SSL_CERT_FILE``. Blocking.
+    """Refuse unreadable authorities. ``files`` name further variables beside ``SSL_CERT_FILE``. Blocking.
 
     Raises ``InvalidRequestError``, which names variable and path.
     """
@@ -33,11 +33,11 @@ def check_authorities(environ: Mapping[str, str], *files: str) -> None:
 
 
 def check_proxies() -> None:
-    """Refuse proxies of the environment that cannot be used. The address may hold a password, and is not shown.
+    """Refuse unusable proxies of the environment.
 
-    Raises ``InvalidRequestError``, which names the variable.
+    Raises ``InvalidRequestError``, which names the variable, but not the address: it may hold a password.
     """
-    used = getproxies_environment()  # a lower-case name has precedence
+    used = getproxies_environment()  # lower-case names have precedence
     if "*" in (one.strip() for one in used.get("no", "").split(",")):
         return
     for kind in _PROXIES:
@@ -72,5 +72,5 @@ def _check_authorities(name: str, path: str) -> None:
 
 @lru_cache(maxsize=8)
 def _load(path: str, changed: int, size: int) -> None:  # noqa: ARG001 - the key: a changed file is read again
-    """Read as a library would read it: 20 ms for the public authorities."""
+    """Load the file like a library would: 20 ms for the public authorities."""
     ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)

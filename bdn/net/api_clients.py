@@ -1,4 +1,4 @@
-"""The APIs of the mirror and of the agent, as clients call them."""
+"""API clients of the mirror and of the agent, with a method for each route."""
 
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
@@ -67,13 +67,11 @@ from bdn.wire.stage_schema import Cache, PullCheck, PullLosses, PullRequest, Sta
 
 
 class MirrorClient(ContentClient):
-    """The mirror's API, a method for each route."""
-
     async def request(self, body: MirrorRequestBody) -> Mirror:
         return await self._call(Mirror, "POST", "/mirror", body=body)
 
     async def plan(self, body: MirrorRequestBody) -> Plan:
-        """``request`` as a dry run. Listing a large source takes a while."""
+        """``request`` as a dry run; listing a large source may take minutes."""
         return await self._call(Plan, "POST", "/mirror", body=body, params={"dry_run": "true"}, wait_seconds=600)
 
     async def mirror(self, mirror_id: str, wait_seconds: float = 0) -> Mirror:
@@ -82,7 +80,10 @@ class MirrorClient(ContentClient):
     def follow(
         self, mirror_id: str, interval_seconds: float = 0.5, outages: OutageRetry | None = None
     ) -> AsyncIterator[Mirror]:
-        """The mirror again and again, the last time in a terminal state. ``outages`` says how long it may not answer."""
+        """Yield the mirror repeatedly, the last time in a terminal state.
+
+        ``outages`` limits how long it may be down.
+        """
         look = partial(self.mirror, mirror_id, interval_seconds)
         return (outages or OutageRetry()).follow(look, lambda mirror: mirror.status in MIRROR_TERMINAL)
 
@@ -93,7 +94,6 @@ class MirrorClient(ContentClient):
         return await self._call(Page[Mirror], "GET", "/mirror", params=params)
 
     async def held(self) -> HeldManifests:
-        """All pages."""
         found = await self._call(HeldManifests, "GET", "/manifests")
         while found.next_cursor is not None:
             more = await self._call(HeldManifests, "GET", "/manifests", params={"cursor": found.next_cursor})
@@ -114,7 +114,6 @@ class MirrorClient(ContentClient):
         return await self._poll(Prefetch, "GET", f"/prefetches/{prefetch_id}", wait_seconds)
 
     async def agents(self) -> Page[AgentDocument]:
-        """All pages."""
         found = await self._call(Page[AgentDocument], "GET", "/agents")
         while found.next_cursor is not None:
             more = await self._call(Page[AgentDocument], "GET", "/agents", params={"cursor": found.next_cursor})
@@ -129,7 +128,7 @@ class MirrorClient(ContentClient):
         return await self._call(Items[Cluster], "GET", "/clusters")
 
     async def locate(self, manifest: Digest, digests: Iterable[Digest], bearer: str) -> Locations:
-        """Where chunks of the manifest can be read, for who holds this grant."""
+        """Locations of chunks of the manifest, for the bearer of its grant."""
         request = LocationsRequest(manifest=str(manifest), digests=[str(digest) for digest in digests])
         headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
         return await self._call(Locations, "POST", "/chunks/locations", body=request, headers=headers)
@@ -147,7 +146,7 @@ class MirrorClient(ContentClient):
         return await self._call(ChunkList, "POST", f"/pushes/{push_id}/missing", body=chunks)
 
     async def commit(self, push_id: str, body: CommitRequest) -> Mirror:
-        """A million files take a while."""
+        # A million files take minutes.
         return await self._call(Mirror, "POST", f"/pushes/{push_id}/commit", body=body, wait_seconds=600)
 
     async def forget_push(self, push_id: str) -> Mirror:
@@ -165,7 +164,7 @@ class MirrorClient(ContentClient):
         return await self._call(Items[Project], "GET", "/projects")
 
     async def remove_project(self, project: str) -> Project:
-        """Thousands of checkpoints take a while."""
+        # Thousands of checkpoints take minutes.
         return await self._call(Project, "DELETE", f"/projects/{quote(project, safe='')}", wait_seconds=600)
 
     async def make_team(self, body: TeamRequest) -> Team:
@@ -194,7 +193,7 @@ class MirrorClient(ContentClient):
         return await self._call(CacheDirectory, "PUT", path, body=body)
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
-        """The mirror may keep it open for ``heartbeat.wait_seconds``."""
+        """The mirror may delay its response by ``heartbeat.wait_seconds``."""
         return await self._call(
             HeartbeatReply, "POST", "/agents/heartbeat", body=heartbeat, wait_seconds=heartbeat.wait_seconds
         )
@@ -230,7 +229,7 @@ class MirrorClient(ContentClient):
         return await self._call(Verification, "POST", "/verifications", body=request)
 
     async def verification(self, verification_id: str) -> Verification:
-        """Once it has ended, or after half a minute."""
+        """Wait at most half a minute for the verification to end."""
         return await self._poll(Verification, "GET", f"/verifications/{quote(verification_id, safe='')}", 30)
 
     async def collect(self, request: CollectionRequest) -> Collection:
@@ -244,10 +243,8 @@ class MirrorClient(ContentClient):
 
 
 class AgentClient(ServiceClient):
-    """The agent's control API, a method for each route."""
-
     async def stage(self, request: StageRequest) -> StageDocument:
-        """With ``request.wait`` the answer comes when the stage is terminal."""
+        """With ``request.wait`` the response arrives when the stage is terminal."""
         return await self._call(
             StageDocument, "POST", "/stages", body=request, wait_seconds=86400 if request.wait else 0
         )
@@ -258,16 +255,14 @@ class AgentClient(ServiceClient):
     def follow(
         self, stage_id: str, interval_seconds: float = 0.5, outages: OutageRetry | None = None
     ) -> AsyncIterator[StageDocument]:
-        """As of ``MirrorClient``."""
         look = partial(self.stage_by_id, stage_id, interval_seconds)
         return (outages or OutageRetry()).follow(look, lambda stage: stage.state in STAGE_TERMINAL)
 
     async def check_pull(self, request: PullCheck) -> PullLosses:
-        """Comparing a large manifest with what stands there takes a while."""
+        """Comparing a large manifest with existing files takes minutes."""
         return await self._call(PullLosses, "POST", "/pulls/checks", body=request, wait_seconds=600)
 
     async def pull(self, request: PullRequest) -> StageDocument:
-        """As ``check_pull``."""
         return await self._call(StageDocument, "POST", "/pulls", body=request, wait_seconds=600)
 
     async def stages(self) -> Items[StageDocument]:
@@ -277,7 +272,7 @@ class AgentClient(ServiceClient):
         return await self._call(StageDocument, "DELETE", f"/stages/{stage_id}", wait_seconds=60)
 
     async def make_volume(self, request: JobVolumeRequest) -> JobVolume:
-        """Evicting what is in its way takes a while."""
+        """Evicting other content for it may take minutes."""
         return await self._call(JobVolume, "POST", "/job-volumes", body=request, wait_seconds=600)
 
     async def volumes(self) -> Items[JobVolume]:
@@ -290,14 +285,14 @@ class AgentClient(ServiceClient):
         return await self._call(JobVolume, "DELETE", f"/job-volumes/{quote(volume_id, safe='')}", wait_seconds=60)
 
     async def verify(self, request: PathVerificationRequest) -> PathVerification:
-        """The answer comes when all of it has been read, however long that takes."""
+        """The response arrives when everything was read, however long that takes."""
         return await self._call(PathVerification, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
 
     async def shared_caches(self) -> SharedCaches:
         return await self._call(SharedCaches, "GET", "/shared-caches")
 
     async def summarize_cache(self, request: SummaryRequest) -> CacheSummaryDocument:
-        """The answer comes when all of it has been looked at."""
+        """The response arrives when the whole cache was walked."""
         return await self._call(
             CacheSummaryDocument, "POST", "/shared-caches/summary", body=request, wait_seconds=24 * 3600
         )

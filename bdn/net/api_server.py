@@ -1,7 +1,7 @@
-"""What both HTTP services share: routes, bearers, the error document for every failure, event streams, and uvicorn itself.
+"""Common parts of both HTTP services: routes, bearers, the error document, event streams, and uvicorn.
 
-Building a route costs a millisecond, so routers are made when their module is imported. What a route needs of one running
-program is ``provided`` by the application that serves it.
+Building a route costs a millisecond, so routers are built at import. Objects of the running program reach routes by
+``provided``.
 """
 
 import asyncio
@@ -67,19 +67,19 @@ WaitSeconds = Annotated[
     float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Answer early on a terminal state, at the latest then")
 ]
 _PROBLEMS_NAMED: Final = 20
-_LONGEST_PART: Final = 100  # characters of a field's name, which may be the caller's own
-_BACKLOG: Final = 1024  # connections that the kernel accepts before this service does
-_ACCEPTED_AT_ONCE: Final = 32  # a few turns of the loop go by before those above the limit are closed
-_RECEIVED_AT_ONCE: Final = 64 * 1024  # bytes that a client may make a connection hold before it is known
-_PIECES_AT_ONCE: Final = 8 * 1024  # bytes of a body in pieces: 20 ms if each has one byte
-_GRACE_SECONDS = 5  # for answers that are under way when the service stops
+_LONGEST_PART: Final = 100  # characters of a field's name, which the caller may have chosen
+_BACKLOG: Final = 1024  # connections that the kernel accepts in advance
+_ACCEPTED_AT_ONCE: Final = 32  # a few turns of the loop pass before connections above the limit are closed
+_RECEIVED_AT_ONCE: Final = 64 * 1024  # bytes that an unknown client can make a connection hold
+_PIECES_AT_ONCE: Final = 8 * 1024  # bytes of a chunked body: 20 ms if each chunk has one byte
+_GRACE_SECONDS = 5  # for responses in progress when the service stops
 _AGAIN_SECONDS: Final = 60.0  # between two warnings of one shortage
 SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 logger = logging.getLogger(__name__)
 
 
 class _Bearer(HTTPBearer):
-    """What the OpenAPI document says of tokens; they are read as on the data plane."""
+    """Describes tokens in the OpenAPI document; reads them like the data plane."""
 
     async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
         token = bearer_of(request.headers.get("authorization"))
@@ -99,7 +99,7 @@ Bearer = Annotated[str | None, Depends(_bearer_of)]
 
 
 def provided(kind: type[_Kind]) -> _Kind:
-    """A route's dependency: the object of this class that was given to ``new_service``."""
+    """A route's dependency: the object of this class that was passed to ``new_service``."""
 
     async def find(request: Request) -> _Kind:
         found: _Kind = request.app.state.provided[kind]
@@ -112,10 +112,9 @@ _RESPONSES: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": Error
 
 
 class _Service(FastAPI):
-    """Its document says of failures what they are: JSON also where the answer is a stream or a chunk's bytes."""
+    """Documents failures as JSON also where a success is a stream or a chunk's bytes."""
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document."""
         if self.openapi_schema is None:
             for path in super().openapi()["paths"].values():
                 for operation in path.values():
@@ -125,18 +124,18 @@ class _Service(FastAPI):
 
     @cached_property
     def document(self) -> bytes:
-        """The same, written once: a caller without a token may ask for it, and it takes 10 ms."""
+        """Cached JSON: callers without a token may request it, and it takes 10 ms."""
         return bytes(JSONResponse(self.openapi()).body)
 
 
 def _operation_id(route: APIRoute) -> str:
-    """From method and path, such as ``get_mirror_by_id_events``: what generated clients call their functions."""
+    """From method and path, such as ``get_mirror_by_id_events``: the function name in generated clients."""
     path = re.sub(r"{(?:\w*_)?(\w+)}", r"by_\1", route.path_format)
     return "_".join([min(route.methods or ()).lower(), *re.findall(r"\w+", path)])
 
 
 async def _docs(request: Request) -> HTMLResponse:
-    """Swagger UI, all of it from this service: a cluster may have no way to the internet. Addresses are relative, for proxies."""
+    """Swagger UI with local assets only: a cluster may lack internet access. Addresses are relative, for proxies."""
     return get_swagger_ui_html(
         openapi_url="openapi.json",
         title=request.app.title,
@@ -158,7 +157,6 @@ _DOCS: Final = (
 
 
 def new_router(tag: str) -> APIRouter:
-    """A router for applications of ``new_service``."""
     return APIRouter(tags=[tag], responses=_RESPONSES, generate_unique_id_function=_operation_id)
 
 
@@ -172,7 +170,8 @@ def new_service(
 ) -> FastAPI:
     """An application that answers every failure with the error document of docs/contract.md.
 
-    ``provides`` are the objects that the routes of ``routers`` ask for by their classes. ``authenticate`` is that of ``RequestBodies``.
+    ``provides`` are the objects for ``provided`` dependencies of ``routers``. ``authenticate`` is passed to
+    ``RequestBodies``.
     """
     app = _Service(
         title=title,
@@ -187,7 +186,7 @@ def new_service(
     app.router.routes.extend(_DOCS)
     app.state.provided = {type(each): each for each in provides}
     for router in routers:
-        app.router.routes.extend(router.routes)  # ``include_router`` would build them again
+        app.router.routes.extend(router.routes)  # ``include_router`` would rebuild them
     app.add_middleware(RequestBodies, limit=limit_request_bytes, authenticate=authenticate)
 
     @app.exception_handler(BdnError)
@@ -204,7 +203,7 @@ def new_service(
             return error_answer(NotFoundError(f"path {request.url.path[:200]}"))
         headers, said = error.headers, error.detail
         if error.status_code == 405:
-            # Starlette names those of the first route of this path alone, and none for a file.
+            # Starlette names only the methods of the path's first route, and none for a file.
             routes = [
                 route for route in app.routes if isinstance(route, Route) and route.path_regex.match(request.url.path)
             ]
@@ -216,13 +215,13 @@ def new_service(
 
     @app.exception_handler(Exception)
     async def on_bug(_: Request, error: Exception) -> JSONResponse:
-        return error_answer(InternalError(type(error).__name__))  # the server logs it with its traceback
+        return error_answer(InternalError(type(error).__name__))  # the server logs the traceback
 
     return app
 
 
 class _LocalRequests:
-    """Refuses what a browser sends on behalf of foreign pages, where no token is asked for."""
+    """Refuses a browser's requests from foreign pages, for services without tokens."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -238,7 +237,7 @@ class _LocalRequests:
 
 
 def describe_validation(problems: Any) -> str:  # noqa: ANN401 - pydantic's own list of dictionaries
-    """One line that names each field and what is wrong with it, without repeating the value: it may be a secret."""
+    """One line with each field and its problem, without the value: it may be a secret."""
     lines: list[str] = []
     for problem in problems[:_PROBLEMS_NAMED]:
         parts = [str(part)[:_LONGEST_PART] for part in problem["loc"] if part != "body"]
@@ -269,27 +268,27 @@ EVENTS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 class EventStream(StreamingResponse):
-    """Each of ``documents`` as an event, ``done`` for the one that ``is_last`` and ``progress`` for those before it.
+    """Sends ``documents`` as events: ``done`` for the document that ``is_last``, ``progress`` for all before.
 
-    A client that does not read holds up ``documents``, which are closed when it leaves. A route of this class says that its
-    status is 200, which FastAPI would read from a constructor with a ``status_code``.
+    A client that does not read holds up ``documents``, which are closed when it leaves. A route of this class declares
+    its status 200, which FastAPI would read from a constructor with a ``status_code``.
 
-    FastAPI's own stream is not used: where a listener leaves while its socket is full, it closes a queue under the task that
-    still writes to it, and uvicorn logs the traceback of what is no failure of ours.
+    FastAPI's own stream is unusable: when a listener leaves while its socket is full, FastAPI closes a queue under the
+    task that still writes to it, and uvicorn logs the traceback of a failure that is not ours.
     """
 
     media_type = _MEDIA_TYPE
 
     def __init__(self, documents: AsyncGenerator[_Document], is_last: Callable[[_Document], bool]) -> None:
         self._events = _written(documents, is_last)
-        # A proxy such as nginx shall neither keep them nor collect them.
+        # A proxy such as nginx must neither cache nor buffer the events.
         super().__init__(self._events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
-        """Send them until the client leaves.
+        """Send events until the client leaves.
 
-        What is under way then is canceled once, and may end in order. Starlette's own way cancels it again at each await: a
-        look at the database could not give its connection back.
+        The pending await is then canceled once, and may clean up. Starlette's own code cancels again at each await: a
+        database query could not return its connection.
         """
         with single_error():
             async with asyncio.TaskGroup() as group:
@@ -299,7 +298,7 @@ class EventStream(StreamingResponse):
                 leaving.add_done_callback(lambda _: sending.cancel())
 
     async def stream_response(self, send: Send) -> None:
-        """Send them all. Whoever is canceled in here has closed them."""
+        """Send all events. Closes the generator also when canceled."""
         async with aclosing(self._events):
             await super().stream_response(send)
 
@@ -311,15 +310,13 @@ async def _written(documents: AsyncGenerator[_Document], is_last: Callable[[_Doc
             yield format_sse_event(event=event, data_str=document.model_dump_json())
 
 
-OWNER: Final = "is_owner"  # of a request's state: whether ``is_owner`` of its connection
-CALLER: Final = (
-    "caller"  # of a request's state: the user at the other end of a unix socket; None of any other connection
-)
+OWNER: Final = "is_owner"  # request state: the result of ``is_owner`` for the connection
+CALLER: Final = "caller"  # request state: the user id of a unix socket's client; None for other connections
 _PEER: Final = "3i"  # pid, uid and gid: ``struct ucred`` of unix(7)
 
 
 def caller_of(connection: socket.socket) -> int | None:
-    """The user id of the process that connected, as this user namespace has it."""
+    """The user id of the client process, as seen in this user namespace; None without a unix socket."""
     if connection.family != socket.AF_UNIX:
         return None
     _, uid, _ = _peer(connection)
@@ -333,72 +330,69 @@ def _peer(connection: socket.socket) -> tuple[int, int, int]:
 
 
 def is_owner(connection: socket.socket) -> bool:
-    """Whether a process of this very user is at the other end of a unix socket, and paths mean to it what they mean here.
+    """Whether the client of a unix socket has this user id, and paths mean the same files to it.
 
-    Another mount namespace has other files at the same paths. It is looked at when the client connects: later its process may be
-    gone, and its number another's.
+    Another mount namespace has other files at the same paths. Call it when the client connects: later the process may
+    be gone, and its id reused.
     """
     if connection.family != socket.AF_UNIX:
         return False
     pid, uid, _ = _peer(connection)
     try:
         return uid == os.geteuid() and Path(f"/proc/{pid}/ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink()
-    except OSError:  # it is gone, or not to be seen from here
+    except OSError:  # the process is gone, or not visible from here
         return False
 
 
 def queued_bytes(descriptor: int) -> int:
     """Bytes in a socket that the client's kernel has not acknowledged.
 
-    A reader is judged by these, too. Counting what the socket takes would be unfair: it takes nothing before a third of its buffer
-    is free, which is a megabyte and takes an honest reader with 50 KB/s 20 s.
+    Used to judge readers. Counting the bytes that the socket accepts would be unfair: it accepts none before a third of
+    its buffer is free, which is a megabyte and takes an honest reader with 50 KB/s 20 s.
     """
     (queued,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))
     return int(queued)
 
 
-_HEAD_END: Final = re.compile(rb"\n\r?\n")  # as h11 looks for it
+_HEAD_END: Final = re.compile(rb"\n\r?\n")  # like h11's search
 
 
 class _Reading(FlowControl):
-    """Tells when the application asks for what the client sends."""
-
     def __init__(self, transport: asyncio.Transport, on_resume: Callable[[], None]) -> None:
         super().__init__(transport)
         self._on_resume = on_resume
 
     def resume_reading(self) -> None:
-        """Called before each part of a body, and after each answer."""
+        """Called before each part of a body, and after each response."""
         super().resume_reading()
         self._on_resume()
 
 
 class TimedProtocol(H11Protocol):
-    """Closes a connection that takes longer than ``request_seconds`` for one request, from its first byte or from connecting.
+    """Closes a connection when a request exceeds ``request_seconds``, from its first byte or from connecting.
 
-    Or whose client takes less of an answer than ``slowest`` allows: what is read for it is open all the time. uvicorn's own
-    timeouts begin after an answer. Or when ``admission`` has no place for it. Each request's state has ``OWNER``, ``CALLER`` and
-    ``DROP``, and ``KNOW`` until a caller of this connection is known.
+    Also closes a connection whose client reads a response more slowly than ``slowest``, because its files stay open,
+    and one that ``admission`` refuses. uvicorn's own timeouts begin after a response. Each request's state has
+    ``OWNER``, ``CALLER`` and ``DROP``, and ``KNOW`` until the connection's caller is known.
 
-    A head is parsed when it comes, and what comes behind it when the application asks for it: h11 takes 2 s for a megabyte of
-    pieces of one byte.
+    A head is parsed on arrival, and bytes after it when the application requests them: h11 takes 2 s for a megabyte of
+    chunks of one byte.
     """
 
     request_seconds = 30.0  # for head and body, which is some megabytes at most
     slowest = StallPolicy(window_seconds=30.0)  # as on the data plane
-    below: asyncio.Transport | None = None  # what carries TLS, if that is spoken
+    below: asyncio.Transport | None = None  # the transport below TLS, if any
     admission: "Admission[TimedProtocol] | None" = None
-    _dropped: asyncio.Future[None] | None = None  # while what comes is dropped
-    _droppable = 0  # bytes
-    _is_wanted = False  # the body, by the application
-    _body_left = 0  # bytes that are not parsed
-    _before = b""  # the last bytes of a head that was parsed in part
-    _is_known = False  # a caller of it, by a request that was authenticated
+    _dropped: asyncio.Future[None] | None = None  # set while incoming bytes are dropped
+    _droppable = 0  # bytes left to drop
+    _is_wanted = False  # the application requested the body
+    _body_left = 0  # bytes not parsed yet
+    _before = b""  # the last bytes of a partially parsed head
+    _is_known = False  # a request of this connection was authenticated
     _deadline: asyncio.TimerHandle | None = None
     _next_look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected, and has sent nothing yet."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         self.flow = _Reading(transport, self._want)
@@ -417,9 +411,9 @@ class TimedProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Some of a request, all of it, or several."""
+        """Part of a request, all of it, or several."""
         if not self.flow.write_paused:
-            self._look_no_more()  # its answer would seem to be what was left of the last one
+            self._look_no_more()  # the next response would count as unread bytes of the last one
         if self._dropped is not None:
             self._droppable -= len(data)
             self._end_drop(is_over=self._droppable <= 0)
@@ -429,7 +423,6 @@ class TimedProtocol(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
         self.leave()
         self._end_drop()
         self._forget()
@@ -437,31 +430,29 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def admit(self, carrier: asyncio.Transport) -> None:
-        """A client has connected by ``carrier``, the socket's own transport."""
+        """Hold a place for a client, or close it. ``carrier`` is the socket's own transport."""
         user, peer = caller_of(carrier.get_extra_info("socket")), carrier.get_extra_info("peername")
         address = network_of(peer[0]) if user is None else f"user {user}"
         if self.admission is not None and not self.admission.admit(self, address):
             carrier.abort()
 
     def leave(self) -> None:
-        """Hold no place any more."""
         if self.admission is not None:
             self.admission.leave(self)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it may be closed for the sake of others: no request of a known caller is under way, and no answer to one."""
+        """Whether it may be closed in favour of other clients: no known caller's request or response is in progress."""
         if not self._is_known:
             return True
         return self.conn.our_state is h11.IDLE and not self.transport.is_closing() and not self._untaken()
 
     def end(self) -> None:
-        """Close it at once."""
         self.leave()
         (self.below or self.transport).abort()
 
     def _parse(self) -> None:
-        """Of what has come, as much as is wanted. The rest waits, and the client with it."""
+        """Parse as much as the application requested. The rest stays buffered, and reading pauses."""
         if self.transport.is_closing():
             return
         if count := self._parsable():
@@ -483,12 +474,11 @@ class TimedProtocol(H11Protocol):
         if self._unread:
             self.flow.pause_reading()
         elif self.conn.their_state is h11.IDLE:
-            FlowControl.resume_reading(
-                self.flow
-            )  # the application asks for no head, so the rest of one is read without a request of it
+            # The application requests no head, so the reading of a head's rest resumes here.
+            FlowControl.resume_reading(self.flow)
 
     def _parsable(self) -> int:
-        """Of a body in pieces little at once: each piece costs as much as a head."""
+        """Bytes to parse now. Of a chunked body only a few: each chunk costs as much as a head."""
         if not self._unread:
             return 0
         if self.conn.their_state is h11.IDLE:
@@ -500,7 +490,7 @@ class TimedProtocol(H11Protocol):
         return min(len(self._unread), most)
 
     def _announced(self) -> int:
-        """Bytes of the body of this request; ``sys.maxsize`` for a request without Content-Length."""
+        """The body size of this request; ``sys.maxsize`` without Content-Length."""
         lengths = [value for name, value in self.headers if name == b"content-length"]
         return int(lengths[0]) if lengths else sys.maxsize
 
@@ -509,7 +499,7 @@ class TimedProtocol(H11Protocol):
         self._parse()
 
     async def _drop(self, most: int) -> None:
-        """Drop what of a body still comes, unparsed: ``most`` bytes, in the time of a request."""
+        """Drop the rest of a body unparsed, at most ``most`` bytes, within the request's time."""
         self._droppable = min(most, self._body_left) - len(self._unread)
         self._unread.clear()
         if self._droppable > 0 and not self.transport.is_closing():
@@ -529,24 +519,23 @@ class TimedProtocol(H11Protocol):
             self.admission.know(self, organisation)
 
     def pause_writing(self) -> None:
-        """The client is behind: its buffers are full, and ours."""
+        """The client is slow: its buffers and ours are full."""
         super().pause_writing()
         self._look_at_reader()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
         self._look_no_more()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """All of an answer is written, and maybe not taken yet."""
+        """The response is written, but may still be unread."""
         super().on_response_complete()
-        self._parse()  # a request that came meanwhile
+        self._parse()  # a request that arrived meanwhile
         if self.transport.is_closing():
             self._look_at_reader()
 
     def timeout_keep_alive_handler(self) -> None:
-        """No further request has come. That is no reason to close it while the client takes its last answer."""
+        """Keep an idle connection open while the client still reads its last response."""
         if self.transport.is_closing() or not self._untaken():
             super().timeout_keep_alive_handler()
             return
@@ -554,14 +543,14 @@ class TimedProtocol(H11Protocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _look_at_reader(self) -> None:
-        """Begin to look, once in each window, until the client has taken all. Nothing is written meanwhile."""
+        """Check once per window until the client has read everything. The application writes nothing meanwhile."""
         if self._next_look is None:
             self._look(None)
 
     def _look(self, before: int | None) -> None:
         self._next_look = None
         if self.below is not None and self.transport.is_closing():
-            return  # what ends TLS has its own time
+            return  # the end of TLS has its own timeout
         left = self._untaken()
         if before is not None and before - left < min(before, self.slowest.least_bytes):
             self.transport.abort()
@@ -569,7 +558,7 @@ class TimedProtocol(H11Protocol):
             self._next_look = self.loop.call_later(self.slowest.window_seconds, self._look, left)
 
     def _untaken(self) -> int:
-        """Bytes of answers that the client's kernel has not acknowledged, wherever they wait here."""
+        """Response bytes that the client's kernel has not acknowledged, in all buffers."""
         below = self.below.get_write_buffer_size() if self.below is not None else 0
         queued = queued_bytes(self.transport.get_extra_info("socket").fileno())
         return queued + below + self.transport.get_write_buffer_size()
@@ -592,13 +581,13 @@ class TimedProtocol(H11Protocol):
 
 
 class _OverTls(SSLProtocol):
-    """TLS in front of a ``TimedProtocol``, by the certificate of this moment. A client of plain HTTP is told to speak TLS.
+    """TLS in front of a ``TimedProtocol``, with the current certificate. A plain HTTP client gets a hint to use TLS.
 
-    asyncio's own protocol, made where uvicorn makes its own: what uvicorn passes on to asyncio is one context for good, and no
-    limit of a handshake.
+    asyncio's own protocol, created where uvicorn creates its own: uvicorn would pass asyncio one fixed context, and no
+    handshake timeout.
     """
 
-    max_size = 32 * 1024  # of a buffer that each connection has; asyncio's own is eight times this
+    max_size = 32 * 1024  # buffer per connection; asyncio's default is eight times this
     _plain: asyncio.Transport
     _received: memoryview
     _has_begun = False
@@ -614,36 +603,34 @@ class _OverTls(SSLProtocol):
             asyncio.get_running_loop(),
             self._served,
             certificate.context(),
-            None,  # type: ignore[arg-type] # nobody waits for the handshake
+            None,  # type: ignore[arg-type] # no waiter for the handshake
             server_side=True,
-            ssl_handshake_timeout=TimedProtocol.request_seconds,  # type: ignore[arg-type] # a number of any kind
-            ssl_shutdown_timeout=TimedProtocol.request_seconds,  # a slow reader has not read the answer yet
+            ssl_handshake_timeout=TimedProtocol.request_seconds,  # type: ignore[arg-type] # accepts any number
+            ssl_shutdown_timeout=TimedProtocol.request_seconds,  # a slow client may still read the response
         )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected."""
         self._plain = self._served.below = transport
         super().connection_made(transport)
         self._served.admit(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The connection has ended."""
-        self._served.leave()  # SSLProtocol does not report a connection to it that ended before the handshake
+        self._served.leave()  # SSLProtocol does not report connections that end before the handshake
         super().connection_lost(exc)
 
     def get_buffer(self, n: int) -> memoryview:
-        """Where what is received comes to lie."""
         self._received = super().get_buffer(n)
         return self._received
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Some of a handshake, or of what is encrypted; or of a request that is not."""
+        """Handle TLS bytes, or refuse a plain HTTP request."""
         if not self._has_begun:
             self._has_begun, self._is_refused = True, self._received[0] != HANDSHAKE
             if self._is_refused:
                 self._plain.write(refusal_of_plain_http())
                 self._plain.write_eof()
-        # What is refused is read on, until the client ends it or the time of a handshake is over: a reset loses answers.
+        # After a refusal, keep reading until the client closes or the handshake times out: a reset would lose the
+        # response.
         if not self._is_refused:
             super().buffer_updated(nbytes)
 
@@ -656,7 +643,7 @@ def _end_idle(connections: Iterable[TimedProtocol]) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the program, which may run several servers."""
+    """Leaves signal handling to the program, which may run several servers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -664,17 +651,17 @@ class _Server(uvicorn.Server):
 
 
 def _released(app: ASGIApp) -> ASGIApp:
-    """Ends without an error when the server cancels an answer that is under way at its end: a client may not have read it."""
+    """Suppresses the server's cancellation of responses at shutdown: a client may not have read its response."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(asyncio.CancelledError):  # nobody else cancels this task, which ends here
+        with contextlib.suppress(asyncio.CancelledError):  # only the server cancels this task, which ends here
             await app(scope, receive, send)
 
     return run
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. ``InUseError`` or ``InvalidRequestError`` says why there is none."""
+    """A listening socket; port 0: any free port. Raises ``InUseError`` or ``InvalidRequestError``."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -701,11 +688,11 @@ async def serving(
     certificate: Certificate | None = None,
     connections: int | None = None,
 ) -> AsyncIterator[None]:
-    """Answer requests on ``listener``, which this closes, until the block ends.
+    """Serve ``app`` on ``listener`` until the block ends; closes the listener.
 
-    ``is_local``: whoever reaches the listener may do everything, so what foreign web pages ask for is refused. With a
-    ``certificate`` it speaks TLS and nothing else. For a client above ``connections``, by default ``connection_limit``, another is
-    closed, as ``ChunkServer`` does.
+    ``is_local``: every client of the listener is trusted, so requests from foreign web pages are refused. With a
+    ``certificate`` the server speaks only TLS. Above ``connections``, by default ``connection_limit``, a new client
+    replaces another one, as in ``ChunkServer``.
     """
     limit = connection_limit() if connections is None else connections
     admission: Admission[TimedProtocol] = Admission(limit, _end_idle)
@@ -723,7 +710,7 @@ async def serving(
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
-        backlog=max(1, min(_ACCEPTED_AT_ONCE, limit // 8)),  # for asyncio: how many it accepts in one turn of the loop
+        backlog=max(1, min(_ACCEPTED_AT_ONCE, limit // 8)),  # for asyncio: connections accepted per turn of the loop
     )
     server = _Server(config)
     log_shortages()
@@ -738,20 +725,21 @@ async def serving(
                 yield
             finally:
                 server.should_exit = True
-                await asyncio.wait([task])  # or the group would cut it off when the block failed or was canceled
-                for connection in admission.clients():  # such as those in a handshake, of which uvicorn does not know
+                await asyncio.wait([task])  # otherwise the group would cancel it when the block fails
+                for connection in admission.clients():  # such as those in a handshake, unknown to uvicorn
                     connection.end()
 
 
 def log_shortages() -> None:
-    """The running loop logs a shortage of descriptors once a minute, and not a traceback for each place."""
+    """Log a shortage of descriptors once a minute, instead of a traceback per listener."""
     told_at = -_AGAIN_SECONDS
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         nonlocal told_at
         error = context.get("exception")
         if isinstance(error, ValueError) and "._start_serving(" in context["message"]:
-            return  # a second after a shortage asyncio listens again, once for each place; the socket has been closed since
+            # A second after a shortage asyncio listens again, once per refused client; the socket is closed since.
+            return
         if not ("socket" in context and isinstance(error, OSError) and error.errno in SHORTAGES):
             loop.default_exception_handler(context)
         elif (now := time.monotonic()) - told_at >= _AGAIN_SECONDS:

@@ -1,4 +1,4 @@
-"""Requests to one service and its small JSON documents, over TCP or a unix socket."""
+"""A client of one service and its small JSON documents, over TCP or a unix socket."""
 
 import asyncio
 import random
@@ -31,10 +31,10 @@ from bdn.wire.location_schema import Delivery
 from bdn.wire.shapes import ServiceUnreachableError, UntrustedServiceError, WrongDocumentError, error_from
 
 _NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no server; cheap to create
-_CONNECT_SECONDS = 5.0  # a host that is gone does not answer at all
-# h11 would take what is left of one answer, such as its repetition, for the answer to the connection's next request.
+_CONNECT_SECONDS = 5.0  # a host that is down does not answer at all
+# h11 would parse the rest of one response, such as a duplicate, as the response to the connection's next request.
 _ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)
-OUTAGE_SECONDS: Final = 600.0  # a mirror that is restarted, or moved to another machine, is back by then
+OUTAGE_SECONDS: Final = 600.0  # enough for a mirror to restart, or to move to another machine
 _OUTAGE_POLICY: Final = RetryPolicy(OUTAGE_SECONDS, attempts=1, first_seconds=0.5)
 _NOT_MODIFIED: Final = 304
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -44,7 +44,7 @@ Params = Mapping[str, str | list[str]]
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """``headers`` are found by any case of their names."""
+    """``headers`` ignore the case of names."""
 
     status: int
     headers: Mapping[str, str]
@@ -52,13 +52,14 @@ class _Reply:
 
 
 class ServiceClient:
-    """Requests to one service. ``address`` is a URL, or ``unix:/path/to/socket``. Close it, or use it as a context.
+    """A client of one service. ``address`` is a URL, or ``unix:/path/to/socket``. Close it, or use it as a context.
 
-    A request takes ``timeout_seconds`` at most, and in addition what it asks the service to wait, even while bytes come; and
-    ``silence_seconds`` at most without any.
-    ``organisation`` is whom an operator acts for; None means its own. ``agent_token`` is an agent's, where ``bearer`` is a job's grant. ``authorities`` are for https; None means those of the system.
+    A request takes at most ``timeout_seconds`` plus the wait that it requests, even while bytes arrive, and at most
+    ``silence_seconds`` without any byte. ``organisation`` is the organisation that an operator acts for; None: the
+    operator's own. ``agent_token`` identifies an agent, where ``bearer`` is a job's grant. ``authorities`` are for
+    https; None: the system's.
 
-    Raises ``InvalidRequestError``: a proxy or authorities that the environment names cannot be used.
+    Raises ``InvalidRequestError``: a proxy or authorities named by the environment cannot be used.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class ServiceClient:
 
     @property
     def _http(self) -> httpx2.AsyncClient:
-        """That of the authorities of now. What was asked by one before it goes on, and it is closed with this."""
+        """A client with the current authorities. Requests on an older client continue; ``close`` closes all clients."""
         if self._authorities is not None and self._authorities.context() is not self._trusted:
             self._clients.append(self._new_client())
         return self._clients[-1]
@@ -114,12 +115,11 @@ class ServiceClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
         for client in self._clients:
             await client.aclose()
 
     async def within(self, seconds: float, answer: Awaitable[_Answer]) -> _Answer:
-        """The answer, if it is here in time; otherwise ``ServiceUnreachableError``."""
+        """Await ``answer``. Raises ``ServiceUnreachableError`` after ``seconds``."""
         try:
             async with asyncio.timeout(seconds):
                 return await answer
@@ -127,7 +127,6 @@ class ServiceClient:
             raise ServiceUnreachableError(self.address, f"no whole answer within {seconds:g} s") from error
 
     async def ready(self) -> bool:
-        """Whether the service answers and can work."""
         try:
             await self._send("GET", "/readyz")
         except BdnError:
@@ -144,7 +143,6 @@ class ServiceClient:
         headers: Mapping[str, str] | None = None,
         wait_seconds: float = 0,
     ) -> bytearray:
-        """The answer's body."""
         answer = await self._request(method, path, body=body, params=params, headers=headers, wait_seconds=wait_seconds)
         return answer.body
 
@@ -159,7 +157,10 @@ class ServiceClient:
         wait_seconds: float = 0,
         most_bytes: int | None = None,
     ) -> _Reply:
-        """The answer, which may be 304. One of more than ``most_bytes`` is not read to its end: ``WrongDocumentError``."""
+        """Send a request. The response's status may be 304.
+
+        Raises ``WrongDocumentError`` for a response of more than ``most_bytes``, without reading it to its end.
+        """
         headers = dict(headers or {})
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -185,7 +186,7 @@ class ServiceClient:
         if not response.is_success and response.status_code != _NOT_MODIFIED:
             reported = error_from(response.status_code, bytes(answer))
             if isinstance(reported, StoreUnavailableError):
-                # A gateway's, which does not say in front of whom it stands.
+                # From a gateway, which does not name the service behind it.
                 raise ServiceUnreachableError(self.address, reported.reason)
             raise reported
         return _Reply(response.status_code, response.headers, answer)
@@ -224,26 +225,26 @@ class ServiceClient:
     async def _poll(
         self, kind: type[_Body], method: str, path: str, seconds: float, body: BaseModel | None = None
     ) -> _Body:
-        """``_call`` of a route that may wait for so long before it answers."""
+        """``_call`` of a route that may wait up to ``seconds`` before it answers."""
         wait = {"wait": str(max(0.0, min(LONGEST_WAIT_SECONDS, seconds)))}
         return await self._call(kind, method, path, body=body, params=wait, wait_seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class DataPlane:
-    """Where a mirror serves chunks: at ``port`` of its host, or where its API is; ``direct``: in its store's bucket."""
+    """Where a mirror serves chunks: at ``port`` of its host, None: at its API. ``direct``: in its store's bucket."""
 
     port: int | None = None
     delivery: Delivery = "proxy"
 
 
 class ContentClient(ServiceClient):
-    """Roots of manifests, from the mirror's API or an agent's data plane: not believed before they were checked."""
+    """Reads roots of manifests from the mirror's API or an agent's data plane, and verifies them."""
 
     async def root(
         self, digest: Digest, bearer: str | None, *, is_known: bool = False
     ) -> tuple[Root | None, DataPlane]:
-        """The root by the mirror, and how its chunks are read. No root where it ``is_known``."""
+        """Read a root from the mirror, and how its chunks are delivered. The root is None if ``is_known``."""
         headers = {"If-None-Match": f'"{digest}"'} if is_known else {}
         reply = await self._document(f"/manifests/{digest}", bearer, headers)
         port = reply.headers.get(DATA_PORT_HEADER)
@@ -254,7 +255,7 @@ class ContentClient(ServiceClient):
         return root, DataPlane(None if port is None else int(port), delivery)
 
     async def held_root(self, digest: Digest, bearer: str | None) -> Root:
-        """The root by an agent that holds it."""
+        """Read a root from an agent that holds it."""
         return self._parsed(digest, (await self._document(chunk_path(digest), bearer, {})).body)
 
     async def _document(self, path: str, bearer: str | None, headers: Mapping[str, str]) -> _Reply:
@@ -280,7 +281,6 @@ class _HandshakeTrace:
         self._connection: Any = None
 
     async def __call__(self, event: str, facts: dict[str, Any]) -> None:
-        """Called by the ``trace`` extension of httpcore."""
         if event == "connection.connect_tcp.complete":
             self._connection = facts["return_value"]
         elif event == "connection.start_tls.failed":
@@ -296,9 +296,9 @@ def _host_of(address: str) -> str | None:
 
 @dataclass(frozen=True)
 class OutageRetry:
-    """Asks a service again while it does not answer, as the policy says.
+    """Repeats a request while the service is unavailable, as the policy says.
 
-    ``told`` is called with the first failure in a row, and with None once there is an answer again.
+    ``told`` is called with the first of consecutive failures, and with None after the next success.
     """
 
     told: Callable[[BdnError | None], None] = lambda _: None
@@ -307,7 +307,10 @@ class OutageRetry:
     async def ask(
         self, question: Callable[[], Awaitable[_Answer]], but: Callable[[BdnError], bool] = lambda _: False
     ) -> _Answer:
-        """The answer to ``question``, which changes nothing. Transient errors are raised when the time is over, those ``but`` at once."""
+        """Run ``question``, which must have no side effects, until it succeeds.
+
+        Raises transient errors when the policy's time is over, and errors selected by ``but`` at once.
+        """
         outage = Outage(self.policy)
         while True:
             sent = time.monotonic()
@@ -334,7 +337,6 @@ class OutageRetry:
     async def follow(
         self, question: Callable[[], Awaitable[_Answer]], is_last: Callable[[_Answer], bool]
     ) -> AsyncIterator[_Answer]:
-        """Ask again and again, until an answer is the last one."""
         while True:
             answer = await self.ask(question)
             yield answer

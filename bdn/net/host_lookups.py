@@ -1,8 +1,8 @@
-"""Host names are resolved in threads of their own: the machine's resolver may not answer, and cannot be stopped.
+"""Host name resolution in dedicated threads: the machine's resolver may hang, and cannot be canceled.
 
-``getaddrinfo`` blocks for as long as the name servers like (resolv.conf(5): 30 seconds and more). Asyncio calls it in the default
-executor, where a few names that hang would hold every thread that other work waits for, and delay the end of the program; a byte
-thread would be held itself. Here a name that hangs holds one daemon thread, whoever asks for it and how often (ADR 0029).
+``getaddrinfo`` blocks for as long as the name servers do (resolv.conf(5): 30 seconds and more). asyncio calls it in the
+default executor, where a few hanging names would occupy every thread and delay the end of the program; a byte thread
+would hang itself. Here a hanging name occupies one daemon thread, however many callers wait for it (ADR 0029).
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from bdn.net.descriptors import raise_descriptor_limit
 _Result = TypeVar("_Result")
 
 
-AddressInfo = tuple[int, int, int, str, Any]  # as of getaddrinfo; the last one is the address as its family has it
-LONGEST_SECONDS: Final = 10.0  # a first name server that is dead costs 5, before the second is asked
+AddressInfo = tuple[int, int, int, str, Any]  # as returned by getaddrinfo; the last is the family's address
+LONGEST_SECONDS: Final = 10.0  # a dead first name server costs 5, before the second is queried
 QUESTIONS: Final = 64
 
 
 class NameSilentError(socket.gaierror):
-    """The resolver has not answered: a failure of the network that may pass."""
+    """The resolver has not answered: a network failure that may pass."""
 
     def __init__(self, host: object, reason: str) -> None:
         super().__init__(socket.EAI_AGAIN, f"the name {host} does not resolve: {reason}")
@@ -34,8 +34,6 @@ class NameSilentError(socket.gaierror):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What ``getaddrinfo`` is asked."""
-
     host: str | None
     port: int | str | None
     family: int = 0
@@ -45,14 +43,14 @@ class Question:
 
     @property
     def is_literal(self) -> bool:
-        """Whether it is an address, which needs no resolver."""
+        """Whether ``host`` is an address, which needs no resolver."""
         try:
             return self.host is None or bool(ip_address(self.host))
         except ValueError:
             return False
 
     def ask(self) -> list[AddressInfo]:
-        """The machine's answer; ``OSError`` when there is none. Blocking, unless the host is literal."""
+        """Call the resolver. Raises ``OSError``. Blocking, unless the host is literal."""
         try:
             return list(socket.getaddrinfo(self.host, self.port, self.family, self.kind, self.protocol, self.flags))
         except UnicodeError:
@@ -60,10 +58,10 @@ class Question:
 
 
 class HostLookups:
-    """Asks each question once at a time, in one thread, however many wait for the answer; nothing is cached.
+    """Runs at most one look-up per question, in its own thread, however many callers wait; caches nothing.
 
-    A waiter gives up after ``longest_seconds``; the question goes on, and the next waiter joins it. At most ``limit`` are under
-    way; one more is refused at once.
+    A waiter gives up after ``longest_seconds``; the look-up continues, and the next waiter joins it. At most ``limit``
+    look-ups run; one more is refused at once.
     """
 
     def __init__(self, *, limit: int = QUESTIONS, longest_seconds: float = LONGEST_SECONDS) -> None:
@@ -73,9 +71,9 @@ class HostLookups:
         self._lock = Lock()
 
     def find(self, question: Question, seconds: float | None = None) -> list[AddressInfo]:
-        """The addresses, in the resolver's order, within ``seconds`` where those are less. Blocking.
+        """The addresses in the resolver's order, within at most ``seconds``. Blocking.
 
-        ``NameSilentError`` when nobody knows yet, another ``OSError`` when there are none.
+        Raises ``NameSilentError`` when the resolver has not answered, another ``OSError`` when there are no addresses.
         """
         if question.is_literal:
             return question.ask()
@@ -86,7 +84,6 @@ class HostLookups:
             return answer.result()
 
     async def find_soon(self, question: Question) -> list[AddressInfo]:
-        """The same for an event loop."""
         if question.is_literal:
             return question.ask()
         longest = self._longest_seconds
@@ -99,9 +96,8 @@ class HostLookups:
 
     @contextmanager
     def _asked(self, question: Question) -> Iterator[Future[list[AddressInfo]]]:
-        """The answer to come, for one waiter."""
         answer: Future[list[AddressInfo]] = Future()
-        answer.set_running_or_notify_cancel()  # a task that is canceled cannot cancel it under the thread that answers
+        answer.set_running_or_notify_cancel()  # so that a canceled task cannot cancel it under the resolver thread
         with self._lock:
             if question not in self._waiting:
                 self._begin(question)
@@ -114,7 +110,7 @@ class HostLookups:
                 waiting.discard(answer)
 
     def _begin(self, question: Question) -> None:
-        """The caller holds the lock, which the thread needs before it can end."""
+        """Call with the lock held: the thread needs the lock before it can end."""
         if len(self._waiting) >= self._limit:
             raise NameSilentError(question.host, f"as many as {self._limit} have no answer yet")
         name = f"{current_thread().name} resolves {question.host}"
@@ -125,7 +121,7 @@ class HostLookups:
         found, failure = [], None
         try:
             found = question.ask()
-        except Exception as error:  # noqa: BLE001 - it is those who wait who raise it
+        except Exception as error:  # noqa: BLE001 - the waiters raise it
             failure = error
         with self._lock:
             waiting = tuple(self._waiting.pop(question))
@@ -136,12 +132,12 @@ class HostLookups:
                 answer.set_exception(failure)
 
 
-# One in a process, like the resolver itself: a question that hangs outlives the client that asked it, and the next client asks again.
+# One per process, like the resolver itself: a hanging look-up outlives its client, and the next client joins it.
 HOST_LOOKUPS: Final = HostLookups()
 
 
 class ServiceLoop(asyncio.SelectorEventLoop):
-    """The event loop of our programs, which resolves names here and not in asyncio's executor: for every library that runs on it."""
+    """An event loop that resolves names here and not in asyncio's executor, for every library that runs on it."""
 
     async def getaddrinfo(  # type: ignore[override]
         self,
@@ -153,14 +149,13 @@ class ServiceLoop(asyncio.SelectorEventLoop):
         proto: int = 0,
         flags: int = 0,
     ) -> list[AddressInfo]:
-        """As of asyncio, with the errors of ``HostLookups.find``."""
         host = host.decode() if isinstance(host, bytes) else host
         port = port.decode() if isinstance(port, bytes) else port
         return await HOST_LOOKUPS.find_soon(Question(host, port, family, type, proto, flags))
 
 
 def run_program(program: Coroutine[Any, Any, _Result]) -> _Result:
-    """``asyncio.run`` on such a loop, with as many descriptors as this process may have: each program begins here."""
+    """``asyncio.run`` on a ``ServiceLoop``, with the maximum of descriptors: the entry point of each program."""
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=ServiceLoop) as runner:
         return runner.run(program)

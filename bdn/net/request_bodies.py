@@ -1,6 +1,7 @@
-"""The gate of an API: identifies the caller of a connection, and of each body before it is read; checks size, depth and elements before it is parsed.
+"""The gate of an API: authenticates callers before it reads bodies, and bounds bodies before they are parsed.
 
-FastAPI reads and parses a body before it runs a route's dependencies, which check what the caller may do; so this gate runs before the routes.
+FastAPI reads and parses a body before it runs a route's dependencies, which check permissions; so this gate runs before
+the routes.
 """
 
 import re
@@ -17,24 +18,21 @@ from bdn.core.json_bounds import BYTES_PER_ELEMENT, FEW_ELEMENTS, check_json
 from bdn.wire.shapes import document_of, status_of
 
 Authenticate = Callable[[HTTPConnection], Awaitable[str]]
-KNOW: Final = (
-    "know"  # of a request's state, where its connection is a stranger's: called with the organisation of its caller
-)
-DROP: Final = "drop"  # of a request's state: drops so many bytes of its body
+KNOW: Final = "know"  # request state, while the connection is a stranger's: called with the caller's organisation
+DROP: Final = "drop"  # request state: drops so many bytes of the body
 _LIMITED: Final = "bytes of the request"
 
 
 def error_answer(error: BdnError, status: int | None = None, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The error's document."""
     challenge = {"WWW-Authenticate": "Bearer"} if status_of(error) == 401 else {}
     return JSONResponse(document_of(error), status or status_of(error), headers={**(headers or {}), **challenge})
 
 
 class RequestBodies:
-    """Passes on requests whose body is at most ``limit`` bytes of JSON within bounds; answers all other requests with an error.
+    """Passes on requests whose body is at most ``limit`` bytes of JSON within bounds; answers all others with an error.
 
-    ``authenticate`` sees the head alone, and returns the organisation of the caller or raises for an unknown one. Routes check what a
-    caller may do. A request without a body is passed on also for an unknown caller.
+    ``authenticate`` gets only the head, and returns the caller's organisation or raises for an unknown caller. Routes
+    check permissions. A request without a body is passed on even for an unknown caller.
     """
 
     def __init__(self, app: ASGIApp, limit: int, authenticate: Authenticate) -> None:
@@ -44,7 +42,6 @@ class RequestBodies:
         self._authenticate = authenticate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -84,7 +81,7 @@ class RequestBodies:
             raise LimitExceededError(_LIMITED, int(announced), self._limit)
 
     async def _identify(self, scope: Scope, *, has_body: bool) -> None:
-        """Once for each connection, and for each body."""
+        """Authenticate once per connection, and for each body."""
         know = scope.get("state", {}).get(KNOW)
         if know is None and not has_body:
             return
@@ -93,7 +90,7 @@ class RequestBodies:
         except BdnError:
             if has_body:
                 raise
-            return  # a route without a body says what it takes of an unknown caller
+            return  # a route without a body decides itself about unknown callers
         if know is not None:
             know(organisation)
 
@@ -103,7 +100,7 @@ def _has_body(headers: Headers) -> bool:
 
 
 class _Replayed:
-    """The body, once; then what else the client does."""
+    """Returns the body once, then the client's further messages."""
 
     def __init__(self, content: bytes, receive: Receive) -> None:
         self._content: bytes | None = content
@@ -117,9 +114,9 @@ class _Replayed:
 
 
 async def _refuse(error: BdnError, most: int, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once, and drop up to 16 times ``most`` bytes that the client still sends: closing earlier would reset the connection.
+    """Answer at once, and drop up to 16 times ``most`` bytes that the client still sends.
 
-    A client that is reset while it sends may never see the answer.
+    Closing earlier would reset the connection, and the client may never see the response.
     """
 
     async def send_open(message: Message) -> None:

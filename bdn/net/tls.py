@@ -1,7 +1,7 @@
-"""TLS between our own programs: what a server shows, and whom a client believes. All contexts are made here.
+"""TLS contexts of our own programs: server certificates and client trust.
 
-Their files are looked at again when they are used, so that certificates change without a restart. docs/adr/0049 says why clients show
-no certificates, and how the kernel comes to encrypt chunks.
+Certificate files are checked for changes at use, so that certificates change without a restart. docs/adr/0049 explains
+why clients show no certificates, and how the kernel encrypts chunks.
 """
 
 import errno
@@ -22,14 +22,15 @@ from bdn.net.ambient import check_authorities
 from bdn.wire.shapes import document_of
 
 logger = logging.getLogger(__name__)
-HANDSHAKE: Final = 0x16  # the first byte of a connection over TLS (RFC 8446, section 5.1), and of no request
+HANDSHAKE: Final = 0x16  # the first byte of a TLS connection (RFC 8446, section 5.1), and of no HTTP request
 _LOOK_SECONDS: Final = 1.0
-_ENABLE_KTLS: Final = 1 << 3  # ``OP_ENABLE_KTLS`` of Python 3.12, and of OpenSSL 3: the kernel may be given the keys
+_ENABLE_KTLS: Final = 1 << 3  # ``OP_ENABLE_KTLS`` of Python 3.12 and OpenSSL 3: hand the keys to the kernel
 _SOL_TLS: Final = 282  # linux/socket.h
 _TLS_TX: Final = 1  # linux/tls.h
 _CRYPTO_INFO_BYTES: Final = 4  # version and cipher
 _NO_SENDFILE: Final = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.EINVAL})
-_READ_BYTES: Final = 64 * 1024  # to be encrypted: memory of this size is used again; more is asked of the kernel anew
+# Encrypted per call: buffers of this size are reused by malloc; larger ones are mapped anew.
+_READ_BYTES: Final = 64 * 1024
 _PROTOCOLS: Final = ["http/1.1"]
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 
@@ -38,31 +39,32 @@ SPEAKS_PLAIN_HTTP: Final = "this port speaks plain HTTP: its address begins with
 
 
 def refusal_of_plain_http() -> bytes:
-    """What a client of plain HTTP is answered at a port of TLS, whatever it asked; the last answer of its connection."""
+    """The last response of a plain HTTP connection to a TLS port, whatever the request."""
     content = json.dumps(document_of(InvalidRequestError(SPEAKS_TLS))).encode()
     head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
     return f"{head}\r\nConnection: close\r\n\r\n".encode() + content
 
 
 class _ContextOfFiles(ABC):
-    """A context that is made anew when one of its files changes. While that fails, the one before stays; a line of the log says so once.
+    """A context that is rebuilt when one of its files changes.
 
-    From any thread. The files are looked at when it is used, once a second at most. A file that is replaced, rewritten or given
-    another owner or mode has changed, and so has one that a link leads to now.
+    If that fails, the previous context stays, with one log line.
+
+    Thread-safe. The files are checked at use, at most once a second. A file has changed when it was replaced, rewritten
+    or given another owner or mode, or when a link leads to another file.
     """
 
     def __init__(self, files: Sequence[Path], clock: Callable[[], float]) -> None:
-        """Raises ``InvalidRequestError``: the files cannot be used, and why."""
+        """Raises ``InvalidRequestError`` with the reason when the files cannot be used."""
         self._files = files
         self._clock = clock
         self._lock = threading.Lock()
         self._looks_at = clock() + _LOOK_SECONDS
-        self._seen = self._look()  # before they are read: what changes meanwhile is read again
-        self._refused = self._seen  # of what the log has told
+        self._seen = self._look()  # before reading: a change during the read is read again
+        self._refused = self._seen  # the state that was last logged as unusable
         self._context = self._made()
 
     def context(self) -> ssl.SSLContext:
-        """For a new connection."""
         if self._clock() >= self._looks_at and self._lock.acquire(blocking=False):
             try:
                 self._looks_at = self._clock() + _LOOK_SECONDS
@@ -72,8 +74,7 @@ class _ContextOfFiles(ABC):
         return self._context
 
     @abstractmethod
-    def _made(self) -> ssl.SSLContext:
-        """Raises ``InvalidRequestError``."""
+    def _made(self) -> ssl.SSLContext: ...
 
     def _renew(self) -> None:
         seen = self._look()
@@ -83,7 +84,7 @@ class _ContextOfFiles(ABC):
             self._context = self._made()
         except (
             InvalidRequestError
-        ) as error:  # it may pass, though no file changes: the clock is set, memory is free again
+        ) as error:  # may pass without a change of the files: the clock is set, memory is free again
             if seen != self._refused:
                 logger.warning("what was read before stays in use: %s", error)
             self._refused = seen
@@ -104,7 +105,7 @@ def _state_of(file: Path) -> tuple[int, ...] | None:
 
 
 class Certificate(_ContextOfFiles):
-    """What a server shows: the chain in one file and its key in another, both PEM. ``prefix`` begins the names of their settings."""
+    """A server's certificate: chain and key in two PEM files. ``prefix`` begins the names of their settings."""
 
     def __init__(self, prefix: str, chain: Path, key: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._prefix = prefix
@@ -118,23 +119,23 @@ class Certificate(_ContextOfFiles):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(_PROTOCOLS)
-        # Our clients resume nothing, and would take the tickets that follow a handshake for the beginning of an answer.
+        # Our clients never resume sessions, and would take tickets after a handshake for the beginning of a response.
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
         if ssl.OPENSSL_VERSION_INFO >= (3,):
-            context.options |= _ENABLE_KTLS  # it is without effect where kernel, OpenSSL or cipher cannot
+            context.options |= _ENABLE_KTLS  # no effect where kernel, OpenSSL or cipher does not support it
         try:
-            # Without a passphrase of ours, OpenSSL would ask the terminal for one.
+            # Without this callback, OpenSSL would prompt the terminal for a passphrase.
             context.load_cert_chain(self._chain, self._key, password=lambda: "")
         except (ssl.SSLError, ValueError) as error:
             raise InvalidRequestError(f"{self._prefix}_KEY: {self._key} {_wrong_with_key(error)}") from None
-        except OSError as error:  # it could be read a moment ago
+        except OSError as error:  # it was readable a moment ago
             raise InvalidRequestError(f"{self._prefix}_KEY: {self._key} cannot be read: {error.strerror}") from None
         return context
 
 
 def certificate(prefix: str, chain: Path | None, key: Path | None) -> Certificate | None:
-    """That of two settings; None where none is set. Blocking. Raises ``InvalidRequestError``: it cannot be used."""
+    """The certificate of two settings; None if neither is set. Blocking. Raises ``InvalidRequestError`` if unusable."""
     if chain is None and key is None:
         return None
     if chain is None or key is None:
@@ -153,7 +154,7 @@ def _read(setting: str, file: Path) -> bytes:
 
 
 def _check_validity(setting: str, file: Path) -> None:
-    """Refuse what every client would refuse."""
+    """Refuse a certificate that is expired or not valid yet."""
     from cryptography import x509  # noqa: PLC0415 - most commands serve nothing
 
     try:
@@ -188,21 +189,22 @@ class _ServiceAuthorities(_ContextOfFiles):
 
 
 class Authorities:
-    """Whom a client of our own services believes: the authorities in ``file``, or those of the system, read when first needed.
+    """Trust of clients of our own services: the authorities in ``file``, or the system's, loaded on first use.
 
-    In two contexts: httpcore2 sets what a context offers (ALPN) with each connection of an event loop, which must not happen
-    while OpenSSL reads it for a byte thread.
+    Two contexts: httpcore2 changes a context (ALPN) for each connection of an event loop, which must not happen while
+    OpenSSL reads the context for a byte thread.
     """
 
     def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises ``InvalidRequestError``: the file cannot be used. Blocking."""
+        """Raises ``InvalidRequestError`` when the file cannot be used. Blocking."""
         self._own = None if file is None else [_ServiceAuthorities((file,), clock) for _ in range(2)]
         self._systems: list[ssl.SSLContext | None] = [None, None]
 
     def context(self, *, is_for_threads: bool = False) -> ssl.SSLContext:
-        """For a new connection of an event loop, or of any thread. The same object, as long as the file is the same.
+        """The context for a new connection; the same object while the file is unchanged.
 
-        Raises ``InvalidRequestError``: the certificate authorities of the system cannot be read.
+        ``is_for_threads``: not for an event loop. Raises ``InvalidRequestError``: the system's authorities cannot be
+        read.
         """
         if self._own is not None:
             return self._own[is_for_threads].context()
@@ -221,7 +223,7 @@ def _client_context(file: Path | None) -> ssl.SSLContext:
 
 
 def failure_of_tls(error: BaseException) -> ssl.SSLError | None:
-    """The failure of TLS that led to this error, if one did."""
+    """The TLS failure in the causes of this error, if any."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
@@ -232,26 +234,29 @@ TRUST_ADVICE: Final = "BDN_TLS_CA has to name a file with the authority that sig
 
 
 def advice_on(failure: ssl.SSLError | None) -> str:
-    """What to do about it; empty where the failure says it all, or where there is none."""
+    """The remedy; "" where there is no failure, or its message suffices."""
     if isinstance(failure, ssl.SSLCertVerificationError):
         return TRUST_ADVICE
     return SPEAKS_PLAIN_HTTP if failure is not None and failure.reason in _NOT_TLS else ""
 
 
 def kernel_encrypts(connection: socket.socket) -> bool:
-    """Whether the kernel encrypts what is sent here, by ``sendfile`` as well. Only a socket whose keys it has answers this."""
+    """Whether the kernel encrypts what is sent on this socket, with ``sendfile`` as well.
+
+    Only such a socket has the option.
+    """
     try:
         return any(connection.getsockopt(_SOL_TLS, _TLS_TX, _CRYPTO_INFO_BYTES))
-    except OSError:  # EOPNOTSUPP or ENOPROTOOPT: it has none; EBUSY: not for this direction
+    except OSError:  # EOPNOTSUPP or ENOPROTOOPT: no kernel TLS; EBUSY: not for this direction
         return False
 
 
 def send_file(connection: socket.socket, descriptor: int, offset: int, size: int) -> int:
-    """Some of it; 0: the file has no more. Over TLS ``sendfile`` would send it as it is, unless the kernel encrypts."""
+    """Send part of a file; 0 at its end. Over TLS ``sendfile`` would send plaintext, unless the kernel encrypts."""
     if not isinstance(connection, ssl.SSLSocket) or kernel_encrypts(connection):
         try:
             return os.sendfile(connection.fileno(), descriptor, offset, size)
-        except OSError as error:  # of a sandbox, or of a file system that has no pages to send
+        except OSError as error:  # from a sandbox, or from a file system without page cache
             if error.errno not in _NO_SENDFILE:
                 raise
     piece, sent = memoryview(os.pread(descriptor, min(size, _READ_BYTES), offset)), 0

@@ -1,4 +1,4 @@
-"""Why a request reached no upstream, as the error that says whether asking again can help."""
+"""Maps network failures to upstream errors, which say whether a retry can help."""
 
 import socket
 import ssl
@@ -11,21 +11,21 @@ _NO_SUCH_NAME: Final = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.
 
 
 class UpstreamUntrustedError(UpstreamUnavailableError):
-    """No known authority signed the certificate of the server, or the server redirects to plain http. Another request fails in the same way."""
+    """Untrusted certificate, or a redirect to plain http. A retry fails again."""
 
     transient = False
 
 
 class UpstreamHostUnknownError(UpstreamUnavailableError):
-    """The resolver says that the host does not exist, which passes only where the resolver is starting."""
+    """The resolver reports an unknown host. A retry helps only while the resolver is starting."""
 
     is_brief = True
 
 
 def unreachable(source: str, reason: str, error: BaseException) -> UpstreamUnavailableError:
-    """For a failure of the network, whatever client met it: the failure underneath decides. ``reason`` holds no address that is signed."""
+    """Map a network failure of any client by its root cause. ``reason`` must not contain a signed address."""
     for cause in _causes(error):
-        # Not aiohttp's error of the same class, which has no message of its own.
+        # Not aiohttp's error of the same class, which has no ``verify_message``.
         if isinstance(cause, ssl.SSLCertVerificationError) and hasattr(cause, "verify_message"):
             remedy = f"{cause.verify_message}; SSL_CERT_FILE has to name a file with the authority that signed its certificate"
             return UpstreamUntrustedError(source, f"{reason}: {remedy}")

@@ -1,6 +1,6 @@
-"""Digests with a number each, in few bytes: an agent holds a hundred thousand chunks per TiB.
+"""Compact maps from digests to numbers: an agent holds a hundred thousand chunks per TiB.
 
-A dictionary's entry, a digest and an integer are objects of 300 bytes together. Here a digest is 32 bytes, and its number
+A dictionary's entry, a digest and an integer take 300 bytes together. Here a digest takes 32 bytes, and its number
 ``width`` more.
 """
 
@@ -10,14 +10,14 @@ from typing import Final
 from bdn.core.chunk import Digest
 
 _NAME: Final = 32  # bytes of a digest
-_FULL: Final = 64  # records of a bucket, on average
+_FULL: Final = 64  # average records per bucket
 
 
 class DigestTable(MutableMapping[Digest, int]):
-    """A hash table of buckets: records one after the other in one ``bytes``, which is searched by ``find``.
+    """A hash table of buckets. A bucket is one ``bytes`` of concatenated records, searched by ``find``.
 
-    Numbers are below 256 ** ``width``; of width 0 it is a set, whose numbers are 0. While one thread changes it, others may look
-    entries up: buckets are replaced and never changed.
+    Numbers are below 256 ** ``width``; with width 0 it is a set, and all numbers are 0. Other threads may read while
+    one thread writes, because buckets are replaced and never changed.
     """
 
     __slots__ = ("_buckets", "_count", "_width")
@@ -72,14 +72,13 @@ class DigestTable(MutableMapping[Digest, int]):
         return self._count
 
     def _find(self, bucket: bytes, name: bytes) -> int:
-        """Where its record begins; less than 0: nowhere. The name may also stand across two records by chance."""
+        """Offset of the record, or less than 0. The digest's bytes may also occur across two records by chance."""
         at = bucket.find(name)
         while at > 0 and at % (_NAME + self._width):
             at = bucket.find(name, at + 1)
         return at
 
     def _grow(self) -> None:
-        """Each bucket becomes two."""
         old = self._buckets
         buckets = [b""] * (2 * len(old))
         for place, bucket in enumerate(old):
@@ -96,17 +95,17 @@ class DigestTable(MutableMapping[Digest, int]):
 
 
 def _hash(name: bytes) -> int:
-    """Another one in each process: nobody shall choose contents whose names fill one bucket."""
+    """Salted per process: an attacker must not be able to choose contents that fill one bucket."""
     return hash(name)
 
 
 class NameTable(MutableMapping[Digest, frozenset[Digest]]):
-    """Contents with the manifests that name them. A set of manifests is kept once, however many contents have it."""
+    """Contents with the manifests that name them. Equal sets of manifests are stored once."""
 
     __slots__ = ("_contents", "_last", "_numbers", "_sets", "_uses")
 
     def __init__(self) -> None:
-        self._contents = DigestTable(width=4)  # numbers of sets; no number is used twice
+        self._contents = DigestTable(width=4)  # numbers of sets; numbers are never reused
         self._sets: dict[int, frozenset[Digest]] = {}
         self._numbers: dict[frozenset[Digest], int] = {}
         self._uses: dict[int, int] = {}

@@ -1,10 +1,10 @@
-"""What each tier of a cache holds, for whom, and what is evicted to make room: every rule, and no I/O.
+"""The rules of a cache tier without I/O: what it holds, for which stages, and what it evicts to make room.
 
-Content is counted once, however many manifests name it. Manifests are evicted whole. Methods change the state and return the
-I/O that the caller must now do; a caller that fails half-way can be killed, because the index is rebuilt from disk.
+Content is counted once, however many manifests name it. Manifests are evicted whole. Methods change the state and
+return the I/O that the caller must now do. A caller may be killed half-way, because the index is rebuilt from disk.
 
-What looks at many manifests is a generator of ``Steps``, so that an event loop can do other work between two of them. Meanwhile
-contents may become whole and leases may end; manifests come, go and are leased only by the caller of the steps.
+Methods that scan many manifests are generators of ``Steps``, so that an event loop can do other work between two steps.
+Meanwhile contents may become whole and leases may end; only the caller of the steps adds, removes or leases manifests.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from bdn.core.cache.digest_table import DigestTable, NameTable
 from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 
-LOOKS_AT_ONCE: Final = 2_000  # contents between two steps: some milliseconds
+LOOKS_AT_ONCE: Final = 2_000  # contents scanned between two steps: some milliseconds
 
 _Result = TypeVar("_Result")
 Steps: TypeAlias = Generator[None, None, _Result]
 
 
 def at_once(steps: Steps[_Result]) -> _Result:
-    """All steps one after the other; returns their result."""
     while True:
         try:
             next(steps)
@@ -39,28 +38,27 @@ def at_once(steps: Steps[_Result]) -> _Result:
 class SpaceLedger:
     """Bytes per content, each content once: *reserved* before its first byte, *committed* when it is whole.
 
-    Keeps running sums; every method is constant time. The budget is not ours: it changes with the disk, so callers pass it.
+    Keeps running sums; every method is constant time. Callers pass the budget, because it changes with the disk.
     """
 
     def __init__(self, sizes: MutableMapping[Digest, int]) -> None:
-        """``sizes`` is what sizes are kept in, twice as large."""
-        self._sizes = sizes  # twice the bytes, and one more where the content is committed
-        self.reserved_count = 0  # contents that are promised and not whole yet
+        """``sizes`` stores doubled sizes."""
+        self._sizes = sizes  # twice the bytes, plus one where the content is committed
+        self.reserved_count = 0  # contents that are reserved and not whole yet
         self.reserved_bytes = 0
         self.committed_bytes = 0
 
     @property
     def used_bytes(self) -> int:
-        """Committed and reserved together: what must never pass the budget."""
+        """Committed plus reserved bytes, which must never exceed the budget."""
         return self.reserved_bytes + self.committed_bytes
 
     @property
     def count(self) -> int:
-        """How many contents are counted."""
         return len(self._sizes)
 
     def size_of(self, digest: Digest) -> int | None:
-        """The bytes counted for this content, or None when it is not counted."""
+        """The bytes counted for this content, or None."""
         found = self._sizes.get(digest)
         return None if found is None else found >> 1
 
@@ -69,13 +67,13 @@ class SpaceLedger:
         return bool(self._sizes.get(digest, 0) & 1)
 
     def reserve(self, digest: Digest, size: int) -> None:
-        """Set space aside for content that is not counted yet."""
+        """Reserve space for content that is not counted yet."""
         self._sizes[digest] = size << 1
         self.reserved_count += 1
         self.reserved_bytes += size
 
     def commit(self, digest: Digest) -> None:
-        """A fill finished: its reservation becomes committed content. Committing twice changes nothing."""
+        """Turn a finished fill's reservation into committed content. Idempotent."""
         found = self._sizes[digest]
         if found & 1:
             return
@@ -85,7 +83,7 @@ class SpaceLedger:
         self.committed_bytes += found >> 1
 
     def release(self, digest: Digest) -> int:
-        """The content left the disk, whole or partial; returns the bytes that were counted, 0 when none were."""
+        """Stop counting content that left the disk, whole or partial. Returns its counted bytes, or 0."""
         found = self._sizes.pop(digest, None)
         if found is None:
             return 0
@@ -99,7 +97,7 @@ class SpaceLedger:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One stage of one job. ``organisation`` is whose stage it is, where that is known."""
+    """One stage of one job. ``organisation`` is the stage's owner, where known."""
 
     stage_id: str
     job_id: str
@@ -112,8 +110,8 @@ class Holder:
 class LeaseBook:
     """Holders by manifest. A holder counts until it is released, however long ago its stage expired.
 
-    Releasing at one place keeps the view, the mount and the lease of a stage together; a lease that vanished by itself
-    would leave a mount over content that may go.
+    Releasing in one place keeps the view, the mount and the lease of a stage together. A lease that vanished by itself
+    would leave a mount over content that may be evicted.
     """
 
     def __init__(self) -> None:
@@ -121,12 +119,11 @@ class LeaseBook:
         self._by_stage: dict[str, dict[Digest, None]] = {}
 
     def take(self, manifest: Digest, holder: Holder) -> None:
-        """Lease, or lease again."""
         self._by_manifest.setdefault(manifest, {})[holder.stage_id] = holder
         self._by_stage.setdefault(holder.stage_id, {})[manifest] = None
 
     def end(self, stage_id: str) -> tuple[Digest, ...]:
-        """End all leases of a stage; returns the manifests that it held."""
+        """Release all leases of a stage. Returns the manifests that it held."""
         held = tuple(self._by_stage.pop(stage_id, ()))
         for manifest in held:
             del self._by_manifest[manifest][stage_id]
@@ -135,68 +132,64 @@ class LeaseBook:
         return held
 
     def of(self, stage_id: str) -> tuple[Digest, ...]:
-        """What a stage holds."""
         return tuple(self._by_stage.get(stage_id, ()))
 
     def holders(self, manifest: Digest) -> tuple[Holder, ...]:
-        """Who holds this manifest, oldest lease first."""
+        """The holders of a manifest, oldest lease first."""
         return tuple(self._by_manifest.get(manifest, {}).values())
 
     def is_leased(self, manifest: Digest) -> bool:
-        """Whether anybody holds it."""
         return manifest in self._by_manifest
 
     def leased(self) -> tuple[Digest, ...]:
-        """Every manifest that somebody holds."""
         return tuple(self._by_manifest)
 
 
 class RecencyOrder:
-    """Manifests by last use, kept by us: the file system's atime depends on mount options.
+    """Manifests by last use. The file system's atime is unusable: it depends on mount options.
 
-    A use is a time in seconds since the epoch, so that the order survives a restart.
-    A manifest's files are touched together; otherwise LRU would evict half a model.
+    Uses are in seconds since the epoch, so that the order survives a restart. A manifest's files are touched together;
+    otherwise LRU would evict half a model.
     """
 
     def __init__(self) -> None:
         self._last_used: dict[Digest, float] = {}
 
     def touch(self, manifest: Digest, now: float) -> None:
-        """Used at ``now``. A clock that went back makes no manifest older."""
+        """Record a use at ``now``. A clock that went back makes no manifest older."""
         self._last_used[manifest] = max(now, self._last_used.pop(manifest, now))
 
     def forget(self, manifest: Digest) -> None:
-        """No longer held."""
         self._last_used.pop(manifest, None)
 
     def last_used(self, manifest: Digest) -> float:
-        """When it was used last; ``KeyError`` when it is not held."""
+        """Raises ``KeyError`` when the manifest is not held."""
         return self._last_used[manifest]
 
     def oldest_first(self) -> Iterator[Digest]:
-        """All of them, least recently used first; equal times in the order of their touches. Sorted when the first is taken."""
+        """All manifests, least recently used first; equal times in order of touch. Sorts at the first ``next``."""
         for manifest, _ in sorted(self._last_used.items(), key=itemgetter(1)):
             yield manifest
 
 
 EvictionReason = Literal["lru", "request", "forced", "trim"]
-IN_USE_SECONDS: Final = 60.0  # so long after its last use, others in the cluster are likely to want more of a manifest
+IN_USE_SECONDS: Final = 60.0  # after its last use; until then peers are likely to request more of a manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A manifest to remove, and the contents that go with it because nothing else names them."""
+    """A manifest to remove, with the contents that no other manifest names."""
 
     manifest: Digest
     contents: tuple[Digest, ...]
     size: int  # bytes freed
-    holders: tuple[Holder, ...] = ()  # whose leases are broken; only a forced eviction has any
+    holders: tuple[Holder, ...] = ()  # owners of broken leases; only in a forced eviction
     last_used: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A manifest that an eviction left alone, and who holds it."""
+    """A leased manifest that an eviction skipped, with its holders."""
 
     manifest: Digest
     holders: tuple[Holder, ...]
@@ -204,7 +197,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What to do for content that was admitted: delete the victims first, then fill what is missing."""
+    """The I/O for an admitted manifest: delete the victims first, then fill what is missing."""
 
     victims: tuple[Victim, ...]
     missing: tuple[Digest, ...]
@@ -212,7 +205,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class EvictionPlan:
-    """What an eviction takes, and what it must leave because it is leased."""
+    """What an eviction removes, and what it skips because of leases."""
 
     victims: tuple[Victim, ...]
     refused: tuple[Leased, ...]
@@ -223,19 +216,17 @@ _Contents = TypeVar("_Contents", bound=Collection[Digest])
 
 @dataclass(slots=True)
 class _Chosen:
-    """The victims of a plan so far."""
-
     victims: list[Victim] = field(default_factory=list)
-    size: int = 0  # bytes that they free
-    files: int = 0  # contents that they free
-    names_left: dict[Digest, int] = field(default_factory=dict)  # of shared contents: manifests that are not chosen
-    looks: int = 0  # at contents
+    size: int = 0  # bytes freed
+    files: int = 0  # contents freed
+    names_left: dict[Digest, int] = field(default_factory=dict)  # by shared content: manifests not chosen
+    looks: int = 0  # number of contents scanned
 
 
 class TierIndex(ABC, Generic[_Contents]):
     """The state of one tier: contents by manifest. Times are seconds since the epoch; sizes and budgets are bytes.
 
-    The ledger is for reading: it is changed here, so that what depends on it follows.
+    Callers only read the ledger: its changes here keep dependent state consistent.
     """
 
     def __init__(self, ledger: SpaceLedger, named_by: MutableMapping[Digest, frozenset[Digest]]) -> None:
@@ -248,19 +239,17 @@ class TierIndex(ABC, Generic[_Contents]):
     # --- evicting ---
 
     def plan(self, manifests: Iterable[Digest], *, force: bool = False) -> EvictionPlan:
-        """As ``planning`` of these manifests."""
         return at_once(self.planning(manifests, force=force))
 
     def plan_lru(self, size: int, *, force: bool = False) -> EvictionPlan:
-        """As ``planning`` of so many bytes."""
         return at_once(self.planning(size=size, force=force))
 
     def planning(
         self, manifests: Iterable[Digest] | None = None, *, size: int | None = None, force: bool = False
     ) -> Steps[EvictionPlan]:
-        """What evicting these manifests would take; None: all, least recently used first. Changes nothing.
+        """Plan the eviction of these manifests; None: all, least recently used first. Changes nothing.
 
-        Ends when ``size`` bytes are freed, if that is given. Unknown manifests are passed over.
+        Ends when ``size`` bytes are freed, if given. Skips unknown manifests.
         """
         chosen = _Chosen()
         refused: list[Leased] = []
@@ -278,11 +267,13 @@ class TierIndex(ABC, Generic[_Contents]):
         return EvictionPlan(tuple(chosen.victims), tuple(refused))
 
     def evict(self, plan: EvictionPlan) -> None:
-        """As ``evicting``, at once."""
         at_once(self.evicting(plan.victims))
 
     def evicting(self, victims: Iterable[Victim]) -> Steps[None]:
-        """Forget victims, each at once. The caller releases broken leases' stages first, and deletes afterwards."""
+        """Remove victims from the index, each atomically.
+
+        The caller releases the stages of broken leases before, and deletes files afterwards.
+        """
         looks = 0
         for victim in victims:
             looks += len(self._contents[victim.manifest])
@@ -302,14 +293,14 @@ class TierIndex(ABC, Generic[_Contents]):
         return manifest in self._contents
 
     def named_by(self, content: Digest) -> frozenset[Digest]:
-        """The held manifests that name this content, whether it is whole or on its way."""
+        """The held manifests that name this content, whether it is whole or being filled."""
         return self._named_by.get(content, frozenset())
 
     # --- inside ---
 
     @abstractmethod
     def _freed(self, content: Digest) -> int | None:
-        """The bytes that are free at once when the last manifest that names this content goes; None: it is not here yet."""
+        """Bytes freed when the last manifest that names this content is removed; None: not arrived yet."""
 
     def _making_room(
         self,
@@ -321,12 +312,13 @@ class TierIndex(ABC, Generic[_Contents]):
         free_files: int | None = None,
         spare: Collection[Digest] = (),
     ) -> Steps[tuple[Victim, ...]]:
-        """Least recently used manifests that do not stay until the absent contents fit; contents to ``spare`` stay. Changes nothing.
+        """Choose least recently used manifests until the absent contents fit. Changes nothing.
 
-        Content that needs no bytes lacks none, even in a cache that is over its budget. A later victim may free what an
-        earlier one shares with it, so that the earlier one was not needed; it is older, though, and LRU order is the promise.
+        Manifests that ``stays`` selects and contents to ``spare`` are not removed. Content that needs no bytes always
+        fits, even in a cache over its budget. A later victim may free content shared with an earlier victim, which then
+        was not needed; the earlier one is older, though, and LRU order is the promise.
 
-        Raises ``CacheFullError``: all of them together are not enough.
+        Raises ``CacheFullError``: all candidates together are not enough.
         """
         needed, used = sum(absent.values()), self.ledger.used_bytes
         bytes_over = used + needed - budget if needed else 0
@@ -346,7 +338,7 @@ class TierIndex(ABC, Generic[_Contents]):
     def _choose(
         self, manifest: Digest, chosen: _Chosen, holders: tuple[Holder, ...] = (), spare: Collection[Digest] = ()
     ) -> Steps[None]:
-        """The next victim. Looks once at each of its contents."""
+        """Add a victim. Scans each of its contents once."""
         contents: list[Digest] = []
         freed = 0
         for content in self._contents[manifest]:
@@ -368,7 +360,7 @@ class TierIndex(ABC, Generic[_Contents]):
         )
 
     def _forget(self, manifest: Digest) -> None:
-        left: dict[frozenset[Digest], frozenset[Digest]] = {}  # by what there was: one set for all
+        left: dict[frozenset[Digest], frozenset[Digest]] = {}  # set before to set after: equal sets share one object
         for content in self._contents.pop(manifest):
             names = self._named_by[content]
             if len(names) > 1:
@@ -384,19 +376,19 @@ class TierIndex(ABC, Generic[_Contents]):
 
 @dataclass(slots=True)
 class _Totals:
-    """Sums over a manifest's contents: there may be a million, and every heartbeat asks."""
+    """Running sums over a manifest's contents: a manifest may have a million, and every heartbeat reads the sums."""
 
-    counted: int = 0  # bytes, whole and on their way
-    whole: int = 0  # contents
+    counted: int = 0  # bytes, committed and reserved
+    whole: int = 0  # committed contents
 
 
 class CacheIndex(TierIndex[Mapping[Digest, int]]):
-    """The node tier: manifests are admitted whole, and leased ones stay. Contents are files, with their sizes."""
+    """The node tier: manifests are admitted whole, and leased manifests stay. Contents are files, with their sizes."""
 
     def __init__(self) -> None:
         super().__init__(SpaceLedger({}), {})
         self._totals: dict[Digest, _Totals] = {}  # by manifest
-        self._shared: set[Digest] = set()  # contents that several manifests name
+        self._shared: set[Digest] = set()  # contents named by several manifests
 
     # --- admitting ---
 
@@ -410,7 +402,6 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
         budget: int,
         free_files: int | None = None,
     ) -> Admission:
-        """As ``admitting``, at once."""
         return at_once(self.admitting(manifest, contents, holder, now=now, budget=budget, free_files=free_files))
 
     def admitting(
@@ -425,7 +416,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
     ) -> Steps[Admission]:
         """Lease a manifest for ``holder`` and reserve what it lacks, evicting least recently used manifests for room.
 
-        ``free_files`` is how many files more there may be; None for any number.
+        ``free_files`` is how many more files fit; None: any number.
 
         Raises:
             CacheTooSmallError: the manifest could not fit an empty cache of this budget. Nothing changed.
@@ -443,7 +434,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
             free_files=free_files,
             spare=contents,
         )
-        self._remember(manifest, contents, now)  # first, so that forgetting a victim spares what the two share
+        self._remember(manifest, contents, now)  # before evicting, so that contents shared with a victim are spared
         yield from self.evicting(victims)
         for digest, size in absent.items():
             self._reserve(digest, size)
@@ -453,7 +444,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
     def restore(
         self, manifest: Digest, contents: Mapping[Digest, int], present: Mapping[Digest, bool], *, last_used: float
     ) -> None:
-        """Count a manifest that a start-up scan found. ``present`` says of each content on disk whether it is whole."""
+        """Count a manifest that a start-up scan found. ``present`` maps each content on disk to whether it is whole."""
         self._remember(manifest, contents, last_used)
         for digest, size in contents.items():
             if digest in present and self.ledger.size_of(digest) is None:
@@ -462,9 +453,9 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
                     self.commit(digest)
 
     def commit(self, content: Digest) -> None:
-        """A fill finished: the content is whole and durable. Constant time: there may be a million of them.
+        """Mark a filled content as whole and durable. Constant time: there may be a million contents.
 
-        Committing twice changes nothing; ``KeyError`` for what is not counted.
+        Idempotent. Raises ``KeyError`` for content that is not counted.
         """
         if self.ledger.is_committed(content):
             return
@@ -473,7 +464,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
             self._totals[manifest].whole += 1
 
     def lose(self, content: Digest) -> int:
-        """Content is no longer on disk (found missing or damaged); its manifests stay and are incomplete."""
+        """Stop counting missing or damaged content; its manifests stay and are incomplete."""
         whole = self.ledger.is_committed(content)
         size = self.ledger.release(content)
         for manifest in self._named_by.get(content, ()):
@@ -484,30 +475,29 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
     # --- reading ---
 
     def contents_of(self, manifest: Digest) -> Mapping[Digest, int]:
-        """Size by content; ``KeyError`` when the manifest is not held."""
+        """Size by content. Raises ``KeyError`` when the manifest is not held."""
         return self._contents[manifest]
 
     def size_of(self, manifest: Digest) -> int:
-        """Bytes counted for a manifest's contents; ``KeyError`` when it is not held."""
+        """Bytes counted for a manifest's contents. Raises ``KeyError`` when the manifest is not held."""
         return self._totals[manifest].counted
 
     def is_complete(self, manifest: Digest) -> bool:
-        """Whether every content of the manifest is committed; False for a manifest that is not held."""
+        """Whether every content of the manifest is committed; False when the manifest is not held."""
         contents = self._contents.get(manifest)
         return contents is not None and self._totals[manifest].whole == len(contents)
 
     def is_complete_but_for(self, manifest: Digest, content: Digest) -> bool:
-        """Whether this content is all that a manifest which names it lacks; False for a manifest that is not held."""
+        """Whether this content is all that its manifest lacks; False when the manifest is not held."""
         contents = self._contents.get(manifest, {})
         is_lacking = content in contents and not self.ledger.is_committed(content)
         return is_lacking and self._totals[manifest].whole + 1 == len(contents)
 
     def leased_bytes(self) -> int:
-        """As ``counting_leased``, at once."""
         return at_once(self.counting_leased())
 
     def counting_leased(self) -> Steps[int]:
-        """Bytes counted for contents that some lease protects, each once. Looks at what several manifests share."""
+        """Bytes of contents under a lease, each counted once. Scans only contents of several manifests."""
         leased = self._contents.keys() & self.leases.leased()
         total = sum(self._totals[manifest].counted for manifest in leased)
         if len(leased) > 1:
@@ -537,7 +527,8 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
             return
         self._contents[manifest] = contents
         totals = self._totals[manifest] = _Totals()
-        now_named: dict[frozenset[Digest], frozenset[Digest]] = {}  # by what there was: one set for all
+        # Set before to set after: equal sets share one object.
+        now_named: dict[frozenset[Digest], frozenset[Digest]] = {}
         nobody = frozenset[Digest]()
         for content in contents:
             before = self._named_by.get(content, nobody)
@@ -557,7 +548,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
 class ChunkIndex(TierIndex[DigestTable]):
     """The cluster tier: an owner holds its share of a manifest's chunks, admits them one by one, and leases none.
 
-    Manifests that were used within the last ``IN_USE_SECONDS`` stay. Chunks on their way are counted until they end.
+    Manifests used within the last ``IN_USE_SECONDS`` stay. Chunks being fetched are counted until they arrive or fail.
     """
 
     def __init__(self) -> None:
@@ -565,13 +556,13 @@ class ChunkIndex(TierIndex[DigestTable]):
         self._bytes: dict[Digest, int] = {}  # of a manifest's chunks
 
     def admit(self, manifest: Digest, chunk: Digest, size: int, *, now: float, budget: int) -> Admission:
-        """Reserve space for a chunk of a manifest, evicting least recently used manifests that nobody uses now.
+        """Reserve space for a chunk of a manifest, evicting least recently used manifests that are not in use.
 
-        Nothing is missing when the chunk is counted already, whole or on its way: the manifest only names it, too.
+        ``missing`` is empty when the chunk is counted already, whole or being fetched: it only gets another name.
 
         Raises:
             CacheTooSmallError: the chunk could not fit an empty tier of this budget. Nothing changed.
-            CacheFullError: what is in use leaves no room now. Nothing changed.
+            CacheFullError: manifests in use leave no room now. Nothing changed.
         """
         if self.ledger.size_of(chunk) is not None:
             self._name(manifest, chunk, now)
@@ -593,7 +584,10 @@ class ChunkIndex(TierIndex[DigestTable]):
         return Admission(victims, (chunk,))
 
     def commit(self, chunk: Digest) -> frozenset[Digest]:
-        """The chunk is on disk; returns who names it. Nobody does when all were evicted meanwhile: then it must go again."""
+        """Commit a chunk on disk. Returns the manifests that name it.
+
+        Empty when all were evicted meanwhile: the caller must delete the chunk.
+        """
         names = self.named_by(chunk)
         if names:
             self.ledger.commit(chunk)
@@ -602,7 +596,10 @@ class ChunkIndex(TierIndex[DigestTable]):
         return names
 
     def lose(self, chunk: Digest) -> frozenset[Digest]:
-        """The chunk is not here (any more): it did not come, it rots, or a whole file has it. Returns who named it."""
+        """Drop a chunk: its fetch failed, it is damaged, or a whole file contains it.
+
+        Returns the manifests that named it.
+        """
         names = self._named_by.pop(chunk, frozenset())
         size = self.ledger.release(chunk)
         for manifest in names:
@@ -614,7 +611,6 @@ class ChunkIndex(TierIndex[DigestTable]):
         return names
 
     def restore(self, manifest: Digest, chunks: Mapping[Digest, int], *, last_used: float) -> None:
-        """Count what a start-up scan found."""
         for chunk, size in chunks.items():
             if self.ledger.size_of(chunk) is None:
                 self.ledger.reserve(chunk, size)
@@ -624,15 +620,14 @@ class ChunkIndex(TierIndex[DigestTable]):
     # --- reading ---
 
     def size_of(self, manifest: Digest) -> int:
-        """The bytes of a manifest's chunks here; 0 when it has none."""
+        """Bytes of a manifest's chunks here; 0 when not held."""
         return self._bytes.get(manifest, 0)
 
     def chunks_of(self, manifest: Digest) -> frozenset[Digest]:
-        """The chunks of a manifest that are whole here; none when it has none."""
+        """The whole chunks of a manifest here; empty when not held."""
         return frozenset(one for one in self._contents.get(manifest, ()) if self.ledger.is_committed(one))
 
     def committed(self) -> tuple[Digest, ...]:
-        """Every chunk that is whole here."""
         return tuple(chunk for chunk in self._named_by if self.ledger.is_committed(chunk))
 
     # --- inside ---

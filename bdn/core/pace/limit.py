@@ -1,7 +1,7 @@
-"""How many requests one host is asked at once: as many as pay off, and fewer as soon as it is too much for the host.
+"""Adaptive limit of concurrent requests to one host: as many as increase goodput, fewer at signs of overload.
 
-Additive increase and multiplicative decrease, steered by what an increase brings: a limit that only grew would find the collapse
-of the host. The same holds for the threads that carry chunks to a disk.
+Additive increase and multiplicative decrease, steered by what each increase gains: a limit that only grew would end in
+congestion collapse. The same rule limits the threads that write chunks to a disk.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from bdn.core.errors import BdnError, UpstreamRateLimitedError, UpstreamUnavaila
 from bdn.core.manifest import SMALL_FILE_SIZE
 from bdn.core.pace.retry import asked_to_wait
 
-_LEAST_CHANGE: Final = log(1.08)  # of the number in flight; a smaller one tells nothing
+_LEAST_CHANGE: Final = log(1.08)  # of the number in flight; smaller changes are noise
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One window. ``in_flight`` is the mean while anything was; ``_rates`` and ``_seconds`` are by kind, small and large.
+    """One window.
 
-    A small request is judged by the time it takes and a large one by its bytes per second, each against its own kind: a
-    host is not slower because large files are followed by small ones.
+    ``in_flight`` is the mean while not idle; ``_rates`` and ``_seconds`` are by kind, small and large.
+
+    Small requests are judged by duration and large requests by bytes per second, each against its own kind: a host is
+    not slower because large files are followed by small ones.
     """
 
     in_flight: float
@@ -32,7 +34,7 @@ class Measure:
     _seconds: Mapping[bool, float]
 
     def speed_against(self, before: Measure) -> float | None:
-        """What one request gets, as a multiple of what it got before; None where the two cannot be compared."""
+        """Speed of one request, as a multiple of its speed before; None where the windows cannot be compared."""
         kinds = self._rates.keys() & before._rates.keys()
         seconds = sum(self._seconds[kind] for kind in kinds)
         if not seconds:
@@ -40,10 +42,10 @@ class Measure:
         return sum(self._rates[kind] / before._rates[kind] * self._seconds[kind] / seconds for kind in kinds)
 
     def worth_against(self, before: Measure) -> float | None:
-        """What a change of the number in flight did to goodput: 1 all that it could, 0 nothing, below 0 harm.
+        """Gain of goodput by a change of the number in flight: 1 proportional, 0 none, below 0 loss.
 
-        It is the elasticity of goodput: with n times as many in flight, goodput became n ** worth times as much. None where
-        the two windows cannot be compared.
+        The elasticity of goodput: n times as many in flight multiplied goodput by n ** worth. None where the windows
+        cannot be compared.
         """
         speed = self.speed_against(before)
         change = log(self.in_flight / before.in_flight)
@@ -53,7 +55,7 @@ class Measure:
 
 
 class Window:
-    """Collects one measure. Times are seconds of any clock that does not go back."""
+    """Collects one measure. Times are seconds of a clock that never goes back."""
 
     def __init__(self, now: float, active: int) -> None:
         self._start = now
@@ -61,13 +63,12 @@ class Window:
         self._last = now
         self._idle = 0.0
         self._request_seconds = 0.0
-        self._amounts = {False: 0.0, True: 0.0}  # requests that were small, bytes of those that were not
+        self._amounts = {False: 0.0, True: 0.0}  # small requests as a count, large requests in bytes
         self._seconds = {False: 0.0, True: 0.0}
         self.ended = 0
         self.failed = 0
 
     def advance(self, now: float, change: int) -> None:
-        """The number in flight changes."""
         passed = now - self._last
         if self._active:
             self._request_seconds += passed * self._active
@@ -77,17 +78,16 @@ class Window:
         self._active += change
 
     def arrived(self, size: int, seconds: float) -> None:
-        """A request brought ``size`` bytes."""
         is_large = size >= SMALL_FILE_SIZE
         self._amounts[is_large] += size if is_large else 1
         self._seconds[is_large] += seconds
 
     def seconds(self, now: float) -> float:
-        """How long anything was in flight."""
+        """Seconds with at least one request in flight."""
         return now - self._start - self._idle
 
     def measure(self, now: float) -> Measure | None:
-        """None when nothing arrived."""
+        """None when no request arrived."""
         rates = {
             kind: self._amounts[kind] / spent for kind, spent in self._seconds.items() if self._amounts[kind] and spent
         }
@@ -97,27 +97,24 @@ class Window:
         return Measure(self._request_seconds / busy, rates, self._seconds)
 
 
-_SLOWER: Final = 0.7  # a request that gets less than this share of what it got: the host has become slower
+_SLOWER: Final = 0.7  # a request below this share of its earlier speed: the host has become slower
 _FASTER: Final = 1.3
-_FAILING: Final = 0.1  # share of failures from which they are taken for congestion
+_FAILING: Final = 0.1  # share of failures that counts as congestion
 _CUT: Final = 0.7
-_SHORTEST_SECONDS: Final = 0.25  # of a window
-_LONG_SECONDS: Final = 5.0  # a shorter window holds two requests of each slot, a longer one holds one
+_SHORTEST_SECONDS: Final = 0.25  # length of a window
+_LONG_SECONDS: Final = 5.0  # a shorter window holds two requests per slot, a longer window one
 _SHORTEST_HOLD: Final = 4  # windows
 _LONGEST_HOLD: Final = 16
 
 
 class Outcome(Enum):
-    """How a request ended."""
-
     ARRIVED = auto()
-    ANSWERED = auto()  # otherwise, by a host that is well: it says nothing about the pace
-    FAILED = auto()  # 5xx, a reset, a timeout: congestion when there are many of them
-    REFUSED = auto()  # 429, or any answer that asks to come back later
+    ANSWERED = auto()  # any other response of a healthy host: does not count for the pace
+    FAILED = auto()  # 5xx, a reset, a timeout: congestion when frequent
+    REFUSED = auto()  # 429, or any response with ``Retry-After``
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """How a request ended that raised this."""
     asked = asked_to_wait(error) if isinstance(error, BdnError) else None
     if asked is not None or isinstance(error, UpstreamRateLimitedError):
         return Outcome.REFUSED
@@ -128,30 +125,30 @@ def outcome_of(error: BaseException) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class PaceRule:
-    """``most`` at once, ``first`` before anything is known, never fewer than ``least``.
+    """``most`` at once, ``first`` before any measurement, never fewer than ``least``.
 
-    Whatever a host asks for, it is looked at again after ``longest_pause_seconds``.
+    A host that requests a longer pause is retried after ``longest_pause_seconds``.
     """
 
     most: int
     first: int = 4
     least: int = 1
-    worthwhile: float = 0.2  # the elasticity of goodput from which on more requests in flight are kept
+    worthwhile: float = 0.2  # the elasticity of goodput from which a higher limit stays
     longest_pause_seconds: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Another limit is being tried; this is what there was before."""
+    """The limit and measure before the trial of another limit."""
 
     limit: int
     measure: Measure
 
 
 class Pace:
-    """The pace of one host. Not thread-safe; the caller says what time it is.
+    """The pace of one host. Not thread-safe; the caller passes the time.
 
-    ``limit`` is between the rule's least and its most. ``closed_until`` is when the host may be asked again, over all jobs.
+    ``limit`` is between the rule's least and most. No job sends the host a request before ``closed_until``.
     """
 
     def __init__(self, rule: PaceRule, now: float) -> None:
@@ -162,37 +159,34 @@ class Pace:
         self.active = 0
         self._window = Window(now, 0)
         self._is_used_up = False  # an unused limit is neither raised nor judged
-        self._settling = 0  # requests in flight that were sent under another limit, and tell nothing about this one
-        self._known: Measure | None = None  # what this limit gave, if it was used up
+        self._settling = 0  # requests in flight that were sent under another limit, and so do not count for this one
+        self._known: Measure | None = None  # the last measure of this limit, if it was used up
         self._trial: _Trial | None = None
-        self._is_steep = True  # nothing is known yet: double
+        self._is_steep = True  # no overload seen yet: double
         self._wait = 0  # windows until the next trial
         self._hold = _SHORTEST_HOLD
         self._next_is_up = True
 
     @property
     def is_full(self) -> bool:
-        """Whether nobody else may start now."""
         return self.slots >= self.limit
 
     def take(self) -> None:
-        """Somebody starts, who has one request in flight at a time."""
+        """Acquire a slot for a sender with one request in flight at a time."""
         self.slots += 1
         self._is_used_up = self._is_used_up or self.is_full
 
     def give_back(self) -> None:
-        """Somebody has come to an end."""
         self.slots -= 1
 
     def began(self, now: float) -> None:
-        """A request was sent."""
         self._window.advance(now, 1)
         self.active += 1
 
     def ended(
         self, now: float, outcome: Outcome, size: int, seconds: float, retry_after_seconds: float | None = None
     ) -> None:
-        """A request came to its end, brought ``size`` bytes, and took so long; nobody asks before ``retry_after_seconds``."""
+        """Report the end of a request of ``size`` bytes. ``retry_after_seconds`` closes the host for that time."""
         self._window.advance(now, -1)
         self.active -= 1
         if retry_after_seconds is not None:
@@ -211,7 +205,7 @@ class Pace:
         if outcome is Outcome.ARRIVED:
             self._window.arrived(size, seconds)
         seconds, rounds = self._window.seconds(now), self._window.ended / self.limit
-        # Two rounds of a slow host would take minutes, in which it has too much all the time.
+        # Two rounds of a slow, overloaded host would take minutes.
         if rounds >= (2 if seconds < _LONG_SECONDS else 1) and seconds >= _SHORTEST_SECONDS:
             self._judge(now)
 
@@ -234,7 +228,7 @@ class Pace:
         self._restart(now)
 
     def _tried(self, now: float, trial: _Trial, measure: Measure) -> None:
-        """A slot has to earn its keep: of two limits the higher one, if that is worth it, and otherwise the lower one."""
+        """Of two limits choose the higher if its extra goodput is worthwhile, otherwise the lower."""
         self._trial = None
         worth = measure.worth_against(trial.measure)
         was_up = self.limit > trial.limit
@@ -273,7 +267,7 @@ class Pace:
 
     def _try(self, now: float, measure: Measure, following: int) -> None:
         following = max(self._rule.least, min(following, self._rule.most))
-        if following == self.limit:  # the end of the scale; there is only the other direction
+        if following == self.limit:  # at the end of the scale: reverse the direction
             self._next_is_up = not self._next_is_up
             self._rest()
         else:

@@ -1,7 +1,7 @@
 """Bytes per second, with a burst, shared by classes of work: stages first, then prefetches, then scrubs.
 
-A class waits while a higher one has something to send, but for a small share, so that a busy node still comes to an end
-with its background work.
+A class waits while a higher class has bytes to send, except for a small share, so that background work on a busy node
+still completes.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class TokenBucket:
-    """Tokens are bytes that may flow now. Not thread-safe; the caller says what time it is."""
+    """A bucket of bytes that may flow now. Not thread-safe; the caller passes the time."""
 
     def __init__(self, rate_bytes_per_second: float, burst: int, now: float) -> None:
         if rate_bytes_per_second <= 0 or burst <= 0:
@@ -24,16 +24,16 @@ class TokenBucket:
         self._at = now
 
     def reserve(self, size: int, now: float) -> float:
-        """Take the tokens, also those that are still to come; returns the seconds after which the bytes may flow.
+        """Reserve tokens, possibly future ones. Returns the seconds after which the bytes may flow.
 
-        Who reserves later waits longer, so nobody is overtaken. What is reserved cannot be given back.
+        Later callers wait longer, so no caller is overtaken. Reservations cannot be given back.
         """
         self._fill(now)
         self._tokens -= size
         return max(0.0, -self._tokens / self.rate)
 
     def take(self, size: int, now: float) -> bool:
-        """Take the tokens if they are all here."""
+        """Consume the tokens if all are available now."""
         self._fill(now)
         if self._tokens < size:
             return False
@@ -41,12 +41,12 @@ class TokenBucket:
         return True
 
     def seconds_until(self, size: int, now: float) -> float:
-        """When ``size`` tokens, at most a burst, will be here if nobody takes any."""
+        """Seconds until ``size`` tokens, at most a burst, are available without other consumers."""
         self._fill(now)
         return max(0.0, (size - self._tokens) / self.rate)
 
     def _fill(self, now: float) -> None:
-        if now > self._at:  # threads read the clock before they take the lock, and may come in another order
+        if now > self._at:  # threads read the clock before they acquire the lock, so times may be out of order
             self._tokens = min(float(self.burst), self._tokens + (now - self._at) * self.rate)
             self._at = now
 
@@ -55,8 +55,6 @@ SHARE: Final = 0.05  # of the bytes of higher classes, for each lower class that
 
 
 class TrafficClass(IntEnum):
-    """Whom bytes are for; the smaller goes first."""
-
     STAGE = 0  # a job waits
     PREFETCH = 1
     SCRUB = 2
@@ -64,7 +62,7 @@ class TrafficClass(IntEnum):
 
 @dataclass(eq=False, slots=True)
 class BandwidthTurn:
-    """Somebody waits to move ``size`` bytes; once ``is_granted`` they may."""
+    """A wait to move ``size`` bytes, which is over once ``is_granted``."""
 
     traffic: TrafficClass
     size: int
@@ -72,18 +70,19 @@ class BandwidthTurn:
 
 
 class RateLimit:
-    """Grants turns in the order of classes, and within a class as they came. Not thread-safe; time is passed in.
+    """Grants turns by class, and within a class first come, first served.
 
-    No turn may be larger than the burst: it would have to wait for tokens that the bucket cannot hold.
+    Not thread-safe; the caller passes the time.
+
+    A turn must not be larger than the burst: the bucket could never hold its tokens.
     """
 
     def __init__(self, rate_bytes_per_second: float, burst: int, now: float) -> None:
         self._bucket = TokenBucket(rate_bytes_per_second, burst, now)
         self._waiting: dict[TrafficClass, deque[BandwidthTurn]] = {traffic: deque() for traffic in TrafficClass}
-        self._owed = dict.fromkeys(TrafficClass, 0.0)  # what higher classes had while this one waited, by its share
+        self._owed = dict.fromkeys(TrafficClass, 0.0)  # each waiting class's share of bytes that higher classes moved
 
     def ask(self, traffic: TrafficClass, size: int) -> BandwidthTurn:
-        """Queue up. ``grant`` says whose turn it is."""
         if size > self._bucket.burst:
             raise ValueError(f"{size} bytes at once are more than the burst of {self._bucket.burst}")
         turn = BandwidthTurn(traffic, size)
@@ -91,13 +90,12 @@ class RateLimit:
         return turn
 
     def withdraw(self, turn: BandwidthTurn) -> None:
-        """Who waits no longer leaves the queue; a turn that was granted is used up."""
+        """Leave the queue. A granted turn stays used."""
         if not turn.is_granted:
             self._waiting[turn.traffic].remove(turn)
             self._settle(turn.traffic)
 
     def grant(self, now: float) -> list[BandwidthTurn]:
-        """Every turn that has come by now."""
         granted: list[BandwidthTurn] = []
         while (turn := self._first()) is not None and self._bucket.take(turn.size, now):
             turn.is_granted = True
@@ -107,12 +105,12 @@ class RateLimit:
         return granted
 
     def seconds_until_next(self, now: float) -> float | None:
-        """When ``grant`` will have something to grant if nobody else asks; None while nobody waits."""
+        """Seconds until ``grant`` can grant without further requests; None: the queue is empty."""
         turn = self._first()
         return None if turn is None else self._bucket.seconds_until(turn.size, now)
 
     def _first(self) -> BandwidthTurn | None:
-        """The one whose share is due, otherwise the first of the highest class that waits."""
+        """The turn whose share is due, otherwise the first turn of the highest waiting class."""
         waiting = [queue[0] for queue in self._waiting.values() if queue]
         due = (turn for turn in waiting if self._owed[turn.traffic] >= turn.size)
         return next(due, waiting[0] if waiting else None)
@@ -126,5 +124,5 @@ class RateLimit:
         self._settle(turn.traffic)
 
     def _settle(self, traffic: TrafficClass) -> None:
-        if not self._waiting[traffic]:  # who does not wait is owed nothing
+        if not self._waiting[traffic]:  # only waiting classes accumulate a share
             self._owed[traffic] = 0.0

@@ -1,7 +1,7 @@
-"""When to try again, and after how long: a request that failed, and a body that came too slowly or broke off.
+"""Retry rules: when and after how long to retry a failed request, or to resume a stalled or broken body.
 
-Time and rounds are counted, not requests. Sixteen requests in flight to a host that is away fail at once, and again at each
-attempt: counted one by one, three seconds of 503 would use up all that a file is forgiven.
+The rules count time and rounds, not requests. When a host is down, sixteen requests in flight fail at once, and again
+at each attempt: counted one by one, three seconds of 503 would exhaust a file's allowance.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _CHUNKS_PER_ROUND: Final = 10
 
 
 def asked_to_wait(error: BdnError) -> float | None:
-    """The seconds that an upstream asked for (``Retry-After``) with this failure, or None."""
+    """The ``Retry-After`` seconds of this failure, or None."""
     if isinstance(error, UpstreamRateLimitedError | UpstreamUnavailableError):
         return error.retry_after_seconds
     return None
@@ -23,11 +23,11 @@ def asked_to_wait(error: BdnError) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Full jitter: after the n-th failure, a random time up to ``first_seconds`` x 2^(n-1), at most ``longest_seconds``.
+    """Full jitter: after failure n, a random time up to ``first_seconds`` x 2^(n-1), at most ``longest_seconds``.
 
-    Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog. ``Retry-After`` is honoured as a lower bound.
-    A request is given up when it has failed for ``outage_seconds``, but not before its ``attempts`` are used up. Failures that pass soon
-    or not at all, such as a host that does not exist, are given up after ``attempts`` in a row.
+    Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog. ``Retry-After`` is a lower bound. A
+    request is given up after failing for ``outage_seconds``, but not before ``attempts`` attempts. Failures that pass
+    soon or never, such as an unknown host, are given up after ``attempts`` in a row.
     """
 
     outage_seconds: float = OUTAGE_SECONDS
@@ -39,18 +39,18 @@ class RetryPolicy:
 
 @dataclass(slots=True)
 class Outage:
-    """The failures of one request in a row: ``failures``, and the ``seconds`` of it, to which pauses that were asked for do not count."""
+    """Consecutive failures of one request. ``seconds`` excludes pauses of ``Retry-After``."""
 
     policy: RetryPolicy
     failures: int = 0
     seconds: float = 0.0
-    brief: int = 0  # failures in a row that pass soon or not at all
+    brief: int = 0  # consecutive failures that pass soon or never
 
     def delay(self, error: BdnError, taken: float, random: float) -> float | None:
         """Seconds to wait after one more failure, or None to give up.
 
-        ``taken`` is how long it took to fail, ``random`` is uniform in [0, 1). The last attempt is made when the time is over: a
-        shorter outage is always survived.
+        ``taken`` is how long the attempt took, ``random`` is uniform in [0, 1). The last attempt is made when the time
+        is over, so every shorter outage is survived.
         """
         if self.failures:
             self.seconds += taken
@@ -69,13 +69,13 @@ class Outage:
 
 @dataclass(slots=True)
 class Allowance:
-    """What one file or one stage may still spend, over all its chunks and requests: rounds of failures, or bytes asked for twice."""
+    """The budget of one file or stage over all its chunks: rounds of failures, or bytes requested twice."""
 
     left: int
     used: int = 0
 
     def spend(self, cost: int = 1) -> bool:
-        """So much more; False when that is too much, and nothing is spent."""
+        """Spend ``cost``. Returns False, and spends nothing, when too little is left."""
         if cost > self.left:
             return False
         self.left -= cost
@@ -85,41 +85,42 @@ class Allowance:
 
 @dataclass(slots=True)
 class FailureRounds:
-    """The failures of all requests of one file or one stage, in rounds. Times are seconds of any clock that does not go back.
+    """Failures of all requests of one file or stage, in rounds. Times are seconds of a clock that never goes back.
 
-    A round begins with a failure, and ends when a request that was sent after that arrives. So an outage is one round, however
-    long it is and however many requests it fails. Without a bound on rounds an upstream that fails every second request could
-    make a file of a thousand chunks cost thousands of requests.
+    A round begins with a failure, and ends when a request that was sent after the failure arrives. So an outage is one
+    round, however long it is and however many requests it fails. Without a bound on rounds, an upstream that fails
+    every second request could make a file of a thousand chunks cost thousands of requests.
     """
 
     allowance: Allowance
-    _began: float = field(default=float("-inf"), init=False)  # of the last round
+    _began: float = field(default=float("-inf"), init=False)  # start of the last round
     _is_under_way: bool = field(default=False, init=False)
 
     @classmethod
     def of(cls, chunks: int) -> Self:
-        """For so many chunks: ten rounds, and one more for every tenth chunk."""
+        """Ten rounds, and one more for every tenth chunk."""
         return cls(Allowance(_FREE_ROUNDS + chunks // _CHUNKS_PER_ROUND))
 
     def failed(self, sent: float, now: float) -> bool:
-        """A request that was sent then has failed. False when that is a round too many."""
+        """Report the failure of a request sent at ``sent``. Returns False when no round is left."""
         if self._is_under_way or sent <= self._began:
             return True
         self._is_under_way, self._began = True, now
         return self.allowance.spend()
 
     def arrived(self, sent: float) -> None:
-        """A request that was sent then has succeeded."""
+        """Report the success of a request sent at ``sent``."""
         if sent > self._began:
             self._is_under_way = False
 
 
 @dataclass(frozen=True, slots=True)
 class StallPolicy:
-    """A body that brings less than ``least_bytes`` in ``window_seconds`` has stalled.
+    """A body has stalled when fewer than ``least_bytes`` arrive in ``window_seconds``.
 
-    64 KiB in 10 s: a trickle of 1 KB/s is cut after one window, while one of a hundred connections on a link of 1 MB/s still has
-    its share. A shorter window would cut links that lose a packet and wait for it twice (RFC 6298: 1 s, then 2 s, then 4 s).
+    64 KiB in 10 s: a trickle of 1 KB/s is cut after one window, while one of a hundred connections on a link of 1 MB/s
+    still gets its share. A shorter window would cut links that lose a packet and wait for it twice (RFC 6298: 1 s, then
+    2 s, then 4 s).
     """
 
     least_bytes: int = 64 * 1024
@@ -132,15 +133,15 @@ class StallPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ResumePolicy:
-    """A range that breaks off is gone on with at once, where it broke off, as long as that brings bytes."""
+    """A broken range is resumed at once, at its break, as long as each connection delivers bytes."""
 
-    resumes: int = 16  # in a row, of an upstream that drops every connection after a few bytes
-    poor_stalls: int = 1  # connections that stall with less than a window's bytes; after the next one the caller waits
+    resumes: int = 16  # consecutive, for upstreams that drop every connection after a few bytes
+    poor_stalls: int = 1  # stalls within a window's bytes; after the next one the caller waits
 
 
 @dataclass(slots=True)
 class Persistence:
-    """Judges, for one range, whether to go on after each connection that broke."""
+    """Decides, for one range, whether to resume after each broken connection."""
 
     policy: ResumePolicy
     stall: StallPolicy
@@ -148,7 +149,7 @@ class Persistence:
     _poor_stalls: int = field(default=0, init=False)
 
     def goes_on(self, gained: int, *, stalled: bool) -> bool:
-        """Whether to ask for the rest now, after a connection that brought ``gained`` bytes and then stalled or broke."""
+        """Whether to request the rest now, after a connection with ``gained`` bytes that stalled or broke."""
         if stalled and gained < self.stall.least_bytes:
             self._poor_stalls += 1
         if gained == 0 or self.resumes >= self.policy.resumes or self._poor_stalls > self.policy.poor_stalls:
@@ -159,7 +160,7 @@ class Persistence:
 
 @dataclass(slots=True)
 class StallWindow:
-    """Counts the bytes of one body, window by window. ``missing`` is what has not come; the last window may hold just that."""
+    """Counts the bytes of one body per window. ``missing`` bytes remain; the last window may need fewer."""
 
     policy: StallPolicy
     missing: int
@@ -167,7 +168,7 @@ class StallWindow:
     _count: int = field(default=0, init=False)
 
     def judge(self, count: int, now: float) -> str:
-        """``count`` further bytes have come. Says what is wrong when a window is over that brought too little, else nothing."""
+        """Report ``count`` further bytes. Returns the problem when a window ends with too few bytes, else ""."""
         self.missing -= count
         self._count += count
         seconds = now - self.begun

@@ -1,4 +1,4 @@
-"""What is done in rounds: when one is to begin anew, what it reads, and in which order a scrub goes through what a node holds."""
+"""Periodic rounds: when a round begins, what it samples, and in which order a scrub reads a node's content."""
 
 import math
 from collections.abc import Iterable
@@ -9,10 +9,12 @@ from bdn.core.chunk import Digest
 
 
 def is_round_due(began: float | None, period_seconds: float, now: float) -> bool:
-    """Whether a round is to begin now. ``began`` is of the newest, which has ended; None when there was none. Period 0 is never.
+    """Whether to begin a round now.
 
-    It begins a period after the one before it began. So whatever goes wrong is found within a period, unless a round takes
-    longer than that; then the next one begins at once. A clock that was set back is no reason to wait for years.
+    ``began`` is the start of the last, ended round; None: no round yet. Period 0: never.
+
+    A round begins one period after the start of the round before, so each fault is found within a period. A round that
+    takes longer is followed by the next at once. A clock that was set back does not delay rounds by years.
     """
     if not period_seconds:
         return False
@@ -21,10 +23,10 @@ def is_round_due(began: float | None, period_seconds: float, now: float) -> bool
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a round reads when it cannot read everything within its period: one thing in ``of``, in the next round others.
+    """The part that a round reads when a whole pass exceeds the period: one in ``of`` items, others in the next round.
 
-    Rounds begin a period apart, so that each has a ``turn`` of its own, and ``of`` of them read everything. One that began late
-    may take the turn after the next.
+    Rounds begin a period apart, so each has its own ``turn``, and ``of`` rounds read everything. A late round may get
+    the turn after the next.
     """
 
     of: int
@@ -32,12 +34,11 @@ class Sample:
 
     @classmethod
     def that_fits(cls, size: int, rate_bytes_per_second: float, period_seconds: float, began: float) -> Self:
-        """So that a round over ``size`` bytes ends in time at this rate."""
+        """The sample with which a round over ``size`` bytes ends in time at this rate."""
         of = max(1, math.ceil(size / (rate_bytes_per_second * period_seconds)))
         return cls(of, int(began // period_seconds) % of)
 
     def has(self, digest: Digest) -> bool:
-        """Whether this is read now."""
         return int(digest.hex[:16], 16) % self.of == self.turn
 
 
@@ -46,7 +47,7 @@ ScrubbedTier = Literal["cluster", "node"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """One thing to read again: a file of the node tier or a chunk of the cluster tier, for a manifest that names it."""
+    """One item to read again: a node-tier file or a cluster-tier chunk, under a manifest that names it."""
 
     manifest: Digest
     tier: ScrubbedTier
@@ -55,10 +56,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class ScrubRound:
-    """One pass over everything. ``after`` is what was read last; ``ended`` is None while it is under way.
+    """One pass over everything. ``after`` is the last item read; ``ended`` is None while the round is under way.
 
-    The order is that of names. So a position says what is left of a round also after a restart, whatever came and went
-    meanwhile: what came was verified when it came.
+    The order is by name, so a position defines the rest of a round also after a restart, whatever was added or removed
+    meanwhile: added content was verified on arrival.
     """
 
     began: float
@@ -67,19 +68,16 @@ class ScrubRound:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether something may be left of it."""
         return self.ended is None
 
     def is_due(self, period_seconds: float, now: float) -> bool:
-        """Whether the next one is to begin."""
         return self.ended is not None and is_round_due(self.began, period_seconds, now)
 
     def manifests(self, held: Iterable[Digest]) -> list[Digest]:
-        """The manifests of which something is left, in order."""
         return sorted(one for one in set(held) if self.after is None or one >= self.after.manifest)
 
     def positions(self, manifest: Digest, files: Iterable[Digest], chunks: Iterable[Digest]) -> list[Position]:
-        """What is left of one manifest, in order."""
+        """The items left in one manifest, in order."""
         every = [Position(manifest, "cluster", chunk) for chunk in chunks]
         every += [Position(manifest, "node", file) for file in files]
         return sorted(one for one in every if self.after is None or one > self.after)

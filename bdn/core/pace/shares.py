@@ -6,18 +6,19 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """One place that ``owner`` holds once ``is_granted``, and waits for until then."""
+    """One place that ``owner`` waits for, and holds once ``is_granted``."""
 
     owner: str
     is_granted: bool = False
 
 
 class Shares:
-    """``count`` places, or as many as the caller sets later. Not thread-safe.
+    """``count`` places; the caller may change ``count`` later. Not thread-safe.
 
-    ``spares``: for places that a client holds as long as it likes. An owner is granted one only while it holds fewer than are
-    free (Choudhury and Hahne, "Dynamic Queue Length Thresholds", 1998): one owner gets half of all, two get a third each, and
-    the next owner finds a free one. Without it the places are all used: right where each is released soon.
+    ``spares`` is for places that clients hold arbitrarily long. An owner gets a place only while it holds fewer than are
+    free (Choudhury and Hahne, "Dynamic Queue Length Thresholds", 1998): one owner gets half of all, two get a third
+    each, and the next owner finds a free one. Without ``spares`` all places are used, which fits places that are
+    released soon.
     """
 
     def __init__(self, count: int, *, spares: bool = False) -> None:
@@ -31,23 +32,21 @@ class Shares:
 
     @property
     def waiting(self) -> int:
-        """Places that are requested and not granted."""
         return sum(map(len, self._waiting.values()))
 
     def request(self, owner: str) -> Place:
-        """Queue up; ``grant`` returns the place once it is granted."""
+        """Queue up; a later ``grant`` returns the place."""
         place = Place(owner)
         self._waiting.setdefault(owner, {})[place] = None
         return place
 
     def grant(self) -> list[Place]:
-        """Every place that can be granted now, in order."""
         granted = []
         while (owner := next(self._next_owners(), None)) is not None:
             queue = self._waiting.pop(owner)
             place = next(iter(queue))
             del queue[place]
-            if queue:  # behind the owners that wait as well
+            if queue:  # behind the other waiting owners
                 self._waiting[owner] = queue
             place.is_granted = True
             self.taken += 1
@@ -56,7 +55,7 @@ class Shares:
         return granted
 
     def release(self, place: Place) -> None:
-        """Give up a place, granted or not. Call ``grant`` afterwards."""
+        """Release a place, granted or not. Call ``grant`` afterwards."""
         owner = place.owner
         if place.is_granted:
             self.taken -= 1

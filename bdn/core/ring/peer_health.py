@@ -1,4 +1,4 @@
-"""How peers do: which are avoided for a while, and when a chunk is late."""
+"""Peer health: which peers are avoided for a while, and when a chunk is late."""
 
 from collections import deque
 from collections.abc import Collection
@@ -13,11 +13,11 @@ _FORGOTTEN_SECONDS: Final = 1.0
 
 
 class Fault(Enum):
-    """What a peer did, with the seconds that it is avoided for the first time, and at most."""
+    """A peer's fault, with the first and the longest avoidance in seconds."""
 
-    SLOW = (60.0, 600.0)  # left at a deadline: a chunk was on its way for long, and is asked for twice
-    FAILED = (2.0, 60.0)  # refused, reset, said that it has not what it owns, or closed too early
-    WRONG = (30.0, 600.0)  # its bytes were not those of the chunk: a broken disk or memory does not heal by itself
+    SLOW = (60.0, 600.0)  # missed a deadline: the chunk took long and is requested twice
+    FAILED = (2.0, 60.0)  # refused, reset, lacked a chunk that it owns, or closed early
+    WRONG = (30.0, 600.0)  # sent wrong bytes: a broken disk or memory does not heal
 
     def __init__(self, first_seconds: float, longest_seconds: float) -> None:
         self.first_seconds = first_seconds
@@ -26,34 +26,38 @@ class Fault(Enum):
 
 @dataclass(slots=True)
 class _Record:
-    seconds: float  # how long it was avoided the last time
-    until: float  # when that is over
-    is_on_trial: bool = True  # whether a first request afterwards is still to succeed
-    trial_until: float = 0.0  # when nobody waits for that request any more
+    seconds: float  # length of the last avoidance
+    until: float  # end of the last avoidance
+    is_on_trial: bool = True  # no request has succeeded since the avoidance
+    trial_until: float = 0.0  # end of the wait for the trial request
 
 
 class PeerHealth:
-    """The peers of one agent, by name. Not safe for threads. ``now`` is in seconds, of any clock that does not go back.
+    """Health of one agent's peers, by name. Not thread-safe. ``now`` is in seconds of a clock that never goes back.
 
-    A peer at fault is avoided, and twice as long with each fault after a trial. When the time is over, one request at a time
-    is its trial: until one succeeded, everybody else still avoids it. Each success halves the next avoidance.
+    A faulty peer is avoided, twice as long for each fault after a trial. After the avoidance one request at a time is
+    the peer's trial, and all other requests still avoid the peer until one trial succeeded. Each success halves the
+    next avoidance.
     """
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
 
     def is_avoided(self, peer: str, now: float) -> bool:
-        """Whether a request that began now should go elsewhere."""
+        """Whether a request that begins now should use another peer."""
         record = self._records.get(peer)
         return record is not None and (now < record.until or (record.is_on_trial and now < record.trial_until))
 
     def is_at_fault(self, peer: str, now: float) -> bool:
-        """Whether nobody is to ask it yet; unlike ``is_avoided`` not because somebody's request is its trial."""
+        """Whether the peer's avoidance is still running. Unlike ``is_avoided``, ignores trials in progress."""
         record = self._records.get(peer)
         return record is not None and now < record.until
 
     def claim(self, peer: str, now: float) -> bool:
-        """Begin a request; False when the peer is avoided. A trial whose end nobody reports is forgotten after half a minute."""
+        """Begin a request; False when the peer is avoided.
+
+        A trial without a reported end expires after half a minute.
+        """
         if self.is_avoided(peer, now):
             return False
         record = self._records.get(peer)
@@ -62,7 +66,7 @@ class PeerHealth:
         return True
 
     def succeeded(self, peer: str, now: float) -> None:
-        """A request brought what it should. One that began before the peer came out of favour changes nothing."""
+        """Report a successful request. A request from before the end of the avoidance changes nothing."""
         record = self._records.get(peer)
         if record is None or now < record.until:
             return
@@ -72,7 +76,7 @@ class PeerHealth:
             del self._records[peer]
 
     def blame(self, peer: str, fault: Fault, now: float) -> None:
-        """A request went wrong. Several that were under way together are one incident, as bad as the worst of them."""
+        """Report a fault. Concurrent faults are one incident, as severe as the worst of them."""
         record = self._records.get(peer)
         if record is None:
             self._records[peer] = _Record(fault.first_seconds, now + fault.first_seconds)
@@ -85,56 +89,56 @@ class PeerHealth:
             record.is_on_trial, record.trial_until = True, 0.0
 
     def avoided(self, now: float) -> tuple[str, ...]:
-        """The names of those who are avoided, in order."""
         return tuple(sorted(peer for peer in self._records if self.is_avoided(peer, now)))
 
     def keep(self, peers: Collection[str]) -> None:
-        """Forget all others: they left the cluster."""
+        """Drop the records of peers that left the cluster."""
         self._records = {peer: record for peer, record in self._records.items() if peer in peers}
 
 
 _REMEMBERED: Final = 200  # chunks
 _LATELY: Final = 16  # chunks
-_NEEDED: Final = 8  # fewer tell nothing about what is usual
+_NEEDED: Final = 8  # fewer do not show what is usual
 _TAIL: Final = 0.99
 _USUAL: Final = 0.9
-_MANY: Final = 100  # from here on the 99th percentile is more than the slowest of a few
+_MANY: Final = 100  # with fewer, the 99th percentile is merely the slowest
 _SLACK: Final = 2.0
 _SLACK_OF_FEW: Final = 4.0
 _SHARED: Final = 1 / 3  # of the other peers
-_OVERHEAD_SIZE: Final = 1024 * 1024  # asking and being answered takes as long as so many bytes more
+_OVERHEAD_SIZE: Final = 1024 * 1024  # bytes that take as long as request and response header
 
 
 class Deadlines:
-    """How long a chunk may keep us waiting: twice the 99th percentile of the last 200, in proportion to their bytes.
+    """Deadlines for chunks: twice the 99th percentile of the last 200 chunks, in proportion to their size.
 
-    Four times while fewer than 100 are known: the first ones come over links that are still empty. Chunks from the mirror count
-    as well: a node whose own link is slow finds everybody slow, and is to blame nobody. A deadline is asked for when it is to
-    be judged, so that what others achieve meanwhile counts. Not safe for threads. Times are in seconds, sizes in bytes.
+    Four times while fewer than 100 are known, because the first chunks use empty links. Chunks from the mirror count as
+    well: a node with a slow link finds all peers slow, and must blame none. Callers compute a deadline at the moment of
+    judging, so that other requests' progress counts. Not thread-safe. Times are in seconds, sizes in bytes.
 
     Source: Dean and Barroso, "The Tail at Scale" (2013), with a deadline so late that under 1 % of the chunks meet it.
     """
 
     def __init__(self, *, shortest: float = 1.0, longest: float = 300.0) -> None:
-        """``longest`` is the answer while fewer than 8 chunks are known."""
+        """``longest`` is the deadline while fewer than 8 chunks are known."""
         self._shortest = shortest
         self._longest = longest
         self._paces: deque[float] = deque(maxlen=_REMEMBERED)  # seconds per byte, oldest first
 
     def came(self, size: int, seconds: float) -> None:
-        """``size`` bytes came, from a source that was not left, this long after its answer began."""
+        """Report ``size`` bytes from a source that met its deadline, ``seconds`` after its response began."""
         self._paces.append(seconds / (size + _OVERHEAD_SIZE))
 
     def left(self) -> None:
-        """A chunk was asked for elsewhere at its deadline. It counts as one at the percentile.
+        """Report a missed deadline. The chunk counts as one at the percentile.
 
-        If it did not count, the deadline would go down again and again; if it counted with its time, stalled peers would bring it up.
+        If it did not count, the deadline would shrink again and again; if its time counted, stalled peers would raise
+        the deadline.
         """
         if self._paces:
             self._paces.append(_percentile(self._paces, _TAIL))
 
     def deadline(self, size: int) -> float:
-        """Seconds that ``size`` bytes may take, from the moment when an answer begins."""
+        """Seconds allowed for ``size`` bytes, from the start of a response."""
         if len(self._paces) < _NEEDED:
             return self._longest
         slack = _SLACK_OF_FEW if len(self._paces) < _MANY else _SLACK
@@ -143,28 +147,31 @@ class Deadlines:
         )
 
     def unless_shared(self, limit: float, waits: Collection[tuple[str, float]], others: int) -> float:
-        """The limit for a peer, or the longest one while over a third of the other peers have kept us waiting for half of the limit.
+        """Return a peer's limit, or the longest while over a third of the other peers are late for half of the limit.
 
-        ``waits`` are the requests to other peers that have no answer yet: the peer, and the seconds until now. ``others`` is how many other
-        peers there are. When so many are late at once, they wait for the same slow upstream, or this node stood still. If the chunks
-        were asked for elsewhere, the upstream would send them twice.
+        ``waits`` are the pending requests to other peers: peer and seconds so far. ``others`` is the number of other
+        peers. So many late peers wait for the same slow upstream, or this node was paused. Requesting the chunks
+        elsewhere would make the upstream send them twice.
         """
         late = {peer for peer, seconds in waits if seconds >= limit / 2}
         return max(limit, self._longest) if len(late) > _SHARED * others else limit
 
     def usual(self, size: int) -> float:
-        """Seconds that nine of ten chunks with ``size`` bytes take at most; twice as many while few are known."""
+        """Seconds in which nine of ten chunks of ``size`` bytes arrive; doubled while few are known."""
         return min(self._longest, self.common(size) * (1.0 if len(self._paces) >= _MANY else 2.0))
 
     def common(self, size: int) -> float:
-        """Seconds that nine of ten of the known chunks would have taken at most, had they had ``size`` bytes.
+        """Seconds in which nine of ten known chunks would have arrived, had they ``size`` bytes.
 
-        Never less than the shortest deadline: on a fast network everybody waits for a disk now and then.
+        Never less than the shortest deadline: on a fast network every peer waits for a disk now and then.
         """
         return self._common(list(self._paces), size)
 
     def lately(self, size: int) -> float:
-        """As ``common``, of the last 16 chunks: when all of a manifest is in the cluster, nobody waits for the mirror any more."""
+        """Like ``common``, over the last 16 chunks.
+
+        Once a whole manifest is in the cluster, no peer waits for the mirror.
+        """
         return self._common(list(self._paces)[-_LATELY:], size)
 
     def _common(self, paces: list[float], size: int) -> float:
@@ -174,5 +181,5 @@ class Deadlines:
 
 
 def _percentile(paces: Collection[float], share: float) -> float:
-    """Chunks come much more often than anybody asks: sorted only then, in 10 to 20 microseconds."""
+    """Sorts at each call (10 to 20 microseconds): chunks arrive much more often than deadlines are computed."""
     return sorted(paces)[ceil(share * len(paces)) - 1]

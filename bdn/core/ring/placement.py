@@ -1,6 +1,6 @@
-"""Who owns which chunk of a manifest in a cluster, in which order a node asks for chunks, and whom it asks for each.
+"""Placement of chunks in a cluster: each chunk's owner, a node's request order, and the peers to request from.
 
-Each agent computes it alone, from the same manifest and the same members, and comes to the same result.
+Each agent computes it alone, from the same manifest and the same members, with the same result.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,16 +18,17 @@ _LOAD_BOUND: Final = 1.05
 
 
 class Placement:
-    """The owners of ``chunks``, the distinct chunks of one manifest in the order that all members agree on.
+    """The owners of ``chunks``, a manifest's distinct chunks in an order common to all members.
 
-    A chunk belongs to the member with the highest score, xxh3-64 of the digest seeded by the member; where that member has
-    its full share already, to the next. A share is at most ``load_bound`` times the average over the whole manifest, rounded
-    up. Immutable. Making it costs 50 to 100 ns for each pair of chunk and member: 1.2 s for 140 GB on 1,000 nodes.
+    A chunk belongs to the member with the highest score, xxh3-64 of the digest seeded by the member; if that member's
+    share is full, to the next member. A share is at most ``load_bound`` times the average over the whole manifest,
+    rounded up. Immutable. Construction costs 50 to 100 ns per pair of chunk and member: 1.2 s for 140 GB on 1,000
+    nodes.
 
-    Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); the bound after Mirrokni, Thorup
-    and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2016), but over the whole manifest: a bound that follows the
-    average so far moves chunks from one owner to another whenever a member comes or goes, and evens out nothing that the
-    order of the lanes (``lanes``) leaves uneven.
+    Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); the bound after Mirrokni,
+    Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2016), but over the whole manifest: a bound on
+    the running average moves chunks from one owner to another whenever the members change, and does not balance better
+    than the order of the lanes (``lanes``) already does.
     """
 
     def __init__(self, chunks: Sequence[Digest], members: Sequence[str], *, load_bound: float = _LOAD_BOUND) -> None:
@@ -41,17 +42,17 @@ class Placement:
         owned: list[list[int]] = [[] for _ in self.members]
         for index, owner in enumerate(self._owners):
             owned[owner].append(index)
-        self.owned = tuple(map(tuple, owned))  # by each member: its chunks, in their order
+        self.owned = tuple(map(tuple, owned))  # by member: its chunks, in manifest order
 
     def __len__(self) -> int:
         return len(self._chunks)
 
     def owner(self, index: int) -> str | None:
-        """Who owns the chunk with this index; None in a cluster without members."""
+        """The owner of the chunk with this index; None in a cluster without members."""
         return self.members[self._owners[index]] if self.members else None
 
     def owners(self, index: int, count: int) -> tuple[str, ...]:
-        """The owner first and then those who would come next by their score, at most ``count`` and nobody twice."""
+        """The owner, then the members with the next scores; at most ``count``, all distinct."""
         if not self.members or count < 1:
             return ()
         owner = self._owners[index]
@@ -79,10 +80,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class LaneOrder:
-    """Indices of chunks. The lanes are worked through at the same time, each from its beginning.
+    """Indices of chunks. A node processes both lanes concurrently, each from its beginning.
 
-    own: what this node reads from the mirror, in the order of the manifest. Everything, in a cluster without members.
-    peers: what its peers own, in rounds.
+    own: chunks that this node reads from the mirror, in manifest order; all chunks in a cluster without members.
+    peers: chunks that its peers own, in rounds.
     """
 
     own: tuple[int, ...]
@@ -90,11 +91,12 @@ class LaneOrder:
 
 
 def lanes(placement: Placement, me: str) -> LaneOrder:
-    """The order for the node ``me``, which owns nothing when it is no member.
+    """The order for the node ``me``; a node that is not a member owns nothing.
 
-    A round has the next chunk of every owner; owners read theirs from the mirror in that order. In a round each node begins with
-    the owner that comes after itself in the circle of members, so that no two members ask one owner at the same time. If all
-    asked in the order of the manifest, a thousand nodes would have the bandwidth of as many as a node has requests in flight.
+    A round has the next chunk of every owner; owners read their chunks from the mirror in that order. In each round a
+    node begins with the owner after itself in the circle of members, so no two members request from one owner at the
+    same time. If all nodes requested in manifest order, a thousand nodes would have the bandwidth of as many owners as
+    a node has requests in flight.
     """
     members = placement.members
     if not members:
@@ -108,25 +110,26 @@ def lanes(placement: Placement, me: str) -> LaneOrder:
 
 
 def in_flight_each(members: int, most: int) -> int:
-    """How many of ``most`` requests each of so many members gets, rounded up.
+    """The number of ``most`` requests per member, rounded up.
 
-    A node reads at most so many chunks of its own from the mirror at once, and asks one owner for at most so many. All requests
-    in flight share the link of the mirror or the owner. Many chunks at a time all come late, and nobody can pass on what has not
-    come: the fewer there are, the sooner the first is in the cluster.
+    A node's limit of own chunks read from the mirror at once, and of requests to one owner at once. All requests in
+    flight share the link of the mirror or the owner. Many concurrent chunks all arrive late, and a node cannot pass on
+    a chunk before it arrived: fewer at once put the first chunk into the cluster sooner.
     """
     return max(1, ceil(most / max(1, members)))
 
 
 OWNERS_LOOKED_AT: Final = 4  # of ``Placement.owners``: with a third avoided, 99 of 100 chunks have a peer left
-HOLDERS_ASKED: Final = 4  # of those ``ahead`` of us: cheap questions, and most of them have it when an owner is late
+# Of the members in ``ahead``: cheap requests, and most members have the chunk when an owner is late.
+HOLDERS_ASKED: Final = 4
 _PEERS_ASKED: Final = 3  # the owner may be dead, and the next one slow
 
 
 def route(owners: Iterable[str], me: str, is_avoided: Callable[[str], bool]) -> tuple[str, ...]:
-    """The peers that the node ``me``, member or not, asks for one chunk, in this order; after them, or alone, the mirror.
+    """The peers from which ``me``, member or not, requests one chunk, in this order; the mirror is the last resort.
 
-    Whoever finds itself on the way reads from the mirror, so that requests between peers never go round in a circle.
-    ``owners`` are those of ``Placement.owners``.
+    A node that finds itself in the list reads from the mirror instead, so requests between peers never form a circle.
+    ``owners`` are the result of ``Placement.owners``.
     """
     peers: list[str] = []
     for owner in owners:
@@ -138,9 +141,9 @@ def route(owners: Iterable[str], me: str, is_avoided: Callable[[str], bool]) -> 
 
 
 def ahead(members: Sequence[str], owner: str, me: str) -> tuple[str, ...]:
-    """The members that ask ``owner`` for a chunk before the node ``me`` does, by the order of ``lanes``.
+    """The members that request a chunk from ``owner`` before the node ``me`` does, by the order of ``lanes``.
 
-    They are the first to hold what it owns. None where one of the two is no member, or both are one.
+    They are the first to hold what ``owner`` owns. Empty where ``owner`` or ``me`` is not a member, or both are the same.
     """
     if owner == me or owner not in members or me not in members:
         return ()

@@ -1,4 +1,4 @@
-"""What an upstream is asked, and what it tells: files with their identities and checksums, and where their bytes are."""
+"""The interface of upstreams: listed files with identities and checksums, and locations of their bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Answer = TypeVar("_Answer")
 class ChecksumKind(StrEnum):
     """Whole-file checksums that upstreams offer.
 
-    The CRCs of parts can be combined, so they are taken chunk by chunk in any order; the others need the bytes in order.
+    CRCs of parts can be combined, so they are computed per chunk in any order; the other kinds need the bytes in order.
     """
 
     SHA256 = "sha256"
@@ -33,7 +33,7 @@ class ChecksumKind(StrEnum):
 
     @property
     def is_combinable(self) -> bool:
-        """Whether the checksum of a whole follows from those of its parts and their sizes."""
+        """Whether a whole's checksum follows from the checksums and sizes of its parts."""
         return self in (ChecksumKind.CRC32, ChecksumKind.CRC32C, ChecksumKind.CRC64NVME)
 
 
@@ -47,11 +47,11 @@ class Checksum:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What makes an upstream file the same file when it is listed again.
+    """What makes a file of one listing the same file in a later listing.
 
-    It only ever maps *to* a digest that we computed: an ETag is not a content hash. ``scope`` is who may find the content
-    through it: ``public``, or one organisation for content that needs credentials. ``key`` is a fixed-size name for
-    look-ups.
+    An identity only maps *to* a digest that we computed: an ETag is not a content hash. ``scope`` limits the readers
+    that may find content by it: ``public``, or one organisation for content that needs credentials. ``key`` is a
+    fixed-size name for look-ups.
     """
 
     scope: str
@@ -70,7 +70,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFile:
-    """One listed file. ``path`` is relative to the source and as ``listed_path`` says; ``handle`` is the source's own name for it."""
+    """One listed file.
+
+    ``path`` is relative to the source, see ``listed_path``; ``handle`` is the source's own name for it.
+    """
 
     path: str
     size: int
@@ -81,14 +84,13 @@ class UpstreamFile:
 
     @property
     def is_one_chunk(self) -> bool:
-        """Whether one request brings it, so that nothing more has to be known before."""
         return self.size <= CHUNK_SIZE
 
 
 def listed_path(name: str) -> str:
-    """The path of what a source lists under this name; the name itself where no file can have it.
+    """Normalise a listed name; return it unchanged where no file can have it.
 
-    Such a file can be listed and left out by patterns. What is selected is checked (``mirror/ingest/survey.py``).
+    Such a file can be listed, and excluded by patterns. Selected files are checked (``mirror/ingest/survey.py``).
     """
     try:
         return normalise_path(name)
@@ -97,7 +99,10 @@ def listed_path(name: str) -> str:
 
 
 class Listing:
-    """Listed files in their order. Kept packed: as objects, a million of them are 600 MB that each garbage collection walks through."""
+    """Listed files in order, packed.
+
+    A million objects would take 600 MB, and each garbage collection would traverse them.
+    """
 
     def __init__(self, files: Iterable[UpstreamFile] = ()) -> None:
         self._packed: list[bytes] = []
@@ -105,12 +110,11 @@ class Listing:
         self._length = 0
         self._last_path = ""
         self.bytes_total = 0
-        self.is_sorted = True  # by path, and no path twice
+        self.is_sorted = True  # by path, without duplicates
         for file in files:
             self.append(file)
 
     def append(self, file: UpstreamFile) -> None:
-        """Add a file at the end."""
         self._last.append(file)
         self._length += 1
         self.bytes_total += file.size
@@ -121,18 +125,15 @@ class Listing:
             self._last = []
 
     def __len__(self) -> int:
-        """How many files."""
         return self._length
 
     def pages(self) -> Iterator[Sequence[UpstreamFile]]:
-        """Some hundred files at a time."""
         for packed in self._packed:
-            yield [_unpacked(values) for values in marshal.loads(packed)]  # noqa: S302 - we wrote it
+            yield [_unpacked(values) for values in marshal.loads(packed)]  # noqa: S302 - written by ``append``
         if self._last:
             yield self._last
 
     def __iter__(self) -> Iterator[UpstreamFile]:
-        """Each file."""
         return chain.from_iterable(self.pages())
 
 
@@ -156,71 +157,70 @@ def _unpacked(values: _Packed) -> UpstreamFile:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """A source pinned to what it is now. ``revision`` is None where the upstream has no revisions."""
+    """A source pinned to its current revision, or None where the upstream has no revisions."""
 
     revision: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where ranges of one upstream file can be read with HTTP, for a while.
+    """Where ranges of one upstream file can be read with HTTP, until the location expires.
 
     ``url`` may be signed and ``headers`` may hold credentials: neither is ever logged, stored or shown.
     """
 
     url: str = field(repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    etag: str | None = None  # every answer must carry this one; otherwise the file changed
-    expires_at: float | None = None  # seconds since the epoch; None where it is not known to expire
-    checksum: Checksum | None = None  # of the whole file, where it was only learned by locating
-    # Reads the whole file's checksum from the head of an answer, for upstreams that tell it nowhere else for free. Then a
-    # file of one chunk is asked for without a Range, because some (S3) tell it for whole objects alone.
+    etag: str | None = None  # every response must carry it; another ETag means that the file changed
+    expires_at: float | None = None  # seconds since the epoch; None: unknown or never
+    checksum: Checksum | None = None  # of the whole file, where only locating revealed it
+    # Reads the whole file's checksum from a response's header, for upstreams that reveal it nowhere else for free. A
+    # file of one chunk is then requested without a Range, because some upstreams (S3) send the checksum for whole
+    # objects only.
     stated: Callable[[Headers], Checksum | None] | None = field(default=None, compare=False)
-    # Reads the body of a refusal (a status from 400 to 499), of which it gets the beginning. None: the status says all that is known.
+    # Maps a refusal (status 400 to 499) and the beginning of its body to an error. None: the status is all that is
+    # known.
     refused: Callable[[int, bytes], BdnError | None] | None = field(default=None, compare=False)
-    may_be_encoded: bool = False  # "Content-Encoding" describes the stored bytes, and is not the server's own doing
+    may_be_encoded: bool = False  # "Content-Encoding" describes the stored bytes, not an encoding by the server
 
 
 class Headers(Protocol):
-    """The head of an answer, in which names are looked up in lower case, as some libraries keep them."""
+    """A response's header; names are looked up in lower case, as some libraries store them."""
 
-    def get(self, name: str, /) -> str | None:
-        """The header's value, or None."""
+    def get(self, name: str, /) -> str | None: ...
 
 
 class Locator(Protocol):
-    """Tells where the bytes of a listed file are."""
-
     async def locate(self, file: UpstreamFile) -> Location:
-        """Where this file's ranges can be read now; asked again when a location has expired."""
+        """Where this file's ranges can be read now. Callers request a new location when one expired."""
 
 
 class Source(Locator, Protocol):
-    """One upstream, opened with its credentials. Errors are ours, mapped where the SDK is called and iterated."""
+    """One upstream, opened with its credentials.
+
+    Raises only ``BdnError``, mapped where the SDK is called and iterated.
+    """
 
     async def resolve(self) -> Resolution:
-        """Pin the source: a branch becomes a commit. Everything later speaks of this resolution."""
+        """Pin the source: a branch becomes a commit. All later calls use this resolution."""
 
     def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:
         """Every file whose path begins with one of ``within``, each once, by metadata alone.
 
-        A source may list more than that where its upstream can only be asked for folders. Paths are as ``listed_path``
-        says. No text in ``within`` begins with another one.
+        May list more where the upstream can only list folders. Paths are as in ``listed_path``. No text in ``within``
+        is a prefix of another one.
         """
 
 
 class Asker(Protocol):
-    """How a source asks its upstream: each request by itself, so that a page is asked for again and not a listing."""
+    """Sends a source's requests one by one, so that a retry repeats a page and not a whole listing."""
 
     async def ask(self, url: str, request: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """The answer of ``request``, which asks the host of ``url`` once and raises our errors."""
+        """Run ``request``, which sends one request to the host of ``url`` and raises ``BdnError``."""
 
 
 class AskOnce:
-    """An ``Asker`` that knows no limits and never asks again."""
-
     async def ask(self, url: str, request: Callable[[], Awaitable[_Answer]]) -> _Answer:  # noqa: ARG002
-        """The answer or the failure."""
         return await request()
 
 

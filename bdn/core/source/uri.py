@@ -1,7 +1,7 @@
-"""What a job asks for: sources, which of their files (patterns), where these shall stand, and with whose credentials.
+"""A job's weights request: sources, patterns, mount locations and credentials.
 
-Patterns are globs over the path relative to the source, see docs/patterns.md. The messages follow ``truss`` where it has one, so
-that a user of both reads one language.
+Patterns are globs over the path relative to the source, see docs/patterns.md. Messages follow ``truss`` where it has
+one, so that users of both read the same words.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bdn.core.errors import InvalidMountError, InvalidRequestError, InvalidSourc
 from bdn.core.units import counted
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")  # of git
-LENGTH_LIMIT: Final = 4096  # characters; no path is longer, and a pattern of a megabyte takes a minute to understand
+LENGTH_LIMIT: Final = 4096  # characters; no path is longer, and a pattern of a megabyte takes a minute to compile
 COUNT_LIMIT: Final = 1000
-MOST_PREFIXES: Final = 16  # each may cost a source a request of its own
+MOST_PREFIXES: Final = 16  # each may cost one more request to the source
 _WITHIN: Final = "[^/]*?"
 _FOLDERS: Final = "(?:[^/]+/)*?"
 _ACROSS: Final = ".*?"
@@ -30,7 +30,7 @@ _BELOW: Final = ".+"
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """``allow`` empty means everything; ``ignore`` empty means nothing."""
+    """Empty ``allow`` means everything; empty ``ignore`` means nothing."""
 
     allow: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
@@ -57,18 +57,18 @@ EVERYTHING: Final = Patterns()
 
 @dataclass(frozen=True, slots=True)
 class SelectedPaths:
-    """What ``select`` chose, in the order given, and a warning for each pattern that matched nothing."""
+    """Selected paths in the given order, and a warning for each pattern that matched nothing."""
 
     paths: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
 def select(paths: Sequence[str], patterns: Patterns) -> SelectedPaths:
-    """Apply the patterns to normalised paths. Selecting nothing is the caller's error to raise, not ours."""
+    """Apply the patterns to normalised paths. The caller decides whether an empty selection is an error."""
     allow = [(pattern, compile_pattern(pattern)) for pattern in patterns.allow]
     ignore = [(pattern, compile_pattern(pattern)) for pattern in patterns.ignore]
     unmatched = {pattern for pattern, _ in (*allow, *ignore)}
-    # Only of those that no listing is narrowed to: what is said does not depend on how a source is listed.
+    # Only patterns that narrow no listing: the warnings must not depend on how a source is listed.
     deeper = {one: compile_pattern(f"**/{one}") for one, _ in allow if not literal_start(one) and one[:2] != "**"}
     below: dict[str, list[str]] = {pattern: [] for pattern in deeper}
     chosen: list[str] = []
@@ -98,7 +98,7 @@ def select(paths: Sequence[str], patterns: Patterns) -> SelectedPaths:
 
 
 def hint_for(pattern: str, paths: Sequence[str]) -> str:
-    """``; …`` with the ``**/`` form where that would have matched, otherwise nothing."""
+    """``; …`` with the ``**/`` form where it would have matched, otherwise ""."""
     deeper = f"**/{pattern.removeprefix('./')}"
     glob = compile_pattern(deeper)
     if any(glob.fullmatch(path) for path in paths):
@@ -108,7 +108,7 @@ def hint_for(pattern: str, paths: Sequence[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """A regular expression for ``fullmatch`` on a normalised path."""
+    """Compile to a regular expression for ``fullmatch`` on a normalised path."""
     pattern = _written_out(pattern)
     pieces: list[str] = []
     position = 0
@@ -116,14 +116,14 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
         piece, position = _translate(pattern, position)
         pieces.append(piece)
     # Each wildcard takes the shortest text with which the pieces up to the next wildcard of its kind match, and is then
-    # fixed by an atomic group: what a longer text would leave over, the next wildcard can take itself. Without this,
-    # "*a*a*a*a*a*b" tries every way to share out "aaaa…", which is days for a name of 255 bytes.
+    # fixed by an atomic group: the next wildcard can take all text that a longer match would take. Without atomic
+    # groups, "*a*a*a*a*a*b" tries every way to divide "aaaa…", which takes days for a name of 255 bytes.
     *runs, last = [_run(run) for run in _split(pieces, (_FOLDERS, _ACROSS, _BELOW))]
     return re.compile("".join(f"(?>{run})" for run in runs) + last, re.DOTALL)
 
 
 def literal_start(pattern: str) -> str:
-    """What every path that the pattern matches begins with; for a pattern without wildcards, that path."""
+    """The common beginning of all paths that match; without wildcards, the path itself."""
     pattern = _written_out(pattern)
     for position, character in enumerate(pattern):
         if character in "*?" or (character == "[" and _class_end(pattern, position)):
@@ -132,18 +132,17 @@ def literal_start(pattern: str) -> str:
 
 
 def _written_out(pattern: str) -> str:
-    """Without the short forms at both ends."""
     return (f"{pattern}**" if pattern.endswith("/") else pattern).removeprefix("./")
 
 
 def _run(pieces: Sequence[str]) -> str:
-    """What follows one crossing wildcard, up to the next one."""
+    """Translate the pieces from one crossing wildcard up to the next."""
     head, *stars = ["".join(run) for run in _split(pieces, (_WITHIN,))]
     return head + "".join(f"(?>{star})" for star in stars[:-1]) + "".join(stars[-1:])
 
 
 def _split(pieces: Sequence[str], wildcards: Sequence[str]) -> list[list[str]]:
-    """Cut before each of these wildcards; the first part begins with none and may be empty."""
+    """Cut before each of these wildcards; the first part contains none and may be empty."""
     runs: list[list[str]] = [[]]
     for piece in pieces:
         if piece in wildcards:
@@ -153,11 +152,11 @@ def _split(pieces: Sequence[str], wildcards: Sequence[str]) -> list[list[str]]:
 
 
 def _translate(pattern: str, position: int) -> tuple[str, int]:
-    """One piece of the expression, and where the next one begins."""
+    """Translate one piece, and return the position of the next."""
     character = pattern[position]
     at_segment_start = position == 0 or pattern[position - 1] == "/"
-    # The cases: "**/" at the start of a segment is any number of folders, none included; any other run of two or more
-    # stars is any text; a single star or question mark stays in its segment; a class never matches "/".
+    # "**/" at the start of a segment is any number of folders, including none; any other run of two or more stars is
+    # any text; a single star or question mark stays in its segment; a class never matches "/".
     if at_segment_start and pattern.startswith("**/", position):
         return _FOLDERS, position + 3
     if pattern.startswith("**", position):
@@ -190,7 +189,7 @@ def _character_class(body: str) -> str:
     while position < len(members):
         if members[position + 1 : position + 2] == "-" and position + 2 < len(members):
             low, high = members[position], members[position + 2]
-            if low <= high:  # a reversed range matches nothing, as in fnmatch
+            if low <= high:  # a reversed range matches nothing, like fnmatch
                 parts.append(f"{re.escape(low)}-{re.escape(high)}")
             position += 3
         else:
@@ -201,13 +200,14 @@ def _character_class(body: str) -> str:
     return f"(?!/)[{''.join(parts)}]" if parts else "(?!)"
 
 
-# --- which part of a source patterns can select from: a listing can be narrowed to it ---
+# --- the part of a source that patterns can select, to which a listing can be narrowed ---
 
 
 def literal_prefixes(patterns: Patterns) -> tuple[str, ...]:
     """Every selected path begins with one of these; ``("",)`` when nothing is known.
 
-    Sorted, none the beginning of another, and at most ``MOST_PREFIXES``: of more, neighbours are replaced by what they have in common.
+    Sorted, none a prefix of another, and at most ``MOST_PREFIXES``: surplus neighbours are replaced by their common
+    prefix.
     """
     if not patterns.allow:
         return ("",)
@@ -215,9 +215,10 @@ def literal_prefixes(patterns: Patterns) -> tuple[str, ...]:
 
 
 def common_beginnings(texts: Iterable[str]) -> tuple[str, ...]:
-    """Every one of these texts begins with one of the answer's, which are as ``literal_prefixes`` says."""
+    """Every one of ``texts`` begins with one of the results, which are as in ``literal_prefixes``."""
     prefixes = _outermost(texts)
-    # Cut between the neighbours that have least in common; each part becomes what its first and its last share.
+    # Cut between the neighbours with the shortest common prefix; each part becomes the common prefix of its first and
+    # last.
     gaps = range(1, len(prefixes))
     by_kinship = sorted(gaps, key=lambda gap: len(commonprefix(prefixes[gap - 1 : gap + 1])))
     cuts = [0, *sorted(by_kinship[: MOST_PREFIXES - 1]), len(prefixes)]
@@ -225,7 +226,7 @@ def common_beginnings(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _outermost(prefixes: Iterable[str]) -> list[str]:
-    """Without those that begin with another one. A prefix sorts directly before all that begin with it."""
+    """Drop texts that begin with another one. A prefix sorts directly before all texts that begin with it."""
     outermost: list[str] = []
     for prefix in sorted(prefixes):
         if not outermost or not prefix.startswith(outermost[-1]):
@@ -242,7 +243,7 @@ class AuthMethod(StrEnum):
     AWS_ASSUME_ROLE = "AWS_ASSUME_ROLE"
 
 
-# The fields that each method takes, and the schemes that it opens.
+# The fields of each method, and the schemes that it opens.
 METHODS: Final[dict[AuthMethod, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     AuthMethod.CUSTOM_SECRET: (("auth_secret_name",), ("gs", "hf", "r2", "s3")),
     AuthMethod.AWS_OIDC: (("aws_oidc_role_arn", "aws_oidc_region"), ("s3",)),
@@ -267,7 +268,6 @@ class Auth:
 
     @property
     def secret_name(self) -> str | None:
-        """The secret to resolve, for CUSTOM_SECRET."""
         return self.fields.get("auth_secret_name")
 
 
@@ -288,7 +288,7 @@ class WeightsSource:
 
 
 def normalise_mount(location: str) -> str:
-    """An absolute path without empty or ``.`` segments and without a trailing slash.
+    """Return an absolute path without empty or ``.`` segments and without a trailing slash.
 
     Raises ``InvalidMountError``: relative, the root, or with ``..`` or NUL.
     """
@@ -305,9 +305,9 @@ def normalise_mount(location: str) -> str:
 
 
 def check_mounts(locations: Sequence[str]) -> None:
-    """Refuse mounts of one request that are equal or nested.
+    """Refuse equal or nested mounts of one request.
 
-    Raises ``InvalidMountError``: naming the second of the pair.
+    Raises ``InvalidMountError``, which names the second of the pair.
     """
     for first, second in pairwise(sorted(locations, key=lambda location: location.split("/"))):
         if first == second:
@@ -337,7 +337,7 @@ RepoKind = Literal["model", "dataset", "space"]
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceUri:
-    """A repository of the hub. ``revision`` is a branch, tag, commit or ``refs/pr/N``; None means the default branch."""
+    """A repository of the hub. ``revision`` is a branch, tag, commit or ``refs/pr/N``; None: the default branch."""
 
     kind: RepoKind
     repo_id: str
@@ -347,7 +347,7 @@ class HuggingFaceUri:
 
     @property
     def commit(self) -> str | None:
-        """The revision, where it is a commit: what it names never changes."""
+        """The revision if it is a commit, whose content never changes."""
         return self.revision if self.revision is not None and COMMIT.fullmatch(self.revision) else None
 
     def __str__(self) -> str:
@@ -360,15 +360,15 @@ class HuggingFaceUri:
 class BucketUri:
     """A folder of a bucket, the whole bucket, or one object.
 
-    ``prefix`` is the rest of the URI as written: ``""`` is the whole bucket, a trailing ``/`` says folder, anything else
-    names a folder or exactly one object, which only a listing can tell.
+    ``prefix`` is the rest of the URI as written: ``""`` is the whole bucket, a trailing ``/`` a folder, anything else a
+    folder or exactly one object, which only a listing can decide.
     """
 
     scheme: Literal["s3", "gs", "r2"]
     bucket: str
     prefix: str
     account: str = ""  # r2 only
-    jurisdiction: str = ""  # r2 only, "" is the default one
+    jurisdiction: str = ""  # r2 only, "" is the default
 
     def __str__(self) -> str:
         account = f"{self.account}." if self.account else ""
@@ -379,9 +379,11 @@ class BucketUri:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointUri:
-    """What a rank of a job wrote and pushed. ``job`` None is the newest of the project's jobs, ``checkpoint`` None the newest one.
+    """A checkpoint of one rank of a job.
 
-    ``checkpoint`` is a folder's name, or ``.`` for files that lie in no folder.
+    ``job`` None: the project's newest job; ``checkpoint`` None: the newest one.
+
+    ``checkpoint`` is a folder's name, or ``.`` for files outside of folders.
     """
 
     project: str
@@ -401,9 +403,9 @@ SourceUri = HuggingFaceUri | BucketUri | CheckpointUri
 
 
 def parse_source(text: str) -> SourceUri:
-    """Read a source URI.
+    """Parse a source URI.
 
-    Raises ``InvalidSourceError``: with the reason; credentials inside the URI are refused without repeating them.
+    Raises ``InvalidSourceError``; credentials inside the URI are refused without repeating them.
     """
     if (shown := _without_credentials(text)) != text:
         raise InvalidSourceError(
@@ -432,9 +434,9 @@ def parse_source(text: str) -> SourceUri:
 
 
 def _without_credentials(text: str) -> str:
-    """User and password are taken for as long as they can be: an AWS key may itself hold ``/``, a password ``@``.
+    """Match user and password greedily: an AWS key may itself hold ``/``, a password ``@``.
 
-    Each character is looked at a few times, whatever the text is: somebody waits for the refusal.
+    Linear in the length of any text, because a client waits for the refusal.
     """
     found, end = _USER_AND_COLON.search(text), text.rfind("@")
     return f"{text[: found.start()]}://***@{text[end + 1 :]}" if found and found.end() <= end else text
@@ -461,7 +463,7 @@ def _parse_hugging_face(text: str, rest: str) -> HuggingFaceUri:
 
 
 def _is_folder_name(name: str) -> bool:
-    """One that a file system takes, and that can be written down: what is no UTF-8 on a disk comes as half surrogate pairs."""
+    """Whether a file system accepts the name, and it is Unicode: non-UTF-8 names on disk have lone surrogates."""
     try:
         return 0 < len(name.encode()) <= 255 and not set("/\\") & set(name)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Where a job with a training cache may run: a project is pinned to the cluster that had its cache first."""
+"""The cluster rule for jobs with a training cache: a project is pinned to the cluster of its first cache."""
 
 from collections.abc import Collection
 
@@ -14,18 +14,18 @@ def place(
     gpu_type: str | None,
     require_cache_affinity: bool,
 ) -> str:
-    """The cluster where a job of the project that asks in the cluster ``asking`` runs, with the cache that the project has there.
+    """The cluster where a job of the project runs.
 
     Args:
-        project: for people.
-        pinned: where the project's first job with a cache was; None before.
+        project: for messages.
+        pinned: the cluster of the project's first job with a cache; None: no such job yet.
         offering: clusters that have the GPU type, busy or not.
-        asking: where the job would run if the project had no cache.
-        gpu_type: for people; None: the job takes any, or none.
-        require_cache_affinity: the job would rather fail than begin with an empty cache in another cluster.
+        asking: where the job would run without a cache.
+        gpu_type: for messages; None: the job needs no certain type.
+        require_cache_affinity: rather fail than begin with an empty cache in another cluster.
 
     Raises:
-        CacheAffinityError: the pinned cluster has no such GPUs, and the job has to have its cache; or no cluster has any.
+        CacheAffinityError: the pinned cluster lacks such GPUs and the job requires its cache; or no cluster has them.
     """
     if pinned is None or pinned in offering:
         return pinned or asking

@@ -1,4 +1,4 @@
-"""What a training cache holds, as a list that is bounded: where there is too much, deep folders are one entry each."""
+"""A bounded list of a training cache's content; in a large cache each deep folder becomes one entry."""
 
 import stat
 from collections.abc import Iterator
@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 ENTRIES_LIMIT: Final = 100_000
-_CHARACTERS_LIMIT: Final = 16_000_000  # of all paths: a job may make each as long as it likes
+_CHARACTERS_LIMIT: Final = 16_000_000  # of all paths: a job may choose their lengths
 FileType = Literal["file", "directory", "symlink"]
 _TYPES: Final[dict[int, FileType]] = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 
 class SummaryEntry(NamedTuple):
-    """A file, folder or link by its path below the cache. ``mode`` is that of ``stat``, ``modified`` in seconds since the epoch.
+    """A file, folder or link by its path below the cache.
 
-    ``size`` is in bytes: of a folder 0, or what all files below have where those are not listed.
+    ``mode`` is ``st_mode``, ``modified`` in seconds since the epoch.
+
+    ``size`` is in bytes: 0 for a folder, or the sum of all files below where those are not listed.
     """
 
     path: str
@@ -29,7 +31,6 @@ class SummaryEntry(NamedTuple):
 
     @property
     def permissions(self) -> str:
-        """As ``ls -l`` has it."""
         return stat.filemode(self.mode)
 
 
@@ -41,17 +42,18 @@ class _Kept:
 
 
 class CacheSummary:
-    """Entries of a tree, folders before what is in them. Keeps at most ``limit``, however many are added, and of paths at most 16 MB.
+    """Entries of a tree, added folders first; stores at most ``limit``, and at most 16 MB of paths.
 
-    All entries to a depth are kept, and none below it: the greatest depth at which they are not too many. Of the order in which siblings come nothing depends.
+    All entries down to one depth are stored and none below: the greatest depth within the limits. The order of siblings
+    does not matter.
     """
 
     def __init__(self, limit: int = ENTRIES_LIMIT) -> None:
         self._limit = limit
-        self._levels: list[dict[str, _Kept]] = []  # those of depth 1 first
+        self._levels: list[dict[str, _Kept]] = []  # index 0 has the entries of depth 1
         self._count = 0
         self._characters = 0
-        self._deepest: int | None = None  # level that is kept; None: all so far
+        self._deepest: int | None = None  # deepest level stored; None: all so far
         self.files = 0
         self.size = 0  # bytes of all files, listed or not
 
@@ -59,7 +61,7 @@ class CacheSummary:
         return self._count
 
     def add(self, entry: SummaryEntry) -> None:
-        """A file, a folder or a link; all else is passed over."""
+        """Add a file, folder or link; other types are skipped."""
         kind = entry.file_type
         if kind is None:
             return
@@ -79,7 +81,7 @@ class CacheSummary:
             self.fold()
 
     def fold(self) -> bool:
-        """Keep one level less. False: there is none."""
+        """Drop the deepest level. Returns False when no level is left."""
         if not self._levels:
             return False
         self._deepest = len(self._levels) - 1
@@ -91,15 +93,14 @@ class CacheSummary:
         return True
 
     def entries(self) -> Iterator[SummaryEntry]:
-        """In the order of their paths."""
         paths = sorted((path, level) for level, kept in enumerate(self._levels) for path in kept)
         for path, level in paths:
             kept = self._levels[level][path]
             yield SummaryEntry(path, kept.size, kept.modified, kept.mode)
 
     def _add_to_folder(self, path: str, size: int) -> None:
-        """To the folder of the deepest level that is kept; to none where no level is."""
+        """Add ``size`` to the ancestor at the deepest stored level, if any."""
         if size and self._deepest:
             folder = self._levels[self._deepest - 1].get("/".join(path.split("/", self._deepest)[:-1]))
-            if folder is not None:  # else it came while we looked
+            if folder is not None:  # otherwise the folder appeared during the walk
                 folder.size += size

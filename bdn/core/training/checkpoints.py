@@ -1,4 +1,4 @@
-"""What a checkpoint is: which files of a directory belong to which one, of what type it is, and how names are ordered."""
+"""Rules of checkpoints: which files of a directory belong to which checkpoint, its type, and the order of names."""
 
 import json
 import posixpath
@@ -13,18 +13,19 @@ from bdn.core.json_bounds import check_json
 
 CheckpointType = Literal["lora", "whisper", "full", "other"]
 
-LOOSE: Final = "."  # the checkpoint of files that lie in no folder
-UNFINISHED: Final = ".bdn-open"  # a file by which a job says: not yet
+LOOSE: Final = "."  # the checkpoint of files outside of folders
+UNFINISHED: Final = ".bdn-open"  # a job creates this file while it still writes
 CONFIG: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
-INDEX: Final = ".index.json"  # how a file ends that names the shards of a model
-READ: Final = (CONFIG, ADAPTER_CONFIG)  # of each checkpoint, for ``describe``
-_DEEPEST: Final = 100  # of JSON that is kept: what writes it out again ends at 255
-# Bytes and elements of a file that is looked into; larger ones say nothing. The index of DeepSeek-V3 has 9 MB and 92,000 elements.
+INDEX: Final = ".index.json"  # suffix of files that name a model's shards
+READ: Final = (CONFIG, ADAPTER_CONFIG)  # read in each checkpoint, for ``describe``
+_DEEPEST: Final = 100  # levels of JSON that is stored; its serialiser fails at 255
+# Bytes and elements of a file that is parsed; larger files are ignored. The index of DeepSeek-V3 has 9 MB and 92,000
+# elements.
 LONGEST_READ: Final = 24 * 1024**2
 MOST_ELEMENTS: Final = 400_000
-LONGEST_DESCRIBED: Final = 1024**2  # of one of ``READ``: it goes into the record of a checkpoint
-ADAPTER_CONFIG_BYTES: Final = 64 * 1024  # of JSON, of an adapter_config.json that is kept beside its checkpoint
+LONGEST_DESCRIBED: Final = 1024**2  # of each file in ``READ``: it goes into the record of a checkpoint
+ADAPTER_CONFIG_BYTES: Final = 64 * 1024  # JSON of an adapter_config.json that is stored with its checkpoint
 LONGEST_NAME: Final = 4096  # characters of a base model
 
 
@@ -34,7 +35,7 @@ def is_looked_at(name: str) -> bool:
 
 
 def place_of(path: str) -> tuple[str, str] | None:
-    """The checkpoint of a file, by its path below the directory, and its path in there; None: it is not looked at."""
+    """Split a file's path below the directory into its checkpoint and the path inside; None: ignored."""
     first, _, rest = path.partition("/")
     if not is_looked_at(first):
         return None
@@ -42,14 +43,14 @@ def place_of(path: str) -> tuple[str, str] | None:
 
 
 def by_number(name: str) -> tuple[tuple[int, str], ...]:
-    """Sorts names with numbers compared as numbers: ``checkpoint-900`` before ``checkpoint-1000``. No two names are equal."""
+    """Sort key with numbers compared as numbers: ``checkpoint-900`` before ``checkpoint-1000``. Injective."""
     parts = enumerate(re.split(r"([0-9]+)", name))
     return (*((int(part), "") if index % 2 else (-1, part) for index, part in parts), (-1, name))
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The type of a checkpoint, and of an adapter its own configuration and the model that it is for."""
+    """A checkpoint's type; for an adapter, also its configuration and base model."""
 
     type: CheckpointType
     base_model: str | None = None
@@ -57,9 +58,11 @@ class Description:
 
 
 def describe(paths: Iterable[str], read: Mapping[str, bytes | bytearray]) -> Description:
-    """Of a checkpoint with these files; ``read`` has the contents of those of ``READ`` that lie at its root. What is no JSON says nothing.
+    """Describe a checkpoint with these files; ``read`` has contents of ``READ`` at its root.
 
-    Whatever a job wrote there, the result can be written down: as JSON, in UTF-8, in a database.
+    Invalid JSON is ignored.
+
+    Whatever a job wrote, the result can be stored: as JSON, in UTF-8, in a database.
     """
     names = set(paths)
     if ADAPTER_CONFIG in names:
@@ -78,7 +81,7 @@ _WEIGHTS: Final = (
     *(".safetensors", ".distcp", ".pt", ".pth", ".ckpt", ".bin"),
     *(".gguf", ".h5", ".keras", ".msgpack", ".nemo", ".npz"),
 )
-# Beside weights: what Trainer and accelerate keep of optimizers, random states and arguments.
+# Files beside weights: states of optimizers, random generators and arguments, from Trainer and accelerate.
 _BESIDE: Final = re.compile(r"(optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)[^/]*")
 
 
@@ -89,9 +92,10 @@ def is_weights(path: str) -> bool:
 
 
 def is_loadable(kind: CheckpointType, paths: Iterable[str]) -> bool:
-    """Whether a checkpoint of this type with these files is one that a job resumes from.
+    """Whether a job can resume from a checkpoint of this type with these files.
 
-    Logs and markers are not, nor one rank's part of what ``torch.distributed.checkpoint`` wrote, without the ``.metadata`` of the rank that holds it.
+    Not from logs and markers, nor from one rank's part of a ``torch.distributed.checkpoint`` without the ``.metadata``
+    that another rank holds.
     """
     names = set(paths)
     parts = {posixpath.dirname(name) for name in names if name.endswith(".distcp")}
@@ -101,7 +105,7 @@ def is_loadable(kind: CheckpointType, paths: Iterable[str]) -> bool:
 
 
 def shards_of(index: bytes | bytearray) -> set[str]:
-    """The files that an index names, relative to it; none where it is no index. What no file can be named is not waited for."""
+    """The files that an index names, relative to it; empty for an invalid index. Skips names that no file can have."""
     named = (_parsed(index) or {}).get("weight_map")
     texts = {name for name in named.values() if isinstance(name, str)} if isinstance(named, dict) else set()
     return {path for name in texts if (path := _path(name)) is not None}
@@ -115,7 +119,7 @@ def _path(name: str) -> str | None:
 
 
 def _parsed(content: bytes | bytearray | None) -> dict[str, Any] | None:
-    """None for what is not a JSON object, and for one that is nested deeper, or has more elements, than anybody writes: those are not parsed."""
+    """None for anything but a JSON object, and, without parsing, for implausibly deep or large ones."""
     if content is None or len(content) > LONGEST_READ:
         return None
     try:
@@ -127,7 +131,7 @@ def _parsed(content: bytes | bytearray | None) -> dict[str, Any] | None:
 
 
 def _object(content: bytes | bytearray | None) -> dict[str, Any] | None:
-    """None also for an object with a NUL or half a surrogate pair, which databases refuse."""
+    """None also for an object with a NUL or a lone surrogate, which databases refuse."""
     found = _parsed(content)
     try:
         written = json.dumps(found, allow_nan=False, ensure_ascii=False).encode()

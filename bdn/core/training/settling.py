@@ -1,4 +1,4 @@
-"""When a checkpoint has settled: nobody has changed it for long enough, or it came whole, by a rename."""
+"""When a checkpoint has settled: unchanged for long enough, or complete at once by a rename."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ REST_SECONDS: Final = 5.0
 
 
 class Stamp(NamedTuple):
-    """What changes when a file does: size in bytes, times in ns, and which file it is."""
+    """What changes when a file does: size in bytes, times in ns, inode and device."""
 
     size: int
     mtime: int
@@ -20,7 +20,10 @@ class Stamp(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """Which folder it is, whatever its name. The time of its birth, in ns, tells it from one that got a free inode's number."""
+    """A folder's identity, whatever its name.
+
+    The birth time, in ns, distinguishes it from a later folder with a reused inode.
+    """
 
     device: int
     inode: int
@@ -40,16 +43,20 @@ class _Seen:
 
 @dataclass
 class Settling:
-    """Is told what each look finds, with the time of a clock that never jumps, in seconds. Times of files are compared, never reckoned with.
+    """Records the result of each scan, with the time of a steady clock in seconds.
 
-    A checkpoint settles when two looks ``settle_seconds`` apart, and all between them, found the same; or at once when its folder, which the
-    look before did not find under this name, was seen under another name one or two looks ago: whoever writes aside and renames
-    says by that that it is complete. (Two, because a folder that is renamed during a look may be found under neither name.)
+    File times are only compared for equality.
 
-    What this rule cannot see has to rest like others: a folder that was moved in from elsewhere, that was written and renamed between two looks, that was
-    renamed before the first look, or that lies on a file system without times of birth, as NFS. The change time of a folder
-    tells no more: ``chmod``, ``rsync`` and ``tar`` set it, too, while they go on writing. Nor is a write seen that changes no time: one through a
-    shared mapping before the kernel notices it, and a second one within a tick of the kernel's clock (4 ms) after the look.
+    A checkpoint settles when two scans ``settle_seconds`` apart, and all scans between, found the same. It settles at
+    once when its folder is new under this name and had another name one or two scans ago: a job that writes aside and
+    renames declares the checkpoint complete. (Two scans, because a folder that is renamed during a scan may be found
+    under neither name.)
+
+    The rule cannot see some renames, and such folders settle by time: moved in from elsewhere, written and renamed
+    between two scans, renamed before the first scan, or on a file system without birth times, such as NFS. The folder's
+    change time does not help: ``chmod``, ``rsync`` and ``tar`` set it, too, during writing. A write that changes no time
+    is not seen either: through a shared mapping before the kernel notices it, or a second write within a tick of the
+    kernel's clock (4 ms) after the scan.
     """
 
     settle_seconds: float
@@ -59,7 +66,7 @@ class Settling:
     _before: Mapping[str, Folder] = field(default_factory=dict)
 
     def look(self, now: float, checkpoints: Mapping[str, Files], folders: Mapping[str, Folder]) -> None:
-        """All checkpoints that there are now, and all folders directly below the directory, also those that are temporary."""
+        """Record all present checkpoints, and all folders directly below the directory, including temporary ones."""
         names = {folder: name for look in (self._before, self._last) for name, folder in look.items()}
         renamed = {name for name, folder in folders.items() if names.get(folder, name) != name}
         self._seen = {name: self._looked(now, name, files, name in renamed) for name, files in checkpoints.items()}
@@ -77,12 +84,12 @@ class Settling:
         return _Seen(dict(files), now, rests_since, is_renamed)
 
     def is_settled(self, name: str, now: float) -> bool:
-        """Whether the checkpoint, as the last look found it, has rested or came whole. ``why_incomplete`` is the other half."""
+        """Whether the checkpoint was unchanged or renamed as of the last scan. Check ``why_incomplete``, too."""
         seen = self._seen.get(name)
         return seen is not None and (seen.is_renamed or now - seen.since >= self.settle_seconds)
 
     def rested(self, name: str, now: float) -> set[str]:
-        """The files of a checkpoint that have not changed for ``rest_seconds``: their chunks may be sent ahead."""
+        """The checkpoint's files unchanged for ``rest_seconds``: their chunks may be sent ahead."""
         seen = self._seen.get(name)
         if seen is None:
             return set()
@@ -94,12 +101,12 @@ def why_incomplete(
     read: Callable[[str], bytes | bytearray | None],
     writing: Callable[[], Collection[tuple[int, int]]],
 ) -> str | None:
-    """Why more will come, whatever the times say; None: nothing says so.
+    """Why a checkpoint is incomplete, whatever its times; None: no reason found.
 
     Args:
         files: of one checkpoint.
-        read: gives the content of one that ends in ``INDEX``, by path; None of one that cannot be read.
-        writing: gives the files that somebody has open for writing now, by device and inode. It is asked last.
+        read: returns the content of a path that ends in ``INDEX``, or None when unreadable.
+        writing: returns the files open for writing now, by device and inode. Called last.
     """
     if UNFINISHED in files:
         return f"it holds {UNFINISHED}"

@@ -1,7 +1,8 @@
-"""Whether a checkpoint is complete by its own format: a killed writer leaves files that no loader reads.
+"""Whether a checkpoint is complete by its own format: a killed writer leaves files that no loader can read.
 
-No rule trusts what it reads: a header is scanned in windows and never parsed, no pickle is loaded, no archive is unpacked, and a name that
-is read is only looked up among the files of the checkpoint. A file that is not of the format that its name promises is not judged.
+No rule trusts its input: a header is scanned in windows and never parsed, no pickle is loaded, no archive is unpacked,
+and names from files are only looked up among the checkpoint's files. A file whose content does not match the format of
+its name is not judged.
 """
 
 import posixpath
@@ -12,19 +13,16 @@ from typing import Final
 
 from bdn.core.training.checkpoints import ADAPTER_CONFIG, is_weights
 
-Part = Callable[
-    [str, int, int], bytes | bytearray | None
-]  # of a file, by path, start and stop; None: it cannot be read
+Part = Callable[[str, int, int], bytes | bytearray | None]  # of a file, by path, start and stop; None: unreadable
 
 _LONGEST_HEADER: Final = 100_000_000  # bytes, the limit of the safetensors library
-_WINDOW: Final = 1024**2  # bytes of a header that are read at once
+_WINDOW: Final = 1024**2  # bytes of a header read at once
 _OVERLAP: Final = 128  # bytes; longer than any match of ``_OFFSETS``
 _OFFSETS: Final = re.compile(rb'"data_offsets"\s{0,8}:\s{0,8}\[\s{0,8}\d{1,19}\s{0,8},\s{0,8}(\d{1,19})\s{0,8}\]')
 _ZIP: Final = b"PK\x03\x04"
 _ZIPPED: Final = (".pt", ".pth", ".bin", ".ckpt", ".npz", ".keras")
-_END: Final = (
-    b"PK\x05\x06"  # of central directory, APPNOTE.TXT 4.3.16: 22 bytes and a comment, whose length is in the last two
-)
+# End of central directory, APPNOTE.TXT 4.3.16: 22 bytes and a comment, whose length is in the last two.
+_END: Final = b"PK\x05\x06"
 _END_SIZE: Final = 22
 _LONGEST_COMMENT: Final = 65535
 _DEEPSPEED: Final = "latest"
@@ -36,10 +34,10 @@ _LONGEST_TAG: Final = 256  # bytes
 def why_not_whole(
     sizes: Mapping[str, int], part: Part, *, is_first_rank: bool = True, is_loose: bool = False
 ) -> str | None:
-    """The missing part of a checkpoint with files of these sizes, in bytes; None: it is complete as far as its format shows.
+    """The missing part of a checkpoint with files of these sizes, in bytes; None: complete as far as its format shows.
 
-    ``part`` gives at most 1 MiB at a time. Only the first rank has to hold what one rank writes for all, such as ``.metadata``. What loose files
-    name are other checkpoints, and is not looked for.
+    ``part`` is called for at most 1 MiB at a time. Only the first rank has to hold what one rank writes for all, such
+    as ``.metadata``. Names in loose marker files refer to other checkpoints and are not checked.
     """
     markers = set() if is_loose else {_DEEPSPEED, _MEGATRON}
     return next(_missing(sizes, part, markers, is_first_rank=is_first_rank), None)
@@ -71,7 +69,7 @@ _UNREAD: Final = "cannot be read"
 
 
 def _of_safetensors(size: int, part: _OfFile) -> str | None:
-    """The first eight bytes say how long the header is, and the header where each tensor ends."""
+    """The first eight bytes are the header's length; the header contains each tensor's end."""
     if not size:
         return "is empty"
     head = part(0, min(size, 9))
@@ -120,7 +118,7 @@ def _of_adapter(path: str, sizes: Mapping[str, int]) -> str | None:
 
 
 def _of_marker(path: str, sizes: Mapping[str, int], part: Part) -> str | None:
-    """DeepSpeed's and Megatron's name of the folder that they wrote before."""
+    """Markers of DeepSpeed and Megatron, which name the folder written before."""
     folder, _, name = path.rpartition("/")
     if not 0 < sizes[path] <= _LONGEST_TAG:
         return None

@@ -1,10 +1,10 @@
 """One client of the data plane, as a state machine over a non-blocking socket.
 
-    (shaking hands →) reading a head → (waiting for a Future →) sending → reading the next head … → draining
-                                     → (waiting for the body, for a buffer →) receiving → sending …
+    (handshake →) reading a head → (waiting for a Future →) sending → reading the next head … → draining
+                                 → (waiting for the body, for a buffer →) receiving → sending …
 
-``advance`` runs until it would block, or one request is answered, and says what to wait for. It may be called again for any reason (an event, a timer,
-or by mistake): each state checks for itself what has happened.
+``advance`` runs until it would block, or one request is answered, and returns what to wait for. Spurious calls are
+harmless: each state checks for itself what has happened.
 """
 
 import logging
@@ -62,14 +62,14 @@ from bdn.wire.http_fields import (
 )
 
 logger = logging.getLogger(__name__)
-_DRAIN_BYTES: Final = CHUNK_SIZE + 1024 * 1024  # the body of a PUT that was refused
+_DRAIN_BYTES: Final = CHUNK_SIZE + 1024 * 1024  # the body of a refused PUT
 _DRAIN_SECONDS: Final = 2.0
 _MANIFEST: Final = MANIFEST_HEADER.lower()
 _SUSPECT: Final = SUSPECT_HEADER.lower()
 _PROCESSING_SECONDS: Final = 1.0
 _PROCESSING: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: what is in the socket's buffer is given up
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: discard the socket's send buffer
 _RECEIVE_BYTES: Final = 64 * 1024
 _EMPTY_LINES: Final = 16
 _SLOWEST: Final = StallPolicy(window_seconds=30.0)
@@ -78,10 +78,11 @@ _SLOWEST_SENDER: Final = StallPolicy(least_bytes=1024 * 1024, window_seconds=30.
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """``idle_seconds`` between requests, ``head_seconds`` for one head or a handshake, ``obtaining_seconds`` for a chunk on its way.
+    """``idle_seconds`` between requests, ``head_seconds`` per head or handshake, ``obtaining_seconds`` per chunk.
 
-    A reader slower than ``slowest`` has stalled, and a sender slower than ``slowest_sender``, which holds one of few buffers. The window is longer than for bodies that we read, because progress
-    shows in steps: a client's kernel with a full buffer of 6 MB says nothing until a sixteenth of it is free.
+    A reader slower than ``slowest`` has stalled. A sender slower than ``slowest_sender`` has stalled, too: it occupies
+    one of few buffers. The windows are longer than for bodies that we read, because progress is visible in steps only:
+    a client's kernel with a full buffer of 6 MB acknowledges nothing until a sixteenth of it is free.
     """
 
     idle_seconds: float = 60.0
@@ -93,11 +94,11 @@ class Timeouts:
 
 @dataclass(slots=True)
 class RequestReader:
-    """Reads request heads from a non-blocking socket. Keeps at most one head and what one ``recv`` returns."""
+    """Reads request heads from a non-blocking socket. Buffers at most one head and the result of one ``recv``."""
 
     timeouts: Timeouts
     _received: bytearray = field(default_factory=bytearray, init=False)
-    _searched: int = field(default=0, init=False)  # bytes in which no head ends
+    _searched: int = field(default=0, init=False)  # bytes known to contain no end of a head
     _empty_lines: int = field(default=0, init=False)
     _until: float = field(init=False)
 
@@ -110,13 +111,16 @@ class RequestReader:
         return Wait(select.EPOLLIN, self._until)
 
     def begin_next(self) -> bool:
-        """Start the clock for the next request. Returns whether some of it has been received."""
+        """Start the timeout of the next request. Returns whether part of it was received already."""
         has_begun = bool(self._received)
         self._until = time.monotonic() + (self.timeouts.head_seconds if has_begun else self.timeouts.idle_seconds)
         return has_begun
 
     def read(self, connection: socket.socket) -> RequestHead | Wait:
-        """The next head, or what to wait for. ``HeadRefusedError``: it is malformed; ``EndedError``: none will come."""
+        """Read the next head, or return what to wait for.
+
+        Raises ``HeadRefusedError`` for a malformed head; ``EndedError`` when none will arrive.
+        """
         while (end := self._find_head()) < 0:
             try:
                 piece = connection.recv(_RECEIVE_BYTES)
@@ -129,7 +133,8 @@ class RequestReader:
             if not self._received:
                 self._until = time.monotonic() + self.timeouts.head_seconds
             self._received += piece
-            if self._received[0] == HANDSHAKE:  # of which no head comes, and the client waits for an answer
+            # TLS to a plain port: no head will arrive, and the client waits for a response.
+            if self._received[0] == HANDSHAKE:
                 raise HeadRefusedError(400, SPEAKS_PLAIN_HTTP)
         content = bytes(self._received[:end])
         del self._received[:end]
@@ -138,11 +143,11 @@ class RequestReader:
 
     @property
     def holds_bytes(self) -> bool:
-        """Whether something was received behind the last head."""
+        """Whether bytes after the last head are buffered."""
         return bool(self._received)
 
     def take_into(self, buffer: memoryview) -> int:
-        """What was received of a body along with its head."""
+        """Move body bytes that were received with the head into ``buffer``."""
         count = min(len(buffer), len(self._received))
         with memoryview(self._received) as received:
             buffer[:count] = received[:count]
@@ -150,14 +155,15 @@ class RequestReader:
         return count
 
     def keep(self, piece: bytes) -> None:
-        """What was received along with the end of a body: the next head, or its beginning."""
+        """Buffer bytes received with the end of a body: the beginning of the next head."""
         self._received += piece
 
     def _find_head(self) -> int:
-        while self._received.startswith(b"\r\n"):  # RFC 9112, section 2.2: some clients end a body with one too many
+        # RFC 9112, section 2.2: some clients send an extra line end after a body.
+        while self._received.startswith(b"\r\n"):
             del self._received[:2]
             self._empty_lines += 1
-            if self._empty_lines > _EMPTY_LINES:  # a client that sends nothing else would keep its worker
+            if self._empty_lines > _EMPTY_LINES:  # a client that sends only empty lines would occupy its worker
                 raise HeadRefusedError(400, "there are too many empty lines before the request")
         end = find_head(self._received, self._searched)
         self._searched = len(self._received)
@@ -166,7 +172,7 @@ class RequestReader:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What all connections of a server share."""
+    """State shared by all connections of a server."""
 
     chunks: ServedChunks
     on_sent: Callable[[int], None]
@@ -182,14 +188,17 @@ class Service:
 
 @dataclass(eq=False, slots=True)
 class ChunkConnection:
-    """Owns its socket and, while it sends, the chunk's file, or while it receives, a buffer. One thread at a time calls it."""
+    """Owns its socket and, while sending, the chunk's file, or while receiving, a buffer.
+
+    One thread at a time calls it.
+    """
 
     _socket: socket.socket
     _service: Service
     address: str = ""
-    is_watched: bool = field(default=False, init=False)  # these two belong to the poller
+    is_watched: bool = field(default=False, init=False)  # the poller owns these two
     awaited: Future[object] | None = field(default=None, init=False)
-    organisation: str | None = field(default=None, init=False)  # of the last request that was authorised
+    organisation: str | None = field(default=None, init=False)  # of the last authorised request
     _reader: RequestReader = field(init=False)
     _step: Callable[[], Wait | None] = field(init=False)
     _head: RequestHead = field(init=False)
@@ -210,7 +219,7 @@ class ChunkConnection:
             self._step = partial(self._shake_hands, self._service.certificate)
 
     def fileno(self) -> int:
-        """The socket's descriptor; -1 once it is closed."""
+        """The socket's descriptor; -1 once closed."""
         return self._socket.fileno()
 
     @property
@@ -220,16 +229,22 @@ class ChunkConnection:
 
     @property
     def owner(self) -> str:
-        """Whose turn a worker's turn for it is: its organisation's, or its address's until that is known."""
+        """The owner of this connection's turns at the workers: its organisation, or its address while unknown."""
         return f"at {self.address}" if self.organisation is None else self.organisation
 
     @property
     def is_idle(self) -> bool:
-        """Whether it may be closed to admit another connection: no authorised request is under way. Call only while it waits."""
+        """Whether it may be closed in favour of another connection: no authorised request is in progress.
+
+        Call only while the connection waits.
+        """
         return self.organisation is None or self._step == self._read
 
     def advance(self) -> Wait | None:
-        """Run until it would block, its owner changes, or one request is answered. Returns None when the connection has ended and is closed."""
+        """Run until it would block, its owner changes, or one request is answered.
+
+        Returns None when the connection has ended and is closed.
+        """
         owner = self.owner
         try:
             while (wait := self._step()) is None:
@@ -254,16 +269,16 @@ class ChunkConnection:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the client has closed it already
+            return  # the client closed first
 
     def close(self) -> None:
-        """Close the socket and the file, and leave the buffer, or the wait for one, to others."""
+        """Close socket and file, and release the buffer, or the wait for one."""
         self._end_sending()
         self._end_receiving()
         self._socket.close()
 
     def _shake_hands(self, certificate: Certificate) -> Wait | None:
-        """Each turn of it is a worker's, for a millisecond at most; the client's turns are waited for like its requests."""
+        """Advance the TLS handshake: each step occupies a worker for at most a millisecond; waits are in the poller."""
         events = select.EPOLLIN
         try:
             if not isinstance(self._socket, EncryptedSocket):
@@ -279,7 +294,7 @@ class ChunkConnection:
             pass
         except ssl.SSLWantWriteError:
             events = select.EPOLLOUT
-        except OSError as error:  # such as ENOTCONN: it was gone before; or it does not believe us
+        except OSError as error:  # such as ENOTCONN: the client has gone; or it does not trust the certificate
             raise EndedError(f"no handshake: {error}") from None
         else:
             self._reader.begin_next()
@@ -307,21 +322,24 @@ class ChunkConnection:
             self._attempt(self._authorize)
         return None
 
-    # --- looking the chunk up, which may block ---
+    # --- looking up the chunk, which may block ---
 
     def _attempt(self, step: Callable[[], None]) -> None:
-        """Take a step that ends with an answer or a Future. Any error that is not ours is not the client's fault."""
+        """Run a step that ends with a response or a Future.
+
+        Raises ``RuntimeError`` for any error but ``BdnError``: it is not the client's fault.
+        """
         try:
             step()
         except BdnError as error:
             self._send(answer_error(self._head, error))
-        except Exception as error:  # a bug, or a disk that fails: no ConnectionError of this client's
+        except Exception as error:  # a bug or a failing disk, not a ConnectionError of this client
             raise RuntimeError(f"the look-up of {self._head.target} failed") from error
 
     def _authorize(self) -> None:
         request = self._request
         if isinstance(request, PushedChunk):
-            assert self._service.received is not None  # noqa: S101 - else its path was not found
+            assert self._service.received is not None  # noqa: S101 - otherwise the path was not found
             self._await_body_for(self._service.received, request)
             return
         request = replace(request, organisation=self._service.chunks.authorize(request))
@@ -329,7 +347,7 @@ class ChunkConnection:
         self._step = partial(self._find, request)
 
     def _find(self, request: ChunkRequest) -> None:
-        """A step of its own: what may block here does so in the organisation's turn."""
+        """A separate step, so that blocking happens in the organisation's turn."""
         self._attempt(partial(self._open, request))
 
     def _know(self, organisation: str) -> None:
@@ -349,7 +367,7 @@ class ChunkConnection:
             self._step, self._next_processing = partial(self._await, partial(self._open, request), found), 0.0
 
     def _await(self, then: Callable[[], None], future: Future[Any]) -> Wait | None:
-        """It is on its way, and ``then`` it is answered. A client that closes its side now has gone: that is nginx's rule, too."""
+        """Wait for the chunk, then call ``then``. A client that closes its sending side counts as gone, as in nginx."""
         if future.done() or time.monotonic() >= self._until:
             self._attempt(partial(self._resume, then, future))
             return None
@@ -358,10 +376,10 @@ class ChunkConnection:
         return Wait(select.EPOLLRDHUP, min(self._until, self._send_processing()), future)
 
     def _send_processing(self) -> float:
-        """Send ``102 Processing`` to a peer now and then while it waits (ADR 0012). Returns when to do so next.
+        """Send ``102 Processing`` to a waiting peer at intervals (ADR 0012). Returns when to do so next.
 
-        A client that sends no ``BDN-Manifest`` is no peer and may not expect it, and HTTP/1.0 has no interim answers (RFC 9110,
-        15.2).
+        A client without ``BDN-Manifest`` is not a peer and may not expect it, and HTTP/1.0 has no interim responses
+        (RFC 9110, 15.2).
         """
         if _MANIFEST not in self._head.headers or self._head.is_http_1_0:
             return self._until
@@ -372,14 +390,14 @@ class ChunkConnection:
         return self._next_processing
 
     def _send_interim(self, answer: bytes) -> None:
-        """Unless its socket is full: then it has more to read already, and does without."""
+        """Skipped when the socket is full: the client has enough to read."""
         if not has_happened(self._socket, select.POLLOUT):
             return
         try:
             is_sent = self._socket.send(answer) == len(answer)
         except BlockingIOError:
             is_sent = False
-        if not is_sent:  # and what follows must not go out in its place
+        if not is_sent:  # a partial interim response would corrupt the final one
             raise EndedError("the client does not read")
 
     def _resume(self, then: Callable[[], None], future: Future[Any]) -> None:
@@ -394,7 +412,7 @@ class ChunkConnection:
     # --- receiving ---
 
     def _await_body_for(self, received: ReceivedChunks, request: PushedChunk) -> None:
-        """A sender that may not send costs no memory, and none of its body is read. One that may has a buffer once it sends."""
+        """Authorise a sender before its body is read, without using memory. It gets a buffer once it sends."""
         request = replace(request, organisation=received.authorize(request))
         self._know(request.organisation)
         self._until = time.monotonic() + self._service.timeouts.slowest_sender.window_seconds
@@ -439,7 +457,8 @@ class ChunkConnection:
         wait = receiving.advance(self._socket)
         if wait is None:
             if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
-                self._reader.keep(self._socket.recv(_RECEIVE_BYTES))  # ``epoll`` does not see what is decrypted already
+                # ``epoll`` does not see bytes that are decrypted already.
+                self._reader.keep(self._socket.recv(_RECEIVE_BYTES))
             self._head = after_body(self._head)
             self._attempt(partial(self._take, received, request, receiving))
         return wait
@@ -453,7 +472,7 @@ class ChunkConnection:
             self._end_receiving()
         if actual == request.digest:
             self._send(answer_taken(self._head))
-        else:  # the client is to blame, and no upstream
+        else:  # the client's fault, not an upstream's
             wrong = ChecksumMismatchError("the chunk", str(request.digest), str(actual))
             self._send(answer_error(self._head, wrong, 422))
 
@@ -491,7 +510,7 @@ class ChunkConnection:
             self._until, self._step = time.monotonic() + _DRAIN_SECONDS, self._drain
             return None
         self._step = self._read
-        # Other connections go first: a client that never pauses, or pipelines, must not hold a worker.
+        # Other connections go first: a client that never pauses, or pipelines, must not occupy a worker.
         return NEXT_TURN if self._reader.begin_next() else self._reader.wait
 
     def _end_sending(self) -> None:
@@ -502,7 +521,10 @@ class ChunkConnection:
                 self._service.on_sent(sending.sent)
 
     def _drain(self) -> Wait | None:
-        """Read what the client still sends, for a while: closing a socket with unread bytes resets it and loses the last answer."""
+        """Read for a while what the client still sends.
+
+        Closing a socket with unread bytes resets it, and the client loses the last response.
+        """
         try:
             piece = self._socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""A connection of the data plane over TLS, which looks like one without: what would block raises ``BlockingIOError``."""
+"""A non-blocking TLS socket with the behaviour of a plain one: calls that would block raise ``BlockingIOError``."""
 
 import socket
 import ssl
@@ -9,20 +9,20 @@ from typing import Any, cast
 class EncryptedSocket(ssl.SSLSocket):
     """A non-blocking socket after its handshake.
 
-    A ``send`` that would block has encrypted the beginning of its content already. So the next one has to be given the same
-    content, or more of it.
+    A ``send`` that would block has already encrypted the beginning of its content, so the next ``send`` must begin with
+    the same content.
     """
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """Not more than a record, so that nothing decrypted is left where ``epoll`` does not see it."""
+        """Receive at most one record, so that no decrypted bytes remain where ``epoll`` does not see them."""
         try:
             return super().recv(buflen, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 
     def send(self, data: Any, flags: int = 0) -> int:  # noqa: ANN401, ARG002 - the library's signature
-        """A record of it at most. Flags are for packets, and a record is not held back for another."""
-        if self.version() is None:  # without TLS, the library would send it as it is
+        """Send at most one record. Ignores flags, which are for packets: no record is held back for another."""
+        if self.version() is None:  # without TLS, the library would send plaintext
             raise ConnectionAbortedError
         try:
             return super().send(data)
@@ -30,15 +30,15 @@ class EncryptedSocket(ssl.SSLSocket):
             raise BlockingIOError from None
 
     def shutdown(self, how: int) -> None:
-        """As of a plain socket; the client is told first that nothing follows. From another thread only in both directions."""
+        """Like a plain socket's; notifies the client of the end first. From another thread only for both directions."""
         if how == socket.SHUT_WR:
-            with suppress(OSError, ValueError):  # it would wait for the client to say the same
+            with suppress(OSError, ValueError):  # unwrap would wait for the client's close_notify
                 self.unwrap()
-        # That of ``SSLSocket`` ends TLS, and what a worker sent at this moment would go out as it is.
+        # Not ``SSLSocket.shutdown``: it ends TLS, and a concurrent ``send`` of a worker would go out as plaintext.
         socket.socket.shutdown(self, how)
 
 
 def encrypted(connection: socket.socket, context: ssl.SSLContext) -> EncryptedSocket:
-    """The same connection, which owns its descriptor from now on, before its handshake."""
+    """Wrap a connection, before its handshake. Takes ownership of its descriptor."""
     context.sslsocket_class = EncryptedSocket
     return cast("EncryptedSocket", context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False))

@@ -1,8 +1,8 @@
-"""Requests to the data plane and its answers, without any I/O.
+"""Requests and responses of the data plane, without I/O.
 
-Heads are parsed strictly, because who misjudges where a request ends answers the wrong client: line ends are CRLF, lines are not
-folded, names are tokens (RFC 9112, sections 2.2, 3 and 5). ``http.server`` would spend 200 us on a request. Conditions are
-evaluated in the order of RFC 9110, section 13.2.2; a chunk's name is its strong validator.
+Heads are parsed strictly, because a server that misjudges the end of a request answers the wrong client: line ends are
+CRLF, lines are not folded, names are tokens (RFC 9112, sections 2.2, 3 and 5). ``http.server`` would spend 200 us on a
+request. Conditions are evaluated in the order of RFC 9110, section 13.2.2; a chunk's name is its strong validator.
 """
 
 import json
@@ -30,7 +30,7 @@ from bdn.wire.http_fields import (
 )
 from bdn.wire.shapes import document_of, status_of
 
-HEAD_LIMIT: Final = 64 * 1024  # bytes, request line included; a grant that names hundreds of manifests fits
+HEAD_LIMIT: Final = 64 * 1024  # bytes, request line included; fits a grant for hundreds of manifests
 HEADERS_LIMIT: Final = 100
 _ENTITY_TAGS: Final = re.compile(r'(W/)?("[^"]*+")')
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
@@ -39,7 +39,7 @@ _REQUEST_LINE: Final = re.compile(rb"(%s) ([!-~]++) HTTP/([0-9])\.([0-9])\r\n" %
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """``headers`` are by name in lower case; those of one name are joined by commas."""
+    """``headers`` are by lower-case name; repeated headers are joined by commas."""
 
     method: str
     target: str
@@ -49,14 +49,13 @@ class RequestHead:
 
     @property
     def bearer(self) -> str | None:
-        """The token of the ``Authorization`` header."""
         return bearer_of(self.headers.get("authorization"))
 
 
 def find_head(received: bytearray, searched: int) -> int:
-    """Where the first head in ``received`` ends; -1 when it is not complete. ``searched`` bytes were looked at before.
+    """The end of the first head in ``received``; -1 when incomplete. ``searched`` bytes were searched before.
 
-    ``HeadRefusedError`` when it is longer than a head may be.
+    Raises ``HeadRefusedError`` for a head over the limit.
     """
     end = received.find(b"\r\n\r\n", max(0, searched - 3))
     if end > HEAD_LIMIT or (end < 0 and len(received) > HEAD_LIMIT):
@@ -65,7 +64,7 @@ def find_head(received: bytearray, searched: int) -> int:
 
 
 def parse_head(content: bytes) -> RequestHead:
-    """The head in ``content``, which ends with its empty line. ``HeadRefusedError``: it cannot be answered."""
+    """Parse a head that ends with its empty line. Raises ``HeadRefusedError``."""
     line = _REQUEST_LINE.match(content)
     if line is None:
         raise HeadRefusedError(400, "the request line is malformed")
@@ -75,9 +74,9 @@ def parse_head(content: bytes) -> RequestHead:
     is_http_1_0 = line[4] == b"0"
     if "host" not in headers and not is_http_1_0:
         raise HeadRefusedError(400, "the request has no Host header")
-    if " " in headers.get("host", ""):  # RFC 9112, section 3.2: two hosts, which are joined by now, are two requests
+    if " " in headers.get("host", ""):  # RFC 9112, section 3.2: two Host headers, joined by now, would be two requests
         raise HeadRefusedError(400, "the request has two Host headers, or one that is malformed")
-    # After a request with a body no other one may follow: nobody reads the body.
+    # A request with a body must be the last one, because the body is not read.
     has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
     goes_on = not has_body and keeps_alive(headers, is_http_1_0=is_http_1_0)
     return RequestHead(line[1].decode(), line[2].decode(), headers, is_http_1_0, goes_on)
@@ -85,7 +84,7 @@ def parse_head(content: bytes) -> RequestHead:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """``opening`` goes out first; then ``size`` bytes of the chunk from ``start`` on; then the connection ends if ``is_last``."""
+    """``opening``, then ``size`` bytes of the chunk from ``start``; then the connection ends if ``is_last``."""
 
     opening: bytes
     is_last: bool
@@ -94,15 +93,15 @@ class Response:
 
 
 def answer_chunk(head: RequestHead, digest: Digest, size: int) -> Response:
-    """The answer to a GET or HEAD of a chunk of ``size`` bytes."""
+    """The response to a GET or HEAD of a chunk of ``size`` bytes."""
     tag = f'"{digest}"'
     wanted = head.headers
     if "if-match" in wanted and not _names(wanted["if-match"], tag, weakly=False):
         return _answer(head, 412, {"ETag": tag, "Content-Length": "0"})
     if "if-none-match" in wanted and _names(wanted["if-none-match"], tag, weakly=True):
         return _answer(head, 304, {"ETag": tag})
-    # Who has a part of something else gets the whole. A HEAD's Range counts, too, as docs/contract.md says and nginx does,
-    # though RFC 9110, section 14.2, defines it for GET alone.
+    # If-Range with another tag: send the whole. A HEAD's Range counts, too, as in docs/contract.md and in nginx,
+    # although RFC 9110, section 14.2, defines it for GET only.
     asked = wanted.get("range") if wanted.get("if-range", tag) == tag else None
     try:
         part = parse_range(asked, size)
@@ -117,23 +116,23 @@ def answer_chunk(head: RequestHead, digest: Digest, size: int) -> Response:
 
 
 def answer_taken(head: RequestHead) -> Response:
-    """The answer to a PUT whose body was read and is kept."""
+    """The response to a PUT whose chunk was stored."""
     return _answer(head, 204, {})
 
 
 def after_body(head: RequestHead) -> RequestHead:
-    """The head of a request whose body was read: others may follow on its connection."""
+    """The head of a request whose body was read: the connection can carry another request."""
     return replace(head, keeps_alive=keeps_alive(head.headers, is_http_1_0=head.is_http_1_0))
 
 
 def body_size(head: RequestHead, limit: int) -> int:
-    """The bytes of the body that follows. ``HeadRefusedError``: none, too many, or nobody can tell."""
+    """The size of the body that follows. Raises ``HeadRefusedError`` for an unknown, zero or excessive size."""
     if "transfer-encoding" in head.headers:  # RFC 9112, section 6.1
         raise HeadRefusedError(501, "a chunk is sent as it is, with its Content-Length")
     stated = head.headers.get("content-length")
     if stated is None:
         raise HeadRefusedError(411, "a chunk needs a Content-Length")
-    if not _LENGTH.fullmatch(stated):  # a second one is joined to the first, and must not win
+    if not _LENGTH.fullmatch(stated):  # a repeated header is joined to the first, and must not win
         raise HeadRefusedError(400, "the Content-Length is malformed")
     if not 0 < int(stated) <= limit:
         raise HeadRefusedError(413 if int(stated) else 400, f"a chunk has 1 to {limit} bytes")
@@ -141,19 +140,19 @@ def body_size(head: RequestHead, limit: int) -> int:
 
 
 def awaits_continue(head: RequestHead) -> bool:
-    """Whether the client may hold its body back until it is told to go on (RFC 9110, section 10.1.1)."""
+    """Whether the client may withhold its body until a 100 (RFC 9110, section 10.1.1)."""
     return head.headers.get("expect", "").lower() == "100-continue" and not head.is_http_1_0
 
 
 def answer_error(head: RequestHead | None, error: BdnError, status: int = 0) -> Response:
-    """The error document; the last one of its connection when there is no ``head``, because it was not understood."""
+    """The error document. Without a ``head``, which was malformed, it is the last response of its connection."""
     content = json.dumps(document_of(error)).encode()
     known = head or RequestHead("", "", {}, is_http_1_0=False, keeps_alive=False)
     return _answer(known, status or status_of(error), {"Content-Type": MEDIA_JSON}, content)
 
 
 def _names(header: str, tag: str, *, weakly: bool) -> bool:
-    """Whether a list of entity tags names this one. A weak tag is no reason to believe that bytes are the same."""
+    """Whether a list of entity tags contains this one. Weak tags do not guarantee equal bytes."""
     if header.strip() == "*":
         return True
     return any(found == tag and (weakly or not weak) for weak, found in _ENTITY_TAGS.findall(header))

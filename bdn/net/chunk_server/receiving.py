@@ -1,4 +1,4 @@
-"""A chunk on its way in: its body lands in one of a bounded number of buffers, as slowly as its sender may be without stalling."""
+"""Receiving pushed chunks: each body is received into one of a bounded number of buffers, unless its sender stalls."""
 
 import mmap
 import select
@@ -19,15 +19,15 @@ from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.core.pace.shares import Place, Shares
 from bdn.net.chunk_server.sending import EndedError, Wait
 
-# Of 8 MiB each, made when first needed and kept; one organisation has half of them at most. As many as a server has workers for
-# readers beside them: a chunk that is being stored holds both.
+# 8 MiB each, allocated when first needed and never freed; one organisation gets at most half of them. A chunk that is
+# being stored holds a buffer and a worker, so more buffers would leave too few workers to readers.
 BUFFERS: Final = 32
-_PIECE: Final = 1024 * 1024  # named at once: it is still in the cache of the core that received it
+_PIECE: Final = 1024 * 1024  # hashed at once: still in the cache of the core that received it
 
 
 @dataclass(eq=False, slots=True)
 class BufferTurn:
-    """A place for a buffer, which is granted once ``granted`` is done."""
+    """A place for a buffer. ``granted`` is done once the place is granted."""
 
     place: Place
     granted: Future[object] = field(default_factory=Future)
@@ -35,17 +35,19 @@ class BufferTurn:
 
 
 class ReceiveBuffers:
-    """Page-aligned buffers of ``CHUNK_SIZE`` bytes, ``count`` at most, shared by organisation. Waiting takes no thread. Any thread."""
+    """At most ``count`` page-aligned buffers of ``CHUNK_SIZE`` bytes, shared by organisation.
+
+    Waiting occupies no thread. Thread-safe.
+    """
 
     def __init__(self, count: int = BUFFERS) -> None:
         self._shares = Shares(count, spares=True)
-        self._free: list[memoryview] = []  # the one used last is used next, so that no more are touched than needed
+        self._free: list[memoryview] = []  # last in, first out, so that few buffers are touched
         self._waiting: dict[Place, BufferTurn] = {}
         self._lock = threading.Lock()
 
     @property
     def lent(self) -> int:
-        """How many are held now."""
         return self._shares.taken
 
     def request(self, organisation: str) -> BufferTurn:
@@ -58,14 +60,12 @@ class ReceiveBuffers:
         return turn
 
     def buffer_of(self, turn: BufferTurn) -> memoryview:
-        """The buffer of a turn that was granted."""
         with self._lock:
             if turn.buffer is None:
                 turn.buffer = self._free.pop() if self._free else _pages()
             return turn.buffer
 
     def release(self, turn: BufferTurn) -> None:
-        """Give the buffer back, or wait no more."""
         with self._lock:
             self._waiting.pop(turn.place, None)
             if turn.buffer is not None:
@@ -81,11 +81,11 @@ class ReceiveBuffers:
 
 def _notify(turns: Iterable[BufferTurn]) -> None:
     for turn in turns:
-        turn.granted.set_result(None)  # calls the poller, which has a lock of its own
+        turn.granted.set_result(None)  # calls the poller, which acquires its own lock
 
 
 def _pages() -> memoryview:
-    """For direct I/O, in huge pages where the kernel has them: see ``bdn.transfer.byte_threads``."""
+    """For direct I/O, in huge pages if available: see ``bdn.transfer.byte_threads``."""
     pages = mmap.mmap(-1, CHUNK_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         pages.madvise(mmap.MADV_HUGEPAGE)
@@ -94,7 +94,7 @@ def _pages() -> memoryview:
 
 @dataclass(slots=True)
 class Receiving:
-    """``size`` bytes into the beginning of ``buffer``, of which the first are ``done`` already. They are named while they come."""
+    """Receives ``size`` bytes into ``buffer``, which already has the first ``done``, and hashes them on arrival."""
 
     buffer: memoryview
     size: int
@@ -110,16 +110,18 @@ class Receiving:
 
     @property
     def content(self) -> memoryview:
-        """All of it, once it has come."""
         return self.buffer[: self.size]
 
     @property
     def digest(self) -> Digest:
-        """Its name, once it has come."""
+        """The hash of the received bytes, valid at the end."""
         return Digest(self._hasher.hexdigest())
 
     def advance(self, connection: socket.socket) -> Wait | None:
-        """Receive what has come. None: that was all. ``EndedError``: the sender has gone, or is too slow."""
+        """Receive available bytes.
+
+        Returns None at the end. Raises ``EndedError`` when the sender is gone or too slow.
+        """
         while self.done < self.size:
             try:
                 count = connection.recv_into(self.buffer[self.done : self.size])

@@ -1,6 +1,6 @@
-"""One answer on its way into a socket: from the page cache with ``sendfile``, as fast as its reader and the server's own rate allow.
+"""Sending one response: ``sendfile`` from the page cache, limited by its reader and by the server's rate.
 
-Over TLS the kernel encrypts it on that way, or this program, record by record (docs/adr/0049).
+Over TLS the kernel encrypts it, or this program does, record by record (docs/adr/0049).
 """
 
 import logging
@@ -27,32 +27,30 @@ _AHEAD_BYTES: Final = 2 * 1024 * 1024
 
 
 class EndedError(Exception):
-    """Nothing more is to be done on this connection; the message says why."""
+    """The connection is finished; the message is the reason."""
 
 
 class StalledReaderError(EndedError):
-    """The client reads nothing, or too slowly: what is left in its socket is dropped, too."""
+    """The client reads too slowly: unsent bytes in its socket are dropped, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Call again when ``events`` (of epoll) happen on the socket, when ``future`` is done, or when it is ``until``."""
+    """Call again when ``events`` (of epoll) happen on the socket, when ``future`` is done, or at ``until``."""
 
     events: int
     until: float
     future: Future[object] | None = None
 
 
-NEXT_TURN: Final = Wait(
-    0, 0.0
-)  # the next request has been received, and is answered when other connections had their turn
+NEXT_TURN: Final = Wait(0, 0.0)  # the next request was received; other connections go first
 
 
 @dataclass(slots=True)
 class Sending:
-    """Sends an answer and its part of ``chunk``, whose file it closes. ``sent`` counts the bytes of the chunk.
+    """Sends a response and its part of ``chunk``, whose file it closes. ``sent`` counts the chunk's bytes.
 
-    ``pace`` is given how many bytes come next, and says how many seconds to wait before them.
+    ``pace`` gets the size of the next piece and returns the seconds to wait before it.
     """
 
     answer: Response
@@ -66,9 +64,9 @@ class Sending:
     _descriptor: int = field(default=-1, init=False)
     _offset: int = field(default=0, init=False)
     _left: int = field(default=0, init=False)
-    _may_send: int = field(default=0, init=False)  # of what is paced
+    _may_send: int = field(default=0, init=False)  # bytes granted by ``pace``
     _is_paced_until: float | None = field(default=None, init=False)
-    _window: StallWindow | None = field(default=None, init=False)  # since the reader first had to be waited for
+    _window: StallWindow | None = field(default=None, init=False)  # since the first wait for the reader
 
     def __post_init__(self) -> None:
         self.is_last = self.answer.is_last
@@ -80,9 +78,11 @@ class Sending:
             _read_ahead(self._descriptor, self._offset, self._left)
 
     def advance(self, connection: socket.socket) -> Wait | None:
-        """Send what can be sent now. None: all of it was, or all that the file has; then ``is_last`` holds.
+        """Send what the socket accepts.
 
-        ``EndedError``: it is not worth going on; ``OSError``: of the socket or of the disk.
+        Returns None when everything was sent, or the file ended early; then ``is_last`` is set.
+
+        Raises ``EndedError`` to give up; ``OSError`` of the socket or of the disk.
         """
         try:
             flags = socket.MSG_MORE if self._left and not self.pace else 0
@@ -93,7 +93,6 @@ class Sending:
             return self._wait_for_reader(connection)
 
     def close(self) -> None:
-        """Close the chunk's file."""
         if self.chunk is not None:
             self.chunk.file.close()
 
@@ -106,7 +105,7 @@ class Sending:
             size = min(self._left, self._may_send) if self.pace else self._left
             count = send_file(connection, self._descriptor, self._offset, size)
             if not count:
-                # The reader must not wait for bytes that do not exist, and is never given others for them.
+                # The reader must not wait for missing bytes, and must never get other bytes in their place.
                 logger.error("a chunk's file is too short", extra={"missing_bytes": self._left})
                 self.is_last = True
                 return None
@@ -117,7 +116,7 @@ class Sending:
         return None
 
     def _wait_for_pace(self, connection: socket.socket, pace: Pace, size: int) -> Wait | None:
-        """Ask for the next ``size`` bytes once, and then wait as long as was said."""
+        """Call ``pace`` once for the next ``size`` bytes, then wait as long as it returned."""
         now = self.clock()
         if self._is_paced_until is None:
             self._is_paced_until = now + pace(size)
@@ -126,7 +125,7 @@ class Sending:
                 raise EndedError("the client went away")
             return Wait(0, self._is_paced_until)
         self._is_paced_until, self._may_send = None, size
-        self._window = None  # the wait was ours; the reader's time begins anew
+        self._window = None  # the server caused this wait, so the reader's window begins anew
         return None
 
     def _wait_for_reader(self, connection: socket.socket) -> Wait:
@@ -140,18 +139,19 @@ class Sending:
         return Wait(select.EPOLLOUT, self._window.begun + seconds)
 
     def _untaken(self, connection: socket.socket) -> int:
-        """Bytes that the client's kernel has not acknowledged, those in our own socket included."""
+        """Bytes that the client's kernel has not acknowledged, including bytes not yet sent."""
         return queued_bytes(connection.fileno()) + len(self._opening) + self._left
 
 
 def _read_ahead(descriptor: int, offset: int, size: int) -> None:
-    """Let the kernel read ahead while this is sent.
+    """Let the kernel read ahead during the transfer.
 
-    Eight clients, files that are not in the page cache, five alternated rounds on a loaded machine, medians: no advice 1.07 GB/s;
-    SEQUENTIAL alone 1.16; with WILLNEED of the whole range 1.21, because pages asked for that way come one by one instead of in
-    large folios; of the first 2 MiB, which spares the slow beginning of the kernel's own window, 1.57 (fio: 1.16-1.31).
+    Eight clients, files that are not in the page cache, five alternated rounds on a loaded machine, medians: no advice
+    1.07 GB/s; SEQUENTIAL alone 1.16; with WILLNEED of the whole range 1.21, because such pages are read one by one
+    instead of in large folios; of the first 2 MiB, which spares the slow beginning of the kernel's own window, 1.57
+    (fio: 1.16-1.31).
     """
-    with suppress(OSError):  # advice that a sandbox refuses
+    with suppress(OSError):  # a sandbox may refuse advice
         os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_SEQUENTIAL)
         os.posix_fadvise(descriptor, offset, min(size, _AHEAD_BYTES), os.POSIX_FADV_WILLNEED)
 

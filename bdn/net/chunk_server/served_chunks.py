@@ -1,4 +1,4 @@
-"""The interface between the data plane's server and what holds chunks."""
+"""The interface between the data plane's server and the storage of chunks."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from bdn.core.chunk import Digest
 
 @dataclass(frozen=True, slots=True)
 class ChunkRequest:
-    """Who asks for which chunk.
+    """A caller's request for a chunk.
 
-    ``manifest`` says more than a wish: the chunk belongs to it, the bearer's grant allows it, and the one who is asked owns
-    the chunk and shall obtain it if it is not held. ``is_suspect``: it came with wrong content a moment ago. ``organisation`` is
-    the caller's, known once the request is authorised.
+    ``manifest`` asserts that the chunk belongs to it, that the bearer's grant allows it, and that this agent owns the
+    chunk and has to obtain it if absent. ``is_suspect``: the caller just received wrong content for it.
+    ``organisation`` is the caller's, known after authorisation.
     """
 
     digest: Digest
@@ -33,22 +33,27 @@ class OpenChunk:
 
 
 class ServedChunks(Protocol):
-    """Where a server finds chunks, and who may have them. Both methods may block: they run in the server's workers."""
+    """Storage and authorisation of served chunks. Both methods may block: they run in the server's workers."""
 
     def authorize(self, request: ChunkRequest) -> str:
-        """The organisation of the caller. Raise ``UnauthenticatedError``, ``GrantInvalidError`` or ``NotFoundError`` (the same for foreign and for missing chunks)."""
+        """The organisation of the caller.
+
+        Raises ``UnauthenticatedError``, ``GrantInvalidError`` or ``NotFoundError`` (for foreign and missing chunks
+        alike).
+        """
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
-        """The chunk; ``NotFoundError`` when it is not held; or a Future, which holds no thread, when it is on its way.
+        """The chunk, or a Future while it is being fetched. Raises ``NotFoundError`` when it is not held.
 
-        When the Future is done this is asked again, and may answer with another one; its exception is the answer if it has
-        one. The same Future may be given to many requests. The server never cancels it.
+        The Future occupies no thread. When it is done, the server calls this again, and may get another Future; the
+        Future's exception, if any, becomes the response. Many requests may share one Future. The server never cancels
+        it.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class PushedChunk:
-    """The sender and the chunk of a push; ``size`` bytes, from the head of the request. ``organisation`` is set by authorisation."""
+    """A chunk of a push, of ``size`` bytes. ``organisation`` is set by authorisation."""
 
     push: str
     digest: Digest
@@ -58,13 +63,14 @@ class PushedChunk:
 
 
 class ReceivedChunks(Protocol):
-    """Where a server puts chunks that are pushed. ``authorize`` and ``take`` may block: they run in the server's workers."""
+    """Storage of pushed chunks. ``authorize`` and ``take`` may block: they run in the server's workers."""
 
     def authorize(self, request: PushedChunk) -> str:
-        """The organisation that the push is for, before the body is read.
+        """The organisation of the push, before the body is read.
 
-        Raise ``UnauthenticatedError``, ``GrantInvalidError``, ``GrantExpiredError``, ``NotFoundError`` or ``InUseError``.
+        Raises ``UnauthenticatedError``, ``GrantInvalidError``, ``GrantExpiredError``, ``NotFoundError`` or
+        ``InUseError``.
         """
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
-        """Durable when it returns. The content has the request's digest; the buffer is the caller's again afterwards."""
+        """Store the content durably; its digest is verified. The buffer is invalid after the return."""

@@ -1,7 +1,7 @@
 """The data plane's server: chunks by name, straight from files to sockets with ``sendfile``.
 
-It does not go through uvicorn, which costs a factor of four to eight (docs/adr/0010). It has no thread per connection
-either: one that waits (for a request, a slow reader, a chunk on its way) waits in ``epoll`` and costs 2 KB.
+It does not use uvicorn, which is four to eight times slower (docs/adr/0010), and has no thread per connection: a
+connection that waits (for a request, a slow reader, a chunk being fetched) waits in ``epoll`` and costs 2 KB.
 
     accept → poller → worker: advance until it would block → poller …
 """
@@ -29,47 +29,47 @@ from bdn.net.descriptors import connection_limit
 from bdn.net.tls import Certificate
 
 logger = logging.getLogger(__name__)
-_SHORTAGE_PAUSE_SECONDS: Final = 0.2  # without descriptors to spare, before the next client is accepted
-_WORKERS: Final = 96  # half of them for one organisation at most, however long a store keeps it waiting
+_SHORTAGE_PAUSE_SECONDS: Final = 0.2  # without free descriptors, before the next accept
+_WORKERS: Final = 96  # one organisation gets at most half of them, however slow a store is
 _LINGER_MILLISECONDS: Final = 2
 _ACCEPTED_AT_ONCE: Final = 64
-_LOOKUP_SECONDS: Final = 35.0  # for look-ups under way at the end: the mirror's wait 30 s for its database
+_LOOKUP_SECONDS: Final = 35.0  # for look-ups in progress at the end: the mirror's wait 30 s for its database
 
 
 @dataclass(slots=True)
 class Timers:
-    """One moment per key. Moving it later costs nothing: its entry in the heap is corrected when it comes up.
+    """One deadline per key. Postponing costs nothing: the heap entry is corrected when it is due.
 
-    So a connection that waits after each of a thousand answers, for 60 s each time, has one entry and not a thousand.
+    So a connection that waits after each of a thousand responses, for 60 s each time, has one entry and not a thousand.
     """
 
     _moments: dict[int, float] = field(default_factory=dict)
     _heap: list[tuple[float, int]] = field(default_factory=list)
-    _queued: dict[int, float] = field(default_factory=dict)  # the earliest entry of each key in the heap
+    _queued: dict[int, float] = field(default_factory=dict)  # each key's earliest heap entry
 
     def set(self, key: int, moment: float) -> None:
-        """Forget what was set for this key before."""
+        """Set or replace the deadline of a key."""
         self._moments[key] = moment
         if moment < self._queued.get(key, float("inf")):
             self._queued[key] = moment
             heapq.heappush(self._heap, (moment, key))
 
     def clear(self, key: int) -> None:
-        """Nothing is to happen for this key; fine when nothing was."""
+        """Remove the deadline of a key, if any."""
         self._moments.pop(key, None)
 
     @property
     def next(self) -> float | None:
-        """Nothing is due before this moment. That something is due then is not said."""
+        """A lower bound: no deadline is earlier, but none may be due then."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> list[int]:
-        """The keys whose moment has come, which are cleared."""
+        """Remove and return the keys whose deadline has passed."""
         keys = []
         while self._heap and self._heap[0][0] <= now:
             queued, key = heapq.heappop(self._heap)
             if self._queued.get(key) != queued:
-                continue  # an earlier entry took its place
+                continue  # an earlier entry replaced it
             del self._queued[key]
             moment = self._moments.get(key)
             if moment is None:
@@ -83,9 +83,9 @@ class Timers:
 
 
 class Poller:
-    """Calls ``ready`` with every connection that something has happened to, and ``accept`` when clients want to connect.
+    """Calls ``ready`` with each connection that has an event, and ``accept`` for new clients.
 
-    ``accept`` returns whether to go on listening at once; otherwise it is called again after a pause.
+    ``accept`` returns whether to listen on at once; otherwise it is called again after a pause.
     """
 
     def __init__(
@@ -99,15 +99,18 @@ class Poller:
         self._lock = threading.Lock()
         self._waiting: dict[int, ChunkConnection] = {}
         self._timers = Timers()
-        self._wakes_at = 0.0  # the thread looks at its timers then; infinity while none is set
+        self._wakes_at = 0.0  # when the thread next checks its timers; infinity without timers
         self._is_closed = False
         self._epoll.register(self._wakeup, select.EPOLLIN)
         self._epoll.register(self._listener, select.EPOLLIN)
 
     def add(self, connection: ChunkConnection, wait: Wait) -> bool:
-        """Watch a connection, from any thread. After True the caller must not touch it: another thread may have it by now.
+        """Watch a connection, from any thread.
 
-        False: the caller still owns it and closes it, because this has stopped or the kernel refuses to watch it.
+        After True the caller must not touch it: another thread may own it already.
+
+        Returns False when the poller has stopped or the kernel refuses the watch; then the caller still owns the
+        connection.
         """
         descriptor = connection.fileno()
         with self._lock:
@@ -119,9 +122,10 @@ class Poller:
             is_early = wait.until < self._wakes_at
         if is_early:
             os.eventfd_write(self._wakeup, 1)
-        # One callback per connection and future is enough. A future may be done while a worker looks at the connection,
-        # which is not here then; but the worker adds it again, and this looks again. The callback knows the descriptor
-        # alone: for a client that has left it does nothing, and another client with it is advanced once for nothing.
+        # One callback per connection and future is enough. A future may be done while a worker holds the connection,
+        # which is not in the poller then; but the worker adds it again, and ``add`` checks the future again. The
+        # callback holds only the descriptor: for a closed connection it does nothing, and a new client with the same
+        # descriptor is advanced once in vain.
         if wait.future is not None and is_new:
             wait.future.add_done_callback(lambda _: self._resume(descriptor))
         elif wait.future is not None and wait.future.done():
@@ -129,7 +133,10 @@ class Poller:
         return True
 
     def withdraw_idle(self, connections: Iterable[ChunkConnection]) -> ChunkConnection | None:
-        """The first of these that waits here and is idle, which is the caller's from now on; None where none is."""
+        """Remove and return the first of these that waits here and is idle; None if none is.
+
+        The caller owns it from now on.
+        """
         for connection in connections:
             with self._lock:
                 descriptor = connection.fileno()
@@ -140,7 +147,6 @@ class Poller:
         return None
 
     def run(self) -> None:
-        """Watch until ``stop``: what the thread does."""
         while not self._is_closed:
             for descriptor, _ in self._epoll.poll(self._seconds_to_sleep()):
                 if descriptor == self._wakeup:
@@ -158,7 +164,7 @@ class Poller:
                     self._resume(descriptor)
 
     def stop(self) -> list[ChunkConnection]:
-        """Let ``run`` end. Returns the connections that were here; the caller closes them."""
+        """End ``run``. Returns the waiting connections; the caller closes them."""
         with self._lock:
             self._is_closed = True
             parked = list(self._waiting.values())
@@ -167,7 +173,7 @@ class Poller:
         return parked
 
     def close(self) -> None:
-        """Close the descriptors, after ``run`` has ended."""
+        """Close the descriptors. Call after ``run`` has ended."""
         self._epoll.close()
         os.close(self._wakeup)
 
@@ -182,7 +188,7 @@ class Poller:
         return True
 
     def _resume(self, descriptor: int) -> None:
-        """Something has happened, or may have. Any thread; whoever is first gets the connection to a worker."""
+        """Pass a connection to a worker after a possible event. Callable from any thread; the first call wins."""
         with self._lock:
             connection = self._waiting.pop(descriptor, None)
             if connection is not None:
@@ -204,9 +210,9 @@ class Poller:
 
 
 class Workers:
-    """Calls ``work`` with each connection, round robin over organisations. Threads are made when first needed.
+    """Calls ``work`` with each connection, round robin over organisations. Creates threads when first needed.
 
-    A stranger's turn counts for its address. The same client may be put again while ``work`` is at it, for a turn of its own.
+    A stranger's turn counts for its address. A connection may be put again during its ``work``, for another turn.
     """
 
     def __init__(self, work: Callable[[ChunkConnection], None]) -> None:
@@ -221,11 +227,13 @@ class Workers:
 
     @property
     def are_behind(self) -> bool:
-        """Whether some connection waits for a thread."""
         return bool(self._waiting) or not self._queue.empty()
 
     def put(self, connection: ChunkConnection) -> bool:
-        """Queue the connection for a thread, which calls ``work`` with it; its owner's earlier connections are first. Returns False once the threads are ending."""
+        """Queue a connection for ``work``, after its owner's earlier connections.
+
+        Returns False once the threads are ending.
+        """
         with self._lock:
             if self._is_closed:
                 return False
@@ -234,7 +242,7 @@ class Workers:
             return True
 
     def close(self, timeout_seconds: float) -> bool:
-        """Let the threads end after what was put before. Says whether they did; a thread that does not is left behind."""
+        """End the threads after all queued work. Returns False when a thread did not end in time; it is abandoned."""
         with self._lock:
             self._is_closed = True
             self._end_if_done()
@@ -245,7 +253,7 @@ class Workers:
 
     def _grant(self) -> None:
         for place in self._shares.grant():
-            self._idle -= 1  # below zero: so many connections have no thread yet
+            self._idle -= 1  # below zero: the number of connections without a thread
             if self._idle < 0 and len(self._threads) < _WORKERS:
                 self._idle += 1
                 thread = threading.Thread(target=self._run, name=f"chunk-worker-{len(self._threads)}", daemon=True)
@@ -270,15 +278,15 @@ class Workers:
 
 
 class ChunkServer:
-    """Listens from construction on and serves from ``start`` until ``close``.
+    """Listens from construction and serves from ``start`` until ``close``.
 
-    ``on_sent`` is told the bytes of each body, ``on_received`` those of each that came, be it whole or right or not, by any
-    thread. ``pace``, called by any thread, is given the size of a piece and returns the seconds to wait before it goes out.
-    ``is_local``: no grants are asked for, so what foreign web pages ask for
-    is refused. ``received`` takes chunks, if any are taken here, into ``buffers`` of 8 MiB at once. With a ``certificate`` it
-    speaks TLS and nothing else. For a client above ``connections``, by default ``connection_limit``, the
-    oldest idle connection without an authorised request is closed, or else one of the organisation that has most; where none is
-    idle the new one is closed at once, so that its client goes to another source.
+    Any thread calls the callbacks. ``on_sent`` gets the bytes sent of each body, ``on_received`` the bytes received of
+    each, whole or partial, right or wrong. ``pace`` gets the size of a piece and returns the seconds to wait before
+    sending it. ``is_local``: no grants are required, so requests from foreign web pages are refused. ``received``
+    stores pushed chunks, if accepted at all, from ``buffers`` of 8 MiB. With a ``certificate`` the server speaks only
+    TLS. Above ``connections``, by default ``connection_limit``, a new client replaces the oldest idle connection
+    without an authorised request, or else one of the organisation with most connections. If none is idle, the new
+    connection is closed at once, so that its client uses another source.
     """
 
     def __init__(
@@ -321,11 +329,10 @@ class ChunkServer:
         self._is_closed = False
 
     def start(self) -> None:
-        """Serve in the background."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, break off every answer and end every thread. Blocks while a look-up is under way."""
+        """Stop listening, break off every response and end every thread. Blocks while a look-up is in progress."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -341,7 +348,7 @@ class ChunkServer:
         self._poller.close()
 
     def _accept(self) -> bool:
-        """Accept clients. False: there are no descriptors left."""
+        """Accept clients. Returns False when descriptors are exhausted."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, peer = self._listener.accept()
@@ -351,12 +358,12 @@ class ChunkServer:
                 if error.errno in SHORTAGES:
                     logger.warning("a chunk client is not accepted", extra={"reason": str(error)})
                     return False
-                continue  # the client was gone before it was accepted (accept(2))
+                continue  # the client left before it was accepted (accept(2))
             self._admit(connection, network_of(peer[0]))
         return True
 
     def _end_idle(self, connections: Iterable[ChunkConnection]) -> bool:
-        """Close the first of these that is idle. False: none is."""
+        """Close the first of these that is idle. Returns False if none is."""
         idle = self._poller.withdraw_idle(connections)
         if idle is not None:
             self._end(idle)
@@ -370,7 +377,10 @@ class ChunkServer:
             self._end(client)
 
     def _serve(self, connection: ChunkConnection) -> None:
-        """Advance a connection in a worker, and hand it back to the poller. A turn is one owner's: see ``Workers``."""
+        """Advance a connection in a worker, and return it to the poller.
+
+        A turn belongs to one owner: see ``Workers``.
+        """
         owner = connection.owner
         while (wait := connection.advance()) is not None:
             if wait is NEXT_TURN:
@@ -386,7 +396,7 @@ class ChunkServer:
         self._end(connection)
 
     def _is_back_soon(self, connection: ChunkConnection, wait: Wait) -> bool:
-        """Wait a moment where nobody else needs the worker: a busy client's next request is shorter away than ``epoll``."""
+        """Wait a moment if no connection needs the worker: a busy client's next request is faster than ``epoll``."""
         if not wait.events & (select.EPOLLIN | select.EPOLLOUT) or self._workers.are_behind:
             return False
         poll = select.poll()

@@ -1,8 +1,8 @@
-"""Answers in HTTP/1.1 over a blocking socket, for byte threads: a head is parsed strictly, a body lands in the caller's buffer.
+"""HTTP/1.1 responses over a blocking socket, for byte threads: strict headers, bodies into the caller's buffer.
 
-Who misjudges where a body ends takes one file for another. So lines end with CRLF and are not folded, names are tokens, and a
-body has one length; whatever is ambiguous is refused (RFC 9112, sections 2.2, 5 and 6.3). ADR 0007 says why this is code of
-our own and not ``http.client`` or h11.
+A client that misjudges the end of a body takes one file for another. So lines end with CRLF and are not folded, names
+are tokens, and a body has one length; ambiguous messages are refused (RFC 9112, sections 2.2, 5 and 6.3). ADR 0007
+explains why this module replaces ``http.client`` and h11.
 """
 
 import re
@@ -18,7 +18,7 @@ from bdn.core.pace.retry import StallPolicy, StallWindow
 from bdn.net.http1.connection import Body, Connection, NoAnswerError, ProtocolError
 from bdn.wire.http_fields import HeadRefusedError, keeps_alive, parse_headers
 
-TICK_SECONDS: Final = 0.25  # how long a wait may go unjudged
+TICK_SECONDS: Final = 0.25  # interval at which ``AnswerDeadline`` is called
 TICK: Final = StallPolicy(least_bytes=1, window_seconds=TICK_SECONDS)
 HEAD_LIMIT: Final = 64 * 1024  # bytes, status line included
 HEADERS_LIMIT: Final = 200
@@ -26,31 +26,35 @@ _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\x00-\x0
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _BODILESS: Final = frozenset({204, 304})
 _SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t]*;[^\x00-\x08\x0a-\x1f\x7f]*+)?\r\n")
-_SIZE_LINE_LIMIT: Final = 4096  # its extensions mean nothing to us
-_TICK_SECONDS: Final = 0.02  # the kernel's clock is coarse: without this, it may give up just before a window is over
+_SIZE_LINE_LIMIT: Final = 4096  # includes extensions, which are ignored
+# The kernel's clock is coarse: without this, a receive may time out just before the window is over.
+_TICK_SECONDS: Final = 0.02
 _CLOSED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
-_PIECE: Final = 1024 * 1024  # shown at once: fits the cache of a core, and is worth giving the GIL away for
-_INTERIM_LIMIT: Final = 16  # answers before the answer (1xx)
+_PIECE: Final = 1024 * 1024  # bytes per ``on_bytes``: fits the cache of a core, and is worth releasing the GIL
+_INTERIM_LIMIT: Final = 16  # interim responses (1xx)
 
 Clock = Callable[[], float]
 
 
 class AnswerDeadline(Protocol):
-    """Is told what happens to one request; each method may raise, which ends the wait and closes the connection."""
+    """Observes one request. Each method may raise, which ends the wait and closes the connection."""
 
     def waiting(self) -> None:
-        """Nothing of the answer has come; said at least every tick."""
+        """Called at least every tick until the response begins."""
 
     def at_work(self) -> None:
-        """An interim answer (1xx): the other side is alive and works on it."""
+        """An interim response (1xx) arrived: the server is working on the request."""
 
     def receiving(self, count: int) -> None:
-        """``count`` further bytes of the body; 0 for the head, and for a tick without any."""
+        """Called with the number of new body bytes; 0 for the header, and for a tick without bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """``headers`` are by name in lower case; ``length`` is that of the body, None where the end of the body shows in itself, or in the connection's end."""
+    """``headers`` are by lower-case name.
+
+    ``length`` is the body's; None: delimited by chunks, or by the connection's end.
+    """
 
     status: int
     headers: dict[str, str]
@@ -60,11 +64,11 @@ class AnswerHead:
 
 
 def parse_head(content: bytes, *, is_of_head: bool = False) -> AnswerHead:
-    """The head in ``content``, which ends with its empty line; where its body ends: RFC 9112, section 6.3.
+    """Parse a response header that ends with its empty line. RFC 9112, section 6.3, defines the body's length.
 
-    ``is_of_head`` says that it answers a HEAD, and has no body whatever it says.
+    ``is_of_head``: a response to HEAD, which has no body whatever its header says.
 
-    ``ProtocolError`` when it is not one, or says two things about its body.
+    Raises ``ProtocolError`` for a malformed header, and for contradictory framing.
     """
     found = _STATUS_LINE.match(content)
     if found is None:
@@ -88,16 +92,16 @@ def parse_head(content: bytes, *, is_of_head: bool = False) -> AnswerHead:
 
 
 class _ChunkedBody:
-    """Takes a body out of the pieces in which it comes (RFC 9112, section 7.1)."""
+    """Decodes the chunked transfer coding (RFC 9112, section 7.1)."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._left = 0  # of the current piece
+        self._left = 0  # bytes left in the current chunk
         self._is_first = True
         self._has_ended = False
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Bytes of the body into the buffer; 0 when it has ended, which the end of the connection is not."""
+        """Receive body bytes into the buffer; 0 at the end of the body. Raises if the connection ends before."""
         if self._has_ended or not (self._left or self._begin_piece()):
             return 0
         count = self._connection.receive_into(buffer[: self._left])
@@ -107,10 +111,10 @@ class _ChunkedBody:
         return count
 
     def _begin_piece(self) -> bool:
-        """Read up to the content of the next piece; False when that was the last one."""
+        """Read up to the content of the next chunk. Returns False after the last one."""
         read_line = self._connection.receive_until
         if not self._is_first:
-            read_line(b"\r\n", 2)  # nothing but the end of the piece before
+            read_line(b"\r\n", 2)  # the line end after the previous chunk
         self._is_first = False
         found = _SIZE_LINE.fullmatch(read_line(b"\r\n", _SIZE_LINE_LIMIT))
         if found is None:
@@ -125,13 +129,13 @@ class _ChunkedBody:
 
 
 class StalledError(OSError):
-    """A body came too slowly to wait for it."""
+    pass
 
 
 class Answer:
-    """The answer to one request, whose body the caller reads. ``received`` counts the bytes of the body so far.
+    """The response to one request; the caller reads its body. ``received`` counts the body's bytes so far.
 
-    ``length`` is the body's as announced; None where its end shows only when it comes.
+    ``length`` is the announced body length; None: unknown until its end.
     """
 
     __slots__ = ("_body", "_connection", "_head", "_left", "headers", "length", "received", "status")
@@ -143,12 +147,12 @@ class Answer:
         self.received = 0
         self._connection = connection
         self._head = head
-        self._left = head.length  # None while it is not known
+        self._left = head.length  # None: unknown
         self._body = _ChunkedBody(connection) if head.is_chunked else None
 
     @property
     def keeps_alive(self) -> bool:
-        """Whether the connection can carry another request: the body was read to its end and nothing came after it."""
+        """Whether the connection is reusable: the body was read to its end, and no byte arrived after it."""
         return self._head.keeps_alive and self._left == 0 and not self._connection.has_spare
 
     def fill(
@@ -159,13 +163,13 @@ class Answer:
         is_wanted: Callable[[], bool] | None = None,
         on_bytes: OnBytes | None = None,
     ) -> int:
-        """Bytes of the body until the buffer is full; fewer only when the body has ended.
+        """Receive body bytes until the buffer is full; returns fewer only at the end of the body.
 
-        ``on_bytes`` is shown them in consecutive pieces as they come; after an error, too, it has seen all that came.
+        ``on_bytes`` gets all bytes in consecutive pieces as they arrive, also the bytes before an error.
 
         Raises:
-            StalledError: they come too slowly for ``stall``. What came is in the buffer, as after any error.
-            CanceledError: ``is_wanted`` said no; it is asked whenever bytes have come, and once in every window.
+            StalledError: bytes arrive too slowly for ``stall``. As after any error, the buffer has all received bytes.
+            CanceledError: ``is_wanted`` returned False; it is called after each receive, at least once per window.
         """
         done, shown, size, window = 0, 0, len(buffer), None
         piece = size if on_bytes is None else _PIECE
@@ -201,11 +205,10 @@ class Answer:
         return done
 
     def has_ended(self) -> bool:
-        """Whether nothing of the body is left. Reads the mark of its end, where it has one."""
+        """Whether the whole body was read. Reads the end marker of a chunked body."""
         return self._left == 0 or not self._some(memoryview(bytearray(1)))
 
     def read(self, limit: int) -> bytes:
-        """The body, or its first ``limit`` bytes."""
         content = bytearray(limit if self._left is None else min(limit, self._left))
         with memoryview(content) as buffer:
             done = self.fill(buffer)
@@ -238,21 +241,21 @@ def ask(
     body: Body = b"",
     is_head: bool = False,
 ) -> Answer:
-    """Send a request with its body and wait for the head of its answer, whose body should have about ``expected`` bytes.
+    """Send a request with its body and wait for the response header; about ``expected`` body bytes should follow it.
 
-    ``deadline`` judges how long the answer may take to begin, and how many interim answers come before. ``is_head`` says that
-    the request is a HEAD.
+    ``deadline`` limits the wait and the number of interim responses. ``is_head``: the request is a HEAD.
 
-    ``NoAnswerError``: the connection is closed, and nothing came. ``ProtocolError``, ``OSError``: no answer, or too late.
+    Raises ``NoAnswerError`` when the connection closed without a response byte; ``ProtocolError`` or ``OSError`` for an
+    invalid or late response.
     """
     is_cut_short = False
-    connection.set_timeout(timeout_seconds)  # whatever the body before this one was read with
+    connection.set_timeout(timeout_seconds)  # replaces the timeout of the previous body
     try:
         connection.send(request)
         if body:
             connection.send(body)
     except _CLOSED as error:
-        # Who refuses a body may answer before it has come, and close: the answer says more than that.
+        # A server that refuses a body may respond and close before the body was sent: the response is the better error.
         is_cut_short = bool(body) and connection.is_readable(0)
         if not is_cut_short:
             raise NoAnswerError(error.errno, error.strerror) from None
@@ -264,7 +267,7 @@ def ask(
         head = parse_head(content, is_of_head=is_head)
         if head.status >= 200:
             return Answer(connection, replace(head, keeps_alive=False) if is_cut_short else head)
-        if head.status == 101:  # nobody asked for another protocol
+        if head.status == 101:  # the client never requests a protocol switch
             break
         interim += 1
         if deadline is not None:

@@ -1,7 +1,7 @@
-"""One connection: its requests, and its blocking socket.
+"""A blocking connection: request formatting, redirects, and the socket.
 
-What cannot be sent safely is refused before anything is sent. Timeouts are the kernel's, so that a large piece of a body is
-one system call.
+Unsafe requests are refused before any byte is sent. Timeouts are the kernel's, so that a large piece of a body is one
+system call.
 """
 
 import re
@@ -20,7 +20,7 @@ from bdn.core.chunk import Buffer, ByteRange
 from bdn.core.source.upstream import Headers
 from bdn.net.tls import send_file
 
-Origin = tuple[str, str, int]  # scheme, host and port: what a connection and a credential belong to
+Origin = tuple[str, str, int]  # scheme, host and port: the scope of a connection and of a credential
 
 _ADDRESS: Final = re.compile(r"(https?)://([^/?#]*)([^#]*)", re.IGNORECASE)
 _TARGET: Final = re.compile(r"[!-~]+")
@@ -29,20 +29,23 @@ _HEADER_LINES: Final = re.compile(r"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++: [\t -~\x80
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 REDIRECT_LIMIT: Final = 5
-REDIRECT_BODY_LIMIT: Final = 64 * 1024  # read to keep the connection; a longer one is not worth it
+REDIRECT_BODY_LIMIT: Final = 64 * 1024  # read to reuse the connection; for a longer body a new connection is cheaper
 
-# Headers that another origin may see. Any other may be a credential, by whatever name a source signs its requests.
+# Headers that may follow a redirect to another origin. Any other may be a credential, whatever its name.
 _HARMLESS: Final = frozenset(
     {"accept", "accept-encoding", "if-match", "range", "user-agent", "x-amz-checksum-mode", "x-amz-request-payer"}
 )
 
 
 class UnsendableError(ValueError):
-    """An address or a header that no request can hold. The message repeats neither: they may be signed, or secret."""
+    """An address or a header that cannot be sent. The message repeats neither: they may be signed, or secret."""
 
 
 def split_address(url: str) -> tuple[Origin, str]:
-    """Where to connect, and what to ask for there, exactly as it stands. ``UnsendableError``: it is no http address."""
+    """Split a URL into its origin and its unchanged request target.
+
+    Raises ``UnsendableError`` for anything but http(s).
+    """
     found = _ADDRESS.match(url)
     if found is None:
         raise UnsendableError("an address is neither http nor https")
@@ -56,7 +59,7 @@ def split_address(url: str) -> tuple[Origin, str]:
 
 @lru_cache(maxsize=256)
 def _origin_at(scheme: str, place: str) -> Origin:
-    """Cached, because thousands of files lie at one place."""
+    """Cached, because thousands of files share one origin."""
     if _TARGET.fullmatch(place) is None:
         raise UnsendableError("an address has no host that can be asked for")
     try:
@@ -70,14 +73,17 @@ def _origin_at(scheme: str, place: str) -> Origin:
 
 
 def host_of(origin: Origin) -> str:
-    """Host and port as requests name them: the port where it is not the scheme's own, IPv6 addresses in brackets."""
+    """The ``Host`` value: no default port, brackets around IPv6."""
     scheme, host, port = origin
     name = f"[{host}]" if ":" in host else host
     return name if port == (443 if scheme == "https" else 80) else f"{name}:{port}"
 
 
 def format_request(method: str, origin: Origin, target: str, headers: Mapping[str, str]) -> bytes:
-    """The head of a request that accepts no encoding, unless the headers say so. ``UnsendableError``: one breaks out of its line."""
+    """Format a request header, which accepts no encoding unless ``headers`` do.
+
+    Raises ``UnsendableError`` when a header would break out of its line.
+    """
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if _HEADER_LINES.fullmatch(lines) is None or lines.count("\n") != len(headers):
         raise UnsendableError("a header cannot be sent")
@@ -88,16 +94,16 @@ def format_request(method: str, origin: Origin, target: str, headers: Mapping[st
 
 
 class DowngradeError(Exception):
-    """A redirect leads from https to http.
+    """A redirect from https to http.
 
-    Refused with and without credentials: what comes in the clear may be anybody's, and only some upstreams offer a checksum.
+    Refused with and without credentials: plain HTTP can be forged, and only some upstreams offer a checksum.
     """
 
 
 def follow(url: str, headers: dict[str, str], answer: Headers) -> tuple[str, dict[str, str]]:
-    """The next address and the headers for it: to another origin, only those that are plainly harmless.
+    """The redirect's target and its headers: for another origin, only harmless ones.
 
-    ``DowngradeError`` when it leads out of https, ``UnsendableError`` when it leads nowhere.
+    Raises ``DowngradeError`` for a redirect from https to http, and ``UnsendableError`` for an invalid target.
     """
     target = urljoin(url, answer.get("location") or "")
     here, (there, _) = split_address(url)[0], split_address(target)
@@ -108,22 +114,21 @@ def follow(url: str, headers: dict[str, str], answer: Headers) -> tuple[str, dic
     return target, headers
 
 
-_HEAD_PIECE: Final = 4096  # small, because bytes of the body that are received along with a head are copied later
-_WITH_HEAD_LIMIT: Final = 64 * 1024  # a whole body of this size comes with its head: a copy costs less than a call
+_HEAD_PIECE: Final = 4096  # small, because body bytes received together with a header are copied later
+# A whole body of this size is received with its header: a copy costs less than a call.
+_WITH_HEAD_LIMIT: Final = 64 * 1024
 _WAKE_BYTES: Final = 512 * 1024  # awaited at once: waking up for less was a third of the work on a fast link
-_TLS_PIECE: Final = (
-    256 * 1024
-)  # sent at once: over TLS a timeout bounds all of one call, and a body may take longer than that
-_POLL_FROM_BYTES: Final = 64 * 1024  # below that, one blocking call costs less than a poll before it
+_TLS_PIECE: Final = 256 * 1024  # sent per call: over TLS a timeout bounds one whole call, and a body may take longer
+_POLL_FROM_BYTES: Final = 64 * 1024  # below that, one blocking call costs less than an extra poll
 
 
 class ProtocolError(Exception):
-    """The server does not speak HTTP/1.1. The message repeats nothing of what came."""
+    """The server's response is not valid HTTP/1.1. The message repeats no received byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileBody:
-    """Some of an open file, as the body of a request. Over plain HTTP the kernel sends it from the page cache."""
+    """A range of an open file, as a request body. Over plain HTTP the kernel sends it from the page cache."""
 
     descriptor: int
     part: ByteRange
@@ -136,37 +141,39 @@ Body = bytes | Buffer | FileBody
 
 
 class NoAnswerError(ConnectionResetError):
-    """The server closed the connection and had not begun to answer."""
+    """The server closed the connection before it began a response."""
 
 
 class Connection:
-    """One connected socket, and the bytes that were received on it and not yet read."""
+    """A connected socket, with its received and still unread bytes."""
 
     __slots__ = ("_is_plain", "_is_unanswered", "_poll", "_spare", "_timeout_seconds", "_wakes_at", "socket")
 
     def __init__(self, connected: socket.socket, timeout_seconds: float) -> None:
-        """Owns the socket from now on. ``timeout_seconds`` bounds each wait of a send, and each receive until ``set_timeout``."""
+        """Takes ownership of the socket.
+
+        ``timeout_seconds`` bounds each send, and each receive until ``set_timeout``.
+        """
         self.socket = connected
         self._spare = memoryview(b"")
         self._is_plain = not isinstance(connected, ssl.SSLSocket)
-        self._is_unanswered = False  # something was sent, and nothing came since
+        self._is_unanswered = False  # no byte received since the last send
         self._timeout_seconds = 0.0
-        self._wakes_at = 1  # bytes for which the kernel wakes us
+        self._wakes_at = 1  # the current SO_RCVLOWAT, in bytes
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
         if self._is_plain:
-            # The kernel's timeouts instead of Python's: those poll before every call, and cannot wait for a whole body.
+            # Kernel timeouts, because Python's poll before every call and cannot wait for a whole body.
             connected.setblocking(True)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_seconds))
         self.set_timeout(timeout_seconds)
 
     @property
     def has_spare(self) -> bool:
-        """Whether more was received than was asked for."""
         return len(self._spare) > 0
 
     def is_readable(self, seconds: float) -> bool:
-        """Wait at most so long until something can be received, be it the connection's end."""
+        """Wait until bytes or the connection's end can be received, at most ``seconds``."""
         if len(self._spare):
             return True
         ends = time.monotonic() + seconds
@@ -181,14 +188,14 @@ class Connection:
                 return False
 
     def _is_decrypted(self, encrypted: ssl.SSLSocket) -> bool:
-        """Whether content has come, which is kept, or the end. A session's tickets are neither, nor is a part of a record."""
+        """Whether content, which is buffered, or the end arrived. Session tickets and partial records do not count."""
         encrypted.settimeout(0)
         try:
             piece = encrypted.recv(_HEAD_PIECE)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
         except OSError:
-            return True  # whoever reads on hears of it
+            return True  # the next read raises the error again
         finally:
             encrypted.settimeout(self._timeout_seconds)
         if piece:
@@ -196,7 +203,7 @@ class Connection:
         return True
 
     def set_timeout(self, seconds: float) -> None:
-        """``TimeoutError`` when nothing is received for so long, or over TLS no further 256 KiB are sent."""
+        """Raise ``TimeoutError`` when no byte arrives for so long, or over TLS no further 256 KiB are sent."""
         if seconds == self._timeout_seconds:
             return
         self._timeout_seconds = seconds
@@ -206,7 +213,7 @@ class Connection:
             self.socket.settimeout(seconds)
 
     def send(self, content: Body) -> None:
-        """Send all of it, without a copy. ``EOFError``: the file is shorter by now."""
+        """Send everything, without a copy. Raises ``EOFError`` when the file has become shorter."""
         self._is_unanswered = True
         try:
             if isinstance(content, FileBody):
@@ -230,7 +237,7 @@ class Connection:
             start += count
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Bytes into the buffer, as many as come in time, at least one; 0 when the connection has ended."""
+        """Receive at least one byte, as many as arrive in time; 0 at the end of the connection."""
         if len(self._spare):
             count = min(len(self._spare), len(buffer))
             buffer[:count] = self._spare[:count]
@@ -242,7 +249,8 @@ class Connection:
             if len(buffer) < _POLL_FROM_BYTES:
                 self._wake_at(1)
                 return self.socket.recv_into(buffer, 0, socket.MSG_WAITALL)
-            # A blocking call would wake up for each packet; with a low-water mark it would not wake up for the last ones.
+            # A blocking call would wake up for each packet; with a low-water mark it would not wake up for the last
+            # bytes.
             self._wake_at(min(len(buffer), _WAKE_BYTES))
             self._poll.poll(self._timeout_seconds * 1000)
             return self.socket.recv_into(buffer, 0, socket.MSG_DONTWAIT)
@@ -250,10 +258,10 @@ class Connection:
             raise TimeoutError("timed out") from None
 
     def receive_until(self, end: bytes, limit: int, along: int = 0) -> bytes:
-        """Bytes up to and including ``end``; ``along`` bytes are expected after it, and received in the same call.
+        """Receive up to and including ``end``. ``along`` bytes are expected after it, and received in the same call.
 
-        ``ProtocolError``: it is not in the first ``limit`` bytes; ``ConnectionError``: nor before the connection ended
-        (``NoAnswerError`` when nothing had come at all).
+        Raises ``ProtocolError`` when it is not in the first ``limit`` bytes; ``ConnectionError`` when the connection
+        ends before (``NoAnswerError`` when no byte arrived).
         """
         self._wake_at(1)
         room = _HEAD_PIECE + (along if along <= _WITH_HEAD_LIMIT else 0)
@@ -265,7 +273,7 @@ class Connection:
             now = time.monotonic()
             begun = begun or now
             if now - begun > self._timeout_seconds:
-                raise TimeoutError("timed out")  # bytes come, but too slowly
+                raise TimeoutError("timed out")  # bytes arrive, but too slowly
             content += self._receive(room)
         if at + len(end) > limit:
             raise ProtocolError(f"a head or a line of the answer is longer than {limit} bytes")
@@ -273,7 +281,6 @@ class Connection:
         return content[: at + len(end)]
 
     def _receive(self, room: int) -> bytes:
-        """At least one byte."""
         try:
             piece = self.socket.recv(room)
         except BlockingIOError:
@@ -295,16 +302,15 @@ class Connection:
             self._wakes_at = count
 
     def break_off(self) -> None:
-        """Make the thread that waits on this connection fail now. From any thread."""
-        # Of ``socket``: ``SSLSocket.shutdown`` ends TLS first, and the reader would take ciphertext for content.
+        """Fail the thread that waits on this connection. Callable from any thread."""
+        # Not ``SSLSocket.shutdown``: it ends TLS first, and the reader thread would take ciphertext for content.
         socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket."""
         self.socket.close()
 
 
 def _timeval(seconds: float) -> bytes:
-    """At least a microsecond: zero means no timeout to the kernel."""
+    """At least a microsecond, because the kernel takes zero for no timeout."""
     whole, micros = divmod(max(1, int(seconds * 1_000_000)), 1_000_000)
     return struct.pack("ll", whole, micros)

@@ -1,7 +1,8 @@
-"""Persistent HTTP connections for byte threads: plain blocking sockets, so that a body lands in our buffer in one copy.
+"""A pool of HTTP connections for byte threads: plain blocking sockets, so that a body is copied once, into our buffer.
 
-A name is resolved once, within a time; every address is checked by the egress policy, and the connection goes to one that was.
-``HTTPS_PROXY`` and ``NO_PROXY`` are honoured for https; a proxy is not asked for a host that the policy refuses.
+A name is resolved once, with a timeout. The egress policy checks every address, and the pool connects to a checked
+address. ``HTTPS_PROXY`` and ``NO_PROXY`` are honoured for https; a host that the policy refuses is refused through a
+proxy, too.
 
 docs/adr/0010 has the figures: why no asyncio client carries bytes; docs/adr/0007 why ``http.client`` and h11 do not.
 """
@@ -35,9 +36,9 @@ from bdn.net.tls import Authorities
 
 
 def resolve(host: str, port: int, timeout_seconds: float | None, policy: EgressPolicy | None) -> Sequence[AddressInfo]:
-    """A host's addresses in the resolver's order, each admitted by the policy if there is one. Blocking.
+    """A host's addresses in the resolver's order, each admitted by the policy, if any. Blocking.
 
-    ``EgressRefusedError``: the host or one of its addresses is refused; ``OSError``: the name does not resolve in time.
+    Raises ``EgressRefusedError`` for a refused host or address; ``OSError`` when the name does not resolve in time.
     """
     asked = host if policy is None else policy.admit(host)
     found = HOST_LOOKUPS.find(Question(asked, port, kind=socket.SOCK_STREAM), timeout_seconds)
@@ -47,12 +48,12 @@ def resolve(host: str, port: int, timeout_seconds: float | None, policy: EgressP
 
 
 def dial(host: str, port: int, timeout_seconds: float | None, policy: EgressPolicy | None) -> socket.socket:
-    """A connection to one of the host's addresses, tried in the resolver's order; the caller closes it.
+    """Connect to one of the host's addresses, in the resolver's order; the caller closes the socket.
 
-    ``timeout_seconds`` are for the name, and for each address. Without a policy, every address is allowed.
+    ``timeout_seconds`` applies to the name, and to each address. Without a policy, every address is allowed.
 
-    ``EgressRefusedError``: the host or one of its addresses is refused, and nothing was sent to any. ``OSError``: the name
-    does not resolve, or no address answers (the last one's error).
+    Raises ``EgressRefusedError`` for a refused host or address, before any byte is sent; ``OSError`` when the name does
+    not resolve, or no address answers (the last error).
     """
     failure = OSError("the name has no address")
     for family, kind, protocol, _, address in resolve(host, port, timeout_seconds, policy):
@@ -73,26 +74,32 @@ def _connect(family: int, kind: int, protocol: int, address: Any, timeout_second
 
 
 def https_proxy(host: str) -> str | None:
-    """The proxy that ``HTTPS_PROXY``, else ``ALL_PROXY``, and ``NO_PROXY`` name now for a host requested over https; None: connect directly."""
+    """The https proxy for ``host`` by ``HTTPS_PROXY``, else ``ALL_PROXY``, and ``NO_PROXY``; None: connect directly."""
     named = {} if proxy_bypass(host) else getproxies()
     proxy = named.get("https") or named.get("all")
     return proxy if not proxy or "://" in proxy else f"http://{proxy}"
 
 
 class ProxyRefusedError(ConnectionError):
-    """The operator's proxy opens no tunnel, or its address cannot be used."""
+    """The operator's proxy refuses a tunnel, or its address is unusable."""
 
 
 @dataclass
 class Dialer:
-    """Makes connections. ``egress`` is None for our own services, whose addresses are the operator's; ``authorities`` are for https."""
+    """Opens connections.
+
+    ``egress`` is None for our own services, whose addresses the operator configures. ``authorities`` are for https.
+    """
 
     timeout_seconds: float
     egress: EgressPolicy | None = None
     authorities: Authorities = field(default_factory=Authorities)
 
     def connect(self, origin: Origin) -> Connection:
-        """A new connection. ``OSError``, ``ProtocolError``: it cannot be made; ``EgressRefusedError``: it may not be."""
+        """Open a connection.
+
+        Raises ``OSError`` or ``ProtocolError``, and ``EgressRefusedError`` when the policy forbids it.
+        """
         scheme, host, port = origin
         if scheme == "http":
             return self._open(dial(host, port, self.timeout_seconds, self.egress))
@@ -112,7 +119,6 @@ class Dialer:
         return Connection(connected, self.timeout_seconds)
 
     def _tunnel(self, proxy: str, host: str, port: int) -> socket.socket:
-        """A connection through the proxy to the host."""
         if self.egress is not None:
             self.egress.admit(host)
         via = urlsplit(proxy)
@@ -128,7 +134,7 @@ class Dialer:
 
 
 def _open_tunnel(connection: Connection, host: str, port: int, proxy: SplitResult) -> None:
-    """Ask with CONNECT: after a 2xx, every byte is the host's (RFC 9110, section 9.3.6)."""
+    """Send CONNECT: after a 2xx, every byte is the host's (RFC 9110, section 9.3.6)."""
     place = f"{host}:{port}"
     lines = [f"CONNECT {place} HTTP/1.1", f"Host: {place}", *_proxy_credentials(proxy), "", ""]
     connection.send("\r\n".join(lines).encode("latin-1"))
@@ -147,16 +153,18 @@ def _proxy_credentials(proxy: SplitResult) -> list[str]:
     return [f"Proxy-Authorization: Basic {b64encode(pair.encode()).decode()}"]
 
 
-# ValueError: an address or a header that no request can hold.
+# ValueError: an address or a header that cannot be sent.
 NETWORK_ERRORS: Final = (OSError, ProtocolError, ValueError)
 
 
 class ConnectionPool:
-    """Idle connections by origin. A connection is used by one thread at a time and kept only after a clean answer.
+    """Idle connections by origin.
 
-    ``idle_limit`` bounds the idle ones of all origins together; those of the origin that was not used for longest go first.
-    ``egress`` says where connections may lead; None is for our own services. ``authorities`` are those of the system where none
-    are given. A connection stays as long as it is used, whatever becomes of what was believed when it was made.
+    One thread at a time uses a connection, which is reused only after a clean response.
+
+    ``idle_limit`` bounds idle connections over all origins; the least recently used origin loses its connections first.
+    ``egress`` restricts destinations; None: for our own services. ``authorities`` default to the system's. A connection
+    in use stays open when the authorities change.
     """
 
     def __init__(
@@ -170,7 +178,7 @@ class ConnectionPool:
         self._timeout_seconds = timeout_seconds
         self._idle_limit = idle_limit
         self._dialer = Dialer(timeout_seconds, egress, authorities or Authorities())
-        self._idle: dict[Origin, list[Connection]] = {}  # the origin used last stands last
+        self._idle: dict[Origin, list[Connection]] = {}  # least recently used origin first
         self._idle_count = 0
         self._busy: set[Connection] = set()
         self._is_closed = False
@@ -179,7 +187,6 @@ class ConnectionPool:
     def get(
         self, url: str, headers: Mapping[str, str], expected: int = 0, deadline: AnswerDeadline | None = None
     ) -> AbstractContextManager[Answer]:
-        """Send a GET, as ``request`` does."""
         return self.request("GET", url, headers, expected=expected, deadline=deadline)
 
     @contextmanager
@@ -193,16 +200,17 @@ class ConnectionPool:
         expected: int = 0,
         deadline: AnswerDeadline | None = None,
     ) -> Iterator[Answer]:
-        """Send a request and yield the answer's head; the caller reads the body, of about ``expected`` bytes where that is known.
+        """Send a request and yield the response; the caller reads the body, of about ``expected`` bytes if known.
 
-        ``deadline`` judges the wait for an answer to begin, instead of the pool's timeout.
+        ``deadline`` limits the wait for a response, instead of the pool's timeout.
 
-        The connection is kept when the body was read to its end, and closed otherwise. An idle connection that the server
-        closed meanwhile is replaced once, silently: nothing of the answer had arrived (RFC 9110, section 9.2.2). A DELETE is
-        not sent again so: it may have been carried out, and somebody may have put anew what it would take.
+        The connection is reused when the body was read to its end, and closed otherwise. An idle connection that the
+        server closed meanwhile is replaced once, silently, if no byte of the response arrived (RFC 9110, section
+        9.2.2). A DELETE is not repeated: the server may have executed it, and another client may have put the object
+        anew.
 
-        ``NETWORK_ERRORS``: whatever the network does; ``EgressRefusedError``: the address may not be contacted; ``EOFError``: the
-        file of a ``FileBody`` ends before its part does.
+        Raises ``NETWORK_ERRORS``; ``EgressRefusedError`` for a forbidden address; ``EOFError`` when the file of a
+        ``FileBody`` ends before its range does.
         """
         origin, target = split_address(url)
         if body is not None:
@@ -226,7 +234,7 @@ class ConnectionPool:
             self._release(origin, connection, keep=keep)
 
     def close(self) -> None:
-        """Close every idle connection, and break those in use: their readers fail now, not when their time is over."""
+        """Close idle connections, and break connections in use: their reader threads fail now, not at their timeout."""
         with self._lock:
             self._is_closed = True
             idle, self._idle, self._idle_count = self._idle, {}, 0
@@ -276,7 +284,7 @@ class ConnectionPool:
         connection = self._dialer.connect(origin)
         try:
             with self._lock:
-                self._check_open()  # again: ``close`` could not see this one
+                self._check_open()  # again: ``close`` did not see this connection
                 self._busy.add(connection)
         except ConnectionAbortedError:
             connection.close()
@@ -289,7 +297,7 @@ class ConnectionPool:
 
 
 def reason_of(error: Exception) -> str:
-    """What the network did, without the address and the headers, which some messages repeat."""
+    """Describe a network error without address and headers, which some messages repeat."""
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, ValueError) and not isinstance(error, OSError):
