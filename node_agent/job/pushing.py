@@ -277,7 +277,7 @@ def _pushed(
 
 
 async def _all_of(works: Iterable[Coroutine[object, object, _Result]]) -> list[_Result]:
-    """Returns results in order. The first failure cancels the rest and is raised."""
+    """Returns results in order. The first failure cancels all other work and is raised."""
     with single_error():
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]

@@ -1,8 +1,8 @@
 """Sync a job's checkpoint directory: scan, wait until a checkpoint has settled, push, and scan again before the commit.
 
-The syncer runs beside the training process and never blocks it. Files of 1 MiB or more that rest are sent ahead. A
-journal records the chunks that were sent: a restarted syncer sends nothing twice and reads no chunk of a large file
-twice.
+The syncer runs beside the training process and never blocks it. Files of 1 MiB or more are sent ahead once unchanged
+for 5 s. A journal records the chunks that were sent: a restarted syncer sends nothing twice and reads no chunk of a
+large file twice.
 """
 
 import asyncio
@@ -89,7 +89,6 @@ class Found:
 
     @property
     def state(self) -> str:
-        """Digest of all marks."""
         return digest_of("".join(sorted(self.marks())).encode()).hex[: 2 * _MARK]
 
     @property
@@ -122,10 +121,10 @@ def checkpoints_in(tree: Tree) -> dict[str, Found]:
 
 @dataclass
 class Syncer:
-    """Pushes the checkpoints below a directory as those of ``job``, which names a project, a job and a rank.
+    """Pushes the checkpoints below a directory as checkpoints of ``job``, which names a project, a job and a rank.
 
     ``on_pushed`` is called after each push. ``clock`` is monotonic. With ``is_noting``, complete checkpoints are
-    synced to disk and recorded before the push; after a power cut this separates them from half-written ones.
+    synced to disk and recorded before the push; after a power cut the record separates them from half-written ones.
     """
 
     directory: JobDirectory
@@ -174,7 +173,7 @@ class Syncer:
                     await over.wait()
 
     async def _go_on(self, found: Found, now: float) -> None:
-        """Push a settled checkpoint, or send ahead its files at rest, so that little remains when it settles."""
+        """Push a settled checkpoint, or send its unchanging files ahead, so that little remains when it settles."""
         if self._settling.is_settled(found.name, now):
             if await in_thread(self._is_complete, found):
                 await self._push(found)
@@ -280,7 +279,6 @@ class Syncer:
         self.unsynced_bytes = sum(found.size for found in unsynced)
 
     def _is_complete(self, found: Found) -> bool:
-        """Log each reason for incompleteness once. Blocking."""
         why = self._why_incomplete(found)
         if why is None:
             self.reasons.pop(found.name, None)
@@ -394,7 +392,6 @@ class Syncer:
         return [file for file in files if len(file.known) < chunk_count(file.size)]
 
     def _files(self, found: Found, paths: Collection[str]) -> list[SentFile]:
-        """Sorted by path."""
         return [self._sent(found, path) for path in sorted(paths)]
 
     def _sent(self, found: Found, path: str) -> SentFile:

@@ -104,7 +104,6 @@ class Volume:
         return sum(folder.size for folder in self.folders)
 
     def open(self) -> None:
-        """Blocking."""
         for folder in self.folders:
             folder.open()
 

@@ -55,7 +55,6 @@ class VolumeSync:
         self._turn_is_over.set()
 
     def give_up(self) -> None:
-        """Stop without pushing the rest."""
         if not self._is_given_up.is_set():
             facts = {"job": self.job, "bytes": self.unsynced_bytes, "error": str(self._error)}
             logger.warning("checkpoints could not be pushed for too long, and are dropped", extra=facts)

@@ -70,7 +70,6 @@ class JobVolumes:
         return sorted(self._volumes.values(), key=lambda one: one.age, reverse=True)
 
     def find(self, volume_id: str) -> Volume:
-        """Raises ``NotFoundError``."""
         if (found := self._volumes.get(volume_id)) is None:
             raise NotFoundError(f"job volume {volume_id}")
         return found
@@ -89,7 +88,6 @@ class JobVolumes:
         return sum(one.unsynced_bytes for one in self._volumes.values())
 
     def state(self) -> dict[str, object]:
-        """For heartbeats."""
         return {
             "volume_id": self.caches.volume_id,
             "unsynced_bytes": self.unsynced_bytes,
