@@ -44,7 +44,7 @@ async def open_volumes(
     caches: SharedCaches,
     clock: Clock,
 ) -> JobVolumes:
-    """Open the job volumes and resume those of the last run. Raises ``DiskFailedError``.
+    """Open the job volumes, including the volumes of the last run. Raises ``DiskFailedError``.
 
     Pushes wait for ``until_idle``, so stages come first. Volumes are mounted where views are: both need the same
     rights, and jobs see both by the same mount propagation.

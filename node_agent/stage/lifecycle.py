@@ -433,7 +433,6 @@ class Lifecycle:
 
 
 def _figures(stage: NodeStage, began: float) -> _Figures:
-    """Bytes by tier, and seconds."""
     came = stage.bytes_from()
     return {
         "stage": stage.record.id,

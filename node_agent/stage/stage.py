@@ -255,7 +255,6 @@ class StageRegistry:
         return Counter(stage.record.state for stage in self._stages.values())
 
     def sources(self) -> dict[str, list[str]]:
-        """Sources by manifest, from the stages' records."""
         found: defaultdict[str, dict[str, None]] = defaultdict(dict)
         for stage in self.all():
             for mount in stage.record.mounts:
