@@ -1,4 +1,4 @@
-"""Options of ``bdn-node-agent``. The daemon is imported when it runs, so that ``--help`` does not wait for the import."""
+"""Options of ``bdn-node-agent``. The daemon is imported when it runs, so that ``--help`` does not wait for it."""
 
 import sys
 

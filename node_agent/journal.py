@@ -106,7 +106,7 @@ class Journal:
         return found
 
     def mark_reported(self, events: Sequence[NodeEvent]) -> None:
-        """Record that the mirror has these. If a crash loses the record, they are reported again, which is idempotent."""
+        """Record that the mirror has these events. A crash that loses the record merely reports them again."""
         if not events:
             return
         last = _number(events[-1])

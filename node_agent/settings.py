@@ -1,4 +1,4 @@
-"""The agent's settings: environment variables, or the TOML file named by ``BDN_CONFIG`` (the agent's own in ``[agent]``)."""
+"""The agent's settings: environment variables, or the TOML file ``BDN_CONFIG`` (the agent's own in ``[agent]``)."""
 
 from pathlib import Path
 from socket import gethostname
@@ -83,7 +83,7 @@ class AgentSettings(FileSettings):
     byte_threads: Annotated[int, Field(ge=1, le=256)] = 16  # at most, each with a buffer of 8 MiB
     download_rate: Rate | None = None  # of chunks from peers and the mirror; None means no limit
     upload_rate: Rate | None = None  # of chunks to peers
-    prefetch_rate: Rate | None = None  # share of the download rate for prefetches
+    prefetch_rate: Rate | None = None  # limit for prefetches, within the download rate
     warm_rate: Rate = 1_000_000_000  # of reading files into memory for warm stages
     scrub_seconds: Annotated[float, Field(ge=0)] = 7 * 86400  # period in which the whole cache is verified; 0: never
     scrub_rate: Rate = 100_000_000
@@ -97,7 +97,7 @@ class AgentSettings(FileSettings):
 
     @classmethod
     def chosen(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Shared settings from the top of the file, the agent's from its table ``[agent]``. Raises ``SettingsError``."""
+        """Shared settings from the top level, the agent's from the table ``[agent]``. Raises ``SettingsError``."""
         own = content.get("agent", {})
         if not isinstance(own, dict):
             raise SettingsError("BDN_CONFIG: in its file, agent is not a table")

@@ -49,7 +49,7 @@ class Trust:
             write_durably(self._path, json.dumps(public_keys).encode())
 
     def verify(self, token: str) -> Grant:
-        """Verify with the known keys. Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``GrantVerifier.verify``."""
+        """Verify with the known keys. Raises ``GrantInvalidError``, ``GrantExpiredError``."""
         return self._verifier.verify(token, now=self._clock())
 
     # An unknown key is requested from the mirror once per call; while the mirror is down, the key stays unknown. The

@@ -1,4 +1,4 @@
-"""Constructs syncers: for job volumes, and the single one of ``bdn sync`` (entry point ``sync`` of ``bdn.embedded``)."""
+"""Constructs syncers: for job volumes, and the one of ``bdn sync`` (entry point ``sync`` of ``bdn.embedded``)."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -25,9 +25,7 @@ from node_agent.job.tree import JobDirectory
 
 NAMERS: Final = 2  # with 1 a push was a tenth slower, with 4 no faster
 _SENDERS: Final = 16  # mostly waiting for the mirror to write; with 8 a push was a fifth slower, with 24 no faster
-_WALKS: Final = (
-    2  # at once, of all volumes: each holds 128 descriptors of 1,024 in a directory that is as deep as may be
-)
+_WALKS: Final = 2  # at once, over all volumes: in a directory of the deepest kind each holds 128 of 1,024 descriptors
 _TIMEOUT_SECONDS: Final = 60.0
 _PRIVATE: Final = 0o700
 

@@ -50,7 +50,7 @@ _LONGEST_NAMED: Final = 1000  # characters of a skipped path: a job may make a p
 _SPARSE: Final = 16
 _INDEXES: Final = 4 * LONGEST_READ  # bytes of all indexes of one checkpoint; sparse files cost a job nothing
 _MARK: Final = 16  # hexadecimal digits: only the job itself can forge a collision
-_OF_ONE: Final = {QuotaExceededError.code, DiskFailedError.code}  # do not affect other checkpoints
+_OF_ONE: Final = {QuotaExceededError.code, DiskFailedError.code}  # errors that do not affect other checkpoints
 AGAIN_SECONDS: Final = 60.0  # after a failed push
 
 

@@ -94,7 +94,7 @@ class OpenFile:
 
 @dataclass(frozen=True)
 class JobDirectory:
-    """A job's directory. Blocking. A scan takes at most ``limit`` names, of files, folders and anything else.
+    """A job's directory. Blocking. A scan of more than ``limit`` names of files, folders and anything else fails.
 
     ``walks`` bounds the descriptors over all directories that share it: a walk holds one for each nested folder.
     """
@@ -204,10 +204,8 @@ class JobDirectory:
     def _open(self, stack: ExitStack, path: str, stamp: Stamp, *, keeps_way: bool) -> list[int] | None:
         """Descriptors of the directory, each folder on the way, and the file. None if the file changed.
 
-        Raises ``OSError``.
-
-        Without ``keeps_way``, a folder is closed once its child is open, and only the last descriptor, the file's, is
-        valid.
+        Raises ``OSError``. Without ``keeps_way``, a folder is closed once its child is open, and only the last
+        descriptor, the file's, is valid.
         """
         try:
             found = [stack.enter_context(opened(self.root, _ROOT))]

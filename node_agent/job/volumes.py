@@ -97,11 +97,11 @@ class JobVolumes:
     # --- commands ---
 
     async def create(self, request: JobVolumeRequest, caller: int | None = None) -> Volume:
-        """Create the volume of a rank, or return the one of the same run. ``caller`` is the requesting user, if known.
+        """Create the volume of a rank, or return its existing volume. ``caller`` is the requesting user, if known.
 
         Raises:
-            InvalidRequestError: a volume with other sizes, user, job or cache exists; a parameter pair is half given;
-                the agent lacks the role node or may not create directories for that user.
+            InvalidRequestError: a volume with other sizes, user, job or cache exists; checkpoint_bytes or push_grant is
+                given without the other; the agent lacks the role node or may not create directories for that user.
             GrantInvalidError, GrantExpiredError: ``push_grant`` or ``cache_grant``.
             CacheNotSharedError: the grant names another volume of training caches.
             CacheTooSmallError, CacheFullError, DiskFailedError: nothing was created.
@@ -125,7 +125,7 @@ class JobVolumes:
         sizes = request.scratch_bytes or record.scratch_bytes, request.checkpoint_bytes
         if sizes != (record.scratch_bytes, record.checkpoint_bytes):
             raise InvalidRequestError(f"{_whose(known)} has a volume of other sizes; remove {record.id} first")
-        is_root = request.uid is None and caller == 0  # root may use every user's
+        is_root = request.uid is None and caller == 0  # root may use volumes of all users
         if record.uid not in (None, uid) and not is_root:
             raise InvalidRequestError(
                 f"{_whose(known)} has a volume of user {record.uid}, not of user {uid}; remove {record.id} first, or request it with that uid"
@@ -377,7 +377,7 @@ def _user(request: JobVolumeRequest, caller: int | None) -> int:
     Raises ``InvalidRequestError``: only root may create them for another user, or for a group.
     """
     own = os.geteuid()
-    caller = own if caller is None or caller == 0 else caller  # root may use every user's
+    caller = own if caller is None or caller == 0 else caller  # root may use volumes of all users
     uid = caller if request.uid is None else request.uid
     if own and (uid, request.gid) not in ((own, None), (own, os.getegid())):
         raise InvalidRequestError(

@@ -200,7 +200,7 @@ class StagedFiles:
         """The file at ``path``, or all files below it. Raises ``NotFoundError`` if no READY stage shows it."""
         asked = Path(os.path.abspath(path))  # noqa: PTH100 - keeps links: the path may lead through a link to a view
         found: dict[Path, StagedFile] = {}
-        for file in (*self._below(asked), *self._below(_real(asked))):  # a view is known by both names
+        for file in (*self._below(asked), *self._below(_real(asked))):  # a view may be known by both names
             found.setdefault(file.path, file)
         if not found:
             raise NotFoundError(
@@ -248,12 +248,12 @@ class StagedFiles:
         root = _real(view)
         for entry in filter(is_meant, manifest.files if manifest else ()):
             path = view / entry.path
-            if _real(path.parent).is_relative_to(root):  # not through a foreign link
+            if _real(path.parent).is_relative_to(root):  # not through a link that another process put there
                 yield entry, path
 
 
 def _real(path: Path) -> Path:
-    """``os.path.realpath``, because ``Path.resolve`` raises for link loops, with different errors per Python version."""
+    """Used instead of ``Path.resolve``, which raises for link loops, with different errors per Python version."""
     return Path(os.path.realpath(path))
 
 

@@ -82,8 +82,8 @@ class Lifecycle:
     def is_to_mend(self, stage: NodeStage) -> bool:
         """Whether files were lost or quarantined, or a failed mend is due for a retry.
 
-        Skips a stage whose lock is held, because it may be about to end, and a stage that is ending, unless its job
-        requests it again.
+        Skips a stage whose lock is held, because it may be about to end, and an ending stage, which only a new
+        request begins again.
         """
         is_left = not stage.is_working and not stage.lock.locked() and not stage.is_ending
         is_free = stage.record.state == "READY" and is_left and stage.record.destination is None
@@ -328,7 +328,7 @@ class Lifecycle:
         release them.
         """
         expires_at = None if ttl_seconds is None else self.clock() + ttl_seconds
-        is_news = expires_at != stage.record.expires_at  # repeated requests are idempotent
+        is_news = expires_at != stage.record.expires_at  # a repeated request is not a renewal
         changes = {"expires_at": expires_at, "ttl_seconds": ttl_seconds}
         await self._save(stage, changes, "renewed" if is_news else None)
         self.live_on(stage)

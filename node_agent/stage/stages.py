@@ -50,7 +50,10 @@ class StageService:
         return self.document(stage)
 
     def showing(self, path: PurePosixPath) -> tuple[NodeStage, MountRecord, str]:
-        """The READY stage that shows ``path``, or else the newest other; its mount, and the path relative to the mount."""
+        """The stage that shows ``path``, its mount, and the path inside the mount.
+
+        Prefers READY, then the newest stage.
+        """
         if not path.is_absolute():
             raise InvalidRequestError(f"{path} is not an absolute path")
         for stage in sorted(self.registry.all(), key=lambda stage: stage.record.state != "READY"):
