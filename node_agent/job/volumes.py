@@ -220,7 +220,7 @@ class JobVolumes:
     async def end(self, volume: Volume) -> None:
         """End the run: remove scratch now, and the volume once its checkpoints are pushed. Idempotent.
 
-        Raises ``DiskFailedError``: the volume is unchanged.
+        Raises ``DiskFailedError``; then the call can be repeated.
         """
         async with self._lock:
             if not (volume.is_gone or volume.is_ended):

@@ -38,7 +38,7 @@ class StageRecords:
             self.places.stage(stage_id).unlink(missing_ok=True)
 
     def load_all(self) -> Iterator[StageRecord]:
-        """Yields the readable records; moves unreadable ones to the quarantine."""
+        """Yields the valid records; moves invalid ones to the quarantine."""
         with disk_errors(self.places.stages):
             for path in sorted(self.places.stages.iterdir()):
                 if path.suffix != ".json":
