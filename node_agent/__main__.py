@@ -1,4 +1,4 @@
-"""``bdn-node-agent``: its options. The daemon is imported when it runs, so that ``--help`` does not wait for it."""
+"""Options of ``bdn-node-agent``. The daemon is imported when it runs, so that ``--help`` does not wait for it."""
 
 import sys
 

@@ -58,7 +58,7 @@ service_router = new_router("service")
 
 
 async def _check_owner(connection: HTTPConnection) -> None:
-    """A pull writes where its caller says, so only the agent's own user, in the same mount namespace, may request it.
+    """A pull writes to any path, so only the agent's own user, in the same mount namespace, may request it.
 
     Raises ``UnauthenticatedError``: the caller is another user, uses the port, or runs in a container.
     """
@@ -70,10 +70,10 @@ async def _check_owner(connection: HTTPConnection) -> None:
 
 
 async def _check_caller(head: HTTPConnection) -> str:
-    """Before a body is read. There are no tokens here: a caller is known by its way in, and one user is one organisation.
+    """Runs before a body is read. The agent has no tokens: callers are identified by their connection.
 
-    The mode of the unix socket admits the agent's user and group; the loopback port is closed to what browsers send for foreign pages
-    (``serving(is_local=True)``). Pulls are for the agent's own user.
+    The mode of the unix socket admits the agent's user and group; the loopback port rejects what browsers send for
+    foreign pages (``serving(is_local=True)``). Pulls are for the agent's own user.
     """
     if head.url.path.startswith("/pulls"):
         await _check_owner(head)
@@ -82,7 +82,6 @@ async def _check_caller(head: HTTPConnection) -> str:
 
 
 def build_app(agent: Agent) -> FastAPI:
-    """The whole API of one agent."""
     return new_service(
         "BDN node agent",
         limit_request_bytes=agent.settings.limit_request_bytes,
@@ -94,7 +93,7 @@ def build_app(agent: Agent) -> FastAPI:
 
 @stages_router.post("/stages", status_code=202, responses={201: {"model": StageDocument, "description": "READY"}})
 async def stage(agent: _Agent, request: StageRequest, response: Response) -> StageDocument:
-    """Make a grant's files appear on this node for a job. Asking again is asking once."""
+    """Make a grant's files appear on this node for a job. Idempotent."""
     begun = await agent.stages.start(request.job_id, request.grant, request.ttl_seconds, warm=request.warm)
     if not request.wait:
         return agent.stages.document(begun)
@@ -104,13 +103,13 @@ async def stage(agent: _Agent, request: StageRequest, response: Response) -> Sta
 
 @stages_router.get("/stages")
 async def all_stages(agent: _Agent) -> Items[StageDocument]:
-    """Every stage that the agent knows, newest first; released ones are known for a week."""
+    """Every stage that the agent knows, newest first; released stages are known for a week."""
     return Items[StageDocument](items=[agent.stages.document(known) for known in agent.stages.registry.all()])
 
 
 @stages_router.get("/stages/{stage_id}")
 async def one_stage(agent: _Agent, stage_id: str, wait: WaitSeconds = 0) -> StageDocument:
-    """A stage; with ``wait`` the answer comes when it is terminal, or when the time is over."""
+    """A stage; with ``wait`` the answer comes when the state is terminal, or at the timeout."""
     found = agent.stages.registry.find(stage_id)
     await found.wait(wait)
     return agent.stages.document(found)
@@ -118,14 +117,14 @@ async def one_stage(agent: _Agent, stage_id: str, wait: WaitSeconds = 0) -> Stag
 
 @stages_router.get("/stages/{stage_id}/events", status_code=200, response_class=EventStream, responses=EVENTS)
 async def stage_events(agent: _Agent, stage_id: str) -> EventStream:
-    """``progress`` at least every second while the stage is worked on, then ``done``; the data is the stage."""
-    found = agent.stages.registry.find(stage_id)  # a refusal has to come before the stream has begun
+    """``progress`` at least every second while a task works on the stage, then ``done``; the data is the stage."""
+    found = agent.stages.registry.find(stage_id)  # an error must precede the stream
     return EventStream(agent.stages.follow(found.record.id, 1.0), lambda stage: stage.state in TERMINAL)
 
 
 @stages_router.post("/stages/{stage_id}/renew")
 async def renew(agent: _Agent, stage_id: str, request: RenewRequest) -> StageDocument:
-    """A new time to live, from now on."""
+    """Set a new time to live, from now on."""
     return agent.stages.document(await agent.stages.renew(stage_id, request.ttl_seconds))
 
 
@@ -137,7 +136,7 @@ async def release(agent: _Agent, stage_id: str) -> StageDocument:
 
 @volumes_router.post("/job-volumes", status_code=201)
 async def make_volume(agent: _Agent, request: JobVolumeRequest, http: Request) -> JobVolume:
-    """What a rank may write on this node. Asking again is asking once, while its run goes on."""
+    """Create the volume that a rank may write on this node. Idempotent during its run."""
     return (await agent.volumes.create(request, getattr(http.state, CALLER, None))).document()
 
 
@@ -149,7 +148,7 @@ async def all_volumes(agent: _Agent) -> Items[JobVolume]:
 
 @volumes_router.get("/job-volumes/{volume_id}")
 async def one_volume(agent: _Agent, volume_id: str, wait: WaitSeconds = 0) -> JobVolume:
-    """A job volume; with ``wait`` the answer comes when its state or its error changes, or when the time is over."""
+    """A job volume; with ``wait`` the answer comes when its state or its error changes, or at the timeout."""
     found = agent.volumes.find(volume_id)
     await agent.volumes.wait(found, wait)
     return found.document()
@@ -157,7 +156,7 @@ async def one_volume(agent: _Agent, volume_id: str, wait: WaitSeconds = 0) -> Jo
 
 @volumes_router.delete("/job-volumes/{volume_id}")
 async def end_volume(agent: _Agent, volume_id: str) -> JobVolume:
-    """The run has ended: scratch goes now, checkpoints are pushed to the end, and then all of it goes."""
+    """End a run: scratch is removed now, the volume once its checkpoints are pushed."""
     found = agent.volumes.find(volume_id)
     await agent.volumes.end(found)
     return found.document()
@@ -165,7 +164,7 @@ async def end_volume(agent: _Agent, volume_id: str) -> JobVolume:
 
 @pulls_router.post("/pulls/checks", dependencies=[Depends(_check_owner)])
 async def check_pull(agent: _Agent, request: PullCheck) -> PullLosses:
-    """Refuse a directory where no pull could be published; with a grant, tell what would be lost there."""
+    """Refuse a directory where no pull could be published; with a grant, list the files that would be lost there."""
     await agent.stages.check_destination(Path(request.destination))
     return (
         PullLosses()
@@ -176,20 +175,20 @@ async def check_pull(agent: _Agent, request: PullCheck) -> PullLosses:
 
 @pulls_router.post("/pulls", status_code=202, dependencies=[Depends(_check_owner)])
 async def pull(agent: _Agent, request: PullRequest) -> StageDocument:
-    """Put the files of a grant's only manifest at a directory; the stage is released when the directory is gone."""
+    """Publish the files of a grant's only manifest at a directory; the stage is released once the directory is gone."""
     begun = await agent.stages.pull(request.grant, Path(request.destination), link=request.link)
     return agent.stages.document(begun)
 
 
 @caches_router.get("/shared-caches")
 async def shared_caches(agent: _Agent) -> SharedCaches:
-    """The volume of training caches, which this makes if nobody has used it, and what jobs of this node have mounted of it."""
+    """The volume of training caches, created at the first use, and the caches that jobs of this node have mounted."""
     return await agent.caches.document()
 
 
 @caches_router.post("/shared-caches/summary")
 async def summarize_cache(agent: _Agent, request: SummaryRequest) -> CacheSummaryDocument:
-    """Measure a project's cache now, and tell the mirror."""
+    """Measure a project's cache now and report it to the mirror."""
     return await agent.caches.capture(request.project)
 
 
@@ -207,7 +206,7 @@ async def cache(agent: _Agent) -> Cache:
 
 @service_router.post("/verifications")
 async def verify(agent: _Agent, request: PathVerificationRequest) -> PathVerification:
-    """Read a staged file again, or all below a folder, and repair what is wrong: the answer comes when it is done."""
+    """Verify and repair a staged file, or all files below a folder; the answer comes at the end."""
     return await agent.verifications.look_at(request)
 
 
@@ -218,16 +217,16 @@ async def events(
     mention: Annotated[str, Query(max_length=256, pattern=_TEXT, description="Such as a digest or a job")] = "",
     limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
 ) -> NodeEvents:
-    """What was decided here, newest first: about what a path of a view shows, or all that mentions some words."""
+    """Events of this node, newest first: about the file at a path of a view, or all that mention a text."""
     staged = None if path is None else await _staged(agent, PurePosixPath(path))
     mention = mention if staged is None else staged.manifest
     return NodeEvents(staged=staged, items=list(map(EventDocument.of, await agent.events(mention, limit))))
 
 
 async def _staged(agent: Agent, path: PurePosixPath) -> StagedPath:
-    """What the path is: a stage that was released is known for a week.
+    """Released stages are known for a week.
 
-    Raises ``NotFoundError``: no stage ever showed it, or its manifest has no such file.
+    Raises ``NotFoundError``: no known stage shows the path, or its manifest has no such file.
     """
     stage, mount, name = agent.stages.showing(path)
     manifest = await agent.cache.manifest(mount.digest)
@@ -257,7 +256,7 @@ async def healthz() -> dict[str, str]:
 
 @service_router.get("/readyz")
 async def readyz(agent: _Agent) -> dict[str, str]:
-    """New stages have a chance."""
+    """The agent can take new stages."""
     await agent.check_ready()
     return {"status": "ok"}
 
@@ -270,9 +269,9 @@ async def metrics(agent: _Agent) -> Response:
 
 @asynccontextmanager
 async def serving_api(agent: Agent) -> AsyncIterator[None]:
-    """The API on its unix socket and, if a port is set, on that port of the loopback: it has no authentication of its own.
+    """Serve the API on its unix socket and, if set, on a loopback port: the API has no authentication of its own.
 
-    Raises ``InUseError``, ``InvalidRequestError``: the socket or the port is somebody else's, or cannot be had.
+    Raises ``InUseError``, ``InvalidRequestError``: the socket or the port is in use or cannot be opened.
     """
     app, settings = build_app(agent), agent.settings
     async with AsyncExitStack() as stack:
@@ -306,12 +305,12 @@ _LONGEST_PATH: Final = 107  # bytes; unix(7)
 
 @contextmanager
 def unix_socket(path: Path) -> Iterator[socket.socket]:
-    """Listen at ``path``, for the owner and the group; the file goes with the context.
+    """Listen at ``path``, for the owner and the group; the file is removed with the context.
 
-    A socket that a dead agent left is replaced; one that somebody answers at is not.
+    Replaces the socket of a dead agent, but not a socket that answers.
 
     Raises:
-        InUseError: an agent is alive there.
+        InUseError: an agent answers there.
         InvalidRequestError: the path is longer than the kernel allows.
     """
     if len(os.fsencode(path)) > _LONGEST_PATH:
@@ -319,14 +318,14 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
             f"BDN_AGENT_SOCKET: {path} is longer than the {_LONGEST_PATH} bytes a socket may have"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        os.fchmod(listener.fileno(), 0o660)  # before bind: the file is never open to more than these
+        os.fchmod(listener.fileno(), 0o660)  # before bind, so that the file is never open to other users
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_socket():
                 _check_dead(path)
                 path.unlink()
             listener.bind(str(path))
-            path.chmod(0o660)  # the umask took some of it away
+            path.chmod(0o660)  # the umask removed some bits
             inode = path.stat().st_ino
         try:
             listener.listen(128)

@@ -1,4 +1,4 @@
-"""The agent put together: ``open_agent`` reads top to bottom, from the disk to the mirror."""
+"""Constructs the agent: ``open_agent`` reads top to bottom, from the disk to the mirror."""
 
 import asyncio
 import logging
@@ -65,18 +65,16 @@ from node_agent.stage.warm import StagesFirst, Warmer
 from node_agent.trust import Trust
 
 _READ_TIMEOUT_SECONDS: Final = 20.0
-_PEER_TIMEOUT_SECONDS: Final = 2.0  # to connect; how long an answer may take is for the ring to judge
-_LEAST_THREADS: Final = 4  # that receive, whatever they achieve
+_PEER_TIMEOUT_SECONDS: Final = 2.0  # to connect; the ring decides how long an answer may take
+_LEAST_THREADS: Final = 4  # minimum of receiving threads, at any throughput
 _PAGE_THREADS: Final = 4
-_SCRUB_BUFFERS: Final = 4  # of 8 MiB: one reads, one repairs and reads back, one is for whoever asks meanwhile
+_SCRUB_BUFFERS: Final = 4  # of 8 MiB: one reads, one repairs and reads back, the others serve requests meanwhile
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Agent:
-    """A running agent, as its API and embedding commands see it."""
-
     settings: AgentSettings
     places: Places
     cache: NodeCache
@@ -96,11 +94,11 @@ class Agent:
     certificate: Certificate | None  # of the ports; None is plain HTTP
 
     async def check_ready(self) -> None:
-        """Whether new stages have a chance. Raises ``DiskFailedError``."""
+        """Raises ``DiskFailedError`` if the disk cannot take new stages."""
         await in_thread(check_fitness, self.places.root)
 
     async def events(self, mention: str, limit: int) -> list[Event]:
-        """What was decided here, newest first; with ``mention``, only events in which these words stand."""
+        """Events of this node, newest first; ``mention`` selects events whose lines contain the text."""
         found = await in_thread(lambda: list(islice(self.journal.events(mention), limit)))
         return [replace(one, cluster=self.settings.cluster, node=self.settings.node) for one in found]
 
@@ -114,14 +112,15 @@ async def open_agent(
     policy: RetryPolicy | None = None,
     waits: Waits | None = None,
 ) -> AsyncIterator[Agent]:
-    """A running agent: its disk is scanned and its stages go on. Leaving the context drains it; stages survive.
+    """A running agent: its disk is scanned and its stages resumed. Leaving the context drains it; stages survive.
 
-    ``clock`` is the time of day; ``elapsed`` measures leases and how long peers and the mirror take to answer, within ``waits``.
+    ``clock`` is the time of day; ``elapsed`` is monotonic and measures leases and response times, bounded by
+    ``waits``.
 
     Raises:
-        SettingsError: these settings do not go together.
-        InvalidRequestError: the cache directory is of a format that this version does not know, or files of TLS cannot be used.
-        InUseError: another agent has this cache directory, or another program the data port.
+        SettingsError: the settings contradict each other.
+        InvalidRequestError: the cache directory has an unknown format, or TLS files cannot be used.
+        InUseError: another agent uses the cache directory, or another program the data port.
         DiskFailedError: the cache directory cannot be used.
     """
     settings.check()
@@ -133,7 +132,7 @@ async def open_agent(
         registry, news = StageRegistry(), ChangeSignal()
         metrics = AgentMetrics(registry)
 
-        # Disk and cache: what the last run has left is read.
+        # Disk and cache: load the state of the last run.
         disk = await open_cache_directory(stack, Places(settings.effective_cache_dir, settings.mounts_dir))
         places = disk.places
         journal = Journal(places.journal, clock, metrics.lost_events.inc)
@@ -202,7 +201,7 @@ async def open_agent(
         fills = Fills(await stack.enter_async_context(BackgroundTasks()))
         provision = Provision(catalogue, disk, tiers.node, fills, chain, pools, bandwidth, metrics.filled)
 
-        # Serve: chunks for peers, and what this agent owns is obtained for them.
+        # Serve: chunks for peers; chunks that this agent owns are fetched for them.
         serving = ByteThreads(settings.byte_threads, "agent-serving")
         stack.push_async_callback(in_thread, serving.close)
         owner = Owner(
@@ -229,7 +228,7 @@ async def open_agent(
         )
         stack.push_async_callback(in_thread, server.close)
 
-        # Scrub: the disk is read again, and repaired.
+        # Scrub: verify and repair the disk.
         views = Views(disk.files, await in_thread(choose, settings.exposure, places))
         buffers, stop_scrub = BufferPool(_SCRUB_BUFFERS), threading.Event()
         scrub_record = ScrubRecord(places.scrub, tiers.suspects, clock())
@@ -283,7 +282,7 @@ async def open_agent(
             )
         )
 
-        # Job volumes: what jobs write, for which room is kept before stages take any.
+        # Job volumes: directories that jobs write; their space is reserved before stages reserve any.
         prefetches = PrefetchCommands(provision, tiers.node, trust, news.wake)
         volumes = await open_volumes(
             stack,
@@ -300,7 +299,7 @@ async def open_agent(
             clock=clock,
         )
 
-        # Mirror link: what the mirror hears of this node, and what it asks of it.
+        # Mirror link: reports to the mirror and commands from it.
         verifications = VerificationCommands(scrubber, staged)
         holdings = AgentHoldings(tiers.node, settings.roles, registry, disk.writes)
         evictions = EvictionCommands(settings.cluster, settings.node, lifecycle, prefetches.cancel)
@@ -336,8 +335,8 @@ async def open_agent(
             scrubbed=scrub_record,
         )
 
-        # Start: stages first, then peers, then the mirror. At the end the other way round; first of all, threads that
-        # wait for the network or copy are told to stop, so that nobody waits for them.
+        # Start: stages first, then peers, then the mirror; stop in reverse order. Stop first the threads that wait for
+        # the network or copy, so that the shutdown does not wait for them.
         def stop_waiting() -> None:
             for stage in registry.all():
                 stage.stop.set()

@@ -1,4 +1,4 @@
-"""Tasks in the background, always held by somebody: an owner starts them, and its context cancels and awaits them."""
+"""Background tasks with an owner, whose context cancels and awaits them."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -14,9 +14,9 @@ _Result = TypeVar("_Result")
 
 
 class BackgroundTasks:
-    """A ``TaskGroup`` whose tasks last as long as the context: leaving it cancels what still runs and waits for it.
+    """A ``TaskGroup`` whose tasks last as long as the context: leaving it cancels running tasks and awaits them.
 
-    Tasks handle their own failures. One that raises is a bug: it ends the context, as in any ``TaskGroup``.
+    Tasks handle their own failures. A task that raises is a bug: it ends the context, as in any ``TaskGroup``.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,12 @@ class BackgroundTasks:
     ) -> None:
         for task in self._tasks:
             task.cancel()
-        # A TaskGroup would wrap an error of the context's body in a group; that error is the caller's and stays as it is.
+        # A TaskGroup would wrap an error of the context's body in a group; the caller expects the bare error.
         is_canceled = kind is not None and issubclass(kind, asyncio.CancelledError)
         with single_error():
             await self._group.__aexit__(*((kind, error, traceback) if is_canceled else (None, None, None)))
 
     def start(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        """Run ``work`` in the background."""
         task = self._group.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -46,7 +45,7 @@ class BackgroundTasks:
 
 
 async def to_the_end(work: Coroutine[object, object, _Result]) -> _Result:
-    """Await work that must not stop half-way: a cancellation is delivered after the work has ``ended``."""
+    """Await work that must not stop half-way: a cancellation is raised after the work has ended."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -56,12 +55,12 @@ async def to_the_end(work: Coroutine[object, object, _Result]) -> _Result:
 
 
 async def in_thread(call: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
-    """A blocking call to the disk in a thread, awaited to its end: nobody writes behind the back of a canceled caller."""
+    """Run a blocking call in a thread and await its end, so that no thread writes after its caller was canceled."""
     return await to_the_end(asyncio.to_thread(call, *args, **kwargs))
 
 
 async def in_steps(steps: Steps[_Result]) -> _Result:
-    """Work of the event loop in steps, between which it does what else is to be done."""
+    """Run ``steps`` on the event loop, yielding to other tasks between them."""
     while True:
         try:
             next(steps)

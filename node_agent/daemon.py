@@ -14,7 +14,7 @@ from node_agent.settings import AgentSettings, load_settings
 
 
 def run(roles: str | None) -> int:
-    """Run until a signal; returns the exit code. ``roles`` None: the roles in the environment."""
+    """Run until a signal; returns the exit code. ``roles`` None: from the settings."""
     try:
         settings = load_settings(**({"roles": roles} if roles is not None else {}))
     except SettingsError as error:
@@ -32,10 +32,10 @@ def run(roles: str | None) -> int:
 async def serve(settings: AgentSettings) -> int:
     """Run the daemon until a signal; returns the exit code.
 
-    SIGTERM drains: no more requests, fills are canceled with their bitmaps written, and nothing is unmounted, because
-    stages survive. SIGINT does the same and is reported as an interruption.
+    SIGTERM drains: requests are refused, fills are canceled with their bitmaps written, and nothing is unmounted,
+    because stages survive. SIGINT does the same and is reported as an interruption.
 
-    Raises ``BdnError``: the agent cannot start: another process uses its directory, its socket or a port.
+    Raises ``BdnError`` if the agent cannot start, e.g. another process uses its directory, its socket or a port.
     """
     from node_agent.api import serving_api  # noqa: PLC0415 - of the extra bdn[agent], which may be absent
     from node_agent.app import open_agent  # noqa: PLC0415
@@ -47,7 +47,7 @@ async def serve(settings: AgentSettings) -> int:
 
 @contextmanager
 def _signals() -> Iterator[asyncio.Future[int]]:
-    """Resolves to the exit code at SIGTERM or SIGINT."""
+    """Yields a future that resolves to the exit code at SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[int] = loop.create_future()
     codes = {signal.SIGTERM: DONE, signal.SIGINT: INTERRUPTED}

@@ -1,4 +1,4 @@
-"""The agent inside another program: what the entry point ``bdn.embedded`` names, for ``bdn pull``, ``bdn up`` and the demo."""
+"""The agent inside another program (entry point ``bdn.embedded``), for ``bdn pull``, ``bdn up`` and the demo."""
 
 import os
 from collections.abc import AsyncIterator
@@ -19,35 +19,37 @@ from node_agent.stage.view.exposure import mounts_below
 
 @dataclass(frozen=True)
 class LocalAgent:
-    """A running agent, and the address of its control API if it serves one."""
+    """``address`` of the control API is empty if it is not served."""
 
     agent: Agent
     address: str
 
     async def check_destination(self, destination: Path) -> None:
-        """Refuse a directory where no view could be published; raises ``InvalidRequestError``."""
+        """Raises ``InvalidRequestError`` if no view could be published at the directory."""
         await self.agent.stages.check_destination(destination)
 
     async def would_lose(self, grant: str, destination: Path) -> PullLosses:
-        """What an earlier pull put at the directory and this one would remove or replace."""
+        """Files of an earlier pull that this pull would remove or replace."""
         return await self.agent.stages.would_lose(grant, destination)
 
     async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
-        """Publish a grant's only manifest at a directory, as hard links with ``link``; the stage again and again, the last time in a terminal state."""
+        """Publish a grant's only manifest at a directory, as hard links with ``link``.
+
+        Yields the stage repeatedly, the last time in a terminal state.
+        """
         begun = await self.agent.stages.pull(grant, destination, link=link)
         async for document in self.agent.stages.follow(begun.record.id, 0.2):
             yield document
 
     async def coming(self, grant: str) -> Manifest:
-        """A grant's only manifest. It is not taken into the cache."""
         return await self.agent.stages.coming(grant)
 
     async def earlier(self, destination: Path) -> Manifest | None:
-        """What an earlier pull put at the directory that stands there now."""
+        """The manifest that an earlier pull published at the directory, if known."""
         return await self.agent.stages.earlier(destination)
 
     async def is_whole(self, destination: Path, *, link: bool) -> bool:
-        """Whether the directory is as the last pull left it, and that was with, or without, ``link``."""
+        """Whether the directory is as the last pull left it, and that pull matches ``link``."""
         path = await in_thread(destination.resolve)
         stages = self.agent.stages
         known = [
@@ -58,17 +60,17 @@ class LocalAgent:
         return any([await in_thread(stages.lifecycle.is_intact_pull, record) for record in known])
 
     async def mounted(self) -> list[Path]:
-        """Mounts of stages and job volumes: they stay when the agent ends, and the next agent adopts them."""
+        """Mounts of stages and job volumes: they survive the agent, and the next agent adopts them."""
         places, scratch = self.agent.places, self.agent.settings.effective_scratch_dir.absolute()
         found = await in_thread(lambda: [mounts_below(folder) for folder in (places.root, places.mounts, scratch)])
         return sorted({path for paths in found for path in paths})
 
     async def needs(self, destination: Path, before: Need | None, tree: Tree) -> list[Need]:
-        """What the cache and the directory need of a tree, after what is written ``before``.
+        """Space that a tree needs in the cache and in the directory, after the writes of ``before``.
 
-        A directory on the cache's file system needs nothing: it shares blocks, or is given the cache's files.
+        A directory on the cache's file system needs none: it shares blocks or receives the cache's files.
 
-        Raises ``CacheTooSmallError``, ``CacheFullError``: even alone it does not fit the cache.
+        Raises ``CacheTooSmallError``, ``CacheFullError``: the tree alone does not fit the cache.
         """
         index = self.agent.cache.index
         absent = (size for content, size in tree.contents.items() if index.ledger.size_of(content) is None)
@@ -101,9 +103,9 @@ class LocalAgent:
 async def open_embedded_agent(
     *, mirror_url: str, token: str | None, data_dir: Path, serve: bool, is_alone: bool
 ) -> AsyncIterator[LocalAgent]:
-    """An agent with the settings of the environment, on this data directory, that the mirror has heard of.
+    """An agent with the settings of the environment, on this data directory, after its first heartbeat.
 
-    ``serve`` opens its control API; one that ``is_alone`` has no port that others know, and needs no TLS.
+    ``serve`` opens its control API. With ``is_alone`` it uses a random data port, no control port and no TLS.
     """
     alone = {"data_port": 0, "port": None, "tls": "optional", "tls_cert": None, "tls_key": None}
     given = alone if is_alone else {}
@@ -113,7 +115,7 @@ async def open_embedded_agent(
         await agent.heartbeats.beat()
         address = ""
         if serve:
-            from node_agent.api import serving_api  # noqa: PLC0415 - a tenth of a second, that a pull needs not wait for
+            from node_agent.api import serving_api  # noqa: PLC0415 - saves a pull a tenth of a second
 
             await stack.enter_async_context(serving_api(agent))
             address = f"unix:{settings.effective_socket}"

@@ -1,4 +1,4 @@
-"""The journal: events of this agent, written before anybody can see their effect, and reported to the mirror later."""
+"""The journal: this agent's events, written before their effects are visible and reported to the mirror later."""
 
 import logging
 import os
@@ -18,19 +18,19 @@ from bdn.disk.durable import make_folder, write_at_once
 from bdn.wire.event_schema import EVENTS_AT_ONCE, NodeEvent
 
 logger = logging.getLogger(__name__)
-_WAITING: Final = 20_000  # events to report to the mirror; older ones are in the journal alone
+_WAITING: Final = 20_000  # unreported events in memory; older ones stay in the journal but are not reported
 _REPORTED_BYTES: Final = 256 * 1024  # in one heartbeat
-_PAGE_SIZE: Final = 8 * 1024 * 1024  # two of these are 40,000 lines and more
+_PAGE_SIZE: Final = 8 * 1024 * 1024  # two pages contain at least 40,000 lines
 _PRIVATE: Final = 0o700
 
 
 class Journal:
-    """A bounded journal in a folder of its own. All methods may be called from any thread, and block.
+    """A bounded journal in its own folder. All methods block and may be called from any thread.
 
-    ``record`` never raises, so that a full or read-only disk fails no stage because of the journal. Events that could not be
-    written are reported to the mirror all the same, and counted by ``on_lost``. What is recorded survives a ``kill -9``; that
-    something leaves the cache survives a power cut, too, which costs one sync beside many deletions. Of the rest a power cut
-    loses the last few seconds, as it does of the stages themselves.
+    ``record`` never raises, so that a full or read-only disk fails no stage because of the journal. Events that
+    could not be written are still reported to the mirror, and counted by ``on_lost``. Recorded events survive ``kill
+    -9``. Evictions also survive a power cut, at one sync per batch of deletions. Of other events a power cut loses the
+    last few seconds, as it does of the stages themselves.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Journal:
         self._clock = clock
         self._on_lost = on_lost
         self._lock = threading.Lock()
-        self._run = secrets.token_hex(8)  # a journal that was wiped must not repeat the ids of events that are reported
+        self._run = secrets.token_hex(8)  # a wiped journal must not reuse ids of reported events
         self._number = 0
         self._waiting: deque[tuple[int, bytes]] = deque(maxlen=_WAITING)
         self._is_broken = False
 
     def open(self) -> None:
-        """Find out where the last run ended, and which events are not reported. An unreadable journal begins anew."""
+        """Find the last number and the unreported events. An unreadable journal begins anew."""
         reported = self._read_reported()
         found: list[tuple[int, bytes]] = []
         try:
@@ -66,7 +66,7 @@ class Journal:
         self._number = max(reported, found[0][0] if found else 0)
 
     def record(self, decided: Sequence[Event]) -> None:
-        """Write events down, in this order and next to each other. Not on the event loop: a busy disk may block."""
+        """Append events contiguously, in order. Not on the event loop: a busy disk may block."""
         if not decided:
             return
         with self._lock:
@@ -90,11 +90,10 @@ class Journal:
 
     @property
     def waiting(self) -> int:
-        """How many events the mirror does not have."""
         return len(self._waiting)
 
     def unreported(self) -> list[NodeEvent]:
-        """The oldest events that the mirror does not have, as many as a heartbeat may carry."""
+        """The oldest unreported events, as many as one heartbeat may carry."""
         with self._lock:
             first = list(islice(self._waiting, EVENTS_AT_ONCE))
         found: list[NodeEvent] = []
@@ -107,7 +106,7 @@ class Journal:
         return found
 
     def mark_reported(self, events: Sequence[NodeEvent]) -> None:
-        """The mirror has these. A crash that loses this note reports them again, which changes nothing."""
+        """Record that the mirror has these events. A crash that loses the record merely reports them again."""
         if not events:
             return
         last = _number(events[-1])
@@ -119,17 +118,16 @@ class Journal:
             except OSError as error:
                 logger.warning("which events are reported could not be noted: %s", error)
 
-    # --- for people ---
+    # --- for readers ---
 
     def events(self, mention: str = "") -> Iterator[Event]:
-        """What was recorded, newest first; with ``mention``, only events in which these words stand."""
+        """Newest first; ``mention`` selects events whose lines contain the text."""
         needle = mention.encode()
         for line in self._pages.newest_first():
             if needle in line and (event := _read(line)) is not None:
                 yield event.event()
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._pages.close()
 
@@ -141,7 +139,7 @@ class Journal:
 
 
 def _read(line: bytes) -> NodeEvent | None:
-    """The event, or None for a line that is not whole."""
+    """None for a torn line."""
     try:
         event = NodeEvent.model_validate_json(line)
         _number(event)
@@ -155,10 +153,10 @@ def _number(event: NodeEvent) -> int:
 
 
 class _Pages:
-    """A file of lines that only grows, and the one before it: no more is kept.
+    """An append-only file of lines and its predecessor; older lines are deleted.
 
-    Blocking; one caller at a time. Methods raise ``OSError``, after which the next call tries again. A line that a kill, a full
-    disk or a power cut has left half is followed by a line end and skipped by readers: it does not damage its neighbours.
+    Blocking; one caller at a time. Methods raise ``OSError``, after which the next call retries. A line torn by a
+    kill, a full disk or a power cut is terminated and skipped by readers, so that it does not damage its neighbours.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -170,11 +168,11 @@ class _Pages:
         self._is_torn = False
 
     def append(self, lines: bytes, *, is_synced: bool) -> None:
-        """Add whole lines. They outlive this process when it returns and, if ``is_synced``, the machine's power."""
+        """Append whole lines. They survive a kill and, if ``is_synced``, a power cut."""
         descriptor = self._open()
         try:
             content = b"\n" + lines if self._is_torn else lines
-            self._is_torn = True  # until all of it is there
+            self._is_torn = True  # until the write is complete
             while content:
                 count = os.write(descriptor, content)
                 self._written += count
@@ -190,7 +188,7 @@ class _Pages:
             raise
 
     def newest_first(self) -> Iterator[bytes]:
-        """Every line, whole or not, from the last to the first."""
+        """Includes torn lines."""
         for page in (self._current, self._earlier):
             try:
                 content = page.read_bytes()
@@ -199,7 +197,7 @@ class _Pages:
             yield from (line for line in reversed(content.split(b"\n")) if line)
 
     def close(self) -> None:
-        """Close the file; the next line opens it again."""
+        """The next append opens the file again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

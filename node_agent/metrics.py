@@ -1,4 +1,4 @@
-"""Figures for Prometheus: what the cache holds, what fills bring, what goes wrong."""
+"""Prometheus metrics of the agent: cache, fills and failures."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,8 +23,6 @@ _READY_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 
 
 
 class AgentMetrics:
-    """One agent's figures, in a registry of their own."""
-
     def __init__(self, stages: StageRegistry) -> None:
         self.registry = CollectorRegistry()
         self._stages = stages
@@ -76,36 +74,33 @@ class AgentMetrics:
         )
 
     def filled(self, tier: Tier, size: int) -> None:
-        """Bytes are here."""
         self.fill_bytes.labels(tier).inc(size)
 
     def evicted(self, tier: Tier, reason: str, manifests: int) -> None:
-        """Manifests are gone from a tier of this node."""
         (self.cluster_evictions if tier == "cluster" else self.evictions).labels(reason).inc(manifests)
 
     def obtained(self, size: int) -> None:
-        """A chunk was read from the mirror for a peer."""
+        """Count a chunk that was read from the mirror for a peer."""
         self.obtained_chunks.inc()
         self.obtained_bytes.inc(size)
 
     def received(self, delivery: Delivery, size: int) -> None:
-        """Bytes of a chunk came from the mirror's bucket, or from itself."""
+        """Count bytes of a chunk from the mirror's bucket or the mirror itself."""
         self.origin_bytes.labels(delivery).inc(size)
 
     def proxied(self, reason: str) -> None:
-        """The mirror is asked for a chunk that should have come from its bucket."""
+        """Count a chunk requested from the mirror instead of its bucket."""
         self.proxied_chunks.labels(reason).inc()
 
     def documented(self, tier: str) -> None:
-        """A root or a page is here."""
+        """Count a root or page of a manifest."""
         self.documents.labels(tier).inc()
 
     def watch(self, name: str, what: str, read: Callable[[], float]) -> None:
-        """A figure that is read whenever somebody asks for it."""
+        """Register a gauge whose value is read at each scrape."""
         Gauge(name, what, registry=self.registry).set_function(read)
 
     def render(self, tiers: Mapping[str, TierUse]) -> bytes:
-        """The text that Prometheus reads; the figures of stages and tiers are those of now."""
         counts = self._stages.count_by_state()
         for state in _STATES:
             self._states.labels(state).set(counts[state])

@@ -1,4 +1,4 @@
-"""The agent's settings: environment variables, or the TOML file named by ``BDN_CONFIG`` (the agent's own in ``[agent]``)."""
+"""The agent's settings: environment variables, or the TOML file ``BDN_CONFIG`` (the agent's own in ``[agent]``)."""
 
 from pathlib import Path
 from socket import gethostname
@@ -40,7 +40,7 @@ def _roles(value: object) -> object:
 
 
 def _address(text: str) -> str:
-    """Checked here because it is the peers that would stumble over it: ``host:port`` alone looks right and is no address."""
+    """Checked here because only peers would notice: ``host:port`` alone parses but is not a URL."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError("must be where peers reach the data plane, such as http://10.0.0.5:8471")
@@ -48,7 +48,7 @@ def _address(text: str) -> str:
 
 
 class AgentSettings(FileSettings):
-    """What an operator can set. Prefix ``BDN_AGENT_``, except for what all of BDN's programs share."""
+    """Settings of the operator. Prefix ``BDN_AGENT_``, except for settings shared by all BDN programs."""
 
     model_config = SettingsConfigDict(env_prefix="BDN_AGENT_", extra="ignore", populate_by_name=True)
 
@@ -72,10 +72,10 @@ class AgentSettings(FileSettings):
     port: Port | None = None  # None means no TCP
     host: str = "127.0.0.1"  # of the data plane; the control API on TCP is always on loopback
     data_port: Port = 8471
-    tls_cert: Path | None = None  # with the key: the ports speak TLS, and nothing else
+    tls_cert: Path | None = None  # with the key: the ports accept TLS only
     tls_key: Path | None = None
-    tls_ca: Path | None = Field(default=None, validation_alias=_SHARED["tls_ca"])  # None means those of the system
-    tls: Literal["optional", "require"] = "optional"  # of what is on other machines
+    tls_ca: Path | None = Field(default=None, validation_alias=_SHARED["tls_ca"])  # None means the system's authorities
+    tls: Literal["optional", "require"] = "optional"  # for connections to other machines
     advertise: Annotated[str, AfterValidator(_address)] | None = None  # None means host and data port
     volume_root: Path | None = None  # None means below the data dir
     mounts_dir: Path | None = None  # None means below the cache dir
@@ -83,21 +83,21 @@ class AgentSettings(FileSettings):
     byte_threads: Annotated[int, Field(ge=1, le=256)] = 16  # at most, each with a buffer of 8 MiB
     download_rate: Rate | None = None  # of chunks from peers and the mirror; None means no limit
     upload_rate: Rate | None = None  # of chunks to peers
-    prefetch_rate: Rate | None = None  # what prefetches may have of the download
-    warm_rate: Rate = 1_000_000_000  # at which files of stages that are to be warm are read into memory
-    scrub_seconds: Annotated[float, Field(ge=0)] = 7 * 86400  # within which all that is held is read again; 0: never
+    prefetch_rate: Rate | None = None  # limit for prefetches, within the download rate
+    warm_rate: Rate = 1_000_000_000  # of reading files into memory for warm stages
+    scrub_seconds: Annotated[float, Field(ge=0)] = 7 * 86400  # period in which the whole cache is verified; 0: never
     scrub_rate: Rate = 100_000_000
     scratch_dir: Path | None = None  # of job volumes; None means below the cache dir
-    scratch_bytes: Annotated[Size, Field(gt=0)] = 10_000_000_000  # of a rank that says nothing else
-    settle_seconds: Annotated[float, Field(ge=0)] = 30.0  # that nothing of a checkpoint may change before it is pushed
+    scratch_bytes: Annotated[Size, Field(gt=0)] = 10_000_000_000  # of a rank that requests no size
+    settle_seconds: Annotated[float, Field(ge=0)] = 30.0  # without changes to a checkpoint before it is pushed
     sync_rate: Rate | None = None  # of checkpoints to the mirror
-    unsynced_seconds: Annotated[float, Field(ge=0)] = 7 * 86400  # that checkpoints are kept which cannot be pushed
-    keep_checkpoint: bool = True  # in the cache, the newest of a job that has ended
+    unsynced_seconds: Annotated[float, Field(ge=0)] = 7 * 86400  # before checkpoints that cannot be pushed are dropped
+    keep_checkpoint: bool = True  # in the cache: the newest checkpoint of an ended job
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2
 
     @classmethod
     def chosen(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Shared settings from the top of the file, the agent's own from its table ``[agent]``. Raises ``SettingsError``."""
+        """Shared settings from the top level, the agent's from the table ``[agent]``. Raises ``SettingsError``."""
         own = content.get("agent", {})
         if not isinstance(own, dict):
             raise SettingsError("BDN_CONFIG: in its file, agent is not a table")
@@ -107,26 +107,23 @@ class AgentSettings(FileSettings):
 
     @property
     def effective_cache_dir(self) -> Path:
-        """The cache directory."""
         return self.cache_dir or self.data_dir / "cache"
 
     @property
     def effective_scratch_dir(self) -> Path:
-        """Where job volumes stand."""
         return self.scratch_dir or self.effective_cache_dir / "jobs"
 
     @property
     def effective_volume_root(self) -> Path:
-        """The directory of training caches, which all nodes of a cluster share."""
+        """The directory of training caches, shared by all nodes of a cluster."""
         return (self.volume_root or self.data_dir / "volumes").absolute()
 
     @property
     def effective_socket(self) -> Path:
-        """The control API's unix socket."""
         return self.socket or self.data_dir / "agent.sock"
 
     def advertised(self, data_port: int) -> str | None:
-        """Where peers reach the data plane; None when it listens on loopback and the mirror is another machine.
+        """The data plane's URL for peers; None if it listens on loopback and the mirror is on another machine.
 
         A loopback address would lead each peer to itself.
         """
@@ -137,7 +134,7 @@ class AgentSettings(FileSettings):
         return f"{scheme}://[{host}]:{data_port}" if ":" in host else f"{scheme}://{host}:{data_port}"
 
     def check(self) -> None:
-        """Refuse what cannot work together. Raises ``SettingsError``."""
+        """Reject contradictory settings. Raises ``SettingsError``."""
         if self.auth == "off" and not is_loopback(self.host):
             raise SettingsError(
                 f"BDN_AGENT_HOST: {self.host} is not a loopback address, and without authentication the agent serves "
@@ -166,7 +163,10 @@ class AgentSettings(FileSettings):
 
 
 def load_settings(**given: Any) -> AgentSettings:  # noqa: ANN401 - values of any field
-    """The settings, checked. Raises ``SettingsError``: one line per bad value, each with the name of its variable."""
+    """Load and check the settings.
+
+    Raises ``SettingsError``: one line per bad value, each with the name of its variable.
+    """
     settings = AgentSettings(**given)
     settings.check()
     return settings

@@ -1,4 +1,4 @@
-"""Grants, verified by the mirror's keys. These come with heartbeats and are kept, because the mirror may be down."""
+"""Verifies grants by the mirror's keys, which come with heartbeats and are stored because the mirror may be down."""
 
 import json
 import threading
@@ -17,7 +17,7 @@ _Granted = TypeVar("_Granted")
 
 
 class Trust:
-    """Verifies grants. ``verify`` may be called from any thread; ``ask`` has the mirror send its keys now."""
+    """``verify`` may be called from any thread; ``ask`` requests the mirror's keys now."""
 
     def __init__(self, path: Path, clock: Callable[[], float], ask: Callable[[], Awaitable[None]]) -> None:
         self._path = path
@@ -27,16 +27,16 @@ class Trust:
         self._lock = threading.Lock()
 
     def load(self) -> None:
-        """The keys of the last run. Blocking. A damaged file is as good as none: the next heartbeat brings the keys."""
+        """Load the stored keys. Blocking. A damaged file is ignored: the next heartbeat contains the keys."""
         with suppress(OSError, jwt.PyJWTError, ValueError, KeyError, TypeError):
             self._verifier = GrantVerifier(json.loads(self._path.read_bytes()))
 
     def update(self, public_keys: list[dict[str, Any]]) -> None:
-        """Believe these keys from now on, and only these. Blocking when they are new.
+        """Trust these keys only, from now on. Blocking if they are new.
 
         Raises:
-            InternalError: they are no keys; the old ones stay.
-            DiskFailedError: they are believed, but could not be kept for the next start.
+            InternalError: the keys cannot be used; the old ones stay trusted.
+            DiskFailedError: the keys are trusted, but not stored for the next start.
         """
         if not public_keys or public_keys == self._verifier.public_keys:
             return
@@ -49,21 +49,19 @@ class Trust:
             write_durably(self._path, json.dumps(public_keys).encode())
 
     def verify(self, token: str) -> Grant:
-        """The grant, by the keys that are known. Raises ``GrantInvalidError``, ``GrantExpiredError``: as ``GrantVerifier.verify``."""
+        """Verify with the known keys. Raises ``GrantInvalidError``, ``GrantExpiredError``."""
         return self._verifier.verify(token, now=self._clock())
 
-    # The mirror is asked once for a key that is not known; while it is down, the key stays unknown.
+    # An unknown key is requested from the mirror once per call; while the mirror is down, the key stays unknown. The
+    # checks raise as ``verify``.
 
     async def check(self, token: str) -> Grant:
-        """The grant. Raises as ``verify``."""
         return await self._checked(lambda: self.verify(token))
 
     async def check_push(self, token: str) -> PushGrant:
-        """The grant to push, likewise."""
         return await self._checked(lambda: self._verifier.verify_push(token, now=self._clock()))
 
     async def check_cache(self, token: str) -> CacheGrant:
-        """The grant for training caches, likewise."""
         return await self._checked(lambda: self._verifier.verify_cache(token, now=self._clock()))
 
     async def _checked(self, verify: Callable[[], _Granted]) -> _Granted:

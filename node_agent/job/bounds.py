@@ -1,4 +1,4 @@
-"""Directories that a job writes, and that hold no more than they may."""
+"""Directories that a job writes, bounded in size."""
 
 import logging
 import os
@@ -22,29 +22,29 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _OPTIONS: Final = "nosuid,nodev,noatime,discard,noinit_itable,errors=remount-ro"
 _PROGRAMS: Final = ("mkfs.ext4", "losetup", "mount")
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
-_DEEPEST: Final = 256  # folders, each of which is open while those in it are counted
+_DEEPEST: Final = 256  # folders; each stays open while its children are counted
 _PRIVATE: Final = 0o700  # /proc/self/mountinfo shows the path to every user of the machine
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The user that writes a folder, and the folder's group. None: the agent's own."""
+    """Owner and group of a folder. None: the agent's own."""
 
     uid: int | None = None
     gid: int | None = None
 
     def take_over(self, folder: Path) -> None:
-        """Give the folder to this user, with mode 0700; its parent is the agent's, so it is not a link. Raises ``OSError``."""
+        """Set mode 0700 and chown. The parent belongs to the agent, so the folder is not a link. Raises ``OSError``."""
         folder.chmod(_PRIVATE)
         os.chown(folder, -1 if self.uid is None else self.uid, -1 if self.gid is None else self.gid)
 
 
 @dataclass
 class BoundedFolder:
-    """A folder at ``place`` that its owner alone may read and write. Blocking. Methods raise ``DiskFailedError``.
+    """A folder at ``place`` with mode 0700. Blocking. Methods raise ``DiskFailedError``.
 
-    As an image it is an ext4 file system in a sparse file beside it, whose blocks go back to the disk when what they hold is deleted.
-    ``is_kept``: it is to outlive a power cut, and has a journal.
+    As an image, the folder is an ext4 file system in a sparse file beside ``place``; deleting files returns their
+    blocks to the disk. ``is_kept``: the content must survive a power cut, so the image has a journal.
     """
 
     place: Path
@@ -56,11 +56,10 @@ class BoundedFolder:
 
     @property
     def image(self) -> Path:
-        """The file that holds it."""
         return self.place.with_name(f"{self.place.name}.img")
 
     def open(self) -> None:
-        """Make it, or find it as it was left, by whatever end of an agent or a machine."""
+        """Create the folder, or reuse the one that an earlier agent left, also after a crash or reboot."""
         with disk_errors(self.place):
             make_folder(self.place, _PRIVATE)
             if self.bound == "watch":
@@ -72,7 +71,7 @@ class BoundedFolder:
         self.look()
 
     def close(self) -> None:
-        """Let it be seen no more. Who has files open there keeps them."""
+        """Unmount the image. Files that are already open stay usable."""
         if self.bound == "image":
             with disk_errors(self.place):
                 note = unbind(self.place)
@@ -80,7 +79,10 @@ class BoundedFolder:
                 logger.warning("%s", note)
 
     def look(self) -> int | None:
-        """Bytes that it holds now; None: more than can be counted. Of a folder that is watched, all files have to be looked at."""
+        """Measure the bytes in use. Returns None if they cannot be counted.
+
+        A watched folder costs a walk over all files.
+        """
         with disk_errors(self.place):
             if self.bound == "image":
                 found = os.statvfs(self.place)
@@ -91,16 +93,14 @@ class BoundedFolder:
 
     @property
     def used(self) -> int | None:
-        """What the last look found."""
         return self._used
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether the last look found more than there may be."""
         return self._used is None or self._used > self.size
 
     def occupied(self) -> int:
-        """Bytes of the disk that it has taken."""
+        """Bytes allocated on the disk."""
         if self.bound == "watch":
             return self.size if self._used is None else self._used
         with suppress(OSError):
@@ -129,19 +129,19 @@ class BoundedFolder:
 
     def _mount(self) -> None:
         for device in _run("losetup", "--noheadings", "--output", "NAME", "--associated", str(self.image)).split():
-            _run("losetup", "--detach", device)  # of a mount that was killed half-way
+            _run("losetup", "--detach", device)  # left by a mount that was killed half-way
         device = _run("losetup", "--find", "--show", "--direct-io=on", str(self.image)).strip()
         try:
             _run("mount", "-t", "ext4", "-o", _OPTIONS, device, str(self.place))
         finally:
-            _run("losetup", "--detach", device)  # from now on it lasts as long as the mount
+            _run("losetup", "--detach", device)  # the mount keeps the device until it is unmounted
         with suppress(OSError):
             (self.place / "lost+found").rmdir()
         self.owner.take_over(self.place)
 
 
 def can_make_images(folder: Path) -> bool:
-    """Try it below this folder: rights, devices and filters make every other way of asking unreliable."""
+    """Mount a probe image below ``folder``: checking for rights, devices and seccomp filters is unreliable."""
     if os.geteuid() != 0 or not all(shutil.which(program, path=_SYSTEM_PATH) for program in _PROGRAMS):
         return False
     probe = BoundedFolder(folder / ".probe", LEAST_BYTES, "image", is_kept=False)
@@ -160,24 +160,27 @@ def can_make_images(folder: Path) -> bool:
 
 
 def _run(program: str, *arguments: str) -> str:
-    """What it prints. Raises ``OSError`` with what it complains of."""
+    """Returns stdout. Raises ``OSError`` with the last line of stderr."""
     found = shutil.which(program, path=_SYSTEM_PATH)
     if found is None:
         raise OSError(f"{program} is not installed")
-    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)  # noqa: S603 - no shell, and no word of a job's
+    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)  # noqa: S603 - no shell, and no argument comes from a job
     if done.returncode:
         raise OSError(f"{program}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
     return done.stdout
 
 
 def _bytes_below(root: Path) -> int | None:
-    """Bytes of the disk that files and folders take, each once. No link is followed. What goes meanwhile may count or not."""
+    """Bytes allocated to files and folders; hard links count once, links are not followed.
+
+    Files deleted during the walk may count or not. Returns None if a part cannot be counted.
+    """
     counted: set[tuple[int, int]] = set()
     total = 0
     with ExitStack() as stack:
         try:
             top = stack.enter_context(opened(root, os.O_RDONLY | os.O_DIRECTORY))
-        except PermissionError:  # who may write there may close it, too
+        except PermissionError:  # the owner may remove its own permissions
             return None
         for found in _below(top, 0):
             if found is None:
@@ -197,7 +200,7 @@ def _below(folder: int, depth: int) -> Iterator[os.stat_result | None]:
                 found = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            except OSError:  # a folder that may be listed and not searched
+            except OSError:  # a folder with r but without x
                 yield None
                 return
             yield found
@@ -206,12 +209,12 @@ def _below(folder: int, depth: int) -> Iterator[os.stat_result | None]:
 
 
 def _inside(folder: int, name: str, depth: int) -> Iterator[os.stat_result | None]:
-    """None: something of it cannot be counted."""
+    """Yields None if a part cannot be counted."""
     with ExitStack() as stack:
         try:
             below = stack.enter_context(opened(name, _FOLDER, folder))
         except (FileNotFoundError, NotADirectoryError):
-            return  # it was swapped
+            return  # swapped by the job
         except OSError:
             yield None
             return

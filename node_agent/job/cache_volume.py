@@ -1,8 +1,8 @@
 """The directories of training caches on a volume that all nodes of a cluster share.
 
-``<root>/<organisation>/projects/<id>`` holds what a job mounts of its project, ``user_artifacts`` and ``huggingface``; ``…/teams/<id>`` is
-mounted itself. So all that leads to a mount is ours, and no job can put a link there. Names are ids; an organisation's may be anything, and is
-named by its digest.
+A job mounts ``user_artifacts`` and ``huggingface`` below ``<root>/<organisation>/projects/<id>``; ``…/teams/<id>``
+is mounted itself. The agent owns every directory above a mount, so no job can put a link there. Projects and teams are
+named by their ids. An organisation's name may be any text, so its folder is named by a digest.
 """
 
 import errno
@@ -21,7 +21,7 @@ from bdn.wire.grants import CacheGrant
 from node_agent.disk.trash import Trash
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_PASSABLE: Final = 0o711  # who knows an id may pass; nobody may list
+_PASSABLE: Final = 0o711  # search without list: only a process that knows the id gets in
 _OPEN: Final = 0o777
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _ID_BYTES: Final = 16
@@ -29,8 +29,6 @@ _ID_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class CachePaths:
-    """What a job mounts, read-write."""
-
     project: Path
     team: Path
     huggingface: Path | None
@@ -38,13 +36,16 @@ class CachePaths:
 
 @dataclass(frozen=True)
 class CacheVolume:
-    """A volume, whose rubbish goes into ``trash``. Blocking. Nothing is made there before the first use."""
+    """A volume; removed directories go into ``trash``. Blocking. Nothing is created before the first use."""
 
     root: Path
     trash: Trash
 
     def id(self) -> str:
-        """Which volume this is: whoever uses it first writes a random id. Of two nodes that do so at once, one's stays. Raises ``DiskFailedError``."""
+        """The random id of the volume, written at the first use. Raises ``DiskFailedError``.
+
+        If two nodes write an id at once, one id wins and both nodes return it.
+        """
         with disk_errors(self.root):
             make_folder(self.root, _PASSABLE, is_durable=True)
         found = kept_key(self._id_file, lambda: secrets.token_hex(_ID_BYTES).encode())
@@ -53,14 +54,14 @@ class CacheVolume:
         return name
 
     def known_id(self) -> str | None:
-        """The id, where somebody has used the volume and it can be read."""
+        """The id, or None if the volume was never used or cannot be read."""
         try:
             return self._name_in(self._id_file.read_bytes())
         except OSError:
             return None
 
     def open(self, grant: CacheGrant, *, huggingface: bool) -> CachePaths:
-        """The directories of a grant, which are made where they are absent. Raises ``DiskFailedError``."""
+        """Create the directories of a grant where missing. Raises ``DiskFailedError``."""
         home = self.root / name_on_disk(grant.organisation)
         project, team = home / "projects" / grant.project, home / "teams" / grant.team
         named = ["user_artifacts", *(["huggingface"] if huggingface else [])]
@@ -71,7 +72,7 @@ class CacheVolume:
         return CachePaths(project / "user_artifacts", team, project / "huggingface" if huggingface else None)
 
     def project(self, project: str) -> Path:
-        """The folder of a project's caches, by its id. Raises ``NotFoundError``: it has none here."""
+        """Raises ``NotFoundError`` if the project has no cache on this volume."""
         with disk_errors(self.root), suppress(FileNotFoundError), os.scandir(self.root) as homes:
             for home in homes:
                 path = Path(home.path, "projects", project)
@@ -80,13 +81,14 @@ class CacheVolume:
         raise NotFoundError(f"a training cache of project {project} on this volume")
 
     def remove_project(self, organisation: str, project: str) -> bool:
-        """Everything of a project; whether there was anything. Raises ``DiskFailedError``."""
+        """Returns False if nothing existed. Raises ``DiskFailedError``."""
         return self.trash.discard(self.root / name_on_disk(organisation) / "projects" / project)
 
     def remove(self, project: str, path: str) -> None:
-        """A file, link or folder below a project's caches.
+        """Remove a file, link or folder below a project's caches.
 
-        Raises ``InvalidRequestError``, ``DiskFailedError``; ``NotFoundError``: there is none, or a link leads there.
+        Raises ``InvalidRequestError``; ``DiskFailedError``; ``NotFoundError`` if the path is missing or leads
+        through a link.
         """
         try:
             *folders, name = normalise_path(path).split("/")
@@ -124,19 +126,22 @@ class CacheVolume:
 
 
 def name_on_disk(organisation: str) -> str:
-    """How an organisation's folder is called, for ever."""
+    """Must never change: existing volumes contain these names."""
     return digest_of(organisation.encode()).hex[:32]
 
 
 @contextmanager
 def _made(folder: int, name: str, mode: int) -> Iterator[int]:
-    """A folder in an open one, durably. One with something in it keeps its mode: a job may have set it."""
+    """Create the folder ``name`` in an open folder, durably.
+
+    A folder that is not empty keeps its mode, because a job may have set the mode.
+    """
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=folder)
         os.fsync(folder)
     with opened(name, _FOLDER, folder) as made:
         if os.fstat(made).st_mode & mode != mode and (mode != _OPEN or _is_empty(made)):
-            os.fchmod(made, mode)  # a umask took some of it away
+            os.fchmod(made, mode)  # the umask removed some bits
         yield made
 
 

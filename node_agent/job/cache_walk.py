@@ -1,4 +1,4 @@
-"""What a training cache holds, walked through while jobs write it: no link is followed, and memory stays bounded."""
+"""Summarise a training cache while jobs write to it: follows no links, in bounded memory."""
 
 import os
 import threading
@@ -12,13 +12,14 @@ from bdn.core.training.cache_summary import ENTRIES_LIMIT, CacheSummary, Summary
 from bdn.disk.durable import disk_errors, opened
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_DEEPEST: Final = 128  # folders, which are open at once; what lies deeper is not counted
+_DEEPEST: Final = 128  # folders open at once; deeper entries are not counted
 
 
 def summarized(root: Path, stop: threading.Event, limit: int = ENTRIES_LIMIT) -> CacheSummary:
-    """Everything below a directory whose parents are ours, now. Blocking. What cannot be read, or lies on another file system, is left out.
+    """Summarise everything below ``root``, whose parents belong to the agent. Blocking.
 
-    Raises ``DiskFailedError`` of the directory itself, and ``CanceledError`` after ``stop``.
+    Skips entries that cannot be read or are on another file system. Raises ``DiskFailedError`` for ``root`` itself,
+    and ``CanceledError`` after ``stop``.
     """
     with disk_errors(root), opened(root, _FOLDER) as folder:
         walk = _Walk(CacheSummary(limit), os.fstat(folder).st_dev, stop)
@@ -37,7 +38,7 @@ class _Walk:
             for entry in entries:
                 if self.stop.is_set():
                     raise CanceledError("the summary of a training cache")
-                with suppress(OSError):  # gone, or swapped, or not for us
+                with suppress(OSError):  # deleted, swapped, or not readable
                     found = entry.stat(follow_symlinks=False)
                     if found.st_dev != self.device:
                         continue

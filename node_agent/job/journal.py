@@ -1,8 +1,8 @@
-"""What of a job volume was sent, in a file of lines: a syncer that starts again sends nothing twice.
+"""The record of chunks and checkpoints sent from a job volume, so that a restarted syncer sends nothing twice.
 
-A line is ``<checksum> <JSON>``. It is believed if its checksum is right and what it says is possible, and left out otherwise: what is left out is
-sent again at worst, and a digest that is wrong would be a wrong checkpoint. A file of a volume is known by its path and its stamp, so
-that what is noted of a file that has changed since says nothing.
+A line is ``<checksum> <JSON>``. Lines with a wrong checksum or impossible values are skipped. A skipped line costs
+at worst one more upload; a wrong digest would make a wrong checkpoint. A file is identified by its path and stamp, so
+entries about a file that has changed since do not match.
 """
 
 import json
@@ -18,11 +18,11 @@ from bdn.core.training.settling import Stamp
 from bdn.disk.durable import disk_errors, sync_folder, write_durably
 
 _CHECKSUM: Final = 16  # hexadecimal digits
-_LEAST_STALE: Final = 1000  # lines; fewer are not worth a new file
+_LEAST_STALE: Final = 1000  # lines; below this the file is not rewritten
 
 
 class Committed(NamedTuple):
-    """A checkpoint as it was committed: as which version, of each of its files, as it was, the mark, and when by the mirror's clock."""
+    """The version, one mark per file, and the time by the mirror's clock."""
 
     version: str
     marks: frozenset[str]
@@ -30,11 +30,11 @@ class Committed(NamedTuple):
 
 
 class VolumeJournal:
-    """The journal of one volume. Blocking; shared by threads; a context manager, which opens and closes it.
+    """The journal of one volume, a context manager. Blocking; shared by threads.
 
-    What is noted survives a ``kill -9`` once the call has returned. A power cut may take what was noted after the last
-    ``note_settled``. Of a call that
-    raises ``DiskFailedError`` it is not known whether it noted anything; the next one tries again, and nothing that was noted is lost.
+    A recorded entry survives ``kill -9`` once the call has returned. A power cut may lose entries after the last
+    ``note_settled``. After ``DiskFailedError`` the entry may or may not be recorded; the next call retries, and no
+    earlier entry is lost.
     """
 
     def __init__(self, file: Path, *, least_stale: int = _LEAST_STALE) -> None:
@@ -53,7 +53,7 @@ class VolumeJournal:
             with suppress(FileNotFoundError):
                 content = self._file.read_bytes()
                 self._is_torn = not content.endswith(b"\n") and bool(content)
-                for line in content.splitlines():  # of JSON in ASCII: no other line end stands in it
+                for line in content.splitlines():  # JSON in ASCII contains no other line ends
                     self._lines += 1
                     self._take(_believed(line))
             self._open()
@@ -64,49 +64,46 @@ class VolumeJournal:
             self._close()
 
     def chunks(self, path: str, stamp: Stamp) -> Mapping[int, Digest]:
-        """The chunks of a file that were sent, by index; none of a file that is another one by now."""
+        """Digests of the chunks sent, by index; empty if the file has changed since."""
         with self._lock:
             known = self._sent.get(path)
             return dict(known[1]) if known is not None and known[0] == stamp else {}
 
     def committed(self, name: str) -> Committed | None:
-        """How a checkpoint was committed last."""
         with self._lock:
             return self._committed.get(name)
 
     def settled(self, name: str) -> str | None:
-        """The state in which a checkpoint was when it had settled last."""
         with self._lock:
             return self._settled.get(name)
 
     @property
     def names(self) -> list[str]:
-        """The checkpoints that were committed."""
         with self._lock:
             return list(self._committed)
 
     def note_chunk(self, path: str, stamp: Stamp, index: int, digest: Digest) -> None:
-        """The mirror has chunk ``index`` of a file as it was at this look."""
+        """Record that the mirror has chunk ``index`` of the file with this stamp."""
         self._note(["chunk", path, list(stamp), index, digest.hex])
 
     def note_commit(self, name: str, committed: Committed) -> None:
-        """A checkpoint is there, in this version, which replaces the one before."""
+        """Record a commit; the new version replaces the earlier one."""
         self._note(_said_of(name, committed))
 
     def note_lost(self, name: str) -> None:
-        """The mirror has no version of a checkpoint that was committed."""
+        """Record that the mirror has lost a committed checkpoint."""
         self._note(["lost", name])
 
     def note_settled(self, name: str, state: str) -> None:
-        """A checkpoint was seen in this state while nobody wrote it. No power cut takes that back."""
+        """Record the state of a checkpoint that no process was writing. Survives a power cut."""
         self._note(["settled", name, state])
         with self._lock, disk_errors(self._file):
-            if self._descriptor >= 0:  # else it was written anew, durably
+            if self._descriptor >= 0:  # otherwise the file was just rewritten durably
                 os.fsync(self._descriptor)
             sync_folder(self._file.parent)
 
     def retain(self, files: Mapping[str, Stamp]) -> None:
-        """Forget the chunks of all files but these, as they are: others are gone or have changed."""
+        """Drop the chunks of files that are gone or have changed."""
         with self._lock:
             self._sent = {path: known for path, known in self._sent.items() if files.get(path) == known[0]}
             self._renew_if_stale()
@@ -140,8 +137,8 @@ class VolumeJournal:
     def _append(self, line: bytes) -> None:
         if self._descriptor < 0:
             self._open()
-        content = b"\n" + line if self._is_torn else line  # so that what a kill left half takes no other with it
-        self._is_torn = True  # until all of it is there
+        content = b"\n" + line if self._is_torn else line  # a torn line must not damage the next one
+        self._is_torn = True  # until the write is complete
         while content:
             content = content[os.write(self._descriptor, content) :]
         self._is_torn = False
@@ -153,7 +150,7 @@ class VolumeJournal:
             return
         with disk_errors(self._file):
             write_durably(self._file, self._live())
-            self._close()  # it leads to the file that was replaced
+            self._close()  # the descriptor points to the replaced file
             self._lines, self._is_torn = live, False
 
     def _live(self) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Job volumes put together."""
+"""Constructs the job volumes of an agent."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -44,11 +44,10 @@ async def open_volumes(
     caches: SharedCaches,
     clock: Clock,
 ) -> JobVolumes:
-    """The volumes that the last run left, which go on. ``until_idle`` lets stages come first.
+    """Open the job volumes, including the volumes of the last run. Raises ``DiskFailedError``.
 
-    Where views are mounted, so are volumes: it needs the same rights, and jobs see mounts by the same propagation.
-
-    Raises ``DiskFailedError``.
+    Pushes wait for ``until_idle``, so stages come first. Volumes are mounted where views are: both need the same
+    rights, and jobs see both by the same mount propagation.
     """
     namers = ByteThreads(NAMERS, "agent-naming", on_start=prefer_others)
     stack.push_async_callback(in_thread, namers.close)
@@ -72,10 +71,10 @@ async def open_volumes(
 
     def open_sync(volume: Volume) -> VolumeSync:
         record, checkpoints = volume.record, volume.checkpoints
-        assert record.job is not None  # noqa: S101 - it has checkpoints, which are given with a grant to push
-        assert checkpoints is not None  # noqa: S101 - or nobody asks
+        assert record.job is not None  # noqa: S101 - a volume with checkpoints has a push grant
+        assert checkpoints is not None  # noqa: S101 - called for volumes with checkpoints only
         job = parse_source(record.job)
-        assert isinstance(job, CheckpointUri)  # noqa: S101 - it stands in a grant to push
+        assert isinstance(job, CheckpointUri)  # noqa: S101 - from a verified push grant
         place, journal = checkpoints.place, volume.folder / "journal"
 
         def open_syncer(on_pushed: Pushed) -> AbstractAsyncContextManager[Syncer]:
@@ -85,7 +84,7 @@ async def open_volumes(
 
     async def keep_newest(volume_id: str, grant: str) -> None:
         if settings.keep_checkpoint:
-            with suppress(BdnError):  # it is in the log, and the checkpoint is fetched when it is staged
+            with suppress(BdnError):  # logged; the checkpoint is then fetched when it is staged
                 await keep(volume_id, grant)
 
     root = settings.effective_scratch_dir.absolute()

@@ -1,4 +1,4 @@
-"""Send files to the mirror as a checkpoint: what it lacks, chunk by chunk, and then all of it at once becomes visible."""
+"""Push files to the mirror as a checkpoint: upload the missing chunks, then commit atomically."""
 
 import asyncio
 import time
@@ -33,22 +33,23 @@ Pace = Callable[[int], float]
 _Result = TypeVar("_Result")
 _Put = Callable[[Digest, FileBody | memoryview], None]
 _ATTEMPTS: Final = 3
-# The push has ended meanwhile, or the mirror lost some of it.
+# The push has ended, or the mirror lost some of its chunks.
 _AGAIN: Final = frozenset({"NOT_FOUND", "CHUNKS_MISSING"})
 _ANSWER_BYTES: Final = 64 * 1024
 _HELD: Final = 204
-_GROUPS: Final = 3  # at once: one is named while others are sent
-_FIRST_GROUP_BYTES: Final = 32 * 1024**2  # so that sending begins soon; each group is twice as large as the one before
+_GROUPS: Final = 3  # at once: one is hashed while others are sent
+# small, so that sending begins soon; each group is twice as large as the previous one
+_FIRST_GROUP_BYTES: Final = 32 * 1024**2
 _GROUP_BYTES: Final = 256 * 1024**2
-_PIECE: Final = 1024 * 1024  # read and named at once: it stays in the cache of a core
+_PIECE: Final = 1024 * 1024  # read and hashed at once: fits the cache of a core
 
 
 @dataclass(frozen=True)
 class SentFile:
-    """A file that is to be sent, by its path in the checkpoint.
+    """A file to send; ``path`` is relative to the checkpoint.
 
-    ``opened`` opens it, in a thread. Of a file of 1 MiB or more ``known`` are the digests of chunks that need not be read to be
-    known; ``on_known`` is told of others, in a thread, once the mirror has them.
+    ``opened`` opens the file, in a thread. For files of 1 MiB or more, ``known`` holds digests of chunks that need
+    not be read, and ``on_known`` is called in a thread for each further chunk that the mirror has.
     """
 
     path: str
@@ -60,9 +61,9 @@ class SentFile:
 
 @dataclass(frozen=True)
 class Pusher:
-    """Pushes to one mirror at ``address``. ``bearer`` is its token for this. Threads and connections are shared by all pushes.
+    """Pushes to the mirror at ``address`` with the token ``bearer``. All pushes share threads and connections.
 
-    ``namers`` are threads of their own, so that naming does not wait in a queue behind what is sent.
+    ``namers`` are separate threads, so that hashing does not queue behind uploads.
     """
 
     mirror: MirrorClient
@@ -72,17 +73,18 @@ class Pusher:
     senders: ByteThreads
     bearer: str | None = field(default=None, repr=False)
     outages: OutageRetry = field(default_factory=OutageRetry)
-    pace: Pace | None = None  # how many seconds to wait before so many bytes are sent
-    turn: Callable[[], Awaitable[None]] | None = None  # waited for before each read and each try to send
+    pace: Pace | None = None  # seconds to wait before sending this many bytes
+    turn: Callable[[], Awaitable[None]] | None = None  # awaited before each read and each attempt to send
 
     async def push(
         self, source: str, files: Sequence[SentFile], details: CheckpointDetails, check: Callable[[], Awaitable[None]]
     ) -> Mirror:
-        """The checkpoint as a READY mirror. Nothing that the mirror has is sent, nor sent again.
+        """Push a checkpoint; returns a READY mirror. Chunks that the mirror has are not sent.
 
-        ``check`` is asked when all was sent, and before it becomes visible.
+        ``check`` runs after all chunks are sent and before the commit.
 
-        Raises ``BdnError``: what the mirror refuses, and what does not answer for longer than an outage; what reading and ``check`` raise.
+        Raises ``BdnError``: the mirror refuses or is down for longer than an outage, or an error from reading or
+        ``check``.
         """
         for attempt in range(_ATTEMPTS):
             try:
@@ -101,9 +103,10 @@ class Pusher:
         return await self.outages.ask(partial(self.mirror.commit, push_id, request), but=_is_quota)
 
     async def has_committed(self, source: str, push_id: str, at: float) -> bool:
-        """Whether the mirror has the version of this checkpoint that this push brought ``at`` that time, or a later one.
+        """Whether the mirror has the version that this push committed at ``at``, or a later version.
 
-        An earlier one is of a database that was set back. Raises ``BdnError`` where it cannot be known.
+        An earlier version means that the database was restored from a backup. Raises ``BdnError`` if the mirror does
+        not answer.
         """
         try:
             newest = await self.outages.ask(partial(self.mirror.committed_push, source))
@@ -114,15 +117,15 @@ class Pusher:
         return newest.push_id == push_id or newest.committed_at.timestamp() > at
 
     async def send(self, source: str, files: Sequence[SentFile]) -> tuple[str, list[PushedFile]]:
-        """Have the mirror hold all of these files, which are in the order of their paths, for a push that goes on.
+        """Upload the files, which are sorted by path, for a push that stays open.
 
-        Returns the push's id, and what a commit says of the files.
+        Returns the push's id and the file list for the commit.
         """
         sending = _Sending(self)
         chunks: dict[tuple[str, int], Digest] = {}
         slabs: list[tuple[_Slab, Digest]] = []
         left = _groups(_units(files))
-        naming = asyncio.Lock()  # one group at a time: named two at once, the first would be sent later
+        naming = asyncio.Lock()  # one group at a time: hashing two at once would delay sending the first
 
         async def send() -> None:
             while True:
@@ -143,8 +146,6 @@ class Pusher:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """One of a large file that is to be sent."""
-
     file: SentFile
     index: int
     part: ByteRange
@@ -155,7 +156,6 @@ class _Chunk:
 
     @property
     def buffer_size(self) -> int:
-        """What a thread needs that sends it."""
         return min(self.size, _PIECE)
 
     @property
@@ -163,12 +163,14 @@ class _Chunk:
         return self.file.known.get(self.index)
 
     def name(self, buffer: memoryview) -> Digest:
-        """Its digest, for which it is read."""
         with self.file.opened() as file:
             return file.digest_of(self.part, buffer)
 
     def put(self, digest: Digest, buffer: memoryview, put: _Put) -> Digest:
-        """Send it. A digest that was known is not believed, because the mirror lacks it: the chunk is named again. Returns its name."""
+        """Send the chunk and return its digest.
+
+        A known digest is recomputed, because the mirror lacks the chunk.
+        """
         with self.file.opened() as file:
             if self.known is not None:
                 digest = file.digest_of(self.part, buffer)
@@ -177,14 +179,17 @@ class _Chunk:
             except EOFError:
                 raise ChangedError(file.path) from None
             except BdnError:
-                file.check()  # it may be written to after it was named: then the mirror refuses it
+                file.check()  # a write after hashing makes the mirror refuse the chunk
                 raise
         return digest
 
 
 @dataclass(slots=True)
 class _Slab:
-    """Small files that are sent as one chunk. They are read whenever it is named or sent: ``digests`` are theirs as they were read last."""
+    """Small files sent as one chunk.
+
+    The files are read each time the slab is hashed or sent; ``digests`` are from the last read.
+    """
 
     files: Sequence[SentFile]
     digests: Sequence[Digest] = ()
@@ -196,15 +201,13 @@ class _Slab:
 
     @property
     def buffer_size(self) -> int:
-        """What a thread needs that sends it."""
         return self.size
 
     def name(self, buffer: memoryview) -> Digest:
-        """Its digest, for which it is read, file by file."""
         return self._read(buffer[: file.size] for file in self.files)
 
-    def put(self, digest: Digest, buffer: memoryview, put: _Put) -> Digest:  # noqa: ARG002 - it is read again
-        """Send it as it is now. Returns its name."""
+    def put(self, digest: Digest, buffer: memoryview, put: _Put) -> Digest:  # noqa: ARG002 - the files are read again
+        """Send the slab with its present content; returns its digest."""
         stops = accumulate(file.size for file in self.files)
         named = self._read(buffer[stop - file.size : stop] for file, stop in zip(self.files, stops, strict=True))
         put(named, buffer)
@@ -225,7 +228,7 @@ _Unit = _Chunk | _Slab
 
 
 def _units(files: Sequence[SentFile]) -> Iterator[_Unit]:
-    """All that is sent of files in the order of their paths."""
+    """Chunks and slabs of files that are sorted by path."""
     cutter: Cutter[SentFile] = slab_cutter()
     for file in files:
         if is_small(file.size):
@@ -237,7 +240,7 @@ def _units(files: Sequence[SentFile]) -> Iterator[_Unit]:
 
 
 def _groups(units: Iterator[_Unit]) -> Iterator[Sequence[_Unit]]:
-    """Many units at a time: the mirror is asked once which of a group it lacks."""
+    """Batches of units: one presence query per group."""
     group: list[_Unit] = []
     size, most = 0, _FIRST_GROUP_BYTES
     for unit in units:
@@ -253,7 +256,7 @@ def _groups(units: Iterator[_Unit]) -> Iterator[Sequence[_Unit]]:
 def _pushed(
     files: Sequence[SentFile], chunks: Mapping[tuple[str, int], Digest], slabs: Iterable[tuple[_Slab, Digest]]
 ) -> list[PushedFile]:
-    """What a commit says of the files. In a thread: there may be a million."""
+    """The file list for the commit. In a thread: up to a million files."""
     small: dict[str, PushedFile] = {}
     for slab, name in slabs:
         offset = 0
@@ -274,7 +277,7 @@ def _pushed(
 
 
 async def _all_of(works: Iterable[Coroutine[object, object, _Result]]) -> list[_Result]:
-    """What they return, in their order. The first failure cancels the others and is raised."""
+    """Returns results in order. The first failure cancels all other work and is raised."""
     with single_error():
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]
@@ -282,17 +285,17 @@ async def _all_of(works: Iterable[Coroutine[object, object, _Result]]) -> list[_
 
 
 def _is_quota(error: BdnError) -> bool:
-    """Which is no outage: people make room, and other checkpoints may be smaller."""
+    """Not an outage: the operator can free space, and smaller checkpoints may fit."""
     return error.code == QuotaExceededError.code
 
 
 def _is_of_disk(error: BdnError) -> bool:
-    """Of the job's own, which is no outage of the mirror: other checkpoints do not wait for it."""
+    """A failure of the job's disk, not of the mirror: other checkpoints do not wait for it."""
     return isinstance(error, DiskFailedError)
 
 
 class _Sending:
-    """The chunks of one push. The first ones are named while it is begun."""
+    """The chunks of one push. Hashing begins while the push is being opened."""
 
     def __init__(self, pusher: Pusher) -> None:
         self.push_id = ""
@@ -303,18 +306,20 @@ class _Sending:
         self._locks: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()  # equal chunks are sent once
 
     async def begin(self, source: str) -> None:
-        """Others wait for this before they ask or send."""
+        """Open the push; presence queries and uploads wait for it."""
         request = PushRequest(source=source)
         push = await self._pusher.outages.ask(partial(self._pusher.mirror.begin_push, request))
         self.push_id, self._plane = push.push_id, at_port(self._pusher.address, push.data_port)
         self._begun.set()
 
     async def name(self, unit: _Unit) -> Digest:
-        """Its digest, for which it is read if it is not known."""
         return unit.known or await self._run(self._pusher.namers, min(unit.size, _PIECE), unit.name)
 
     async def send(self, unit: _Unit, digest: Digest) -> Digest:
-        """Have the mirror hold it. Whether it does is asked before each try: the one before may have come through. Returns its name."""
+        """Upload the unit unless the mirror has it; returns the digest.
+
+        Presence is queried before each attempt, because an earlier attempt may have succeeded.
+        """
         lock = self._locks.setdefault(digest, asyncio.Lock())
 
         async def attempt() -> Digest:
@@ -342,7 +347,7 @@ class _Sending:
         return [str(digest) in missing for digest in digests]
 
     def _put(self, digest: Digest, content: FileBody | memoryview) -> None:
-        """The mirror refuses what is not what its name says. ``EOFError``: the file is shorter by now."""
+        """The mirror refuses content that does not match the digest. ``EOFError``: the file is shorter now."""
         if self._pusher.pace is not None:
             time.sleep(self._pusher.pace(len(content)))
         url = self._plane + push_path(self.push_id, digest)

@@ -1,4 +1,4 @@
-"""Training caches on this node: opened for jobs, measured while they are in use, and removed because somebody asks for it."""
+"""Training caches on this node: mounted for jobs, measured while in use, and removed on request."""
 
 import asyncio
 import logging
@@ -43,22 +43,20 @@ from node_agent.job.cache_walk import summarized
 
 logger = logging.getLogger(__name__)
 CAPTURE_SECONDS: Final = 600.0
-_AGAIN_SECONDS: Final = 60.0  # after a capture or a removal that failed, and between two looks for the volume's id
-_MOUNTED, _HOLDERS = 1000, 1000  # as many as a heartbeat takes
-_PACKED_LIMIT: Final = 2_800_000  # characters: a mirror takes 4 MiB at once
+_AGAIN_SECONDS: Final = 60.0  # after a failed capture or removal, and between two scans for the volume's id
+_MOUNTED, _HOLDERS = 1000, 1000  # most in one heartbeat
+_PACKED_LIMIT: Final = 2_800_000  # characters: the mirror accepts 4 MiB per request
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedCaches:
-    """What a grant opened: whose caches these are, and where."""
-
     grant: CacheGrant
     paths: CachePaths
 
 
 @dataclass
 class _Use:
-    """A project whose cache is mounted, or was until its last summary. ``due_at`` by the clock that never jumps."""
+    """A project whose cache is mounted, or was until its last summary. ``due_at`` is monotonic seconds."""
 
     holders: set[str] = field(default_factory=set)
     due_at: float = 0.0
@@ -66,17 +64,18 @@ class _Use:
 
 
 class SharedCaches:
-    """The caches of one volume. A context manager, which has the thread that walks through them. One event loop.
+    """The caches of one volume. A context manager, which owns the walking thread. One event loop.
 
-    Who mounts a cache holds it before it is opened, and releases it once it is unmounted; nothing is kept over a restart.
+    A holder is registered before the cache is opened and released after it is unmounted. Holders do not survive a
+    restart.
 
     Args:
         cluster: this node's.
         client: for summaries.
         verify: the grant of a token; raises ``GrantInvalidError``, ``GrantExpiredError``.
-        elapsed: seconds, of a clock that never jumps.
-        report: tells the mirror what is mounted, before a job may use it.
-        on_release: a cache is mounted no more.
+        elapsed: monotonic seconds.
+        report: reports mounted caches to the mirror, before a job may use one.
+        on_release: called when a holder unmounts a cache.
         clock: the time of day.
     """
 
@@ -104,7 +103,7 @@ class SharedCaches:
         self._stop = threading.Event()
         self._thread = ThreadPoolExecutor(1, "cache-summary", initializer=prefer_others)
         self._wake = asyncio.Event()
-        self.volume_id: str | None = None  # as it was seen last
+        self.volume_id: str | None = None  # from the last scan
 
     def __enter__(self) -> Self:
         return self
@@ -116,14 +115,14 @@ class SharedCaches:
         self._thread.shutdown()
 
     def stop_walking(self) -> None:
-        """Who measures a cache gives it up now."""
+        """Cancel the running measurement and all later ones."""
         self._stop.set()
 
     async def open(self, token: str, *, huggingface: bool = False) -> OpenedCaches:
-        """The directories that a grant is for, made where they are absent.
+        """Create the directories of a grant where missing.
 
         Raises:
-            GrantInvalidError, GrantExpiredError: no grant for this cluster.
+            GrantInvalidError, GrantExpiredError: not a grant for this cluster.
             CacheNotSharedError: this node has another volume.
             DiskFailedError: the volume cannot be used.
         """
@@ -131,7 +130,7 @@ class SharedCaches:
         return OpenedCaches(grant, await in_thread(self.volume.open, grant, huggingface=huggingface))
 
     async def mount(self, token: str, holder: str, *, huggingface: bool) -> OpenedCaches:
-        """As ``open``, and held and reported from before there is anything to lose. Raises also what the mirror answers."""
+        """As ``open``, but first registers ``holder`` and reports it to the mirror. Also raises the mirror's errors."""
         grant = await self.granted(token)
         self.hold(grant.project, holder)
         try:
@@ -142,7 +141,7 @@ class SharedCaches:
             raise
 
     async def granted(self, token: str) -> CacheGrant:
-        """The grant, which is for this node. Raises as ``open``."""
+        """Verify a grant for this node. Raises as ``open``."""
         grant = await self._verify(token)
         if grant.cluster != self._cluster:
             raise GrantInvalidError(f"it is for nodes of cluster {grant.cluster}, and this one is of {self._cluster}")
@@ -152,14 +151,14 @@ class SharedCaches:
         return grant
 
     def hold(self, project: str, holder: str) -> None:
-        """A job has the project's cache mounted, or is about to mount it."""
+        """Register a job that has mounted the project's cache or is about to."""
         use = self._uses.setdefault(project, _Use())
         if not use.holders:
             use.due_at = self._elapsed() + CAPTURE_SECONDS
         use.holders.add(holder)
 
     def release(self, holder: str) -> None:
-        """It has not any more. After the last one the cache is measured once more."""
+        """Release all caches of ``holder``. After the last release a cache is measured once more."""
         for use in self._uses.values():
             if holder in use.holders:
                 use.holders.remove(holder)
@@ -169,11 +168,10 @@ class SharedCaches:
                     self._wake.set()
 
     def holders(self, project: str) -> list[str]:
-        """Who has a project's cache mounted."""
         return sorted(self._uses[project].holders) if project in self._uses else []
 
     def mounted(self) -> list[CacheUse]:
-        """The projects whose caches are mounted now, for heartbeats."""
+        """For heartbeats: at most 1000 projects with 1000 holders each."""
         return [
             CacheUse(project=project, holders=sorted(use.holders)[:_HOLDERS])
             for project, use in sorted(self._uses.items())
@@ -181,7 +179,7 @@ class SharedCaches:
         ][:_MOUNTED]
 
     async def document(self) -> SharedCachesDocument:
-        """What is mounted, and of which volume, whose id is made if nobody has used it. Raises ``DiskFailedError``."""
+        """The mounted caches and the volume's id, created if missing. Raises ``DiskFailedError``."""
         items = [
             SharedCache(project_id=project, holders=sorted(use.holders), captured_at=use.captured_at)
             for project, use in sorted(self._uses.items())
@@ -191,9 +189,9 @@ class SharedCaches:
         )
 
     async def capture(self, project: str) -> CacheSummaryDocument:
-        """Measure a cache now, and tell the mirror.
+        """Measure a cache now and report it to the mirror.
 
-        Raises ``NotFoundError``: the project, an id, has none here; ``DiskFailedError``; and what the mirror answers.
+        Raises ``NotFoundError`` if the project (an id) has no cache here; ``DiskFailedError``; the mirror's errors.
         """
         path = await in_thread(self.volume.project, project)
         loop = asyncio.get_running_loop()
@@ -209,7 +207,7 @@ class SharedCaches:
         return CacheSummaryDocument(timestamp=captured_at, project_id=project, file_summaries=files)
 
     async def _tell(self, project: str, captured_at: datetime, summary: CacheSummary) -> list[FileSummary]:
-        """Tell the mirror; what it was told, which is less of a mirror that takes less at once."""
+        """Report a summary; folds it until the mirror accepts its size. Returns the entries that were sent."""
         while True:
             files, packed = await in_thread(_packed, summary)
             body = CacheSummaryBody(
@@ -228,12 +226,12 @@ class SharedCaches:
                 return files
 
     async def remove(self, request: RemovalRequest) -> Removal:
-        """A path below a cache, deleted in the background.
+        """Remove a path below a cache; deletion runs in the background.
 
         Raises:
-            InUseError: a job has the cache mounted, and it is not to be removed all the same.
-            NotFoundError: there is no such path.
-            InvalidRequestError, DiskFailedError: it is no path, or cannot be removed.
+            InUseError: a job has the cache mounted, and ``force`` is not set.
+            NotFoundError: the path does not exist.
+            InvalidRequestError, DiskFailedError: the path is invalid or cannot be removed.
         """
         holders = self.holders(request.project)
         if holders and not request.force:
@@ -243,7 +241,7 @@ class SharedCaches:
         return Removal(project_id=request.project, path=request.path)
 
     async def run(self, command: RemoveCacheCommand, tell: Callable[[Report], None]) -> None:
-        """Everything of a project that was deleted, for the mirror. What fails is tried again until it succeeds."""
+        """Remove the caches of a deleted project. Retries until it succeeds."""
         complaint = ""
         while (problem := await self._forgotten(command, tell)) is not None:
             if str(problem) != complaint:
@@ -252,7 +250,7 @@ class SharedCaches:
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _forgotten(self, command: RemoveCacheCommand, tell: Callable[[Report], None]) -> BdnError | None:
-        """None: it is removed, and told."""
+        """Returns None if the caches were removed and the report was sent."""
         if holders := self.holders(command.project):
             return InUseError(f"the training cache of project {command.project}", tuple(holders))
         found = await in_thread(self.volume.known_id)
@@ -266,11 +264,10 @@ class SharedCaches:
         return None
 
     async def look(self) -> None:
-        """Find out the volume's id, where it has one."""
         self.volume_id = await in_thread(self.volume.known_id)
 
     async def keep(self) -> None:
-        """Measure what is in use, again and again, and what was, once more."""
+        """Measure caches in use periodically, and each cache once more after its last release."""
         while True:
             await self.look()
             for project, use in list(self._uses.items()):
@@ -300,7 +297,7 @@ class SharedCaches:
                 logger.warning("a training cache is not measured, and is tried again: %s", error)
                 return
         except Exception:
-            logger.exception("a training cache is not measured")  # a bug, and no reason to end an agent
+            logger.exception("a training cache is not measured")  # a bug must not end the agent
             return
         if not was_held and not use.holders:
             self._uses.pop(project, None)
@@ -311,7 +308,7 @@ class SharedCaches:
 
 
 def _packed(summary: CacheSummary) -> tuple[list[FileSummary], str]:
-    """Entries, fewer where they would be too many bytes. Blocking."""
+    """Folds entries until they fit the size limit. Blocking."""
     while True:
         files = list(map(FileSummary.of, summary.entries()))
         packed = pack(files)

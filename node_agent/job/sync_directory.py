@@ -1,4 +1,4 @@
-"""Syncers put together: those of job volumes, and one by itself, which the entry point ``sync`` of ``bdn.embedded`` names for ``bdn sync``."""
+"""Constructs syncers: for job volumes, and the one of ``bdn sync`` (entry point ``sync`` of ``bdn.embedded``)."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -25,16 +25,14 @@ from node_agent.job.tree import JobDirectory
 
 NAMERS: Final = 2  # with 1 a push was a tenth slower, with 4 no faster
 _SENDERS: Final = 16  # mostly waiting for the mirror to write; with 8 a push was a fifth slower, with 24 no faster
-_WALKS: Final = (
-    2  # at once, of all volumes: each holds 128 descriptors of 1,024 in a directory that is as deep as may be
-)
+_WALKS: Final = 2  # at once, over all volumes: in a directory of the deepest kind each holds 128 of 1,024 descriptors
 _TIMEOUT_SECONDS: Final = 60.0
 _PRIVATE: Final = 0o700
 
 
 @dataclass(frozen=True)
 class Syncers:
-    """What all syncers of a process share: how they reach the mirror at ``url``, and the threads that name and send."""
+    """Shared by all syncers of a process: the mirror at ``url``, connections, and the threads that hash and send."""
 
     url: str
     authorities: Authorities
@@ -60,7 +58,10 @@ class Syncers:
         *,
         most_bytes: int | None = None,
     ) -> AsyncIterator[Syncer]:
-        """One for the checkpoints below an absolute directory, with the file that says what was sent. Raises ``DiskFailedError``."""
+        """A syncer for an absolute directory; ``journal`` is the file that records what was sent.
+
+        Raises ``DiskFailedError``.
+        """
         async with AsyncExitStack() as stack:
             client = MirrorClient(self.url, token, agent_token=self.agent_token, authorities=self.authorities)
             mirror = await stack.enter_async_context(client)
@@ -86,10 +87,11 @@ async def sync_directory(
     on_pushed: Callable[[Mirror], object],
     outages: OutageRetry,
 ) -> tuple[dict[str, str], Mapping[str, str]]:
-    """Push what lies below an absolute directory to the mirror at ``url``; for ever, or once.
+    """Push the checkpoints below an absolute directory to the mirror at ``url``, once or continuously.
 
-    Returns the reasons of incomplete checkpoints, by name, and of files left out of complete ones, by path. ``data_dir`` holds the journal of pushes. ``on_pushed`` is called for each push. ``rate``
-    is in bytes per second; None is no limit.
+    Returns the reasons of incomplete checkpoints, by name, and of files skipped in complete checkpoints, by path.
+    ``data_dir`` contains the journal. ``on_pushed`` is called after each push. ``rate`` is in bytes per second; None is
+    unlimited.
     """
 
     def tell(_: Found, mirror: Mirror) -> None:

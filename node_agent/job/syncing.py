@@ -1,7 +1,8 @@
-"""Sync a job's checkpoint directory: look, wait until a checkpoint has settled, push it, and look again before it becomes visible.
+"""Sync a job's checkpoint directory: scan, wait until a checkpoint has settled, push, and scan again before the commit.
 
-It is another process than the training's, and holds nothing of it up. Files of 1 MiB or more that rest are sent ahead. The chunks
-that were sent are in a journal: a syncer that starts again sends nothing twice, and reads no chunk of a large file twice.
+The syncer runs beside the training process and never blocks it. Files of 1 MiB or more are sent ahead once unchanged
+for 5 s. A journal records the chunks that were sent: a restarted syncer sends nothing twice and reads no chunk of a
+large file twice.
 """
 
 import asyncio
@@ -40,65 +41,65 @@ from node_agent.job.tree import ChangedError, JobDirectory, Tree, open_for_writi
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 2.0
-_PAUSES: Final = 10  # times as long as a look took: of 100,000 files it takes a second
+_PAUSES: Final = 10  # times the duration of a scan, which takes 1 s for 100,000 files
 SETTLE_SECONDS: Final = 30.0
 FILES_LIMIT: Final = 1_000_000
 _LATEST: Final = 253_402_300_799  # the last second of the year 9999
-_LONGEST_NAMED: Final = 1000  # characters of a path that is skipped: a job may make it ten times as long
-# Times as large as there is room for. Files of a file system that compresses are larger than the room that they take.
+_LONGEST_NAMED: Final = 1000  # characters of a skipped path: a job may make a path ten times as long
+# Multiple of the directory's bound. Compressing file systems report sizes above the space used.
 _SPARSE: Final = 16
-_INDEXES: Final = 4 * LONGEST_READ  # bytes of one checkpoint's together; sparse files cost a job nothing
-_MARK: Final = 16  # hexadecimal digits: nobody but the job itself can make two that are equal
-_OF_ONE: Final = {QuotaExceededError.code, DiskFailedError.code}  # say nothing of other checkpoints
-AGAIN_SECONDS: Final = 60.0  # after a push that failed
+_INDEXES: Final = 4 * LONGEST_READ  # bytes of all indexes of one checkpoint; sparse files cost a job nothing
+_MARK: Final = 16  # hexadecimal digits: only the job itself can forge a collision
+_OF_ONE: Final = {QuotaExceededError.code, DiskFailedError.code}  # errors that do not affect other checkpoints
+AGAIN_SECONDS: Final = 60.0  # after a failed push
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint as a look found it: its files by their paths in it, and what has to be known to read them."""
+    """A checkpoint as scanned; paths are relative to the checkpoint."""
 
     name: str
     files: Mapping[str, Stamp]
     skipped: Sequence[str]
-    targets: Mapping[str, str] = field(default_factory=dict)  # below the directory, of files that are links to others
-    is_unreadable: bool = False  # in part
+    # file path → target below the directory, for symbolic links
+    targets: Mapping[str, str] = field(default_factory=dict)
+    is_unreadable: bool = False  # at least one file cannot be read
 
     @property
     def prefix(self) -> str:
-        """Where it lies below the directory."""
         return "" if self.name == LOOSE else f"{self.name}/"
 
     def place(self, path: str) -> str:
-        """The file's path below the directory."""
+        """Path relative to the job's directory, with links resolved."""
         return self.targets.get(path, f"{self.prefix}{path}")
 
     @property
     def size(self) -> int:
-        """Bytes of its files, holes among them."""
+        """Apparent bytes, including holes."""
         return sum(stamp.size for stamp in self.files.values())
 
     def marks(self, *, is_earlier: bool = False) -> frozenset[str]:
-        """One of each file, and another one once it is another file, has another name or has changed.
+        """One mark per file, which changes with the file's content, name or identity.
 
-        Without the number of its device, which is another one after a restart, but for those of agents of the version before.
+        Marks omit the device number, which changes at a reboot. ``is_earlier`` computes the marks of the previous
+        version, with the device number.
         """
         stamps = ((path, stamp if is_earlier else stamp._replace(device=0)) for path, stamp in self.files.items())
         return frozenset(digest_of(json.dumps([path, *stamp]).encode()).hex[:_MARK] for path, stamp in stamps)
 
     @property
     def state(self) -> str:
-        """All marks as one."""
         return digest_of("".join(sorted(self.marks())).encode()).hex[: 2 * _MARK]
 
     @property
     def newest(self) -> datetime:
-        """The time of the newest file; jobs date them as they like, and what no calendar holds is its nearest end."""
+        """Modification time of the newest file, clamped to 1970 to 9999 because jobs set times freely."""
         seconds = max(stamp.mtime for stamp in self.files.values()) / 1e9
         return datetime.fromtimestamp(min(max(seconds, 0), _LATEST), UTC)
 
 
 def checkpoints_in(tree: Tree) -> dict[str, Found]:
-    """By name. A folder without files is none."""
+    """Checkpoints by name. Folders without files are skipped."""
     files: dict[str, dict[str, Stamp]] = {}
     for path, stamp in tree.files.items():
         if (place := place_of(path)) is not None:
@@ -120,10 +121,10 @@ def checkpoints_in(tree: Tree) -> dict[str, Found]:
 
 @dataclass
 class Syncer:
-    """Pushes the checkpoints below a directory as ``job``'s, which names a project, a job and a rank.
+    """Pushes the checkpoints below a directory as checkpoints of ``job``, which names a project, a job and a rank.
 
-    ``on_pushed`` is told of each. ``clock`` never jumps. With ``is_noting`` what is complete is made durable before it is pushed, and it is
-    noted that it was: after a power cut it is told from what was being written.
+    ``on_pushed`` is called after each push. ``clock`` is monotonic. With ``is_noting``, complete checkpoints are
+    synced to disk and recorded before the push; after a power cut the record separates them from half-written ones.
     """
 
     directory: JobDirectory
@@ -133,23 +134,23 @@ class Syncer:
     on_pushed: Callable[[Found, Mirror], object]
     settle_seconds: float = SETTLE_SECONDS
     is_noting: bool = False
-    most_bytes: int | None = None  # that there is room for
+    most_bytes: int | None = None  # the directory's bound; None is unlimited
     clock: Callable[[], float] = time.monotonic
-    unsynced_bytes: int = field(default=0, init=False)  # by the last look: all of what is not committed
-    unsynced: Sequence[str] | None = field(default=None, init=False)  # by name; None before the first look
+    unsynced_bytes: int = field(default=0, init=False)  # of all checkpoints that are not committed, from the last scan
+    unsynced: Sequence[str] | None = field(default=None, init=False)  # names; None before the first scan
     error: BdnError | None = field(default=None, init=False)  # of the last push
-    reasons: dict[str, str] = field(default_factory=dict, init=False)  # why one is not complete, by name
-    skipped: Mapping[str, str] = field(default_factory=dict, init=False)  # why something is not pushed, by its path
+    reasons: dict[str, str] = field(default_factory=dict, init=False)  # checkpoint name → why it is incomplete
+    skipped: Mapping[str, str] = field(default_factory=dict, init=False)  # path → why it is not pushed
     _settling: Settling = field(init=False)
     _again_at: dict[str, float] = field(default_factory=dict)
-    # As which version; as it was seen last.
+    # Version and the files seen last.
     _pushed: dict[str, tuple[str, Mapping[str, Stamp]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._settling = Settling(self.settle_seconds)
 
     async def run(self, over: asyncio.Event | None = None) -> None:
-        """Until it is ``over``, or for ever. A push that fails is tried again after a minute, and then holds up no other checkpoint."""
+        """Sync until ``over`` is set. A failed push is retried after a minute and does not block other checkpoints."""
         over = over or asyncio.Event()
         while not over.is_set():
             began = self.clock()
@@ -161,7 +162,7 @@ class Syncer:
                 try:
                     await self._go_on(known[name], now)
                 except ChangedError:
-                    continue  # somebody writes after all
+                    continue  # the job still writes
                 except BdnError as error:
                     self.error = error
                     self._again_at[name] = self.clock() + AGAIN_SECONDS
@@ -172,7 +173,7 @@ class Syncer:
                     await over.wait()
 
     async def _go_on(self, found: Found, now: float) -> None:
-        """Push it, or send ahead what of it has rested: when it settles, little is left to be sent."""
+        """Push a settled checkpoint, or send its unchanging files ahead, so that little remains when it settles."""
         if self._settling.is_settled(found.name, now):
             if await in_thread(self._is_complete, found):
                 await self._push(found)
@@ -183,11 +184,13 @@ class Syncer:
             await self.pusher.send(self._source(found), files)
 
     async def run_once(self, *, is_after_restart: bool = False) -> list[str]:
-        """Push all that is complete as it lies there. Returns the names of those that are not.
+        """Push all complete checkpoints without waiting; returns the names of incomplete ones.
 
-        Raises ``BdnError``: of what does not answer, at once; of one that is refused or cannot be read, once all others were pushed.
+        After a reboot only checkpoints that were recorded as settled and are unchanged are pushed, because a power
+        cut may have lost part of any other.
 
-        After a restart of the machine that is what was noted before, and is still as it was: of all else a power cut may have taken a part.
+        Raises ``BdnError``: at once if the mirror does not answer; after all other pushes if one checkpoint is refused
+        or cannot be read.
         """
         left: list[str] = []
         refusal: BdnError | None = None
@@ -221,9 +224,9 @@ class Syncer:
         return left
 
     async def _confirm(self, known: Mapping[str, Found]) -> None:
-        """Push again each version that the mirror has lost since it answered: a database may have been set back. Raises ``BdnError``.
+        """Mark versions that the mirror has lost as unsynced, e.g. after a database restore. Raises ``BdnError``.
 
-        What was deleted from the mirror is pushed again as well, as long as the job has it.
+        A checkpoint that was deleted from the mirror is also pushed again, as long as the job has it.
         """
         for name in known.keys() - set(self.unsynced or ()):
             committed = self.journal.committed(name)
@@ -236,7 +239,10 @@ class Syncer:
         await in_thread(self._count, known)
 
     def _is_pushed(self, found: Found) -> bool:
-        """It, or all that is left of it: a job that rotates its checkpoints may end while it deletes one, which stays as it was."""
+        """Whether all remaining files are committed.
+
+        A job that rotates checkpoints may end while it deletes one; the committed version then stays.
+        """
         committed = self.journal.committed(found.name)
         if committed is None:
             return False
@@ -248,7 +254,10 @@ class Syncer:
         return True
 
     def _look(self) -> tuple[float, dict[str, Found]]:
-        """What is there now, and when that was seen. What is not there any more is forgotten. Blocking: a job may make a million files."""
+        """Scan the directory; returns the time and the checkpoints. Drops state of deleted ones.
+
+        Blocking: up to a million files.
+        """
         tree = self.directory.look()
         now, known = self.clock(), checkpoints_in(tree)
         self._settling.look(now, {name: found.files for name, found in known.items()}, tree.folders)
@@ -264,12 +273,12 @@ class Syncer:
 
     def _count(self, known: Mapping[str, Found]) -> None:
         unsynced = [found for found in known.values() if not self._is_pushed(found)]
-        unsynced.sort(key=lambda one: (one.newest, by_number(one.name)))  # the mirror takes the last one for the newest
+        # the mirror treats the last push as the newest
+        unsynced.sort(key=lambda one: (one.newest, by_number(one.name)))
         self.unsynced = [found.name for found in unsynced]
         self.unsynced_bytes = sum(found.size for found in unsynced)
 
     def _is_complete(self, found: Found) -> bool:
-        """Whether the checkpoint is complete. A reason why not is logged once. Blocking."""
         why = self._why_incomplete(found)
         if why is None:
             self.reasons.pop(found.name, None)
@@ -279,9 +288,9 @@ class Syncer:
         return why is None
 
     def _why_incomplete(self, found: Found) -> str | None:
-        """An open file, a shard that an index names, what its format misses, the job itself.
+        """A file open for writing, a missing shard, a violation of the format, or the job's own marker.
 
-        Nor is one complete of which something cannot be read, or that is much larger than there is room for: its files are mostly holes.
+        Also incomplete: an unreadable file, or a size far above the bound, which means mostly holes.
         """
         if found.is_unreadable:
             return next((why for why in found.skipped if ": cannot be read" in why), "some of it cannot be read")
@@ -308,7 +317,10 @@ class Syncer:
         return self.journal.settled(found.name) == found.state
 
     def _note(self, settled: Iterable[Found]) -> None:
-        """Before any of them is pushed, which may take hours. What cannot be noted now, pushing will tell."""
+        """Record settled checkpoints before the first push, which may take hours.
+
+        Skips failures: the push will report them.
+        """
         for found in settled if self.is_noting else ():
             with suppress(ChangedError, DiskFailedError):
                 if not self._is_as_noted(found) and self._is_complete(found):
@@ -334,7 +346,7 @@ class Syncer:
             return None
 
     async def _push(self, found: Found) -> None:
-        """``ChangedError``: it is another one by now, and nothing of it became visible."""
+        """Raises ``ChangedError`` if the checkpoint changed meanwhile; then nothing was committed."""
         if self.is_noting:
             await in_thread(self._note_settled, found)
         details = await in_thread(self._details, found)
@@ -368,19 +380,18 @@ class Syncer:
         )
 
     def _source(self, found: Found) -> str:
-        """``InvalidSourceError``: its name would be another checkpoint's."""
+        """Raises ``InvalidSourceError`` if the folder's name would parse as a different checkpoint."""
         uri = replace(self.job, checkpoint=found.name)
         if parse_source(str(uri)) != uri:
             raise InvalidSourceError(str(uri), f"a folder named {found.name!a} cannot be a checkpoint; rename it")
         return str(uri)
 
     def _unsent(self, found: Found, paths: Collection[str]) -> list[SentFile]:
-        """Large files of which some has to be sent. Small ones lie in slabs, which depend on all files beside them."""
+        """Large files with unsent chunks. Small files are in slabs, which depend on all neighbouring files."""
         files = (file for file in self._files(found, paths) if not is_small(file.size))
         return [file for file in files if len(file.known) < chunk_count(file.size)]
 
     def _files(self, found: Found, paths: Collection[str]) -> list[SentFile]:
-        """Those of its files, in their order."""
         return [self._sent(found, path) for path in sorted(paths)]
 
     def _sent(self, found: Found, path: str) -> SentFile:

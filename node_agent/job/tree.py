@@ -1,7 +1,7 @@
-"""A directory that a job writes, read without trusting it: root in the job's container changes it while we look.
+"""Reads a job's directory without trusting it: root in the job's container may change it during a scan.
 
-Every step goes from an open folder to a name in it, and follows no link; what is opened is compared with what was seen. So nothing outside
-of the directory is ever read, whatever is swapped in between two calls.
+Every step opens a name relative to an open folder without following links, and compares the result with the scan. So
+nothing outside the directory is ever read, whatever the job swaps in between two calls.
 """
 
 import errno
@@ -24,48 +24,50 @@ from bdn.disk.durable import disk_errors, opened
 from bdn.disk.syscalls import birth_time, sync_file_system
 from node_agent.disk.group_sync import FEW, is_trusted
 
-_ROOT: Final = os.O_RDONLY | os.O_DIRECTORY  # its own path is ours, and may lead through links
+_ROOT: Final = os.O_RDONLY | os.O_DIRECTORY  # the agent's own path, which may contain links
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_NAME: Final = os.O_PATH | os.O_NOFOLLOW  # opens nothing: a FIFO or a device that was swapped in notices nothing
-# It was a folder, or a file, a moment ago; ESTALE is how network file systems say that it is gone.
+_NAME: Final = os.O_PATH | os.O_NOFOLLOW  # does not open the object: no side effect on a swapped-in FIFO or device
+# The scanned object is gone or has another type; ESTALE is how network file systems report that it is gone.
 _SWAPPED: Final = frozenset({errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
-_DEEPEST: Final = 128  # folders; each is open while its own are looked at
-_NAMED: Final = 1000  # of what is skipped
-_MOST_LINKS: Final = 40  # one to another, as path_resolution(7) has it
+_DEEPEST: Final = 128  # folders; each stays open while its children are scanned
+_NAMED: Final = 1000  # skipped paths that are recorded
+_MOST_LINKS: Final = 40  # length of a chain of links, as in path_resolution(7)
 
 
 @dataclass
 class Tree:
-    """What a look found, by path below the directory. ``skipped`` says why something is not pushed, of the first thousand."""
+    """The result of a scan, by path below the directory. ``skipped`` contains the first thousand reasons."""
 
     files: dict[str, Stamp] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)  # as they are written
-    targets: dict[str, str] = field(default_factory=dict)  # of links among the files: the path of the file itself
-    folders: dict[str, Folder] = field(default_factory=dict)  # directly below the directory, where births are known
+    links: dict[str, str] = field(default_factory=dict)  # uninterpreted text of the link
+    targets: dict[str, str] = field(default_factory=dict)  # link path → path of the file
+    folders: dict[str, Folder] = field(default_factory=dict)  # top-level folders on file systems with birth times
     skipped: dict[str, str] = field(default_factory=dict)
-    unreadable: set[str] = field(default_factory=set)  # among those, or more: what may be read some day
+    unreadable: set[str] = field(default_factory=set)  # paths that may become readable; not bounded like ``skipped``
     entries: int = 0
 
     def skip(self, path: str, why: str) -> None:
-        """Name what is not pushed."""
         if len(self.skipped) < _NAMED:
             self.skipped[path] = why
 
 
 class ChangedError(Exception):
-    """What a job has left is not what was seen before: somebody writes, or it is gone."""
+    """The job changed or removed the file since the scan."""
 
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A file of a job, as it was seen. Blocking; each raises ``ChangedError`` when it is another by now, and ``DiskFailedError``."""
+    """An open file of a job.
+
+    Blocking; methods raise ``ChangedError`` if it changed since the scan, and ``DiskFailedError``.
+    """
 
     path: str
     descriptor: int
     stamp: Stamp
 
     def digest_of(self, part: ByteRange, buffer: memoryview) -> Digest:
-        """The name of some of it, which is read through ``buffer``, piece by piece."""
+        """Digest of a range, read piece by piece through ``buffer``."""
         hasher = blake3()
         for start in range(part.start, part.stop, len(buffer)):
             piece = buffer[: min(len(buffer), part.stop - start)]
@@ -74,7 +76,7 @@ class OpenFile:
         return Digest(hasher.hexdigest())
 
     def read(self, start: int, buffer: memoryview) -> None:
-        """Fill the buffer with what begins there. Where this raises, nothing in it is to be believed."""
+        """Fill ``buffer`` from offset ``start``. If this raises, the buffer's content is undefined."""
         done = 0
         while done < len(buffer):
             with _errors_of(self.path):
@@ -85,7 +87,6 @@ class OpenFile:
         self.check()
 
     def check(self) -> None:
-        """It is still that file."""
         with _errors_of(self.path):
             if not _is_still(self.descriptor, self.stamp):
                 raise ChangedError(self.path)
@@ -93,9 +94,9 @@ class OpenFile:
 
 @dataclass(frozen=True)
 class JobDirectory:
-    """A directory of a job. Blocking; at most ``limit`` names are taken in, of files, folders and all else.
+    """A job's directory. Blocking. A scan of more than ``limit`` names of files, folders and anything else fails.
 
-    ``walks`` bounds the descriptors of all directories that share it: each walk holds one for each folder that it is in.
+    ``walks`` bounds the descriptors over all directories that share it: a walk holds one for each nested folder.
     """
 
     root: Path
@@ -103,9 +104,9 @@ class JobDirectory:
     walks: AbstractContextManager[object] = field(default_factory=Lock)
 
     def look(self) -> Tree:
-        """Everything below it now, but not inside temporary folders. What goes meanwhile is not there.
+        """Scan everything except the content of temporary folders. Skips entries deleted during the scan.
 
-        Raises ``LimitExceededError``, and ``DiskFailedError`` of the directory itself.
+        Raises ``LimitExceededError``, and ``DiskFailedError`` for the directory itself.
         """
         tree = Tree()
         with self.walks, disk_errors(self.root), opened(self.root, _ROOT) as root:
@@ -160,7 +161,7 @@ class JobDirectory:
 
     @contextmanager
     def opened(self, path: str, stamp: Stamp) -> Iterator[OpenFile]:
-        """A file as it was seen, open for reading. The folders on the way are not kept open. Raises ``ChangedError``, ``DiskFailedError``."""
+        """Open a scanned file. Folders on the way are not kept open. Raises ``ChangedError``, ``DiskFailedError``."""
         with self._opened(path, stamp) as file:
             yield file
 
@@ -177,7 +178,7 @@ class JobDirectory:
             os.close(descriptor)
 
     def read_part(self, path: str, stamp: Stamp, part: ByteRange) -> bytearray | None:
-        """Some of a file as it was scanned. None: another file has its path. Raises ``DiskFailedError``."""
+        """Read a range of a scanned file. Returns None if the file changed. Raises ``DiskFailedError``."""
         content = bytearray(part.size)
         try:
             with self._opened(path, stamp) as file:
@@ -187,10 +188,7 @@ class JobDirectory:
         return content
 
     def make_durable(self, files: Mapping[str, Stamp]) -> bool:
-        """No power cut takes away these files as they were seen, nor their names. False: one of them is another by now.
-
-        Raises ``DiskFailedError``.
-        """
+        """Sync the scanned files and their names to disk. Returns False if one changed. Raises ``DiskFailedError``."""
         with self.walks, disk_errors(self.root), opened(self.root, _ROOT) as root:
             if len(files) >= FEW and is_trusted(root) and sync_file_system(root):
                 return True
@@ -204,9 +202,10 @@ class JobDirectory:
         return True
 
     def _open(self, stack: ExitStack, path: str, stamp: Stamp, *, keeps_way: bool) -> list[int] | None:
-        """The directory, each folder on the way, and the file. None: another file has its path. Raises ``OSError``.
+        """Descriptors of the directory, each folder on the way, and the file. None if the file changed.
 
-        Without ``keeps_way`` a folder is closed once the one below it is open, and only the file's descriptor, the last one, is good.
+        Raises ``OSError``. Without ``keeps_way``, a folder is closed once its child is open, and only the last
+        descriptor, the file's, is valid.
         """
         try:
             found = [stack.enter_context(opened(self.root, _ROOT))]
@@ -217,7 +216,7 @@ class JobDirectory:
             place = stack.enter_context(opened(name, _NAME, found[-1]))
             if not _is_still(place, stamp):
                 return None
-            # That very file, whatever has its name.
+            # Reopens the checked inode, even if the name was swapped.
             return [*found, stack.enter_context(opened(f"/proc/self/fd/{place}", os.O_RDONLY))]
         except OSError as error:
             if error.errno in _SWAPPED:
@@ -225,7 +224,7 @@ class JobDirectory:
             raise
 
     def read_small(self, path: str, stamp: Stamp, limit: int) -> bytes | bytearray | None:
-        """A whole file as it was seen; nothing of one that is empty or larger than this. None: it is another by now."""
+        """Read a scanned file; ``b""`` if empty or above ``limit``. Returns None if the file changed."""
         if not 0 < stamp.size <= limit:
             return b""
         content = bytearray(stamp.size)
@@ -261,7 +260,7 @@ def _put(tree: Tree, path: str, stamp: Stamp) -> None:
 
 
 def _follow(tree: Tree, path: str) -> None:
-    """Replace links to files below the directory by these files, from the scan alone: nothing is opened through a link."""
+    """Replace a link to a file below the directory by the file, from the scan alone: no link is opened."""
     at, text = path, ""
     for _ in range(_MOST_LINKS):
         text, parts = tree.links[at], at.split("/")[:-1]
@@ -300,7 +299,10 @@ _WRITES: Final = os.O_WRONLY | os.O_RDWR
 
 
 def open_for_writing(files: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Which of these files, by device and inode, some process has open for writing, as far as we may look into processes. Blocking."""
+    """The files, by device and inode, that a process has open for writing. Blocking.
+
+    Sees only processes the agent may inspect.
+    """
     found: set[tuple[int, int]] = set()
     processes: list[Path] = []
     with suppress(OSError):  # a sandbox without /proc
@@ -308,7 +310,7 @@ def open_for_writing(files: set[tuple[int, int]]) -> set[tuple[int, int]]:
     for process in processes:
         if not process.name.isdecimal():
             continue
-        with suppress(OSError):  # it has ended, or is somebody else's
+        with suppress(OSError):  # it has ended, or belongs to another user
             for descriptor in (process / "fd").iterdir():
                 with suppress(OSError):
                     target = descriptor.stat()
@@ -319,7 +321,7 @@ def open_for_writing(files: set[tuple[int, int]]) -> set[tuple[int, int]]:
 
 
 def _flags(information: Path) -> int:
-    """Those that a file was opened with: the line ``flags`` of proc(5) is octal."""
+    """The flags of open(2): the line ``flags`` of proc(5) is octal."""
     for line in information.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "flags":

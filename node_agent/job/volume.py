@@ -1,4 +1,4 @@
-"""One job volume: what is on record of it, its directories, and the room that it takes."""
+"""One job volume: its record, its directories, and the space that it takes."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from node_agent.job.volume_sync import VolumeSync
 
 
 class VolumeRecord(BaseModel):
-    """One volume. Times are seconds since the epoch. The grant makes the file private."""
+    """The file contains a grant, so it must stay private. Times are seconds since the epoch."""
 
     id: str
     run_id: str
@@ -33,21 +33,19 @@ class VolumeRecord(BaseModel):
     created_at: float
     boot: str
     caches: CacheFolders | None = None
-    team: str | None = None  # whose the project of the job is
-    uid: int | None = None  # the user and the group of the directories; None: the agent's
+    team: str | None = None  # of the job's project
+    uid: int | None = None  # owner and group of the directories; None: the agent's
     gid: int | None = None
     ended_at: float | None = None
 
 
 @dataclass(eq=False)
 class Volume:
-    """State in memory."""
-
     record: VolumeRecord
     folder: Path
     sync: VolumeSync | None = None
     is_gone: bool = False
-    is_ended: bool = False  # all of its end is done, but for checkpoints that are being pushed
+    is_ended: bool = False  # ended, except for checkpoints still being pushed
     error: BdnError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -65,19 +63,18 @@ class Volume:
 
     @property
     def state(self) -> VolumeState:
-        """Where it is."""
         if self.is_gone:
             return "ENDED"
         return "OPEN" if self.record.ended_at is None else "DRAINING"
 
     @property
     def is_usable(self) -> bool:
-        """Whether somebody pushes its checkpoints; nobody does where these could not be opened at a start."""
+        """False if the checkpoints could not be opened at start, so no syncer pushes them."""
         return self.checkpoints is None or self.sync is not None
 
     @property
     def unsynced_bytes(self) -> int:
-        """Bytes of checkpoints that are here alone; all that they take, before somebody has looked at what that is."""
+        """Bytes of checkpoints that only this node has; before the first scan, all bytes that they occupy."""
         if self.checkpoints is None or self.is_gone:
             return 0
         found = self.sync.unsynced_bytes if self.sync is not None else None
@@ -85,47 +82,40 @@ class Volume:
 
     @property
     def age(self) -> tuple[float, str]:
-        """Sorts the oldest first."""
         return self.record.created_at, self.record.id
 
     @property
     def pushes_as(self) -> tuple[str | None, str | None, str | None]:
-        """Whose job's checkpoints are here: organisation, team and job. Others may have one of the same name."""
+        """Organisation, team and job: job names are unique within a team only."""
         record = self.record
         return record.organisation, record.team, record.job
 
     @property
     def key(self) -> tuple[str, int]:
-        """Whose it is."""
         return self.record.run_id, self.record.rank
 
     @property
     def folders(self) -> list[BoundedFolder]:
-        """Those that there are now."""
         scratch = [self.scratch] if self.state == "OPEN" else []
         return scratch + ([self.checkpoints] if self.checkpoints and not self.is_gone else [])
 
     @property
     def size(self) -> int:
-        """Bytes that are set aside for it."""
         return sum(folder.size for folder in self.folders)
 
     def open(self) -> None:
-        """Let its directories appear, or find them. Blocking."""
         for folder in self.folders:
             folder.open()
 
     def occupied(self) -> int:
-        """Bytes of the disk that it has taken."""
+        """Bytes allocated on the disk, at most ``size``."""
         return sum(min(folder.size, folder.occupied()) for folder in self.folders)
 
     def notify(self) -> None:
-        """Wake who waits for a change of state."""
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
     def document(self) -> JobVolume:
-        """As the wire shows it."""
         record, shown = self.record, self.folders
         scratch, checkpoints, sync = self.scratch, self.checkpoints, self.sync
         return JobVolume(
@@ -152,27 +142,29 @@ def _shown(folder: BoundedFolder) -> BoundedDirectory:
 
 @dataclass
 class VolumeSpace:
-    """The bytes of volumes on the disk of ``root``: in one sum with the cache, where that is on the same disk."""
+    """Space for volumes on the disk of ``root``; counted together with the cache if both share that disk."""
 
     cache: NodeCache
     root: Path
     headroom_bytes: int | None
-    is_shared: bool = True  # with the cache; see ``look``
+    is_shared: bool = True  # whether the cache is on the same disk
     _aside: SetAside = field(default_factory=SetAside)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def look(self) -> None:
-        """Find out whether the cache is on the same disk. Blocking, once, before anything is taken. Raises ``DiskFailedError``."""
+        """Set ``is_shared``. Blocking. Call once, before any space is reserved. Raises ``DiskFailedError``."""
         with disk_errors(self.root):
             self.is_shared = self.root.stat().st_dev == self.cache.files.places.root.stat().st_dev
 
     @property
     def aside(self) -> SetAside:
-        """Where they are counted."""
         return self.cache.space.aside if self.is_shared else self._aside
 
     async def take(self, volume: Volume) -> None:
-        """Set its bytes aside. Raises ``CacheTooSmallError``, ``CacheFullError``, ``DiskFailedError``: none are."""
+        """Reserve the volume's bytes.
+
+        Raises ``CacheTooSmallError``, ``CacheFullError``, ``DiskFailedError``: none is reserved.
+        """
         if self.is_shared:
             await self.cache.set_aside(volume.record.id, volume.size, volume.occupied)
             return

@@ -1,4 +1,4 @@
-"""The checkpoints of a job volume: pushed while its run goes on, and then to the end."""
+"""Pushes the checkpoints of a job volume during its run, and drains them after the run."""
 
 import asyncio
 import logging
@@ -18,9 +18,9 @@ Pushed = Callable[[Found, Mirror], object]
 
 
 class VolumeSync:
-    """Runs once. ``open_syncer`` makes the syncer, which tells of each checkpoint that it pushed. One event loop.
+    """Runs once, in one event loop. ``open_syncer`` opens a syncer, which calls back after each push.
 
-    After a restart of the machine nobody writes any more, and what had settled before is pushed alone.
+    After a reboot no process writes any more, and only checkpoints that had settled before are pushed.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class VolumeSync:
     ) -> None:
         self.job = job
         self._is_after_restart = is_after_restart
-        self.left: list[str] = []  # not complete when all was over
-        self.kept: str | None = None  # the grant to read the newest checkpoint that this process pushed
+        self.left: list[str] = []  # incomplete at the end
+        self.kept: str | None = None  # grant to read the newest checkpoint that this process pushed
         self._open_syncer = open_syncer
         self._syncer: Syncer | None = None
         self._newest: datetime | None = None
@@ -41,21 +41,20 @@ class VolumeSync:
         self._unsynced_bytes: int | None = None
         self._is_over = asyncio.Event()
         self._is_given_up = asyncio.Event()
-        self._turn_is_over = asyncio.Event()  # of the syncer that is open
+        self._turn_is_over = asyncio.Event()  # ends the open syncer
         if is_after_restart:
             self.drain()
 
     def drain(self) -> None:
-        """The run has ended: what is there is pushed now, and then all is done."""
+        """The run has ended: push the remaining checkpoints, then stop."""
         self._is_over.set()
         self._turn_is_over.set()
 
     def begin_anew(self) -> None:
-        """With another syncer, for which ``open_syncer`` may use another grant."""
+        """Restart with a new syncer, for which ``open_syncer`` may use a renewed grant."""
         self._turn_is_over.set()
 
     def give_up(self) -> None:
-        """What is not pushed by now never will be."""
         if not self._is_given_up.is_set():
             facts = {"job": self.job, "bytes": self.unsynced_bytes, "error": str(self._error)}
             logger.warning("checkpoints could not be pushed for too long, and are dropped", extra=facts)
@@ -64,13 +63,13 @@ class VolumeSync:
 
     @property
     def unsynced_bytes(self) -> int | None:
-        """Bytes of checkpoints that are not committed, by the last look; None: nobody has looked yet."""
+        """Bytes of uncommitted checkpoints, from the last scan; None before the first scan."""
         if self._syncer is not None and self._syncer.unsynced is not None:
             self._unsynced_bytes = self._syncer.unsynced_bytes
         return self._unsynced_bytes
 
     def figures(self) -> dict[str, Any]:
-        """How far it is, as of ``CheckpointDirectory``."""
+        """Fields of ``CheckpointDirectory``."""
         syncer = self._syncer
         error = self._error or (syncer and syncer.error)
         return {
@@ -83,7 +82,7 @@ class VolumeSync:
         }
 
     async def run(self) -> None:
-        """Until the run has ended, and all that is complete is pushed, or given up."""
+        """Returns once the run has ended and all complete checkpoints are pushed or given up."""
         while not self._is_over.is_set():
             self._turn_is_over.clear()
             await self._again(self._while_it_runs)
@@ -91,7 +90,7 @@ class VolumeSync:
             pass
 
     async def _again(self, work: Callable[[Syncer], Any]) -> bool:
-        """False: it failed, and there was a pause. Then the disk or the mirror is to blame, and it is worth another try."""
+        """Returns False after a failure and a pause: the disk or the mirror failed, and a retry may succeed."""
         try:
             async with self._open_syncer(self._pushed) as self._syncer:
                 await work(self._syncer)
@@ -99,7 +98,7 @@ class VolumeSync:
             if isinstance(error, BdnError):
                 self._error = error
                 logger.warning("checkpoints of %s cannot be pushed now: %s", self.job, error)
-            else:  # a bug of ours that one job's files meet: other jobs' go on
+            else:  # a bug triggered by one job's files must not stop other jobs
                 self._error = InternalError(type(error).__name__)
                 logger.exception("checkpoints of %s cannot be pushed now", self.job)
             await _pause(self._is_given_up, AGAIN_SECONDS)
@@ -111,7 +110,7 @@ class VolumeSync:
         await syncer.run(self._turn_is_over)
 
     async def _to_the_end(self, syncer: Syncer) -> None:
-        """What is not complete may be so soon, as long as somebody may still write it: for as long as settling takes."""
+        """Retry incomplete checkpoints for as long as settling takes: a process may still be writing them."""
         waited = 0.0
         while True:
             self.left = await syncer.run_once(is_after_restart=self._is_after_restart)

@@ -1,7 +1,7 @@
-"""Job volumes: what a rank may write on this node, bounded, and reserved in the agent's space before it exists.
+"""Job volumes: bounded directories that a rank writes on this node, with space reserved before they exist.
 
-A volume is a folder with a record of it. Its scratch goes when its run has ended; its checkpoints are pushed to the end first. A run that was
-under way when the machine stopped has ended.
+A volume is a folder with a record. Its scratch is removed when its run ends, its checkpoints after they are pushed.
+A reboot ends all runs of the machine.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from node_agent.stage.view.exposure import mounts_below, unbind
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 5.0
-_PASSABLE: Final = 0o711  # who knows a volume's id may pass; nobody may list
+_PASSABLE: Final = 0o711  # search without list: only a process that knows the id gets in
 _RECORD: Final = "volume.json"
 _TRASH: Final = ".trash"
 
@@ -41,8 +41,8 @@ _TRASH: Final = ".trash"
 class JobVolumes:
     """The service behind ``/job-volumes``.
 
-    ``verify`` checks a grant to push. ``open_sync`` makes what pushes the checkpoints of a volume that has some.
-    ``keep`` is given the organisation's grant to read the newest checkpoint of a run that has ended.
+    ``verify`` checks a push grant. ``open_sync`` creates the syncer of a volume with checkpoints. ``keep`` receives
+    the organisation's grant to read the newest checkpoint of an ended run.
     """
 
     root: Path
@@ -63,20 +63,19 @@ class JobVolumes:
     def __post_init__(self) -> None:
         self.trash = Trash(self.root / _TRASH)
 
-    # --- asking ---
+    # --- queries ---
 
     def all(self) -> list[Volume]:
-        """Those that there are, newest first."""
+        """Newest first."""
         return sorted(self._volumes.values(), key=lambda one: one.age, reverse=True)
 
     def find(self, volume_id: str) -> Volume:
-        """One of them, or ``NotFoundError``."""
         if (found := self._volumes.get(volume_id)) is None:
             raise NotFoundError(f"job volume {volume_id}")
         return found
 
     async def wait(self, volume: Volume, seconds: float) -> None:
-        """Until an open volume has an error or its run ends, or a draining one is ENDED; no longer than this."""
+        """Wait until the volume's state or error changes, at most ``seconds``."""
         state, error = volume.state, volume.error
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -85,28 +84,27 @@ class JobVolumes:
 
     @property
     def unsynced_bytes(self) -> int:
-        """Of all checkpoints that are on this node alone."""
+        """Bytes of checkpoints that only this node has."""
         return sum(one.unsynced_bytes for one in self._volumes.values())
 
     def state(self) -> dict[str, object]:
-        """For heartbeats: of checkpoints, and of training caches that are mounted."""
         return {
             "volume_id": self.caches.volume_id,
             "unsynced_bytes": self.unsynced_bytes,
             "caches": self.caches.mounted(),
         }
 
-    # --- doing ---
+    # --- commands ---
 
     async def create(self, request: JobVolumeRequest, caller: int | None = None) -> Volume:
-        """The volume of a rank; created unless its run has one already. ``caller`` is the requesting user, if known.
+        """Create the volume of a rank, or return its existing volume. ``caller`` is the requesting user, if known.
 
         Raises:
-            InvalidRequestError: there is one of other sizes, for another user, job or cache; or these are half given; or this agent is none
-                of a node, or may not make directories for that user.
-            GrantInvalidError, GrantExpiredError: of ``push_grant`` or ``cache_grant``.
-            CacheNotSharedError: this node has another volume of training caches than the grant is for.
-            CacheTooSmallError, CacheFullError, DiskFailedError: nothing is made.
+            InvalidRequestError: a volume with other sizes, user, job or cache exists; checkpoint_bytes or push_grant is
+                given without the other; the agent lacks the role node or may not create directories for that user.
+            GrantInvalidError, GrantExpiredError: ``push_grant`` or ``cache_grant``.
+            CacheNotSharedError: the grant names another volume of training caches.
+            CacheTooSmallError, CacheFullError, DiskFailedError: nothing was created.
         """
         if not self.is_node:
             raise InvalidRequestError("this agent has no volumes for jobs: it has not the role node")
@@ -127,7 +125,7 @@ class JobVolumes:
         sizes = request.scratch_bytes or record.scratch_bytes, request.checkpoint_bytes
         if sizes != (record.scratch_bytes, record.checkpoint_bytes):
             raise InvalidRequestError(f"{_whose(known)} has a volume of other sizes; remove {record.id} first")
-        is_root = request.uid is None and caller == 0  # root may use every user's
+        is_root = request.uid is None and caller == 0  # root may use volumes of all users
         if record.uid not in (None, uid) and not is_root:
             raise InvalidRequestError(
                 f"{_whose(known)} has a volume of user {record.uid}, not of user {uid}; remove {record.id} first, or request it with that uid"
@@ -140,9 +138,9 @@ class JobVolumes:
         return known
 
     async def _renew(self, granted: PushGrant, grant: str) -> None:
-        """All volumes of the job push with this grant if theirs ends much sooner, also those whose runs have ended.
+        """Give the new grant to all volumes of the job whose grant expires much sooner, also after their runs ended.
 
-        Not with each new one: a syncer that begins anew waits until checkpoints settle again.
+        Not to every volume: a restarted syncer waits for checkpoints to settle again.
         """
         for volume in self.all():
             is_its = volume.pushes_as == _pushes_as(granted)
@@ -195,7 +193,7 @@ class JobVolumes:
         return volume
 
     def _begin(self, volume: Volume) -> None:
-        """Enter it, and push what is written there from now on, once an earlier run of the same job has done so."""
+        """Register the volume and start its syncer, which waits for earlier volumes of the same job."""
         record = volume.record
         self._volumes[record.id] = volume
         if volume.checkpoints is not None:
@@ -209,7 +207,7 @@ class JobVolumes:
                 await earlier.changed.wait()
         await sync.run()
         if sync.kept is not None:
-            with suppress(BdnError):  # it is fetched when it is staged
+            with suppress(BdnError):  # the checkpoint is then fetched when it is staged
                 await self.keep(volume.record.id, sync.kept)
         if sync.left:
             facts = {"volume": volume.record.id, "job": volume.record.job, "checkpoints": ", ".join(sync.left)}
@@ -220,9 +218,9 @@ class JobVolumes:
             logger.warning("job volume %s stays until the next start: %s", volume.record.id, error)
 
     async def end(self, volume: Volume) -> None:
-        """Its run has ended: scratch goes now, and the rest once checkpoints are pushed. Said again it changes nothing.
+        """End the run: remove scratch now, and the volume once its checkpoints are pushed. Idempotent.
 
-        Raises ``DiskFailedError``: it goes on as it was.
+        Raises ``DiskFailedError``; then the call can be repeated.
         """
         async with self._lock:
             if not (volume.is_gone or volume.is_ended):
@@ -282,17 +280,16 @@ class JobVolumes:
             volume.checkpoints.close()
         self.trash.discard(volume.folder)
 
-    # --- by itself ---
+    # --- background ---
 
     def make(self) -> None:
-        """Make the folder. Blocking."""
         with disk_errors(self.root):
             make_folder(self.root.parent)
             make_folder(self.root, _PASSABLE)
         self.space.look()
 
     def load(self) -> list[VolumeRecord]:
-        """The records. What has none, or of which a mount was left, is removed. Blocking."""
+        """Load the records. Removes folders without a record and unmounts leftover mounts. Blocking."""
         found = list(self._records())
         for mounted in mounts_below(self.root):
             if mounted.parent not in {self.root / record.id for record in found}:
@@ -312,10 +309,13 @@ class JobVolumes:
                 self.trash.discard(folder)
 
     async def resume(self) -> None:
-        """After a start, before anything else takes room. A volume that cannot be opened now stays as it is until the next start."""
+        """Reopen volumes at start, before other space is reserved.
+
+        A volume that cannot be opened is left unchanged until the next start.
+        """
         for record in sorted(
             await in_thread(self.load), key=lambda one: (one.created_at, one.id)
-        ):  # who pushed first goes on first
+        ):  # earlier volumes of a job push first
             volume = Volume(record, self.root / record.id)
             self.space.aside.begin(record.id, volume.size, volume.occupied)
             if record.caches is not None and volume.state == "OPEN":
@@ -332,7 +332,7 @@ class JobVolumes:
         is_over = record.ended_at is not None or record.boot != boot_id()
         if is_over:
             await self._note_end(volume)
-            await in_thread(self._discard_scratch, volume)  # nobody needs it, so it need not be one that can be mounted
+            await in_thread(self._discard_scratch, volume)  # not needed any more, so it need not be mountable
             if volume.checkpoints is None:
                 await self._remove(volume)
                 return
@@ -342,7 +342,7 @@ class JobVolumes:
             await self._end(volume)
 
     async def run(self) -> None:
-        """Look at what is watched, again and again, and give up what could not be pushed for too long."""
+        """Measure watched folders periodically, and give up checkpoints that could not be pushed for too long."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for volume in self.all():
@@ -364,7 +364,7 @@ class JobVolumes:
             volume.notify()
 
     async def _give_up(self, volume: Volume) -> None:
-        """Also of one that cannot be opened, and so has nothing that pushes."""
+        """Also removes a volume that could not be opened and so has no syncer."""
         if volume.sync is not None:
             volume.sync.give_up()
         elif not volume.is_gone:
@@ -372,9 +372,12 @@ class JobVolumes:
 
 
 def _user(request: JobVolumeRequest, caller: int | None) -> int:
-    """The owner of the directories. Raises ``InvalidRequestError``: only root may create them for another user, or for a group."""
+    """The owner of the directories.
+
+    Raises ``InvalidRequestError``: only root may create them for another user, or for a group.
+    """
     own = os.geteuid()
-    caller = own if caller is None or caller == 0 else caller  # root may use every user's
+    caller = own if caller is None or caller == 0 else caller  # root may use volumes of all users
     uid = caller if request.uid is None else request.uid
     if own and (uid, request.gid) not in ((own, None), (own, os.getegid())):
         raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""Reading files again from the disk itself: each chunk is compared with its digest. What is read, and what is found wrong."""
+"""Verifies files by reading them from the disk, past the page cache: each chunk is compared with its digest."""
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,7 +27,7 @@ from node_agent.metrics import AgentMetrics
 
 @dataclass(frozen=True)
 class ScrubTarget:
-    """What is read again: a content and its file. ``shown`` is its path for people, where that is not the manifest's."""
+    """A content and its file. ``shown`` is the path for people, if it differs from the manifest's."""
 
     path: Path
     content: Digest
@@ -38,9 +38,9 @@ class ScrubTarget:
 
 @dataclass(frozen=True)
 class Damage:
-    """One chunk that does not match its digest or, without a chunk, something wrong with the whole file.
+    """A chunk that does not match its digest or, without ``chunk``, a defect of the whole file.
 
-    ``found`` is None when it is unreadable; ``is_of_the_disk`` when the disk did not take the right bytes, either.
+    ``found`` is None if the chunk is unreadable. ``is_of_the_disk``: the disk also failed to store the right bytes.
     """
 
     reason: str
@@ -50,7 +50,7 @@ class Damage:
 
 
 def single_chunk(content: Digest, size: int) -> FileLayout:
-    """The layout of a content of at most one chunk: both have the same digest."""
+    """A file of at most one chunk has the chunk's digest."""
     return FileLayout(content, size, (content,) if size else ())
 
 
@@ -58,14 +58,14 @@ Pace = Callable[[int], Awaitable[object]]
 
 
 async def unpaced(_: int) -> None:
-    """No waiting: somebody waits for the answer."""
+    """For requests: a client waits for the answer."""
 
 
 @dataclass
 class Findings:
-    """What one verification has read and found. ``pace`` is awaited before so many bytes are read.
+    """Counters and damages of one verification. ``pace`` is awaited before each read, with its bytes.
 
-    With ``is_repairing`` what is wrong is repaired or quarantined; otherwise it is only reported.
+    With ``is_repairing`` damage is repaired or quarantined; otherwise it is only reported.
     """
 
     is_repairing: bool = True
@@ -77,9 +77,9 @@ class Findings:
 
 @dataclass(frozen=True)
 class ScrubReader:
-    """Reads files and keeps evidence; changes no content. One of the ``buffers`` is used while a chunk is read.
+    """Reads files and stores evidence; changes no content. Uses one of the ``buffers`` while it reads a chunk.
 
-    Methods raise ``FileNotFoundError`` when the file is gone. What cannot be read is damage, and no error.
+    Methods raise ``FileNotFoundError`` if the file is gone. An unreadable chunk is damage, not an error.
     """
 
     buffers: BufferPool
@@ -88,7 +88,6 @@ class ScrubReader:
     clock: Callable[[], float]
 
     async def read(self, path: Path, layout: FileLayout, tier: Tier, findings: Findings) -> list[Damage]:
-        """Everything that is wrong about a file."""
         found: list[Damage | None] = [await in_thread(_look_at_end, path, layout)]
         for chunk in layout.placed():
             await findings.pace(chunk.range.size)
@@ -97,7 +96,7 @@ class ScrubReader:
         return [one for one in found if one is not None]
 
     async def is_right(self, path: Path, content: Digest, size: int, findings: Findings) -> bool:
-        """Whether a file matches its digest, when no layout says which chunks it should have."""
+        """For files without a known layout: whether the whole file matches its digest."""
         digests = []
         for index in range(chunk_count(size)):
             place = chunk_range(size, index)
@@ -108,7 +107,7 @@ class ScrubReader:
         return len(known) == len(digests) and file_digest(size, known) == content
 
     async def confirm(self, target: ScrubTarget, layout: FileLayout, damages: Sequence[Damage]) -> list[Damage]:
-        """What is still wrong after a second read, with the bytes kept as evidence."""
+        """Read again; returns the damages that persist, and stores their bytes as evidence."""
         again = [await in_thread(self._confirm, target, layout, one) for one in damages]
         return [one for one in again if one is not None]
 
@@ -124,7 +123,7 @@ class ScrubReader:
             return _compare(path, chunk, buffer)[0]
 
     def _digest(self, path: Path, place: ByteRange) -> Digest | None:
-        """The digest of the bytes there; None when they cannot be read, or are not all there."""
+        """None if the bytes are unreadable or incomplete."""
         with self.buffers.take(CHUNK_SIZE) as buffer:
             count, _ = _read(path, place, buffer)
             return digest_of(buffer[:count]) if count == place.size else None
@@ -141,9 +140,9 @@ class ScrubReader:
 
 
 def _look_at_end(path: Path, layout: FileLayout) -> Damage | None:
-    """Whether the file is too long.
+    """Checks for surplus bytes only.
 
-    One that is too short lacks chunks, and one whose size the disk does not tell cannot be read: reading its chunks finds that.
+    A file that is too short or whose size cannot be read is found by reading its chunks.
     """
     try:
         surplus = path.lstat().st_size - layout.size
@@ -155,7 +154,7 @@ def _look_at_end(path: Path, layout: FileLayout) -> Damage | None:
 
 
 def _compare(path: Path, chunk: PlacedChunk, buffer: memoryview) -> tuple[Damage | None, int]:
-    """What is wrong with a chunk, and how many bytes of it are in the buffer."""
+    """The chunk's damage, and how many bytes of the chunk are in ``buffer``."""
     count, failure = _read(path, chunk.range, buffer)
     if failure:
         return Damage(f"it cannot be read: {failure}", chunk), 0
@@ -168,7 +167,6 @@ def _compare(path: Path, chunk: PlacedChunk, buffer: memoryview) -> tuple[Damage
 
 
 def _read(path: Path, place: ByteRange, buffer: memoryview) -> tuple[int, str]:
-    """How many bytes came, and why none did."""
     try:
         with UncachedFile(path) as file:
             return file.read(buffer, place.start, place.size), ""

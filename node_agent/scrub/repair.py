@@ -1,7 +1,8 @@
-"""Right bytes in the place of wrong ones: where they come from, and what happens to damaged files and the views that show them.
+"""Repairs damaged files and the views that show them.
 
-They come from this node's own tiers, else from the sources of any fill, with a grant that a job left here. Chunks are rewritten
-in place; a file that cannot be repaired becomes a part or is quarantined, and views are linked to its replacement.
+Right bytes come from this node's own tiers, else from the sources of any fill, with a grant that a job left here.
+Chunks are rewritten in place. A file that cannot be repaired becomes a partial file or is quarantined, and views are
+linked to its replacement.
 """
 
 import logging
@@ -42,15 +43,15 @@ _HOLDER: Final = Holder("scrub", "scrub")
 _AS_FOUND: Final = os.O_RDONLY | os.O_NOFOLLOW
 _READ_ONLY: Final = 0o444
 _OURS: Final = 0o644
-_ALREADY_DUE: Final = 0.0  # by the agent's monotonic clock
+_ALREADY_DUE: Final = 0.0  # monotonic seconds
 
 
 @dataclass(frozen=True)
 class RepairGrants:
-    """Grants of stages that this node knows, and of commands that are being carried out.
+    """Grants of known stages and of running commands.
 
-    Stages of jobs that have ended count as well: a grant is good until it expires, and what it names is still held here.
-    ``is_open`` says that the mirror asks nobody for grants; then an expired one does as well.
+    Grants of ended jobs count as well: a grant is valid until it expires, and its manifests are still cached.
+    ``is_open``: the mirror requires no grants, so an expired grant also counts.
     """
 
     registry: StageRegistry
@@ -60,7 +61,6 @@ class RepairGrants:
 
     @contextmanager
     def using(self, grants: Sequence[str]) -> Iterator[None]:
-        """Use these as well until the block ends."""
         self._borrowed.extend(grants)
         try:
             yield
@@ -69,7 +69,7 @@ class RepairGrants:
                 self._borrowed.remove(grant)
 
     def find(self, manifests: Collection[Digest]) -> tuple[Digest, str]:
-        """One of these manifests, and a grant that allows it. Raises ``GrantInvalidError``: there is none."""
+        """One of these manifests, and a grant for it. Raises ``GrantInvalidError`` if none is valid."""
         known = [
             (manifest, stage.record.grant)
             for stage in self.registry.all()
@@ -93,7 +93,7 @@ class RepairGrants:
 
 @dataclass(frozen=True)
 class RepairSource:
-    """Obtains single chunks and whole files with the priority of a scrub. ``stop`` ends what is under way.
+    """Fetches chunks and whole files with the priority of a scrub. ``stop`` cancels transfers.
 
     ``layouts`` loads the layout of a held manifest. Blocking.
     """
@@ -105,21 +105,21 @@ class RepairSource:
     stop: threading.Event
 
     async def layout(self, content: Digest, size: int) -> FileLayout | None:
-        """Which chunks a file should have; None when neither this disk nor the mirror tells."""
+        """The file's layout; None if neither this disk nor the mirror provides it."""
         if size <= CHUNK_SIZE:
             return single_chunk(content, size)
         for manifest in self.provision.cache.index.named_by(content):
             layout = await in_thread(self.layouts, manifest)
             if layout and content in layout.files:
                 return layout.files[content]
-        with suppress(BdnError):  # then it can still be said whether the whole is right
+        with suppress(BdnError):  # the file as a whole can still be verified
             return (await self._open(content))[0]
         return None
 
     async def fetch(self, content: Digest, chunk: PlacedChunk, put: Put) -> None:
-        """Give the verified chunk of a file to ``put``, which is called in a thread.
+        """Pass the verified chunk of a file to ``put``, in a thread.
 
-        Raises ``BdnError``: the chunk cannot be obtained, or what ``put`` raises.
+        Raises ``BdnError`` if the chunk cannot be fetched; the errors of ``put``.
         """
         if await in_thread(self._read_held, chunk, put):
             return
@@ -129,20 +129,20 @@ class RepairSource:
             await in_thread(self._fetch, file, reader, chunk, put)
 
     async def refill(self, content: Digest) -> None:
-        """Fill a file again, for a manifest that lacks nothing else: the rest of other manifests nobody wants now.
+        """Fill a file again, through a manifest that lacks nothing else, so that no unwanted file is fetched.
 
-        The manifest is leased meanwhile. One at a time.
+        Leases the manifest meanwhile. One call at a time.
 
         Raises:
-            NotFoundError: there is no such manifest. The next stage fills the content with all that its manifest lacks.
-            BdnError: it cannot be obtained.
+            NotFoundError: no such manifest. The next stage of a manifest with this content fills it.
+            BdnError: the content cannot be fetched.
         """
         index = self.provision.cache.index
         named = [manifest for manifest in index.named_by(content) if index.is_complete_but_for(manifest, content)]
         if not named:
             raise NotFoundError(f"a manifest here that lacks {content} and nothing else")
         manifest, grant = self.grants.find(named)
-        # At once: evicted before it is admitted, all of it would be filled again.
+        # Lease before the fill: a manifest evicted in between would be filled completely.
         if not await self.provision.cache.lease(manifest, _HOLDER):
             raise NotFoundError(f"manifest {manifest} on this node")
         try:
@@ -167,7 +167,7 @@ class RepairSource:
         return file, provision.chain.of_fill(FillContext(manifest, bearer, routing, budget), self.stop)
 
     def _fetch(self, file: FileLayout, reader: ChunkReader, chunk: PlacedChunk, put: Put) -> None:
-        """A small file is cut out of its slab, which travels whole."""
+        """A small file is cut out of its slab, which is transferred whole."""
         place = file.slice
         if place is None:
             with self.buffers.take(chunk.range.size) as buffer:
@@ -182,7 +182,7 @@ class RepairSource:
 
 @dataclass(frozen=True)
 class StagedFile:
-    """``path`` is where it can be written to, which is not below a read-only mount; ``shown`` is where jobs find it."""
+    """``path`` is writable, not below a read-only mount; ``shown`` is the path that jobs see."""
 
     path: Path
     shown: str
@@ -192,18 +192,13 @@ class StagedFile:
 
 @dataclass(frozen=True)
 class StagedFiles:
-    """Looks through the READY stages. Blocking."""
-
     registry: StageRegistry
     views: Views
     records: ManifestRecords
 
     def find(self, path: str) -> list[StagedFile]:
-        """The file at ``path``, or all that are below it.
-
-        Raises ``NotFoundError``: it is not in a view of a READY stage.
-        """
-        asked = Path(os.path.abspath(path))  # noqa: PTH100 - as it is written: a link to a view may be part of it
+        """The file at ``path``, or all files below it. Raises ``NotFoundError`` if no READY stage shows it."""
+        asked = Path(os.path.abspath(path))  # noqa: PTH100 - keeps links: the path may lead through a link to a view
         found: dict[Path, StagedFile] = {}
         for file in (*self._below(asked), *self._below(_real(asked))):  # a view may be known by both names
             found.setdefault(file.path, file)
@@ -214,7 +209,7 @@ class StagedFiles:
         return list(found.values())
 
     def named(self, content: Digest) -> Iterator[tuple[NodeStage, Path]]:
-        """Where views show this content, also of stages that are still being staged; not all of these paths need exist."""
+        """Paths of this content in views, including stages still being staged; some may not exist."""
         for stage in self.registry.all():
             if stage.record.state not in ("STAGING", "READY"):
                 continue
@@ -253,20 +248,20 @@ class StagedFiles:
         root = _real(view)
         for entry in filter(is_meant, manifest.files if manifest else ()):
             path = view / entry.path
-            if _real(path.parent).is_relative_to(root):  # not through a link that somebody put there
+            if _real(path.parent).is_relative_to(root):  # not through a link that another process put there
                 yield entry, path
 
 
 def _real(path: Path) -> Path:
-    """Where its links lead. One that leads to itself is left as it is: ``Path.resolve`` raises, and another error each version."""
+    """Used instead of ``Path.resolve``, which raises for link loops, with different errors per Python version."""
     return Path(os.path.realpath(path))
 
 
 @dataclass(frozen=True)
 class FileRepair:
-    """Takes files out of the cache, and links views to their replacements. Blocking; methods raise ``DiskFailedError``.
+    """Removes files from the cache, and links views to their replacements. Blocking; methods raise ``DiskFailedError``.
 
-    A file that is taken out stays in views that link to it: nothing is taken from a running job.
+    Views keep their links to a removed file: no running job loses a file.
     """
 
     files: WholeFiles
@@ -275,15 +270,14 @@ class FileRepair:
 
     @property
     def places(self) -> Places:
-        """The cache's."""
         return self.files.places
 
-    # --- out of the cache; each returns whether a part is left ---
+    # --- out of the cache; each returns whether a partial file remains ---
 
     def to_part(self, file: FileLayout, wrong: Collection[int]) -> bool:
-        """Make the file a part that has its right chunks: the next fill goes on from there.
+        """Turn the file into a partial file with its right chunks, so that the next fill resumes from them.
 
-        It stays the same file, so that views that show it heal with that fill. One without a right chunk is deleted: its
+        The inode stays, so views that link to it heal with that fill. A file without a right chunk is deleted: its
         bytes are evidence.
         """
         place, part = self.places.file(file.digest), self.places.part(file.digest)
@@ -295,7 +289,7 @@ class FileRepair:
                 return False
             bitmap = Bitmap(len(file.chunks))
             bitmap.add(right)
-            write_durably(self.places.bitmap(file.digest), bitmap.to_bytes())  # without its part it is rubbish
+            write_durably(self.places.bitmap(file.digest), bitmap.to_bytes())  # ignored without its partial file
             place.chmod(_OURS)
             place.rename(part)
             for folder in (part.parent, place.parent):
@@ -303,7 +297,7 @@ class FileRepair:
         return True
 
     def to_quarantine(self, content: Digest) -> bool:
-        """Keep the file, so that it goes on occupying the place where the disk keeps nothing; another one is filled."""
+        """Quarantine the file, so that it occupies the bad blocks of the disk and another file is filled elsewhere."""
         place = self.places.file(content)
         self.files.forget((content,))
         with disk_errors(place):
@@ -315,13 +309,13 @@ class FileRepair:
     # --- in views ---
 
     def relink(self, content: Digest, earlier: os.stat_result) -> None:
-        """Let every view that links to the ``earlier`` file of a content link to the present one, name by name.
+        """Relink every view from the ``earlier`` file of a content to the present one, name by name.
 
-        Folders of the view stay, and so does what a job has open. A stage where that fails is marked as lacking something,
-        and housekeeping stages it again.
+        Folders of the view stay, and files that a job has open remain valid. On failure the stage is marked as
+        lacking files, and housekeeping stages it again.
         """
         for stage, path in self._showing(content, earlier):
-            aside = self.places.views / f"{stage.record.id}.relinking"  # after a kill the next start removes it
+            aside = self.places.views / f"{stage.record.id}.relinking"  # removed by the next start after a kill
             try:
                 self.files.relink(content, aside, path)
             except (OSError, ChangedFilesError) as error:
@@ -329,7 +323,7 @@ class FileRepair:
                 stage.mend_at = _ALREADY_DUE
 
     def mark_lacking(self, content: Digest, earlier: os.stat_result) -> None:
-        """There is no other file yet: stages that show the ``earlier`` one lack it until they are mended."""
+        """No replacement exists yet: mark stages that show the ``earlier`` file as lacking, until they are mended."""
         for stage, _ in self._showing(content, earlier):
             if stage.mend_at is None:
                 stage.mend_at = _ALREADY_DUE
@@ -341,21 +335,21 @@ class FileRepair:
                     yield stage, path
 
 
-# A chunk is rewritten in the same file, so that views, open files and mappings of jobs heal with it. Blocking; the functions
-# raise ``DiskFailedError``.
+# A chunk is rewritten in the same inode, so that views, open files and mappings of jobs heal with it. Blocking; the
+# functions raise ``DiskFailedError``.
 
 
 def check_writable(path: Path) -> None:
-    """Whether the file can be written at all: otherwise nothing need be fetched for it."""
+    """Checked first, so that no chunk is fetched in vain."""
     with disk_errors(path), opened(path, _AS_FOUND) as found:
         os.close(_reopened(found))
 
 
 def rewrite(path: Path, chunk: PlacedChunk, buffers: BufferPool, content: memoryview) -> None:
-    """Write a verified chunk at its place, durably, and read it back from the disk.
+    """Write a verified chunk in place, durably, and read it back from the disk.
 
-    Through the page cache, so that mappings of the file see the right bytes at once. A kill on the way leaves a chunk that
-    is wrong, as it was.
+    Writes through the page cache, so that mappings of the file see the right bytes at once. A kill meanwhile leaves
+    the chunk wrong, as before.
     """
     with disk_errors(path):
         with _writable(path) as descriptor:
@@ -368,13 +362,12 @@ def rewrite(path: Path, chunk: PlacedChunk, buffers: BufferPool, content: memory
 
 
 def truncate(path: Path, size: int) -> None:
-    """Remove what stands beyond the end."""
     with disk_errors(path), _writable(path) as descriptor:
         os.ftruncate(descriptor, size)
 
 
 def identity(path: Path) -> os.stat_result | None:
-    """Which file stands there now; None when none does. Blocking."""
+    """The file's identity; None if it does not exist. Blocking."""
     with suppress(OSError):
         return path.lstat()
     return None
@@ -382,9 +375,9 @@ def identity(path: Path) -> os.stat_result | None:
 
 @contextmanager
 def _writable(path: Path) -> Iterator[int]:
-    """Our own file, which is read-only for everybody, open for writing; synced at the end, with its times as they were.
+    """Open the agent's read-only file for writing; syncs it and restores its times at the end.
 
-    A later look at a view tells a copy from a file that somebody wrote to by its time (``compare_view``).
+    ``compare_view`` uses the time to distinguish a copy from a file that was written to.
     """
     with opened(path, _AS_FOUND) as found:
         descriptor = _reopened(found)
@@ -398,7 +391,7 @@ def _writable(path: Path) -> Iterator[int]:
 
 
 def _reopened(found: int) -> int:
-    """The very file that was found, whatever stands under its name by now."""
+    """Reopens the same inode, even if the name was replaced."""
     os.fchmod(found, _OURS)
     try:
         return os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What is held is read again and, where it is damaged, repaired or quarantined: in rounds, as a suspect, or on request.
+"""Verifies held files and chunks and repairs or quarantines damage: in rounds, as suspects, or on request.
 
 Read ``Scrubber.file`` first, then ``Rounds.run``.
 """
@@ -31,7 +31,7 @@ from node_agent.stage.warm import StagesFirst
 
 logger = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 10.0
-_NOTE_SECONDS: Final = 30.0  # between two notes of the position: what a restart reads twice
+_NOTE_SECONDS: Final = 30.0  # between two saves of the position: a restart reads this much twice
 _GONE: Final = Damage("it is not on the disk any more")
 _NOT_ITS_NAME: Final = Damage("its bytes are not what its name says, and nobody can say which of them")
 
@@ -46,9 +46,9 @@ class _Body(BaseModel):
 
 
 class ScrubRecord:
-    """``round`` and ``suspects`` as they are now, and as the last ``save`` wrote them. Blocking.
+    """The present ``round`` and ``suspects``, as of the last ``save`` on disk. Blocking.
 
-    Lost with a power cut or damaged, it costs a round that begins anew.
+    Losing the file in a power cut costs one round that begins anew.
     """
 
     def __init__(self, path: Path, suspects: SuspectFiles, now: float) -> None:
@@ -58,7 +58,6 @@ class ScrubRecord:
         self._lock = threading.Lock()
 
     def load(self) -> None:
-        """What the last run left."""
         try:
             body = _Body.model_validate_json(self._path.read_bytes())
             after = None
@@ -71,7 +70,6 @@ class ScrubRecord:
         self.suspects.restore(suspects)
 
     def save(self) -> None:
-        """Raises ``DiskFailedError``."""
         now, after = self.round, self.round.after
         body = _Body(
             began=now.began,
@@ -86,7 +84,7 @@ class ScrubRecord:
 
 
 def event_about(item: DamagedItem) -> Event:
-    """The item as an event. A path in a stage's view names the stage, which is nobody else's business."""
+    """Omits paths in views: they name the stage, which other organisations must not see."""
     path = "" if item.path is None or item.path.startswith("/") else item.path
     facts = {"tier": item.tier, "reason": item.reason, "path": path}
     return Event.of(item.outcome, facts, manifest=item.manifest, digest=item.chunk)
@@ -94,9 +92,10 @@ def event_about(item: DamagedItem) -> Event:
 
 @dataclass(frozen=True)
 class Scrubber:
-    """Verifies and repairs, one repair at a time: whoever comes to the same chunk meanwhile reads again, and finds it right.
+    """Verifies and repairs, one repair at a time: a second reader of the same chunk reads again and finds it right.
 
-    A file is recorded as suspect before it is touched: after a kill in the middle it is read before anything else.
+    A file is recorded as suspect before it is changed: after a kill in the middle it is verified before anything
+    else.
     """
 
     cache: NodeCache
@@ -114,9 +113,9 @@ class Scrubber:
     async def left_of(
         self, round_: ScrubRound, seen: set[tuple[Tier, Digest]], only: frozenset[Digest] | None = None
     ) -> AsyncIterator[Position]:
-        """What a round has not come to yet, in its order; of these manifests ``only``, if given.
+        """The positions that a round has not reached, in order; only manifests in ``only``, if given.
 
-        What several manifests name comes once: ``seen`` is what of it has come before.
+        A content of several manifests is yielded once: ``seen`` contains those yielded before.
         """
         index, tier = self.cache.index, self.cache.chunks.tier
         held = {*index.manifests(), *await in_thread(tier.manifests)}
@@ -137,11 +136,10 @@ class Scrubber:
         return self.cache.index.named_by(position.content)
 
     async def look(self, position: Position, findings: Findings) -> None:
-        """Whichever it is."""
         await (self.chunk if position.tier == "cluster" else self.file)(position.manifest, position.content, findings)
 
     async def file(self, manifest: Digest, content: Digest, findings: Findings) -> None:
-        """A whole file of the node tier; one that is not whole, or not held, is passed over."""
+        """Verify and repair a whole file of the node tier. Skips contents that are incomplete or not held."""
         size = self.cache.index.ledger.size_of(content)
         if size is None or not self._is_whole(content):
             return
@@ -161,7 +159,7 @@ class Scrubber:
                 await in_thread(files.verify, content, size)
 
     async def settle(self, contents: Iterable[Digest]) -> None:
-        """Files that somebody has changed, and that a stage waits for: those that are wrong are repaired, or held no more."""
+        """Verify changed files that a stage waits for; wrong files are repaired or dropped."""
         for content in contents:
             size = self.cache.index.ledger.size_of(content)
             if size is None or not self._is_whole(content) or await in_thread(self.repair.files.verify, content, size):
@@ -170,7 +168,7 @@ class Scrubber:
                 await self.file(manifest, content, Findings())
 
     async def chunk(self, manifest: Digest, chunk: Digest, findings: Findings) -> None:
-        """A chunk of the cluster tier. A wrong one is dropped: it is fetched again when somebody wants it."""
+        """Verify a chunk of the cluster tier. A wrong chunk is dropped and fetched again on demand."""
         tier = self.cache.chunks.tier
         size = tier.index.ledger.size_of(chunk)
         if size is None or not tier.holds(chunk):
@@ -181,7 +179,7 @@ class Scrubber:
             wrong = await self.reader.read(target.path, layout, "cluster", findings)
             still = await self.reader.confirm(target, layout, wrong)
         except FileNotFoundError:
-            return  # evicted; or taken away by somebody else, which whoever opens it finds out
+            return  # evicted; or deleted by another process, which the next open detects
         if still and findings.is_repairing:
             await in_thread(tier.lose, chunk)
             reason = f"{still[0].reason}; it was dropped, and is fetched again when somebody wants it"
@@ -190,7 +188,7 @@ class Scrubber:
             await self._tell(target, still, "damaged", findings)
 
     async def copy(self, target: ScrubTarget, size: int, findings: Findings) -> None:
-        """A staged file with bytes of its own. It is never taken away: a job may be reading it."""
+        """Verify and repair a staged copy. The file is never removed: a job may be reading it."""
         layout = await self.source.layout(target.content, size)
         try:
             left = await self._look(target, layout, size, findings)
@@ -210,7 +208,7 @@ class Scrubber:
         is_right = await self.reader.is_right(target.path, target.content, size, findings)
         return [] if is_right else [_NOT_ITS_NAME]
 
-    # --- what is wrong ---
+    # --- damage ---
 
     async def _treat(
         self, target: ScrubTarget, layout: FileLayout | None, wrong: Sequence[Damage], findings: Findings
@@ -246,7 +244,7 @@ class Scrubber:
     async def _rewrite(
         self, target: ScrubTarget, layout: FileLayout, wrong: Sequence[Damage], findings: Findings
     ) -> list[Damage]:
-        """Put the right bytes in place; returns what could not be repaired, with the reason."""
+        """Rewrite the damaged chunks; returns the damages that could not be repaired, with reasons."""
         left: list[Damage] = []
         for one in wrong:
             try:
@@ -267,7 +265,7 @@ class Scrubber:
             await self.source.fetch(target.content, wrong.chunk, put)
 
     async def _replace(self, target: ScrubTarget, wrong: Sequence[Damage], findings: Findings) -> None:
-        """Another file in its place, here and in views: this one is gone, or its disk does not keep what is written."""
+        """Replace the file in the cache and in views: it is gone, or the disk cannot store its right bytes."""
         earlier = await in_thread(identity, target.path)
         await self.cache.withdraw(target.content, partial(self.repair.to_quarantine, target.content))
         try:
@@ -291,10 +289,10 @@ class Scrubber:
         seen = f"these jobs see it as it is: {', '.join(jobs)}" if jobs else "no job sees it"
         logger.error("file %s is not served any more, and is filled again by the next stage; %s", target.content, seen)
 
-    # --- inside ---
+    # --- internals ---
 
     async def _save_suspects(self) -> None:
-        """A disk that is full or read-only prevents no repair, and no look at what comes next."""
+        """A full or read-only disk does not prevent repairs or later checks."""
         try:
             await in_thread(self.record.save)
         except DiskFailedError as error:
@@ -315,7 +313,7 @@ class Scrubber:
             self.reader.metrics.damaged_chunks.labels(target.tier, outcome).inc()
 
     def _item(self, target: ScrubTarget, damage: Damage, outcome: Outcome) -> DamagedItem:
-        """One damaged chunk, for people and the mirror: which node, for which sources, and under one path of perhaps several."""
+        """With the node, the sources and one of perhaps several paths."""
         manifest, held = str(target.manifest), self.cache.files.records.manifest(target.manifest)
         paths = (entry.path for entry in held.files if entry.digest == target.content) if held else ()
         return DamagedItem(
@@ -336,7 +334,7 @@ class Scrubber:
 
 @dataclass
 class Rounds:
-    """``period_seconds`` 0: no rounds; suspects are looked at all the same."""
+    """``period_seconds`` 0: no rounds, but suspects are still verified."""
 
     scrubber: Scrubber
     record: ScrubRecord
@@ -346,10 +344,10 @@ class Rounds:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _noted_at: float = 0.0
-    _seen: set[tuple[Tier, Digest]] = field(default_factory=set)  # what several manifests name, in this round
+    # contents of several manifests, verified in this round
+    _seen: set[tuple[Tier, Digest]] = field(default_factory=set)
 
     async def run(self) -> None:
-        """Again and again."""
         self.record.suspects.on_news = self._wake_from_any_thread()
         while True:
             try:
@@ -357,7 +355,7 @@ class Rounds:
             except BdnError as error:
                 logger.warning("the scrub goes on later: %s", error)
             except Exception:
-                logger.exception("the scrub failed")  # a bug, and no reason to end stages that stand
+                logger.exception("the scrub failed")  # a bug must not end running stages
             try:
                 async with asyncio.timeout(_TICK_SECONDS):
                     await self._news.wait()
@@ -366,7 +364,10 @@ class Rounds:
             self._news.clear()
 
     async def catch_up(self) -> None:
-        """Look at the suspects and, when it is time, at everything. Raises ``DiskFailedError`` when that cannot be noted."""
+        """Verify the suspects and, if a round is due, everything.
+
+        Raises ``DiskFailedError`` if progress cannot be saved.
+        """
         async with self._turn:
             await self._look_at_suspects()
             if not self.period_seconds:

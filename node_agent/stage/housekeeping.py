@@ -1,4 +1,4 @@
-"""What happens to stages without anybody asking: they go on after a restart, and end when their time is over."""
+"""Background work on stages: resuming them after a restart, and releasing them when their time to live ends."""
 
 import asyncio
 import logging
@@ -14,23 +14,22 @@ from node_agent.stage.stage import NodeStage, StageRecord
 
 logger = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 10.0
-KEPT_SECONDS: Final = 7 * 86400.0  # ended stages are remembered, so that an eviction by job can find what they used
-KEPT: Final = 10_000  # each takes 1 KiB of memory and a file; a node of short jobs ends thousands in an hour
+# ended stages stay on record, so that an eviction by job finds the manifests that the job used
+KEPT_SECONDS: Final = 7 * 86400.0
+KEPT: Final = 10_000  # each costs 1 KiB of memory and a file; a node with short jobs ends thousands per hour
 
 
 @dataclass(frozen=True)
 class Housekeeping:
-    """Restart and reaping."""
-
     lifecycle: Lifecycle
     is_rebooted: bool
 
     async def resume(self) -> None:
-        """After a start: leases first, so that nothing needed is evicted; then rubbish; then the stages' own work.
+        """Run at start: leases first, so that nothing needed is evicted; then cleanup; then the stages.
 
-        READY stages are exposed again before this returns, and then looked through in the background; when the machine was
-        started anew, they are staged again instead: no job runs there yet, and views are not synced. Stages that were being
-        staged go on by themselves, except pulls: those belong to a command, which has ended.
+        Before this returns, READY stages are exposed again; their views are then checked in the background. After a
+        reboot they are staged again instead: no job runs yet, and views are not synced. Stages that were being staged
+        resume, except pulls: the command of a pull has ended.
         """
         for record in await in_thread(lambda: list(self.lifecycle.records.load_all())):
             stage = self.lifecycle.registry.enter(NodeStage(record))
@@ -43,7 +42,7 @@ class Housekeeping:
         try:
             await self.reap()
         except BdnError as error:
-            # Of a disk that is full or read-only: what it holds is served, and this is tried again.
+            # On a full or read-only disk the cache is still served, and the next reap retries.
             logger.warning("housekeeping: %s", error)
 
     async def _tidy(self) -> None:
@@ -72,21 +71,21 @@ class Housekeeping:
             await in_thread(self.lifecycle.write_down, "resumed", record)
             self.lifecycle.begin(stage)
         elif record.state == "READY":
-            with suppress(BdnError):  # the look in the background finds out, and mends it
+            with suppress(BdnError):  # the background check detects and mends it
                 await in_thread(
                     self.lifecycle.views.expose, record.id, [mount.mount_location for mount in record.mounts]
                 )
             stage.task = self.lifecycle.background.start(self._look_through(stage), f"look through {record.id}")
 
     async def _look_through(self, stage: NodeStage) -> None:
-        """What a READY stage lacks is brought again: its files may be in quarantine, or its view be of another kind."""
+        """Mend a READY stage that lacks files, e.g. quarantined ones, or whose view is of another kind."""
         record, index = stage.record, self.lifecycle.cache.index
         is_same_kind = all(mount.exposure == self.lifecycle.views.kind for mount in record.mounts)
         if is_same_kind and all(map(index.is_complete, record.manifests)) and await in_thread(self._is_intact, record):
             self.lifecycle.warmer.begin(stage)
             return
         logger.warning("the view of stage %s is not intact; it is staged again", record.id)
-        with suppress(BdnError):  # it is in the log
+        with suppress(BdnError):  # already logged
             await in_thread(self.lifecycle.write_down, "resumed", record)
         self.lifecycle.mend(stage)
 
@@ -100,9 +99,9 @@ class Housekeeping:
         return len(known) == len(held) and self.lifecycle.views.is_intact(record.id, known)
 
     async def reap(self) -> None:
-        """Release what has expired or was abandoned, forget what ended long ago, and give back what is over the budget.
+        """Release expired and abandoned stages, remove old records, and trim the cache to its budget.
 
-        READY stages that could not be mended are tried again.
+        Retries READY stages that could not be mended.
         """
         expired = list(filter(self.lifecycle.is_over, self.lifecycle.registry.all()))
         await self.lifecycle.release_all(expired, ending="expired", still=self.lifecycle.is_over)
@@ -116,7 +115,6 @@ class Housekeeping:
             self.lifecycle.mend(stage)
 
     async def run(self) -> None:
-        """Reap again and again."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             try:
@@ -124,21 +122,21 @@ class Housekeeping:
             except BdnError as error:
                 logger.warning("housekeeping: %s", error)
             except Exception:
-                logger.exception("housekeeping failed")  # a bug, and no reason to end stages that stand
+                logger.exception("housekeeping failed")  # a bug must not end running stages
 
     async def _prune(self) -> None:
         stages = {stage.record.id: stage for stage in self.lifecycle.registry.all() if stage.is_terminal}
         ended_at = {key: stage.record.ended_at for key, stage in stages.items() if stage.record.ended_at is not None}
         for stage_id in to_forget(ended_at, self.lifecycle.clock()):
             stage = stages[stage_id]
-            async with stage.lock:  # its job may be asking for it again
+            async with stage.lock:  # its job may be requesting the stage again
                 if stage.is_terminal and stage.record.ended_at == ended_at[stage_id]:
                     await in_thread(self.lifecycle.records.forget, stage_id)
                     self.lifecycle.registry.strike(stage)
 
 
 def to_forget(ended_at: Mapping[str, float], now: float) -> list[str]:
-    """Of stages by id, with the seconds since the epoch when each ended: those to forget, the oldest first."""
+    """The stages to remove, oldest first. ``ended_at``: seconds since the epoch by stage id."""
     by_age = sorted(ended_at, key=lambda stage: (ended_at[stage], stage))
     surplus = max(0, len(by_age) - KEPT)
     return by_age[:surplus] + [stage for stage in by_age[surplus:] if ended_at[stage] < now - KEPT_SECONDS]

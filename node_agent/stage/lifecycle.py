@@ -1,4 +1,4 @@
-"""Every transition of a stage: begun, READY or FAILED, renewed, released. Each is recorded on disk before it is seen."""
+"""Every transition of a stage: begun, READY or FAILED, renewed, released. Each is on disk before it is visible."""
 
 import asyncio
 import logging
@@ -28,19 +28,19 @@ from node_agent.stage.view.views import Views
 from node_agent.stage.warm import Warmer
 
 logger = logging.getLogger(__name__)
-_DRIFT_SECONDS: Final = 1.0  # between two clocks, without either having been set
+_DRIFT_SECONDS: Final = 1.0  # tolerated between two clocks that were not set
 _MEND_AGAIN_SECONDS: Final = 300.0
-_LOOKS: Final = 3  # at files that somebody changes while they are placed
-_Figures = Mapping[str, object]  # of one line of the log
+_LOOKS: Final = 3  # attempts when cached files change while the view is built
+_Figures = Mapping[str, object]  # fields of one log line
 
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """Moves stages from state to state. Callers hold the stage's lock, except where a stage's own task is at work.
+    """Moves stages from state to state. Callers hold the stage's lock, except a stage's own task.
 
-    ``clock`` is the wall's, for records and people; ``elapsed`` only ever goes forward, second by second, and says when a
-    stage's time is over. ``on_ready`` gets the seconds that a stage took. ``settle`` has files of the cache read that somebody
-    changed, and repaired, or taken out of it.
+    ``clock`` is the time of day, for records and documents; ``elapsed`` is monotonic and decides when a stage
+    expires. ``on_ready`` receives the seconds that a stage took. ``settle`` verifies cached files that were changed,
+    and repairs or drops them.
     """
 
     registry: StageRegistry
@@ -56,34 +56,34 @@ class Lifecycle:
 
     @property
     def cache(self) -> NodeCache:
-        """The cache, in which stages lease what they show, and whose listeners hear of each transition."""
         return self.provision.cache
 
     def write_down(self, kind: Decision, record: StageRecord, ending: Ending | None = None) -> None:
-        """What is about to be done with a stage. Blocking."""
+        """Record a decision before it is carried out. Blocking."""
         self.cache.events.decided(decisions(kind, record, ending))
 
-    # --- beginning and working ---
+    # --- starting and working ---
 
     def begin(self, stage: NodeStage) -> None:
-        """Let a task work on the stage until it is READY or FAILED. Its record is on disk already."""
+        """Start a task that works until the stage is READY or FAILED. The record is already on disk."""
         stage.record.state = "STAGING"
         stage.warming = None
         stage.is_ending = False
         self._start_work(stage)
 
     def mend(self, stage: NodeStage) -> None:
-        """Let a task bring what a READY stage lacks.
+        """Start a task that fetches what a READY stage lacks.
 
-        If that fails it stays READY, with the view and the leases that it has; one whose view is gone altogether is FAILED.
+        On failure the stage stays READY, with its view and leases; without a view it becomes FAILED.
         """
         stage.is_mending = True
         self._start_work(stage)
 
     def is_to_mend(self, stage: NodeStage) -> bool:
-        """Whether files of it were lost or quarantined, or whether it is time to try again what failed.
+        """Whether files were lost or quarantined, or a failed mend is due for a retry.
 
-        A stage whose lock is held may be about to end, and one that was to end is mended for nobody but who asks for it again.
+        Skips a stage whose lock is held, because it may be about to end, and an ending stage, which only a new
+        request begins again.
         """
         is_left = not stage.is_working and not stage.lock.locked() and not stage.is_ending
         is_free = stage.record.state == "READY" and is_left and stage.record.destination is None
@@ -91,13 +91,13 @@ class Lifecycle:
         return is_free and is_due and self.is_lacking(stage)
 
     def is_changed(self, record: StageRecord) -> bool:
-        """Whether a READY stage shows files of the cache that somebody has changed since. Below a read-only mount nobody can. Blocking."""
+        """Whether cached files that a READY stage shows changed since. Below a read-only mount none can. Blocking."""
         shown = {mount.digest for mount in record.mounts if mount.exposure != "bind" and mount.view == "hardlink"}
         held = shown & set(self.cache.index.manifests())
         return any(self.views.files.changed(self.cache.index.contents_of(manifest)) for manifest in held)
 
     def is_lacking(self, stage: NodeStage) -> bool:
-        """Whether a READY stage is known to show something that is absent or wrong."""
+        """Whether a READY stage is known to have missing or wrong files."""
         return stage.mend_at is not None or not all(map(self.cache.index.is_complete, stage.record.manifests))
 
     def _start_work(self, stage: NodeStage) -> None:
@@ -107,7 +107,7 @@ class Lifecycle:
         stage.notify()
 
     async def stop(self, stage: NodeStage) -> None:
-        """Cancel the stage's tasks, if any, and wait for them. The record stays as it is."""
+        """Cancel the stage's tasks and wait for them. The record is unchanged."""
         stage.stop.set()
         if stage.task and stage.is_working:
             stage.task.cancel()
@@ -143,7 +143,7 @@ class Lifecycle:
         self.warmer.begin(stage)
 
     async def _bring(self, stage: NodeStage) -> None:
-        """Let the manifests come onto this node, and the view appear. Who holds the stage clears up after an error."""
+        """Fetch the manifests and publish the view. The caller cleans up after an error."""
         record = stage.record
         wanted = [mount.digest for mount in record.mounts]
         request = FillRequest(wanted, record.grant, record.holder, TrafficClass.STAGE, stage.begin)
@@ -152,7 +152,7 @@ class Lifecycle:
             came = await self.provision.run(request)
             manifests = {mount.mount_location: manifest for mount, manifest in zip(record.mounts, came, strict=True)}
             if stage.is_mending and await in_thread(self._is_whole, stage, manifests):
-                return  # it healed where it stands: a job that reads it shall not lose the folder under its feet
+                return  # healed in place: a job that reads the view must not lose its folder
             try:
                 built = await (self._publish if record.destination else self._show)(stage, manifests)
                 break
@@ -175,10 +175,10 @@ class Lifecycle:
         return self.views.is_intact(record.id, manifests)
 
     async def _publish(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
-        """Build the view, give the files that would otherwise be copied and that nothing else uses, and publish it.
+        """Build and publish the view; move files out of the cache instead of copying where nothing else uses them.
 
-        A directory that appears is on record before; one that stood there, once the files are in it. So the next start knows
-        whose they are, wherever a kill comes.
+        A new directory is recorded before it appears, an existing directory after its files are in place. So after a
+        kill at any point the next start knows which files are the agent's.
         """
         record, destination = stage.record, self._destination(stage.record)
         ((location, manifest),) = manifests.items()
@@ -187,7 +187,7 @@ class Lifecycle:
             try:
                 builder = await in_thread(destination.build, manifest, stage.earlier, stage.stop)
                 if builder.gifts:
-                    idle = {one.record.id for one in self._pulled()}  # they own their files, or have links of their own
+                    idle = {one.record.id for one in self._pulled()}  # they own their files or have their own links
                     await self.cache.give(manifest.digest, builder.gifts, record.holder, idle, builder.give)
                 built, inode = await in_thread(destination.finish, builder, manifest, stage.earlier)
                 if not destination.is_in_place:
@@ -203,7 +203,7 @@ class Lifecycle:
     async def _show(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
         record = stage.record
         if any(mount.exposure not in (None, self.views.kind) for mount in record.mounts):
-            await in_thread(self.views.drop, record.id, manifests)  # exposed under other settings
+            await in_thread(self.views.drop, record.id, manifests)  # exposed with other settings
         built = await in_thread(self.views.publish, record.id, manifests, stage.stop)
         await in_thread(self.views.expose, record.id, manifests)
         return built
@@ -213,7 +213,7 @@ class Lifecycle:
         stage.is_ending = True
         logger.warning("stage failed", extra={**figures, "code": error.code, "error": str(error)})
         record.error = body_of(error)
-        with suppress(BdnError):  # the stage's own error says more than the trouble of clearing up after it
+        with suppress(BdnError):  # the stage's own error matters more than a failed cleanup
             await in_thread(self._take_down, record)
         await self._give_back(record, self.cache.leave(record.id))
         try:
@@ -224,7 +224,7 @@ class Lifecycle:
             stage.notify()
 
     async def _keep(self, stage: NodeStage, error: BdnError, figures: _Figures) -> None:
-        """What a READY stage shows is not taken down because it cannot be brought again now: a job may be reading it."""
+        """A failed mend keeps the view of a READY stage, because a job may be reading it."""
         record = stage.record
         if not await in_thread(self._is_shown, record):
             stage.is_mending = False
@@ -242,7 +242,7 @@ class Lifecycle:
 
     @staticmethod
     async def _give_back(record: StageRecord, giving: Awaitable[None]) -> None:
-        """A disk that does not say what of it was begun keeps the space promised, and nobody from going on."""
+        """An error of the disk leaves the space reserved but does not block the transition."""
         try:
             await giving
         except BdnError as failure:
@@ -258,12 +258,12 @@ class Lifecycle:
         ending: Ending = "released",
         still: Callable[[NodeStage], bool] = lambda _: True,
     ) -> None:
-        """Take the stage down: exposure, view, lease, in this order. A released stage stays as it is.
+        """Release the stage: exposure, view, lease, in this order.
 
-        So does one of which what it is released for is not ``still`` so when its turn comes.
+        Does nothing if it is released already or no longer ``still(stage)``.
 
         Raises:
-            MountFailedError, DiskFailedError: it could not be taken down; it is still there, and can be released again.
+            MountFailedError, DiskFailedError: the stage is still there and can be released again.
         """
         async with stage.lock:
             if stage.record.state != "RELEASED" and still(stage):
@@ -284,7 +284,6 @@ class Lifecycle:
         logger.info("stage released", extra={"stage": record.id, "job": record.job_id, "reason": ending})
 
     async def release_abandoned(self) -> None:
-        """Release the pulled stages whose directories are gone."""
         pulled = self._pulled()
         gone = await in_thread(lambda: [stage for stage in pulled if self.is_abandoned(stage.record)])
         await self.release_all(gone, ending="abandoned")
@@ -297,7 +296,7 @@ class Lifecycle:
         ending: Ending = "released",
         still: Callable[[NodeStage], bool] = lambda _: True,
     ) -> None:
-        """Release each, for whatever reason of our own; one that cannot be taken down now is tried again later."""
+        """Release each stage. Failures are logged; the next reap retries."""
         for stage in stages:
             try:
                 await self.release(stage, error, ending=ending, still=still)
@@ -307,15 +306,15 @@ class Lifecycle:
     def _is_shown(self, record: StageRecord) -> bool:
         try:
             return any(self.views.stands(record.id, mount.exposure or self.views.kind) for mount in record.mounts)
-        except BdnError as error:  # nobody can tell: a job may be reading it
+        except BdnError as error:  # unknown: a job may be reading it
             logger.warning("the view of stage %s cannot be looked at: %s", record.id, error)
             return True
 
     def _take_down(self, record: StageRecord) -> str | None:
         if record.destination is not None:
             destination = self._destination(record)
-            with suppress(InvalidRequestError), destination.claimed():  # refused: another pull is at work there
-                destination.clear()  # what was published there is the user's, and stays
+            with suppress(InvalidRequestError), destination.claimed():  # refused: another pull works there
+                destination.clear()  # the published files belong to the user
             return None
         load = self.cache.files.records.manifest
         return self.views.drop(record.id, {mount.mount_location: load(mount.digest) for mount in record.mounts})
@@ -323,12 +322,13 @@ class Lifecycle:
     # --- recording ---
 
     async def renew(self, stage: NodeStage, ttl_seconds: float | None) -> None:
-        """The stage ends by itself so many seconds from now; None means never.
+        """Let the stage expire ``ttl_seconds`` from now; None means never.
 
-        One that fails meanwhile has given its leases back, and takes them no more: nobody would end them.
+        A stage that fails meanwhile has released its leases and must not lease again: no later transition would
+        release them.
         """
         expires_at = None if ttl_seconds is None else self.clock() + ttl_seconds
-        is_news = expires_at != stage.record.expires_at  # asking for a stage again is asking once
+        is_news = expires_at != stage.record.expires_at  # a repeated request is not a renewal
         changes = {"expires_at": expires_at, "ttl_seconds": ttl_seconds}
         await self._save(stage, changes, "renewed" if is_news else None)
         self.live_on(stage)
@@ -336,13 +336,13 @@ class Lifecycle:
             self.lease_again(stage.record)
 
     def live_on(self, stage: NodeStage) -> None:
-        """From now on it has its whole time to live, as when the agent starts: nobody could renew while there was none."""
+        """Restart the time to live, as at agent start: no client could renew while the agent was down."""
         record, seconds = stage.record, stage.record.lifetime
         stage.deadline = None if seconds is None else self.elapsed() + seconds
         record.expires_at = None if seconds is None else self.clock() + seconds
 
     def is_over(self, stage: NodeStage) -> bool:
-        """Whether its time to live has passed. What people are told follows a clock that was set meanwhile."""
+        """Whether the time to live has passed. Updates ``expires_at`` if the wall clock was set meanwhile."""
         if stage.deadline is None or stage.record.state not in ("PENDING", "STAGING", "READY"):
             return False
         left = stage.deadline - self.elapsed()
@@ -352,7 +352,6 @@ class Lifecycle:
         return left <= 0
 
     def lease_again(self, record: StageRecord) -> None:
-        """Make the leases say what the record says."""
         index = self.cache.index
         for manifest in filter(index.holds, record.manifests):
             index.leases.take(manifest, record.holder)
@@ -372,7 +371,7 @@ class Lifecycle:
     async def _save(
         self, stage: NodeStage, changes: Mapping[str, object], kind: Decision | None, ending: Ending | None = None
     ) -> None:
-        """On disk first, then in memory; one at a time, so that the disk never goes back to an older state."""
+        """On disk first, then in memory; serialised, so that the disk never returns to an older state."""
         async with stage.saving:
             await in_thread(self._write, stage.record.model_copy(update=changes), kind, ending)
             for name, value in changes.items():
@@ -383,12 +382,12 @@ class Lifecycle:
             self.write_down(kind, record, ending)
         self.records.save(record)
 
-    # --- pulls: views at directories of the user's choice, which are the holders of their leases ---
+    # --- pulls: views in directories of the user's choice; the directory holds the lease ---
 
     def check_destination(self, record: StageRecord) -> Earlier | None:
-        """What we published last where this pull is to be, whether its stage still stands or not. Blocking.
+        """The last publication at this pull's directory, also of an ended stage. Blocking.
 
-        Raises ``InvalidRequestError``: the directory holds what is not ours.
+        Raises ``InvalidRequestError`` if the directory contains files that BDN did not publish.
         """
         destination = self._destination(record)
         earlier = self.published_at(destination.path)
@@ -396,30 +395,30 @@ class Lifecycle:
         return earlier
 
     def published_at(self, path: Path) -> Earlier | None:
-        """The last publication at a directory: the present one, or else the one before. Blocking."""
+        """The directory's present publication, or else the one before. Blocking."""
         inode = Destination(path, "", self.views.files, 0).inode()
         records = [stage.record for stage in self.registry.all() if stage.record.destination == path]
         known = map(self._published, sorted(records, key=lambda record: record.inode != inode))
         return next(filter(None, known), None)
 
     def stands_at(self, path: Path) -> bool:
-        """Whether the directory there is one that we published, whatever happened in it since. Looks at no file. Blocking."""
+        """Whether BDN published this directory, whatever changed in it since. Checks no files. Blocking."""
         inode = Destination(path, "", self.views.files, 0).inode()
         return inode is not None and any(
             stage.record.destination == path and stage.record.inode == inode for stage in self.registry.all()
         )
 
     def is_intact_pull(self, record: StageRecord) -> bool:
-        """Whether the directory is still exactly what was published. Blocking."""
+        """Whether the directory is exactly as published. Blocking."""
         earlier = self._published(record)
         return earlier is not None and self._destination(record).is_intact(earlier)
 
     def is_abandoned(self, record: StageRecord) -> bool:
-        """Whether the holder of the lease is gone: there is no directory, or it is another one. Blocking."""
+        """Whether the pull's directory, which holds the lease, is gone or replaced by another. Blocking."""
         return record.inode is None or self._destination(record).inode() != record.inode
 
     def _destination(self, record: StageRecord) -> Destination:
-        assert record.destination is not None  # noqa: S101 - of pulls alone
+        assert record.destination is not None  # noqa: S101 - called for pulls only
         return Destination(record.destination, record.id, self.views.files, record.stamp, record.link)
 
     def _published(self, record: StageRecord) -> Earlier | None:
@@ -429,13 +428,11 @@ class Lifecycle:
         return Earlier(record.inode, digest, self.cache.files.records.manifest(digest), record.stamp)
 
     def _pulled(self) -> list[NodeStage]:
-        """The pulls that are READY."""
         stages = (stage for stage in self.registry.all() if stage.record.destination is not None)
         return [stage for stage in stages if stage.record.state == "READY" and not stage.is_working]
 
 
 def _figures(stage: NodeStage, began: float) -> _Figures:
-    """What came for a stage, from which tier, and in how many seconds."""
     came = stage.bytes_from()
     return {
         "stage": stage.record.id,

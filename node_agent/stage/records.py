@@ -1,4 +1,4 @@
-"""Stages on the disk, and what is written down about each: when it began, failed, was renewed or ended."""
+"""The stage records on disk, and the events about each: started, failed, renewed or ended."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,36 +15,34 @@ from node_agent.stage.stage import StageRecord
 
 @dataclass(frozen=True)
 class StageRecords:
-    """Reads and writes the folder ``stages``. Blocking."""
-
     places: Places
 
     def save(self, record: StageRecord) -> None:
-        """Make it durable. Raises ``DiskFailedError``."""
+        """Write durably. Raises ``DiskFailedError``."""
         path = self.places.stage(record.id)
         with disk_errors(path):
             write_durably(path, record.model_dump_json().encode())
 
     def note(self, record: StageRecord) -> None:
-        """Let it outlive this process, for a stage that is only begun; a warm one would wait longest for the disk.
+        """Write without a sync, for a stage that only begins; a warm stage would mostly wait for the disk.
 
-        A power cut may take it back: whoever waits for the stage hears of that, and asks again. Raises ``DiskFailedError``.
+        Survives the process, not a power cut: then the waiting client gets an error and requests again. Raises
+        ``DiskFailedError``.
         """
         path = self.places.stage(record.id)
         with disk_errors(path):
             write_at_once(path, record.model_dump_json().encode())
 
     def forget(self, stage_id: str) -> None:
-        """Remove it."""
         with disk_errors(self.places.stage(stage_id)):
             self.places.stage(stage_id).unlink(missing_ok=True)
 
     def load_all(self) -> Iterator[StageRecord]:
-        """Every record that can be read; one that cannot goes to the quarantine."""
+        """Yields the valid records; moves invalid ones to the quarantine."""
         with disk_errors(self.places.stages):
             for path in sorted(self.places.stages.iterdir()):
                 if path.suffix != ".json":
-                    path.unlink()  # a record that was being written; the one before it, if any, is whole
+                    path.unlink()  # an interrupted write; the previous record, if any, is intact
                     continue
                 try:
                     yield StageRecord.model_validate_json(path.read_bytes())
@@ -56,7 +54,7 @@ Decision = Literal["arrived", "failed", "not_mended", "renewed", "resumed", "end
 
 
 def decisions(kind: Decision, record: StageRecord, ending: Ending | None = None) -> list[Event]:
-    """What was decided about a stage, with what its record says, once for each of its manifests."""
+    """One event per manifest, with facts from the record."""
     return [
         about_holder(kind, manifest, record.holder, _facts(kind, record, manifest, ending))
         for manifest in record.manifests

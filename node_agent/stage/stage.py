@@ -1,4 +1,4 @@
-"""One stage: what is on record of it, how far it is and who waits for it; and the registry of all."""
+"""One stage: its record, progress and waiters; and the registry of all stages."""
 
 from __future__ import annotations
 
@@ -32,25 +32,22 @@ from bdn.wire.stage_schema import (
 from node_agent.stage.view.destination import Earlier
 
 if TYPE_CHECKING:
-    from node_agent.fill.progress import FillProgress  # and with it all that a fill needs; a record is read without
+    from node_agent.fill.progress import FillProgress  # imports all that a fill needs; reading a record does not
 
 
 class MountRecord(MountFacts):
-    """One mount of a stage."""
-
     @property
     def digest(self) -> Digest:
-        """The manifest's name."""
         return Digest.parse(self.manifest)
 
 
 class StageRecord(BaseModel):
-    """One stage. Times are seconds since the epoch. The grant makes the file private.
+    """One stage. Times are seconds since the epoch. The file contains a grant, so it must stay private.
 
-    ``expires_at`` is what people are told. What counts is ``ttl_seconds``, from the last renewal or the start of the agent.
+    ``expires_at`` is for display. Expiry counts ``ttl_seconds`` from the last renewal or the start of the agent.
 
-    ``destination`` is set for a pulled view; ``inode`` then tells its directory from another one at the same path. With ``link``
-    its files are those of the cache, where that is possible.
+    ``destination`` is set for a pull; ``inode`` then distinguishes its directory from another at the same path. With
+    ``link`` its files are hard links to the cache where possible.
     """
 
     id: str
@@ -74,34 +71,33 @@ class StageRecord(BaseModel):
 
     @property
     def lifetime(self) -> float | None:
-        """Seconds that it lives without being renewed; None means until it is released."""
-        if self.ttl_seconds is None and self.expires_at is not None:  # of an agent that recorded no ttl
+        """Seconds until it expires without renewal; None: until it is released."""
+        if self.ttl_seconds is None and self.expires_at is not None:  # of an older agent that recorded no ttl
             return max(0.0, self.expires_at - self.created_at)
         return self.ttl_seconds
 
     @property
     def stamp(self) -> int:
-        """The time of a pull's files that are not links, in nanoseconds since the epoch."""
+        """Modification time of a pull's copied files, in nanoseconds since the epoch."""
         return round(self.created_at * 1e9)
 
     def is_linked(self, wanted: bool) -> bool:
-        """Whether a pull has put links there, or has not, as is ``wanted``; where links are impossible there are copies."""
+        """Whether the pull used links as ``wanted``; where links are impossible, copies count as links."""
         return self.link == wanted and (wanted or all(mount.view != "hardlink" for mount in self.mounts))
 
     @property
     def holder(self) -> Holder:
-        """The lease's holder."""
         return Holder(self.id, self.job_id, self.organisation)
 
     @property
     def manifests(self) -> dict[Digest, None]:
-        """The manifests it names, each once, in order."""
+        """Unique, in order of the mounts."""
         return dict.fromkeys(mount.digest for mount in self.mounts)
 
 
 @dataclass
 class Warming:
-    """State in memory; the task that works on it ends it. After a restart it begins anew."""
+    """In memory only: after a restart warming begins anew. The task that warms ends it."""
 
     bytes_total: int
     state: WarmState = "WARMING"
@@ -113,23 +109,21 @@ class Warming:
 
     @property
     def is_going_on(self) -> bool:
-        """Whether files are being read, or will be."""
         return self.state == "WARMING"
 
     def end(self, state: WarmState, reason: str | None = None) -> None:
-        """The first end counts."""
+        """Later calls have no effect."""
         if self.is_going_on:
             self.state, self.reason, self._seconds = state, reason, time.monotonic() - self._began
 
     async def stop(self) -> None:
-        """Cancel the work and wait until no file of the view is open any more."""
+        """Cancel the task and wait until it has closed the view's files."""
         if self.task and not self.task.done():
             self.task.cancel()
             await asyncio.wait([self.task])
         self.end("STOPPED", "the stage was released")
 
     def document(self) -> Warm:
-        """What the wire shows."""
         seconds = time.monotonic() - self._began if self._seconds is None else self._seconds
         return Warm(
             state=self.state,
@@ -141,22 +135,23 @@ class Warming:
 
 
 class NodeStage:
-    """State in memory. Transitions are asked for one at a time under ``lock``; records are written under ``saving``.
+    """The state in memory. ``lock`` serialises transitions, ``saving`` the writes of the record.
 
-    A READY stage that lacks files stays READY while these are brought again (``is_mending``): whoever asks for it waits.
-    One whose release failed half-way stays READY, too, but may show nothing (``is_ending``): who asks for it begins it anew.
+    A READY stage that lacks files stays READY while they are fetched (``is_mending``): clients that request it wait.
+    A stage whose release failed half-way also stays READY but may show nothing (``is_ending``): a new request begins it
+    anew.
     """
 
     def __init__(self, record: StageRecord, earlier: Earlier | None = None) -> None:
-        """``earlier`` is what stands at the destination of a pull."""
+        """``earlier``: the publication at the destination of a pull."""
         self.record = record
         self.earlier = earlier
         self.progress: FillProgress | None = None
         self.warming: Warming | None = None
-        self.deadline: float | None = None  # in seconds of the agent's clock that nobody sets
+        self.deadline: float | None = None  # monotonic seconds
         self.is_mending = False
-        self.is_ending = False  # it is being taken down, or was: from then on it takes no lease, until it begins anew
-        self.mend_at: float | None = None  # by the same clock; None while nothing is known to be lacking
+        self.is_ending = False  # takes no leases from the start of its release or failure until it begins anew
+        self.mend_at: float | None = None  # monotonic seconds; None while nothing is known to be missing
         self.lock = asyncio.Lock()
         self.saving = asyncio.Lock()
         self.stop = threading.Event()
@@ -165,27 +160,24 @@ class NodeStage:
 
     @property
     def is_working(self) -> bool:
-        """Whether a task works on it."""
         return self.task is not None and not self.task.done()
 
     @property
     def is_terminal(self) -> bool:
-        """Whether nothing more happens by itself."""
         return self.record.state in TERMINAL and not self.is_mending
 
     def begin(self, manifests: Sequence[Manifest], progress: FillProgress) -> None:
-        """The bytes to come are known. The manifests are those of the mounts."""
+        """Set the expected sizes. ``manifests`` are in the order of the mounts."""
         for mount, manifest in zip(self.record.mounts, manifests, strict=True):
             mount.files_total, mount.bytes_total = len(manifest.files), manifest.bytes_total
         self.progress = progress
 
     def notify(self) -> None:
-        """Wake who waits for a change of state."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def wait(self, timeout_seconds: float | None) -> bool:
-        """Wait until the state is terminal; False when the time ran out."""
+        """Wait until the state is terminal. Returns False at the timeout."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while not self.is_terminal:
@@ -195,14 +187,13 @@ class NodeStage:
         return True
 
     def document(self, path_of: Callable[[MountRecord], str]) -> StageDocument:
-        """The stage as the wire shows it."""
         record = self.record
         mounts = [
             StageMount(
                 **mount.model_dump(exclude={"bytes_from"}),
                 path=path_of(mount),
                 bytes_done=bytes_from.total,
-                # Of a slab with files that came otherwise, too much may be under way.
+                # A slab may include files that arrived otherwise, so this figure may be too large.
                 bytes_under_way=min(under_way, (mount.bytes_total or 0) - bytes_from.total),
                 bytes_from=bytes_from,
             )
@@ -229,7 +220,6 @@ class NodeStage:
         )
 
     def bytes_from(self) -> list[BytesFrom]:
-        """Where the bytes of each mount came from."""
         return self.progress.bytes_from() if self.progress else [mount.bytes_from for mount in self.record.mounts]
 
     def _under_way(self) -> list[int]:
@@ -237,41 +227,34 @@ class NodeStage:
 
 
 class StageRegistry:
-    """Stages by id, in memory; their records are on disk."""
-
     def __init__(self) -> None:
         self._stages: dict[str, NodeStage] = {}
 
     def all(self) -> list[NodeStage]:
-        """Every stage, newest first; released ones are known for a week, the newest ten thousand of them."""
+        """Newest first; includes the 10,000 newest stages that ended in the last week."""
         return sorted(self._stages.values(), key=lambda stage: stage.record.created_at, reverse=True)
 
     def get(self, stage_id: str) -> NodeStage | None:
-        """The stage, or None."""
         return self._stages.get(stage_id)
 
     def find(self, stage_id: str) -> NodeStage:
-        """The stage, or ``NotFoundError``."""
         stage = self.get(stage_id)
         if stage is None:
             raise NotFoundError(f"stage {stage_id}")
         return stage
 
     def enter(self, stage: NodeStage) -> NodeStage:
-        """Enter a stage; the one that is there already, if any, stays and is returned."""
+        """Add a stage; returns the existing stage with this id, if any."""
         return self._stages.setdefault(stage.record.id, stage)
 
     def strike(self, stage: NodeStage) -> None:
-        """Forget a stage."""
         if self._stages.get(stage.record.id) is stage:
             del self._stages[stage.record.id]
 
     def count_by_state(self) -> Counter[str]:
-        """How many there are in each state."""
         return Counter(stage.record.state for stage in self._stages.values())
 
     def sources(self) -> dict[str, list[str]]:
-        """Where manifests come from, as far as stages say so."""
         found: defaultdict[str, dict[str, None]] = defaultdict(dict)
         for stage in self.all():
             for mount in stage.record.mounts:
@@ -279,6 +262,6 @@ class StageRegistry:
         return {manifest: list(sources) for manifest, sources in found.items()}
 
     async def until_idle(self) -> None:
-        """Wait until no stage brings files: what is read in the background lets them go first."""
+        """Wait until no stage is fetching files: background reads yield to stages."""
         while busy := [stage for stage in self._stages.values() if not stage.is_terminal]:
             await busy[0].wait(None)

@@ -1,4 +1,4 @@
-"""What the agent is asked to do: stage a grant's files for a job or at a directory, follow, renew, release."""
+"""The requests of the control API: stage a grant's files for a job or in a directory, follow, renew, release."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -18,21 +18,20 @@ from node_agent.stage.view.destination import Destination, resolved
 
 @dataclass(frozen=True)
 class StageService:
-    """The service behind the control API and behind embedding commands. Safe to call at the same time, for one stage, too."""
+    """The service behind the control API and embedding commands. Safe to call concurrently, also for one stage."""
 
     registry: StageRegistry
     lifecycle: Lifecycle
     verify: Callable[[str], Awaitable[Grant]]
-    is_node: bool  # whether this agent has the role
+    is_node: bool
 
-    # --- asking ---
+    # --- queries ---
 
     def document(self, stage: NodeStage) -> stage_schema.StageDocument:
-        """The stage as the wire shows it."""
         return stage.document(lambda mount: str(self.path_of(stage.record, mount)))
 
     async def follow(self, stage_id: str, interval_seconds: float = 0.5) -> AsyncGenerator[stage_schema.StageDocument]:
-        """The stage's document again and again, at least every interval, the last time in a terminal state."""
+        """Yields the document at least every ``interval_seconds``, the last time in a terminal state."""
         stage = self.registry.find(stage_id)
         while not stage.is_terminal:
             yield self.document(stage)
@@ -40,9 +39,9 @@ class StageService:
         yield self.document(stage)
 
     async def finish(self, stage_id: str) -> stage_schema.StageDocument:
-        """Wait for a stage to be READY, and whole as far as anybody knows.
+        """Wait until a stage is READY and complete as far as known.
 
-        Raises ``BdnError``: why it failed, or what a READY one lacks, or that it was released meanwhile.
+        Raises ``BdnError``: the stage failed, lacks files, or was released meanwhile.
         """
         stage = self.registry.find(stage_id)
         await stage.wait(None)
@@ -51,7 +50,10 @@ class StageService:
         return self.document(stage)
 
     def showing(self, path: PurePosixPath) -> tuple[NodeStage, MountRecord, str]:
-        """The stage that shows the path now, or else the one that was asked for last; its mount, and the path below that."""
+        """The stage that shows ``path``, its mount, and the path inside the mount.
+
+        Prefers READY, then the newest stage.
+        """
         if not path.is_absolute():
             raise InvalidRequestError(f"{path} is not an absolute path")
         for stage in sorted(self.registry.all(), key=lambda stage: stage.record.state != "READY"):
@@ -61,15 +63,14 @@ class StageService:
                     return stage, mount, str(path.relative_to(root))
         raise NotFoundError(f"a stage of this node that shows {path}")
 
-    # --- doing ---
+    # --- commands ---
 
     async def start(
         self, job_id: str, token: str, ttl_seconds: float | None = None, *, warm: bool = False
     ) -> NodeStage:
-        """Stage a grant's files for a job; asking again is asking once. A failed or released stage begins anew.
+        """Stage a grant's files for a job. Idempotent. A failed, released or half-released stage begins anew.
 
-        So does one that could be released half-way only. With ``warm`` the files are read into memory once the stage is READY;
-        one that is READY already begins with it.
+        With ``warm`` the files are read into memory once the stage is READY, or now if it is READY already.
 
         Raises ``GrantInvalidError``, ``GrantExpiredError``, ``DiskFailedError``: nothing was begun.
         """
@@ -80,16 +81,16 @@ class StageService:
         return await self._start(NodeStage(record))
 
     async def pull(self, token: str, destination: Path, *, link: bool = False) -> NodeStage:
-        """Stage a grant's only manifest and publish it at a directory; the same again, while it is intact, is immediate.
+        """Stage a grant's only manifest and publish it at a directory. Immediate if an intact equal pull exists.
 
-        Its files share blocks with those of the cache, or are copies. With ``link`` they are the cache's own files, on one file
-        system: they take no room, and who writes into one changes what the cache holds, which is noticed before it is used.
+        Files share blocks with the cache or are copies. With ``link``, on one file system, they are hard links to
+        the cache: they use no space, and a write to one changes the cached file, which is detected before its next use.
 
-        The directory is the lease's holder: once it is gone, the stage is released.
+        The directory holds the lease: once it is gone, the stage is released.
 
         Raises:
-            InvalidRequestError: the directory holds what is not ours. Nothing was begun.
-            GrantInvalidError, GrantExpiredError, DiskFailedError: likewise.
+            InvalidRequestError: the directory contains files that BDN did not publish. Nothing was begun.
+            GrantInvalidError, GrantExpiredError, DiskFailedError: nothing was begun.
         """
         grant = await self._verify(token)
         if len(grant.mounts) != 1:
@@ -107,20 +108,20 @@ class StageService:
             return known
         earlier = await in_thread(self.lifecycle.check_destination, record)
         if earlier and str(earlier.digest) == record.mounts[0].manifest:
-            record.inode = earlier.inode  # of the directory that this pull replaces
+            record.inode = earlier.inode  # the directory that this pull replaces
         if known and is_ready:
             await self.lifecycle.release(known)
         return await self._start(NodeStage(record, earlier))
 
     async def check_destination(self, destination: Path) -> None:
-        """Refuse a directory where no pull could be published; raises ``InvalidRequestError``."""
+        """Raises ``InvalidRequestError`` if no pull could be published at the directory."""
         path = await in_thread(resolved, destination)
-        # Whether what stands there is intact is looked at later, once: that takes a while for many files.
+        # A present publication is verified later, once: that is slow for many files.
         if not await in_thread(self.lifecycle.stands_at, path):
             await in_thread(Destination(path, "check", self.lifecycle.views.files, 0).check, None)
 
     async def would_lose(self, token: str, destination: Path) -> PullLosses:
-        """What an earlier pull put at the directory and this one would remove or replace."""
+        """Files of an earlier pull that this pull would remove or replace."""
         earlier = await self.earlier(destination)
         if earlier is None:
             return PullLosses()
@@ -129,7 +130,7 @@ class StageService:
         return PullLosses(earlier=str(earlier.digest), lost=lost)
 
     async def earlier(self, destination: Path) -> Manifest | None:
-        """What an earlier pull put at the directory that stands there now, as far as it is known."""
+        """The manifest that an earlier pull published at the directory, if known."""
         path = await in_thread(resolved, destination)
         if not await in_thread(self.lifecycle.stands_at, path):
             return None
@@ -137,12 +138,12 @@ class StageService:
         return None if found is None else found.manifest
 
     async def coming(self, token: str) -> Manifest:
-        """A grant's only manifest. It is not taken into the cache."""
+        """A grant's only manifest, without caching it."""
         (mount,) = (await self.verify(token)).mounts
         return (await self.lifecycle.provision.catalogue.obtain(mount.manifest, token, is_complete=True)).manifest
 
     async def renew(self, stage_id: str, ttl_seconds: float | None) -> NodeStage:
-        """A new time to live, from now on; None means until the stage is released."""
+        """Let the stage expire ``ttl_seconds`` from now; None: when it is released."""
         stage = self.registry.find(stage_id)
         async with stage.lock:
             if stage.record.state in ("FAILED", "RELEASED"):
@@ -153,12 +154,12 @@ class StageService:
         return stage
 
     async def release(self, stage_id: str) -> NodeStage:
-        """Unmount, drop the view, end the lease. Idempotent. The files stay cached; a pulled directory stays altogether."""
+        """Unmount, drop the view, end the lease. Idempotent. Cached files and a pulled directory stay."""
         stage = self.registry.find(stage_id)
         await self.lifecycle.release(stage)
         return stage
 
-    # --- inside ---
+    # --- internals ---
 
     async def _verify(self, token: str) -> Grant:
         if not self.is_node:
@@ -171,18 +172,18 @@ class StageService:
     async def _start(self, asked: NodeStage) -> NodeStage:
         stage, record = self.registry.enter(asked), asked.record
         async with stage.lock:
-            if self.registry.get(record.id) is not stage:  # it was forgotten while this waited
+            if self.registry.get(record.id) is not stage:  # the record was removed meanwhile
                 return await self._start(asked)
             if stage.is_working or (stage.record.state == "READY" and not stage.is_ending):
-                stage.record.grant = record.grant  # it may be a fresher one
+                stage.record.grant = record.grant  # may expire later
                 stage.record.warm = stage.record.warm or record.warm
                 await self.lifecycle.renew(stage, record.ttl_seconds or stage.record.lifetime)
-                if stage.record.state != "READY":  # it is on its way, or has failed by now
+                if stage.record.state != "READY":  # still staging, or failed meanwhile
                     return stage
                 if not stage.is_working and await in_thread(self.lifecycle.is_changed, stage.record):
                     stage.mend_at = self.lifecycle.elapsed()
                 if not stage.is_working and self.lifecycle.is_lacking(stage):
-                    self.lifecycle.mend(stage)  # who asks now hears whether it is whole, and not that it once was
+                    self.lifecycle.mend(stage)  # the caller waits for the mended stage
                 if record.warm and not stage.is_working:
                     self.lifecycle.warmer.begin(stage)
                 return stage
@@ -212,5 +213,4 @@ class StageService:
         )
 
     def path_of(self, record: StageRecord, mount: MountRecord) -> Path:
-        """Where its job sees the mount."""
         return record.destination or self.lifecycle.views.place(record.id, mount.mount_location)

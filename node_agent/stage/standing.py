@@ -1,6 +1,6 @@
-"""What an earlier pull put at a directory, looked at without an agent: ``bdn pull`` again has nothing else to do there.
+"""Detects an intact earlier pull without an agent, so that a repeated ``bdn pull`` has nothing else to do.
 
-It imports a tenth of what an agent does, locks nothing, and can look beside an agent that runs.
+Imports a tenth of an agent's modules, takes no locks, and may run beside an agent.
 """
 
 import time
@@ -22,12 +22,12 @@ from node_agent.stage.view.destination import Destination, Earlier, resolved
 def standing_pull(
     data_dir: Path, organisation: str, mount_location: str, manifest: str, destination: Path, *, link: bool
 ) -> StageMount | None:
-    """The pull of this manifest that stands at the directory, intact, which is then noted as used. Blocking.
+    """The intact pull of this manifest at ``destination``, which is recorded as used. Blocking.
 
-    It is what an agent would answer that is asked for the same pull again. None where an agent has to look: nothing, something
-    else or something damaged is there, or records are absent, wrong or of another version.
+    The result equals an agent's answer to a repeated pull. Returns None if an agent has to decide: the directory is
+    empty, foreign or damaged, or records are missing, wrong or of another version.
 
-    Raises ``SettingsError``: the agent's settings cannot be.
+    Raises ``SettingsError``: the agent's settings are invalid.
     """
     places = Places(load_settings(data_dir=data_dir).effective_cache_dir)
     records = ManifestRecords(places)
@@ -50,7 +50,7 @@ def standing_pull(
             Earlier(record.inode, digest, held, record.stamp)
         ):
             return None
-        with suppress(BdnError):  # of a disk that has become read-only
+        with suppress(BdnError):  # a read-only disk
             records.touch(digest, time.time())
         size = held.bytes_total
         found = {"files_total": len(held.files), "bytes_total": size, "bytes_from": BytesFrom(node=size)}

@@ -1,4 +1,4 @@
-"""After a stage is READY, its files are read once in the background, so that the job's first read comes from memory."""
+"""Reads the files of a READY stage once in the background, so that the job's first read comes from memory."""
 
 import asyncio
 import logging
@@ -19,15 +19,15 @@ from node_agent.stage.view.views import Views
 
 logger = logging.getLogger(__name__)
 
-RESERVE_SHARE: Final = 0.1  # of the memory, for jobs that begin meanwhile
+RESERVE_SHARE: Final = 0.1  # of the memory, for jobs that start meanwhile
 _PROC: Final = Path("/proc")
 _GROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def memory_left(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
-    """Bytes that files may take in memory, those of files that are there already included. Below zero: it is scarce.
+    """Bytes of page cache that files may use, including files cached already. Below zero: memory is scarce.
 
-    A group's page cache counts against its limit, but is given up before anything else; see cgroup-v2.rst, memory.max.
+    A cgroup's page cache counts against its limit but is reclaimed first; see cgroup-v2.rst, memory.max.
     """
     machine = _figures(proc / "meminfo")
     left = [1024 * (machine["MemAvailable:"] - int(RESERVE_SHARE * machine["MemTotal:"]))]
@@ -46,12 +46,12 @@ def _limit_of(group: Path) -> int | None:
     try:
         limit = (group / "memory.max").read_text().strip()
     except OSError:
-        return None  # the root, another version of control groups, or none
+        return None  # the root group, cgroup v1, or no cgroups
     return None if limit == "max" else int(limit)
 
 
 def _own_groups(proc: Path, groups: Path) -> Iterator[Path]:
-    """The process's own group and those above it, as far as they can be seen from here."""
+    """The process's own cgroup and its visible ancestors."""
     for line in (proc / "self/cgroup").read_text().splitlines():
         number, _, name = line.split(":", 2)
         if number == "0":
@@ -64,15 +64,15 @@ def _figures(path: Path) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in lines}
 
 
-STEP: Final = 16 * 1024 * 1024  # bytes between two looks at the memory, at other stages and at the clock
+STEP: Final = 16 * 1024 * 1024  # bytes between two checks of the memory, of other stages and of the clock
 _STEP_FILES: Final = 512
-_BUFFER: Final = 512 * 1024  # stays in the processor's cache
+_BUFFER: Final = 512 * 1024  # fits the processor's cache
 
 Sleep = Callable[[float], Awaitable[object]]
 
 
 class StagesFirst:
-    """A pace of what is read in the background: so many bytes per second, and none while a stage brings files."""
+    """Paces background reads: ``rate`` bytes per second, and none while a stage fetches files."""
 
     def __init__(
         self, registry: StageRegistry, rate: int, sleep: Sleep = asyncio.sleep, clock: Clock = time.monotonic
@@ -83,19 +83,22 @@ class StagesFirst:
         self._bucket = TokenBucket(rate, STEP, clock())
 
     async def __call__(self, size: int) -> None:
-        """Wait as long as ``size`` bytes take at this rate, and then until no stage brings files. Before they are read, or after."""
+        """Wait as long as ``size`` bytes take at this rate, then until no stage fetches files.
+
+        Call before or after the read.
+        """
         if size:
             await self._sleep(self._bucket.reserve(size, self._clock()))
         await self._registry.until_idle()
 
 
 class Warmer:
-    """Warms one stage after the other, all together at one ``pace``. Only the event loop touches it."""
+    """Warms one stage at a time, all at one ``pace``. Used on the event loop only."""
 
     def __init__(
         self, background: BackgroundTasks, views: Views, pace: StagesFirst, memory: Callable[[], int] = memory_left
     ) -> None:
-        """``memory`` says how many bytes may lie in the page cache without taking memory from anybody. Blocking."""
+        """``memory`` returns the bytes of page cache that may be used without taking memory from jobs. Blocking."""
         self._background = background
         self._views = views
         self._pace = pace
@@ -103,7 +106,7 @@ class Warmer:
         self._turn = asyncio.Lock()
 
     def begin(self, stage: NodeStage) -> None:
-        """Warm a READY stage that wants it; not twice at the same time. One that is warm is read again: that is cheap."""
+        """Warm a READY stage that requests it, unless it is being warmed. Warming again is cheap."""
         record = stage.record
         if not record.warm or record.state != "READY" or (stage.warming and stage.warming.is_going_on):
             return
@@ -138,9 +141,10 @@ class Warmer:
 
 
 def _read_through(places: Iterable[Path]) -> Generator[int, None, None]:
-    """Read every file below these folders, in the order of their names; each step yields how many bytes it read, at most ``STEP``.
+    """Read every file below these folders, sorted by name; yields the bytes read, at most ``STEP`` at a time.
 
-    Plain reads: the kernel cuts ``POSIX_FADV_WILLNEED`` down to one read-ahead window, and does not say when it is done.
+    Plain reads: the kernel limits ``POSIX_FADV_WILLNEED`` to one read-ahead window and does not report its
+    completion.
     """
     buffer, size, files = memoryview(bytearray(_BUFFER)), 0, 0
     for path in _files(places):
