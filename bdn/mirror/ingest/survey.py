@@ -1,6 +1,6 @@
 """Resolve, list, select, diff: what mirroring a source would do, from metadata alone.
 
-Folders in which no pattern can match are not listed.
+Prefixes that no pattern can match are not listed.
 """
 
 import asyncio

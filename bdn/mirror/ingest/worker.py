@@ -228,7 +228,7 @@ class Ingest:
     _copies: SingleFlight[str, Known] = field(default_factory=SingleFlight)
 
     async def run(self, mirror: MirrorState, progress: Progress) -> None:
-        """Work on all sources that are not READY; a source's failure does not stop the others.
+        """Work on all sources that are not READY; a source's failure does not stop other sources.
 
         Raises:
             BdnError: the first source's failure, after all sources have ended.

@@ -172,7 +172,7 @@ class Pushes:
     async def missing(self, push_id: str, pusher: PushAccess, wanted: Sequence[Digest]) -> list[Digest]:
         """The chunks that must be sent.
 
-        The push now refers to the others, which its team pushed or the pusher may read.
+        The push now refers to all other chunks, which its team pushed or the pusher may read.
 
         A chunk of another team is reported as missing, like a chunk that does not exist.
         """

@@ -136,7 +136,7 @@ class Membership:
     async def _note(self, heartbeat: Heartbeat) -> asyncio.Future[str]:
         """Write the heartbeat. Returns the future digest of the agent's recorded holdings.
 
-        A heartbeat with news is written now. A held heartbeat without news is written with others of the same second.
+        A heartbeat with news is written now. A held heartbeat without news is batched with others of its second.
         """
         note = _Note(heartbeat, self.clock(), asyncio.get_running_loop().create_future())
         who, name = _who(heartbeat), (heartbeat.cluster, heartbeat.node)
@@ -174,7 +174,7 @@ class Membership:
             self.database.watch.notify(agent_topic(note.heartbeat.cluster, note.heartbeat.node))
 
     async def _write(self, notes: Sequence[_Note]) -> None:
-        """Write heartbeats: unchanged agents together, others one by one with their cluster's row locked."""
+        """Write heartbeats: unchanged agents together, changed agents one by one with their cluster's row locked."""
         digests = await self._note_known(notes) if notes else {}
         for note in notes:
             heartbeat, now = note.heartbeat, note.heard_at

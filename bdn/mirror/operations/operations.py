@@ -1,6 +1,6 @@
 """Operations on agents and the mirror's store: recorded, sent to each, answered by each, then over.
 
-recorded, RUNNING: one part for each addressee, PENDING for living agents, UNREACHABLE for the others
+recorded, RUNNING: one part for each addressee, PENDING for living agents, UNREACHABLE for other agents
 → each answers: its part is RUNNING while it works, then DONE or FAILED
 → over: no part is open; parts that will not be answered any more are UNREACHABLE
 """
@@ -146,7 +146,7 @@ class Operations:
     ) -> list[OperationRow]:
         """The operations that an agent may still answer, without those in ``running``, oldest first.
 
-        Operations for any agent of a cluster are for agents with their volume. What is returned is read anew: another
+        Operations for any agent of a cluster are for agents with their volume. The result is read again each time: another
         process may have recorded this agent's answer since the last read.
         """
 

@@ -1,9 +1,9 @@
 """Scrub and verification: reads the store again, slowly or on an operator's request, and repairs damage.
 
 A scrub walks the rows of ``chunks`` in the order of their ids. If a store is too large to be read within one period,
-each round reads another sample, and checks only presence and size of the rest.
+each round reads another sample, and checks only presence and size of other chunks.
 
-One process at a time scrubs the store; another process takes over when it ends. Progress is recorded, so that a
+One process at a time scrubs the store; another process resumes when it ends. Progress is recorded, so that a
 verification or scrub resumes there.
 """
 
