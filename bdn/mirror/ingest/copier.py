@@ -109,7 +109,7 @@ class Copier:
         told: Callable[[int, Digest, Arriving], None],
         under_way: UnderWay,
     ) -> WholeCheck | None:
-        """Store every chunk that is not in ``chunks``; ``told`` adds it.
+        """Store every chunk that is not in ``chunks``; the callback adds each to it.
 
         Returns the check of the whole file, to be completed.
         """

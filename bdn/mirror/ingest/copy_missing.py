@@ -67,7 +67,10 @@ class CopyMissing:
             group.create_task(work())
 
     async def _copy(self, unit: Unit) -> None:
-        """Copy a unit or wait for a running copy of it. If the set cannot hold the copied chunks, copy here after all."""
+        """Copy a unit or wait for a running copy of it.
+
+        If the set cannot refer to its chunks then, copy here after all.
+        """
         missing = stored = self.survey.bytes_missing_of(unit)
 
         def arrived(size: int) -> None:

@@ -113,9 +113,8 @@ class MirrorRequests:
     async def held(self, wanted: WeightsSource, organisation: str, *, is_newest: bool) -> HeldSource | None:
         """What the mirror holds of a commit or, with ``is_newest``, of any source as mirrored last.
 
-        Sends no request upstream.
-
-        So the caller's access to the source there is not checked: for one user's own mirror, not for a service.
+        Sends no request upstream, so the caller's access there is not checked: for one user's own mirror, not for a
+        service.
         """
         commit = wanted.source.commit if isinstance(wanted.source, HuggingFaceUri) else None
         async with self.database.read() as session:
@@ -174,7 +173,7 @@ class MirrorRequests:
     def _now(self, recorded: Mirror) -> Mirror:
         """Add bytes that arrived since the last write, if this process runs the mirror.
 
-        The database lags by whole chunks.
+        The database gets only whole chunks, in batches.
         """
         progress = self.at_work.get(recorded.id)
         if progress is None or recorded.status != "SYNCING":

@@ -170,7 +170,7 @@ def stored_bytes(known: Known | None, size: int) -> int:
 
 
 def units_before(unit: Unit, prior: Mapping[str, FileLayout]) -> Known | None:
-    """The unit as an earlier manifest has it, whose layouts are ``prior``, by the keys of the files' identities."""
+    """The unit as in an earlier manifest; ``prior`` are its layouts, by the keys of the files' identities."""
     layouts = [prior.get(file.identity.key) for file in unit.files]
     if not unit.is_slab:
         (layout,) = layouts

@@ -19,7 +19,7 @@ from bdn.wire.push_schema import PushedFile
 
 
 def placed_files(files: Sequence[PushedFile], limit: int) -> list[PlacedFile]:
-    """The files in path order. A slab contains only files, each following the one before it in that order.
+    """The files in path order. A slab contains consecutive files in that order, and nothing else.
 
     So a reader of the checkpoint may read every byte of its chunks. Raises ``LimitExceededError``,
     ``InvalidRequestError``.

@@ -55,12 +55,10 @@ class Projects:
         return [_project(one) for one in found]
 
     async def remove_project(self, organisation: str, team: str | None, name: str) -> Project:
-        """Delete a project, by its id or name, with its checkpoints and training caches.
+        """Delete a project, by its id or name, with its checkpoints and training caches, for good.
 
-        What was mirrored from these stays.
-
-        Checkpoints are deleted in batches; after a crash, the operator repeats the request. Returns the project as it
-        was before.
+        What was mirrored from these stays. Checkpoints are deleted in batches; after a crash, the operator repeats the
+        request. Returns the project as it was before.
 
         Raises:
             NotFoundError: there is no such project, or it is another team's.
@@ -129,7 +127,7 @@ class Projects:
 
 
 def gone_events(organisation: str, source: str, manifests: Sequence[str], why: str) -> list[Event]:
-    """Events that a checkpoint does not name these manifests any more."""
+    """Events that no checkpoint names these manifests any more."""
     facts: dict[str, Fact] = {"source": source, "why": why}
     return [events.event_of("replaced", facts, manifest, organisation=organisation) for manifest in manifests]
 

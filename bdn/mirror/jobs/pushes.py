@@ -65,7 +65,7 @@ _Answer = TypeVar("_Answer")
 GIVEN_UP_SECONDS: Final = 3600.0
 _MOUNT: Final = "/checkpoint"  # in the grant of the push itself
 _NAMED_MISSING: Final = 10
-_KNOWN: Final = 10_000  # pushes whose owner is cached
+_KNOWN: Final = 10_000  # pushes in ``_owned``
 _CHUNKS_AT_ONCE: Final = 2000  # of one transaction
 _SLABS_AT_ONCE: Final = 8  # of 8 MiB of memory each
 
@@ -172,9 +172,8 @@ class Pushes:
     async def missing(self, push_id: str, pusher: PushAccess, wanted: Sequence[Digest]) -> list[Digest]:
         """The chunks that must be sent.
 
-        The push now refers to all other chunks, which its team pushed or the pusher may read.
-
-        A chunk of another team is reported as missing, like a chunk that does not exist.
+        The push now refers to all other chunks, which its team pushed or the pusher may read. A chunk of another team
+        is reported as missing, like a chunk that does not exist.
         """
         push = await self._get(push_id, pusher)
         set_id, teams = push.writer.set_id, _counted_on(pusher, push.scope)

@@ -146,8 +146,8 @@ class Operations:
     ) -> list[OperationRow]:
         """The operations that an agent may still answer, without those in ``running``, oldest first.
 
-        Operations for any agent of a cluster are for agents with their volume. The result is read again each time: another
-        process may have recorded this agent's answer since the last read.
+        Operations for any agent of a cluster are for agents with their volume. The result is read again each time:
+        another process may have recorded this agent's answer since the last read.
         """
 
         def unanswered(is_open: Mapping[Who, Sequence[OperationRow]]) -> list[OperationRow]:

@@ -33,8 +33,9 @@ class StoreEviction:
     async def run(self, command: EvictCommand, organisation: str) -> None:
         """Plan, record and, unless it is a dry run, carry out. Does nothing if the mirror's part is not open any more.
 
-        Planning blocks no other transaction. The transaction that carries out the plan refuses manifests that came into use meanwhile
-        or that a running mirror has published, and records the result. The caller closes the mirror's part.
+        Planning blocks no other transaction. The transaction that carries out the plan refuses manifests that came into
+        use meanwhile or that a running mirror has published, and records the result. The caller closes the mirror's
+        part.
         """
         async with self.database.alone("eviction"):
             now = self.clock()

@@ -157,10 +157,8 @@ class Repair:
     async def run(self, wanted: Sequence[Damage], asking: str | None = None) -> dict[Digest, str]:
         """Repair these chunks.
 
-        Returns why chunks are still damaged, in words that the organisation ``asking`` may read.
-
-        Raises ``StoreUnavailableError`` if the store or the database is away; chunks that are not repaired stay
-        damaged.
+        Returns why chunks are still damaged, in words that the organisation ``asking`` may read. Raises
+        ``StoreUnavailableError`` if the store or the database is away; chunks that are not repaired stay damaged.
         """
         for damage in wanted:
             self.leave(damage.digest)
