@@ -103,7 +103,7 @@ class Progress:
             raise ClaimLostError
 
     async def _tell(self) -> bool:
-        """Write places of chunks and byte counts in one transaction: a byte is counted exactly if its place is known.
+        """Write chunk places and byte counts in one transaction: a byte counts if and only if its place is known.
 
         Returns False if the claim is lost; then only the places are written, which are hints.
         """

@@ -60,8 +60,7 @@ class Collector:
                 commits. Only this lists the store.
 
         Raises:
-            StoreUnavailableError: some objects may remain; the next collection deletes them. Deletions until then stay
-                valid.
+            StoreUnavailableError: some objects may remain; the next collection deletes them.
         """
         await asyncio.to_thread(self.store.check)  # raises while the store is away, before any row is let go
         collected = Collected()

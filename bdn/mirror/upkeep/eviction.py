@@ -91,9 +91,7 @@ class StoreEviction:
         request.check()
         async with self.database.write() as session:
             named = await mirrors.named_manifests(session, organisation, request.manifest, request.source)
-            await manifests.lock(
-                session, named
-            )  # a collection has run before, and nothing is left to restore; or it waits
+            await manifests.lock(session, named)  # a collection runs first, leaving nothing to restore, or waits
             restored = sorted(await mirrors.restore(session, organisation, named))
             await manifests.touch(session, restored, self.clock())
             told = (events.event_of("restored", {}, digest, organisation=organisation) for digest in restored)

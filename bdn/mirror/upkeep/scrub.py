@@ -201,7 +201,7 @@ class Keeper:
         left: dict[Digest, str] = {}
         if repair and found:
             left = await self.repair.run(found, organisation)
-        places = await self._places(found if is_listed else (), organisation)  # after repairs of pages
+        places = await self._places(found if is_listed else (), organisation)  # pages may be right again
         items = []
         for damage in found:
             outcome: Outcome = "lost" if damage.digest in left else "repaired"
