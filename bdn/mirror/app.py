@@ -1,4 +1,4 @@
-"""The mirror put together: ``open_mirror`` reads top to bottom in the order of the picture, from upstreams to agents."""
+"""Composition of the mirror: ``open_mirror`` builds the parts from top to bottom, from upstreams to agents."""
 
 import asyncio
 import logging
@@ -72,9 +72,9 @@ from bdn.wire.http_fields import bearer_of, is_loopback
 from bdn.wire.mirror_schema import Mirror
 
 _STALL: Final = StallPolicy()
-_STARTING: Final = RetryPolicy(outage_seconds=0, attempts=3)  # of a database that ends a connection in this very moment
+_STARTING: Final = RetryPolicy(outage_seconds=0, attempts=3)  # at start, if the database drops the first connection
 _STORE_READERS: Final = (
-    64  # threads; more than chunks of a bucket that clients may hold, so that an organisation at its share leaves some
+    64  # threads; more than the bucket chunks that clients may hold, so that one organisation cannot take all
 )
 _UPSTREAM_TIMEOUT_SECONDS: Final = 60.0
 _AGENT_TIMEOUT_SECONDS: Final = 10.0
@@ -84,9 +84,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MirrorService:
-    """A running mirror. ``api`` is ready for an HTTP server; ``data_port`` is None where this process serves no chunks.
+    """``api`` is ready for an HTTP server; ``data_port`` is None if this process serves no chunks.
 
-    ``certificate`` is that of both; None is plain HTTP. ``lock`` is that of the data directory, where the database is embedded.
+    ``certificate`` is used by API and data plane; None is plain HTTP. ``lock`` is held on the data directory if the
+    database is embedded.
     """
 
     api: FastAPI
@@ -109,19 +110,20 @@ async def open_mirror(
     clock: Callable[[], float] = time.time,
     stall: StallPolicy = _STALL,
 ) -> AsyncIterator[MirrorService]:
-    """Everything the mirror is made of, until the block ends.
+    """Build and start all parts of the mirror; close them when the block ends.
 
     Args:
         settings: from the environment.
         serve: open the data plane.
         work: run mirrors, collections and the scrub in this process.
-        program: what a second mirror on this data directory is told of the first.
-        pause: waits before an upstream is asked again.
-        clock: this machine's; tells when credentials and identity tokens end. Rows are dated by the database's.
-        stall: tells when a body of an upstream comes too slowly.
+        program: named in the error that a second mirror on this data directory gets.
+        pause: waits before a request to an upstream is retried.
+        clock: of this machine; decides when credentials and identity tokens expire. Rows are dated by the database's
+            clock.
+        stall: decides when the body of an upstream arrives too slowly.
 
     Raises:
-        InvalidRequestError: a setting makes no sense, or its file cannot be used; or the store belongs to another database.
+        InvalidRequestError: a setting is invalid, its file cannot be used, or the store belongs to another database.
         InUseError: another process has the data directory or the data port.
     """
     check_binding(settings)
@@ -135,7 +137,7 @@ async def open_mirror(
             settings.host,
         )
     async with AsyncExitStack() as stack:
-        # Database and store, and what is known to be wrong in them.
+        # Database and store, and the damage known in them.
         keyring = Keyring.parse(settings.secrets_key)
         with disk_errors(settings.data_dir):
             make_folder(settings.data_dir, is_durable=True)
@@ -149,7 +151,7 @@ async def open_mirror(
         signer = await asyncio.to_thread(load_grant_signer, settings)
         damages = Damages(database, store, now)
 
-        # Upstreams: how the mirror signs in there, what it asks, and how many requests each host gets.
+        # Upstreams: sign-in, requests and retries, and the number of requests to each host.
         issuer = await asyncio.to_thread(load_issuer, settings, clock)
         budgets = UpstreamBudgets(settings.transfers, pause=pause)
         metrics.registry.register(UpstreamMetrics(budgets))
@@ -194,10 +196,10 @@ async def open_mirror(
             reader = UpstreamReader(RangedReader(connections, stall=stall), threads, retries)
             ingest = Ingest(database, surveyor, Copier(store, reader), room)
 
-            # Scrub: the store is read again, and repaired from agents and upstreams.
+            # Scrub: reads the store again, and repairs it from agents and upstreams.
             agents = ConnectionPool(timeout_seconds=_AGENT_TIMEOUT_SECONDS, authorities=authorities)
             to_agents = stack.enter_context(closing(agents))
-            requires_tls = settings.tls_cert is not None  # also of a process that shows it to nobody
+            requires_tls = settings.tls_cert is not None  # also in a process that serves no chunks
             from_agents = AgentSource(database, to_agents, signer, now, requires_tls)
             on_repaired = metrics.repaired_chunks.inc
             repair = Repair(database, store, from_agents, ingest.restore, now, on_repaired)
@@ -247,12 +249,12 @@ async def open_mirror(
                 received=PushedChunks(pushes, asyncio.get_running_loop()),
                 on_received=metrics.pushed_bytes.inc,
             )
-            # In a thread: a worker of the server may be waiting for what it asked of the loop.
+            # In a thread: a worker of the server may be waiting for the event loop.
             stack.push_async_callback(asyncio.to_thread, server.close)
             server.start()
             data_port = server.port
 
-        # API: what callers may ask.
+        # API: what callers may request.
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, now)
         asked = OperationRequests(database, operations, eviction, signer, settings.grant_seconds, now)
         located = store if isinstance(store, LocatableStore) and settings.store_delivery == "direct" else None
@@ -291,7 +293,7 @@ async def open_mirror(
 
 
 def check_binding(settings: MirrorSettings) -> None:
-    """Without authentication a service is for this machine alone."""
+    """Without authentication, a service must bind to loopback."""
     if settings.auth == "token" and not settings.token:
         raise InvalidRequestError("BDN_AUTH=token needs BDN_TOKEN, the token that callers must send")
     if settings.auth == "off" and not is_loopback(settings.host):
@@ -299,7 +301,7 @@ def check_binding(settings: MirrorSettings) -> None:
 
 
 async def open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: Callable[[], float]) -> Database:
-    """The database at this version's schema; an embedded one is migrated, another one must be."""
+    """The database at this version's schema. An embedded one is migrated here; another one must be migrated before."""
     database = Database(settings.effective_database_url, settings.database_listen_url, clock)
     stack.push_async_callback(database.close)
     if not settings.is_embedded:
@@ -315,9 +317,9 @@ async def open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: 
 
 
 async def adopt_store(settings: MirrorSettings) -> tuple[str | None, str]:
-    """Make the settings' database the owner of their store. Returns the owner before, and the new one.
+    """Make the settings' database the owner of their store. Returns the previous and the new owner.
 
-    Raises ``InUseError``: a mirror has the embedded database, and so the store.
+    Raises ``InUseError`` if a mirror holds the embedded database, and so the store.
     """
     async with AsyncExitStack() as stack:
         if settings.is_embedded:

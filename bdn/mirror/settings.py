@@ -41,7 +41,7 @@ def _endpoint(text: str | None) -> str | None:
 
 
 def _issuer_url(text: str) -> str:
-    """Clouds compare the address sign by sign and read https alone (OpenID Connect Discovery 1.0, section 3)."""
+    """Clouds compare the address byte for byte and accept only https (OpenID Connect Discovery 1.0, section 3)."""
     parts = urlsplit(text)
     if text and (parts.scheme != "https" or not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc):
         raise ValueError("must be an https address without user, query and fragment, such as https://bdn.example.com")
@@ -49,33 +49,29 @@ def _issuer_url(text: str) -> str:
 
 
 class MirrorSettings(FileSettings):
-    """What an operator can set. Secrets by name (``BDN_SECRET_<NAME>``) are read when they are used, not here."""
+    """Secrets by name (``BDN_SECRET_<NAME>``) are read when they are used, not here."""
 
     data_dir: Path = Field(default_factory=default_data_dir)
     database_url: str = ""  # "" means SQLite in the data dir
-    database_listen_url: str = (
-        ""  # "" means the database's; the way around a pooler that gives each transaction a session
-    )
+    database_listen_url: str = ""  # "" means database_url; bypasses a pooler that pools transactions
     store: str = ""  # "" means file://<data dir>/store
-    store_secret: str | None = (
-        None  # the name of one that holds the keys of a bucket; None means those of the environment
-    )
+    store_secret: str | None = None  # name of the secret with the bucket's keys; None means the environment's
     store_endpoint: Annotated[str | None, AfterValidator(_endpoint)] = (
-        None  # None means where sources of this scheme are
+        None  # None means the endpoint of sources with this scheme
     )
     store_region: Annotated[str | None, Field(pattern=r"^([A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)?$")] = None
-    store_delivery: Delivery = "direct"  # of a store that agents can read by themselves
+    store_delivery: Delivery = "direct"  # for a store that agents can read directly
     host: str = "127.0.0.1"
     port: Port = 8460
     data_port: Port = 8461
     auth: Literal["off", "token"] = "off"
     token: Bearer | None = Field(default=None, repr=False)
-    tls_cert: Path | None = None  # with the key: API and data plane speak TLS, and nothing else
+    tls_cert: Path | None = None  # with the key: API and data plane speak only TLS
     tls_key: Path | None = None
-    tls_ca: Path | None = None  # whom agents are believed by; None means the authorities of the system
+    tls_ca: Path | None = None  # trusted for certificates of agents; None means the system's authorities
     log: LogForm = "logfmt"
     secrets_dir: Path | None = None
-    secrets_organisations: Annotated[str, AfterValidator(_check_organisations)] = ""  # beside the default one
+    secrets_organisations: Annotated[str, AfterValidator(_check_organisations)] = ""  # beside the default
     secrets_key: str | None = Field(default=None, repr=False)  # base64, with commas: the first encrypts, all decrypt
     r2_endpoint_url: Annotated[str, AfterValidator(check_r2_template)] = CLOUDFLARE_R2
     egress_allow: Annotated[str, AfterValidator(_check_egress)] = ""  # hosts and networks beyond the public internet
@@ -85,40 +81,34 @@ class MirrorSettings(FileSettings):
     mirrors_seconds: Annotated[float, Field(gt=0)] = 90 * 86400.0
     grant_key_file: Path | None = None  # None means one in the data dir
     grant_seconds: Annotated[int, Field(gt=0)] = 24 * 3600
-    presign_seconds: Annotated[int, Field(gt=0)] = 12 * 3600  # for which the address of a file is good
+    presign_seconds: Annotated[int, Field(gt=0)] = 12 * 3600  # validity of a file's address
     jobs: Annotated[int, Field(gt=0)] = 4
     transfers: Annotated[int, Field(gt=0, le=256)] = 16
-    outage_seconds: Annotated[float, Field(ge=0)] = OUTAGE_SECONDS  # for which a request that fails is repeated
-    scrub_seconds: Annotated[float, Field(ge=0)] = 7 * 86400.0  # within which all of the store is read again; 0 is off
+    outage_seconds: Annotated[float, Field(ge=0)] = OUTAGE_SECONDS  # for which failed requests are retried
+    scrub_seconds: Annotated[float, Field(ge=0)] = 7 * 86400.0  # within which the whole store is read again; 0 is off
     scrub_rate: Rate = 200 * 1000**2
     upload_rate: Rate | None = None  # of the data plane; None means no limit
-    tombstone_seconds: Annotated[int, Field(ge=0)] = TOMBSTONE_SECONDS  # 0: what is evicted is collected at once
+    tombstone_seconds: Annotated[int, Field(ge=0)] = TOMBSTONE_SECONDS  # 0: evicted manifests are collected at once
     collect_grace_seconds: Annotated[int, Field(ge=0)] = GRACE_SECONDS
-    collect_seconds: Annotated[int, Field(ge=0)] = 6 * 3600  # between collections; 0: only when asked for
+    collect_seconds: Annotated[int, Field(ge=0)] = 6 * 3600  # between collections; 0: only on request
     limit_files: Annotated[int, Field(gt=0)] = 1_000_000
     limit_bytes: Annotated[Size, Field(gt=0)] = 100 * 1000**4
-    limit_push_bytes: Size | None = None  # of an organisation's checkpoints together; None means no limit
-    cache_bytes: Annotated[Size, Field(gt=0)] = (
-        1000**4
-    )  # of a project's training cache, where it has no limit of its own
-    checkpoint_seconds: Annotated[int, Field(ge=0)] = (
-        0  # for which checkpoints are kept; 0 means until they are deleted
-    )
+    limit_push_bytes: Size | None = None  # for all checkpoints of an organisation; None means no limit
+    cache_bytes: Annotated[Size, Field(gt=0)] = 1000**4  # of a project's training cache without a limit of its own
+    checkpoint_seconds: Annotated[int, Field(ge=0)] = 0  # lifetime of checkpoints; 0 means until they are deleted
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2
 
     @property
     def effective_database_url(self) -> str:
-        """The database's address, the embedded default included."""
         return self.database_url or f"sqlite+aiosqlite:///{self.usual_database}"
 
     @property
     def usual_database(self) -> Path:
-        """The file of the embedded database, where no other database is named."""
+        """The file of the embedded database, used unless ``database_url`` is set."""
         return self.data_dir.absolute() / "mirror.sqlite"
 
     @property
     def effective_store(self) -> str:
-        """The store's address, the embedded default included."""
         return self.store or f"file://{self.data_dir.absolute()}/store"
 
     @property
@@ -128,7 +118,6 @@ class MirrorSettings(FileSettings):
 
     @property
     def egress(self) -> EgressPolicy:
-        """Where upstreams may be."""
         return EgressPolicy.parse(self.egress_allow)
 
     @property
@@ -138,7 +127,7 @@ class MirrorSettings(FileSettings):
 
 
 def embedded_settings() -> MirrorSettings:
-    """Those of a mirror inside a command, on free ports of loopback, for nobody else."""
+    """For a mirror inside a command: on free ports of loopback, without authentication."""
     return MirrorSettings(
         host="127.0.0.1", port=0, data_port=0, auth="off", token=None, tls_cert=None, tls_key=None, jobs=1
     )

@@ -1,7 +1,7 @@
-"""What the store holds wrongly: the chunk's row says so first, then the wrong bytes are set aside.
+"""Damage in the store: recorded in the chunk's row first, then the wrong bytes are set aside.
 
-So a crash between the two leaves wrong bytes that are known to be wrong; every reader finds that out by comparing the digest. In the
-other order it would leave a chunk that is absent and counts as stored.
+A crash between the two leaves wrong bytes that are known to be wrong; every reader detects them by comparing the
+digest. The other order would leave an absent chunk that counts as stored.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from bdn.mirror.db.database import Database, tell
 from bdn.mirror.db.waiting import KEEPERS_WORK, SharedReads
 from bdn.transfer.fair_limit import FairLimit
 
-_SERVED_SECONDS: Final = 1.0  # that a chunk is served after another process found it wrong
-_EXAMINED_AT_ONCE: Final = 4  # objects: each holds a thread of the loop, and of a bucket 8 MiB of memory
+_SERVED_SECONDS: Final = 1.0  # for which a chunk is still served after another process found it wrong
+_EXAMINED_AT_ONCE: Final = 4  # objects: each occupies a thread of the loop and, from a bucket, 8 MiB of memory
 logger = logging.getLogger(__name__)
 
 
 class ChunkDamagedError(StoreUnavailableError):
-    """The store is there, and this chunk is not."""
+    """The store is available; only this chunk is damaged."""
 
     chunk: str
 
@@ -39,7 +39,7 @@ class ChunkDamagedError(StoreUnavailableError):
 
 @dataclass(frozen=True)
 class Damages:
-    """Finds damage and registers it. Putting the chunk again takes it back (``SetWriter``)."""
+    """Finds and registers damage. ``SetWriter`` clears it by putting the chunk again."""
 
     database: Database
     store: MirrorStore
@@ -47,13 +47,13 @@ class Damages:
     _examinations: SharedReads[tuple[Digest, str], str | None] = field(default_factory=partial(SharedReads, 0.0))
     _places: FairLimit = field(default_factory=partial(FairLimit, _EXAMINED_AT_ONCE))
     _looks: SharedReads[str, Mapping[Digest, str]] = field(default_factory=partial(SharedReads, 0.0))
-    _seen: list[tuple[float, Mapping[Digest, str]]] = field(default_factory=lambda: [(0.0, {})])  # until when it counts
+    _seen: list[tuple[float, Mapping[Digest, str]]] = field(default_factory=lambda: [(0.0, {})])  # valid until
 
     async def examine(self, digest: Digest, organisation: str = "") -> str | None:
-        """What is wrong with this chunk of the store, from now on registered; None when it is right, or not stored.
+        """Read a chunk of the store. Returns what is wrong with it, now registered; None if it is right or not stored.
 
-        Of many requests of one ``organisation`` at once, the first reads it, and the second for all others. Objects are read round
-        robin over organisations; the mirror's own scans are one more.
+        Of many concurrent requests of one ``organisation``, the first reads for itself, and a second read serves all
+        others. Reads alternate round robin between organisations; the mirror's own scans count as one more.
         """
         examination = self._examinations.of(
             (digest, organisation), partial(self._examine_in_turn, digest, organisation)
@@ -75,25 +75,23 @@ class Damages:
         async with self.database.write() as session:
             is_marked = await damaged.mark(session, digest, row.id, fault, self.clock())
             tell(session, KEEPERS_WORK)
-        if not is_marked:  # another process was first, a collection took it, or it is being put
+        if not is_marked:  # another process was first, a collection deleted the chunk, or it is being put
             return (await self.reasons([digest])).get(digest)
         await self.look()
         logger.warning("the store holds a wrong chunk", extra={"chunk": str(digest), "reason": fault})
         try:
             await asyncio.to_thread(self.store.set_aside, digest)
         except StoreUnavailableError as error:
-            # The object cannot be touched. It is registered, and so not served; the scrub goes on behind it.
+            # The object cannot be moved. It is registered, and so not served; the scrub continues behind it.
             logger.warning("a wrong chunk stays where it is", extra={"chunk": str(digest), "error": str(error)})
         return fault
 
     def is_right(self, digest: Digest) -> bool:
-        """Whether this chunk was not damaged at most a second ago. False: ``look``. For any thread."""
+        """Whether this chunk was right at most a second ago. False: call ``look``. For any thread."""
         until, found = self._seen[0]
         return time.monotonic() < until and digest not in found
 
     async def look(self) -> Mapping[Digest, str]:
-        """All damaged chunks now."""
-
         async def read() -> Mapping[Digest, str]:
             until = time.monotonic() + _SERVED_SECONDS
             async with self.database.read() as session:
@@ -104,6 +102,6 @@ class Damages:
         return await self._looks.of("all", read).get(anew=True)
 
     async def reasons(self, digests: Sequence[Digest]) -> dict[Digest, str]:
-        """Those of these chunks that are damaged, and why they are not served."""
+        """The damaged ones of these chunks, and why they are not served."""
         async with self.database.read() as session:
             return await damaged.reasons(session, digests)

@@ -1,4 +1,4 @@
-"""The store that the settings name, opened with the operator's own keys: those of no organisation."""
+"""Opens the store that the settings name, with the operator's own keys, never with an organisation's."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from bdn.store.opener import open_store, settings_of_store
 
 
 def check_secret_files(settings: MirrorSettings) -> None:
-    """Refuse keys of the mirror among the secrets that a source can name. Blocking."""
+    """Reject key files of the mirror in the folder of secrets that a source can name. Blocking."""
     if settings.secrets_dir is None:
         return
     folder = settings.secrets_dir.resolve()
@@ -35,7 +35,7 @@ def check_secret_files(settings: MirrorSettings) -> None:
 
 
 async def check_owner(settings: MirrorSettings, own: str, store: MirrorStore) -> None:
-    """Refuse the store of another database: each would delete chunks that the other one refers to. A store without an owner gets one.
+    """Reject the store of another database: each would delete chunks of the other. A store without an owner gets one.
 
     ``own`` is the id of this mirror's database.
 
@@ -54,7 +54,10 @@ async def check_owner(settings: MirrorSettings, own: str, store: MirrorStore) ->
 async def opened_store(
     settings: MirrorSettings, *, exclusive: bool, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[MirrorStore]:
-    """``BDN_STORE``, until the block ends. ``exclusive`` says that nobody else writes there. Raises what ``open_store`` does."""
+    """Open ``BDN_STORE`` until the block ends. ``exclusive``: no other process writes there.
+
+    Raises what ``open_store`` does.
+    """
     reread = None
     if settings.store_secret:
         reread = partial(infrastructure_secret, settings.secrets_dir, "BDN_STORE_SECRET", settings.store_secret)

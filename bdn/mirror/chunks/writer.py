@@ -1,4 +1,4 @@
-"""How chunks get into the store: a row and a reference, then the bytes, then the word that they are there."""
+"""How chunks get into the store: a row and a reference, then the bytes, then the mark that they are stored."""
 
 import asyncio
 import time
@@ -17,13 +17,13 @@ from bdn.transfer.batching import Batched
 
 _AT_ONCE: Final = 500  # chunks of one transaction
 _HELD_AT_ONCE: Final = 2000  # likewise
-_LOOK_AGAIN_SECONDS: Final = 0.5  # at a chunk that is leaving
-_LEAVING_SECONDS: Final = 60.0  # after which the caller is told to come again
+_LOOK_AGAIN_SECONDS: Final = 0.5  # between polls of a chunk that is leaving
+_LEAVING_SECONDS: Final = 60.0  # after which ``put`` fails with ``ChunkIsLeavingError``
 
 
 @dataclass(eq=False)
 class SetWriter:
-    """Puts chunks into the store for one set. ``organisation`` is whose requests to the store they are."""
+    """Puts chunks into the store for one set. Its requests to the store count for ``organisation``."""
 
     database: Database
     store: ChunkStore
@@ -38,11 +38,13 @@ class SetWriter:
         self._stored = Batched(self._mark_stored, _AT_ONCE)
 
     def put(self, digest: Digest, content: Buffer | bytes, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Have the chunk durable in the store, with a reference of the set. False: the store had it. Blocking, not on the loop.
+        """Make the chunk durable, with a reference of the set. Returns False if it was stored before.
+
+        Blocking, not on the loop.
 
         Raises:
             SetEndedError: the owner of the set has ended.
-            ChunkIsLeavingError: the chunk is being deleted, and still was after a minute.
+            ChunkIsLeavingError: the chunk was still being deleted after a minute.
             StoreUnavailableError: the store or the database is away.
         """
         deadline = time.monotonic() + _LEAVING_SECONDS
@@ -60,7 +62,7 @@ class SetWriter:
             time.sleep(_LOOK_AGAIN_SECONDS)
 
     async def hold(self, digests: Iterable[Digest]) -> dict[Digest, int]:
-        """Refer to those of these chunks that are stored: they, with their sizes. Raises ``SetEndedError``."""
+        """Refer to the chunks that are stored. Returns them with their sizes. Raises ``SetEndedError``."""
         held: dict[Digest, int] = {}
         for some in batches(list(digests), _HELD_AT_ONCE):
             async with self.database.write() as session:
@@ -81,7 +83,7 @@ class SetWriter:
 
 
 def put_manifest(files: Iterable[PlacedFile], put: Callable[[Digest, Buffer], object]) -> Root:
-    """Put the pages and the root of files in the order of their paths. Blocking."""
+    """Put the pages and the root of files in path order. Blocking."""
     manifest = ManifestWriter()
     for file in files:
         for page in manifest.add(file):

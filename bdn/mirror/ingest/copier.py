@@ -1,7 +1,7 @@
-"""Copy upstream files into the store: a large one chunk by chunk and in parallel, small ones together as a slab.
+"""Copies upstream files into the store: a large file chunk by chunk and in parallel, small ones together as a slab.
 
-One range request makes one chunk. A file's checksum is computed while its chunks pass through the byte threads, in whatever
-order they come: reading a large file back afterwards would cost as much disk as writing it did.
+One range request makes one chunk. A file's checksum is computed while its chunks pass through the byte threads, in any
+order: reading a large file back afterwards would cost as much disk bandwidth as writing it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,11 @@ logger = logging.getLogger(__name__)
 ChunkStored = Callable[[int, Digest, int], None]
 WrongContent = Callable[[LocatedFile, bytes, ChecksumMismatchError], Awaitable[None]]
 Put = Callable[[Digest, Buffer], object]  # makes a chunk durable in the store; blocking
-_PARCEL_FILES: Final = (
-    64  # of a slab, read one after the other by one thread; more would make a tail where an upstream is far
-)
+_PARCEL_FILES: Final = 64  # of a slab, read in sequence by one thread; more would leave a tail if an upstream is far
 
 
 class Packed(NamedTuple):
-    """A slab, the files in it, and how many bytes came from the upstream."""
+    """A slab, the files in it, and the bytes that came from the upstream."""
 
     slab: Digest
     digests: Sequence[Digest]
@@ -63,8 +61,6 @@ class ChunkLostError(Exception):
 
 @dataclass(frozen=True)
 class Copier:
-    """Copies files into the store, and packs small ones into slabs."""
-
     store: ChunkStore
     reader: UpstreamReader
 
@@ -75,13 +71,13 @@ class Copier:
 
         Args:
             located: what to copy.
-            stored: chunks that the store holds already, from an earlier attempt.
+            stored: chunks that an earlier attempt stored.
             put: stores a further chunk.
-            on_stored: told of each further chunk (index, digest, size) once it is durable.
-            under_way: what has come and was not told of.
+            on_stored: called with index, digest and size of each further chunk once it is durable.
+            under_way: bytes that arrived and were not reported yet.
 
         Raises:
-            UpstreamError, AuthRequiredError, StoreUnavailableError: chunks that were stored stay stored.
+            UpstreamError, AuthRequiredError, StoreUnavailableError: stored chunks stay stored.
         """
         file = located.file
         chunks = dict(stored)
@@ -113,7 +109,10 @@ class Copier:
         told: Callable[[int, Digest, Arriving], None],
         under_way: UnderWay,
     ) -> WholeCheck | None:
-        """Store every chunk that is not among ``chunks``; ``told`` adds it. Returns the check of the whole, with what is left of it."""
+        """Store every chunk that is not in ``chunks``; the callback adds each to it.
+
+        Returns the check of the whole file, to be completed.
+        """
         size, loop = located.file.size, asyncio.get_running_loop()
         expected = await self._expected(located)
         check = whole_check(expected, size, chunks, self._read_back) if expected is not None else None
@@ -123,7 +122,7 @@ class Copier:
         def accept(index: int, arriving: Arriving, content: memoryview, stated: Checksum | None) -> None:
             digest = digest_of(content)
             put(digest, content)
-            # Tell before checking: the check may wait for other chunks, and wrong content is evidence.
+            # Report before checking: the check may wait for other chunks, and wrong content is evidence.
             loop.call_soon_threadsafe(told, index, digest, arriving)
             if check is not None:
                 check.take(index, digest, content)
@@ -155,13 +154,13 @@ class Copier:
 
         Args:
             files: all files of the slab, in their order; none is empty.
-            prior: where some of them lie in the store already, by the keys of their identities.
+            prior: layouts of files that the store has already, by the keys of their identities.
             put: stores the slab.
-            on_wrong: told of a file that came with the wrong content.
-            under_way: what has come and was not stored.
+            on_wrong: called with a file that arrived with the wrong content.
+            under_way: bytes that arrived and were not stored yet.
 
         Raises:
-            UpstreamError, AuthRequiredError, StoreUnavailableError: nothing of it is stored.
+            UpstreamError, AuthRequiredError, StoreUnavailableError: nothing is stored.
         """
         slab = bytearray(sum(located.file.size for located in files))
         digests: dict[int, Digest] = {}
@@ -176,7 +175,7 @@ class Copier:
         left: Sequence[int] = range(len(files))
         if prior:
             left = await asyncio.to_thread(self._read_prior, files, prior, slab, offsets, digests)
-        with ExitStack() as stack, single_error():  # what has come is under way until the slab is stored
+        with ExitStack() as stack, single_error():  # arrived bytes are under way until the slab is stored
             async with asyncio.TaskGroup() as group:
                 for parcel in _parcels(left):
                     wanted = [
@@ -198,7 +197,7 @@ class Copier:
         offsets: Sequence[int],
         digests: dict[int, Digest],
     ) -> list[int]:
-        """Take from the store what lies there. Returns the numbers of the files that do not. Blocking."""
+        """Read files that the store has into ``slab``. Returns the numbers of the other files. Blocking."""
         left: list[int] = []
         for number, located in enumerate(files):
             layout = prior.get(located.file.identity.key)
@@ -220,7 +219,7 @@ class Copier:
 
     @staticmethod
     async def _expected(located: LocatedFile) -> Checksum | None:
-        """The whole file's checksum, as far as it can be known before its first byte."""
+        """The whole file's checksum, if it can be known before the first byte."""
         file = located.file
         if file.checksum is not None or chunk_count(file.size) <= 1:
             return file.checksum
@@ -252,7 +251,7 @@ class Copier:
 
 
 def _parcels(numbers: Iterable[int]) -> Iterator[list[int]]:
-    """Numbers of files that one thread reads, one after the other."""
+    """Groups of files; one thread reads a group in sequence."""
     parcel: list[int] = []
     for number in numbers:
         parcel.append(number)
@@ -269,7 +268,7 @@ ReadBack = Callable[[Digest, memoryview], None]
 
 
 def check_at_once(expected: Checksum, content: Buffer, subject: str) -> None:
-    """For a file whose bytes are all in one buffer: raise ``ChecksumMismatchError`` unless it is the right file."""
+    """Raise ``ChecksumMismatchError`` if a file whose bytes are all in one buffer is wrong."""
     checksum = RunningChecksum(expected, len(content))
     checksum.update(content)
     checksum.check(subject)
@@ -278,9 +277,10 @@ def check_at_once(expected: Checksum, content: Buffer, subject: str) -> None:
 def whole_check(expected: Checksum, size: int, stored: Mapping[int, Digest], read_back: ReadBack) -> WholeCheck:
     """The check for a file of ``size`` bytes of which the chunks ``stored`` will not be fetched.
 
-    ``take`` gets each chunk that was fetched, once it is stored and while it is hot, in byte threads and in any order, and may
-    use up its buffer. Then the chunks that are ``left`` have to be read back, in this order, and given to ``take_back``; then
-    ``check`` raises ``ChecksumMismatchError`` unless it is the right file. After ``stop`` no thread waits any more.
+    ``take`` gets each fetched chunk once it is stored, while it is in the CPU's cache, in byte threads and in any
+    order; it may overwrite the chunk's buffer. Then the caller reads back the chunks that are ``left``, in order, and
+    gives them to ``take_back``. Then ``check`` raises ``ChecksumMismatchError`` if the file is wrong. After ``stop`` no
+    thread waits any more.
     """
     if expected.kind.is_combinable:
         return _Parts(expected, size)
@@ -288,7 +288,7 @@ def whole_check(expected: Checksum, size: int, stored: Mapping[int, Digest], rea
 
 
 class _Parts:
-    """Each chunk's checksum by itself; they are combined at the end."""
+    """Computes each chunk's checksum by itself, and combines them at the end."""
 
     def __init__(self, expected: Checksum, size: int) -> None:
         self._parts = PartChecksums(expected, size)
@@ -306,13 +306,13 @@ class _Parts:
         self._parts.check(subject)
 
     def stop(self) -> None:
-        """Nobody ever waits."""
+        """Nothing to do: no thread ever waits."""
 
 
 class _InOrder:
-    """One after the other: a chunk that arrives too early waits a moment for the chunk before it, in its thread.
+    """Checks in order: a chunk that arrives early waits a moment in its thread for the chunk before it.
 
-    Then it is passed over, and a later caller reads it back, as it does chunks that were stored before.
+    After that it is passed over, and a later caller reads it back, as it does chunks that were stored before.
     """
 
     def __init__(self, expected: Checksum, size: int, stored: Mapping[int, Digest], read_back: ReadBack) -> None:
@@ -328,7 +328,8 @@ class _InOrder:
         wait_seconds = 0.0 if self._ordered.next_index in self._passed_over else TURN_SECONDS
         if not self._ordered.offer(index, buffer, wait_seconds):
             self._passed_over[index] = digest
-        # A passes 5 over; B has just taken 4, and saw no 5. So both look, and at the end ``left`` does.
+        # Thread A passes over 5; thread B has just taken 4, and saw no 5. So both catch up here, and ``left`` does at
+        # the end.
         if self._catching_up.acquire(blocking=False):
             try:
                 self._catch_up(buffer)
@@ -338,7 +339,7 @@ class _InOrder:
     def _catch_up(self, buffer: memoryview) -> None:
         while not self._stopped and (index := self._ordered.next_index) in self._passed_over:
             size = chunk_range(self._size, index).size
-            if size > len(buffer):  # that of the last chunk, which is shorter: somebody else will come by
+            if size > len(buffer):  # buffer of the last chunk, which is shorter: another thread will catch up
                 return
             self._read_back(self._passed_over[index], buffer[:size])
             self._ordered.offer(index, buffer[:size], 0)

@@ -1,4 +1,4 @@
-"""Copy into the store what a survey found missing, each unit once in this process."""
+"""Copies what a survey found missing into the store, each unit once in this process."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ from bdn.mirror.ingest.survey import Survey, Unit
 from bdn.mirror.upstream.reader import LocatedFile
 from bdn.transfer.under_way import UnderWay
 
-_LARGE_AT_ONCE: Final = 8  # files of several chunks of one source; each of them keeps many threads busy
-_SMALL_AT_ONCE: Final = 32  # files of one chunk; while one is recorded, others have the threads
+_LARGE_AT_ONCE: Final = 8  # files of several chunks of one source; each of them occupies many threads
+_SMALL_AT_ONCE: Final = 32  # files of one chunk; while one is recorded, the threads read others
 _SLABS_AT_ONCE: Final = 8  # of 8 MiB of memory each
 
 
@@ -33,9 +33,9 @@ class CopyMissing:
     """Copies what is missing of one source into the store, for one set.
 
     Args:
-        copies: what mirrors of this process copy now, by the keys of units.
+        copies: running copies of all mirrors of this process, by the keys of units.
         name: the source, for messages.
-        position: its place in the request, for the counters.
+        position: its index in the request, for the counters.
     """
 
     copier: Copier
@@ -48,7 +48,7 @@ class CopyMissing:
     survey: Survey
 
     async def run(self) -> None:
-        """Copy everything that is missing; then ``survey.known`` has all of it. Raises ``SetEndedError``."""
+        """Copy everything that is missing; then ``survey.known`` contains every unit. Raises ``SetEndedError``."""
         with single_error():
             async with asyncio.TaskGroup() as group:
                 self._share(group, lambda unit: unit.is_slab, _SLABS_AT_ONCE)
@@ -67,7 +67,10 @@ class CopyMissing:
             group.create_task(work())
 
     async def _copy(self, unit: Unit) -> None:
-        """Copy a unit, or wait for whoever copies it now: then the set holds its chunks, or it is copied here after all."""
+        """Copy a unit or wait for a running copy of it.
+
+        If the set cannot refer to its chunks then, copy here after all.
+        """
         missing = stored = self.survey.bytes_missing_of(unit)
 
         def arrived(size: int) -> None:
@@ -91,16 +94,17 @@ class CopyMissing:
                     self.copies.forget([unit.key])
             known = found if is_ours else await self._held(found)
         self.survey.known[unit.key] = known
-        # What we did not copy, somebody else did; what was not stored after all is not reused.
+        # Bytes that this mirror did not copy were copied by another; bytes that turned out not to be stored are not
+        # reused.
         self.progress.reused(self.position, max(missing, stored - unit.size))
 
     async def _held(self, found: Known) -> Known | None:
-        """What another copied, once the set refers to all of it."""
+        """What another mirror copied, once the set refers to all of it; otherwise None."""
         chunks = set(found.chunks.values())
         return found if found.digest and chunks == set(await self.writer.hold(chunks)) else None
 
     async def _find_or_copy(self, unit: Unit, arrived: Callable[[int], None]) -> Known:
-        """Look again: another mirror may have copied it since the survey."""
+        """Query again: another mirror may have copied it since the survey."""
         async with self.progress.database.read() as session:
             now = (await identities.find(session, [unit.key])).get(unit.key)
         if now is not None:
@@ -127,10 +131,10 @@ class CopyMissing:
         return Known(unit.key, unit.size, packed.slab, raw, is_slab=True)
 
     async def _copy_file(self, unit: Unit, half: Known | None, arrived: Callable[[int], None]) -> Known:
-        """Copy a file, once more from the start when its content is wrong: see ``UpstreamReader``.
+        """Copy a file; if its content is wrong, once more from the start (see ``UpstreamReader``).
 
-        Which chunk was wrong is known when all of them have been read again. It may be one of an earlier attempt: A stored it,
-        and failed before the whole could be checked; B resumed.
+        Which chunk was wrong is known when all of them have been read again. It may be one of an earlier attempt:
+        worker A stored it, and failed before the whole could be checked; worker B resumed.
         """
         try:
             layout = await self._copy_once(unit, half, arrived)

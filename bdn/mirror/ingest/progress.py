@@ -1,4 +1,4 @@
-"""What mirrors at work have copied, told to the database in batches."""
+"""Progress of running mirrors, written to the database in batches."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 class ClaimLostError(Exception):
-    """Somebody canceled the mirror, or another worker took it over: nothing more is written in its name."""
+    """The mirror was canceled, or another worker took it over: nothing more is written in its name."""
 
 
 @dataclass
 class SourceCounters:
-    """Bytes of one source so far; ``changed`` says that the database does not know yet. It never hears of ``under_way``."""
+    """Bytes of one source so far. ``changed``: not yet written to the database. ``under_way`` is never written."""
 
     transferred: int = 0
     reused: int = 0
@@ -35,10 +35,10 @@ class SourceCounters:
 
 @dataclass
 class Progress:
-    """Collects on the event loop and writes in batches: a killed worker loses the last batch and nothing else.
+    """Collects on the event loop and writes in batches: a killed worker loses only the last batch.
 
-    Everything reported here is durable in the store already. ``mirror_id`` is None where nobody asked for a mirror: a repair.
-    ``has_strays`` says that the set may refer to chunks that the manifest does not name.
+    Everything reported here is already durable in the store. ``mirror_id`` is None for a repair. With ``has_strays``,
+    the set may refer to chunks that the manifest does not name.
     """
 
     database: Database
@@ -47,46 +47,43 @@ class Progress:
     on_transferred: Callable[[int], None]
     counters: dict[int, SourceCounters] = field(default_factory=dict)
     has_strays: bool = False
-    _parts: dict[str, tuple[int, bytearray]] = field(
-        default_factory=dict
-    )  # size and chunks of files that are being copied
+    _parts: dict[str, tuple[int, bytearray]] = field(default_factory=dict)  # size and chunks of files being copied
     _changed: set[str] = field(default_factory=set)
-    _complete: dict[str, Known] = field(default_factory=dict)  # units that the database does not know yet
+    _complete: dict[str, Known] = field(default_factory=dict)  # units not yet written
     _flushing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def begin_file(self, key: str, size: int, half: Known | None) -> None:
-        """A large file is copied, of which ``half`` is there."""
+        """Begin to copy a large file, of which ``half`` is stored."""
         self._parts[key] = size, bytearray(half.raw if half else NOT_YET * chunk_count(size))
 
     def chunk_stored(self, key: str, index: int, digest: Digest) -> None:
-        """A chunk of such a file is durable."""
         self._parts[key][1][index * RAW : (index + 1) * RAW] = digest.to_bytes()
         self._changed.add(key)
 
     async def unit_complete(self, known: Known) -> None:
-        """All chunks of a file, or the slab, are durable, and the checksum is right. Every mirror knows it when this returns."""
+        """A file or slab is durable, with the right checksum. On return, every mirror can find it."""
         self._parts.pop(known.key, None)
         self._changed.discard(known.key)
-        # Before anything is awaited: a caller who is canceled now has counted the bytes, and the next flush tells both.
+        # Before any await: a caller canceled now has counted the bytes, and the next flush writes both.
         self._complete[known.key] = known
         await self._tell()
 
     def transferred(self, position: int, size: int) -> None:
-        """So many bytes of a source came from its upstream, and are durable."""
+        """Count bytes that arrived from a source's upstream and are durable."""
         counters = self.counters[position]
         counters.transferred += size
         counters.changed = True
         self.on_transferred(size)
 
     def reused(self, position: int, size: int) -> None:
-        """Count bytes that somebody else copied meanwhile; negative for what was thought to be held and was not."""
+        """Count bytes that another mirror copied meanwhile; negative if they were counted as held and were not."""
         if size:
             counters = self.counters[position]
             counters.reused += size
             counters.changed = True
 
     def bytes_under_way(self, position: int, recorded: int) -> int:
-        """What has come of a source and is not among the ``recorded`` bytes that the database knows."""
+        """Bytes of a source that arrived and are not among the ``recorded`` bytes in the database."""
         counters = self.counters.get(position)
         return max(0, counters.transferred - recorded) + counters.under_way.received if counters else 0
 
@@ -101,14 +98,14 @@ class Progress:
             yield session
 
     async def flush(self) -> None:
-        """Tell the database. What could not be told is kept for the next time. Raises ``ClaimLostError``."""
+        """Write to the database; what fails is retained for the next flush. Raises ``ClaimLostError``."""
         if not await self._tell():
             raise ClaimLostError
 
     async def _tell(self) -> bool:
-        """Where chunks belong and how many bytes came, in one transaction: a byte is counted when it is known, and never without.
+        """Write chunk places and byte counts in one transaction: a byte counts if and only if its place is known.
 
-        False: the claim is lost, and only the former, which are hints, are told.
+        Returns False if the claim is lost; then only the places are written, which are hints.
         """
         async with self._flushing:
             keys, self._changed = self._changed, set()
@@ -139,7 +136,7 @@ class Progress:
             return is_ours
 
     async def drop(self, key: str) -> None:
-        """What was recorded of a file is wrong: nothing of it may be taken for a part of the right one."""
+        """Discard the record of a file: it is wrong, and must not count as part of the right file."""
         self.has_strays = True
         self._parts.pop(key, None)
         self._complete.pop(key, None)
@@ -147,7 +144,7 @@ class Progress:
             await identities.forget(session, [key])
 
     async def lost(self, key: str, chunk: Digest) -> None:
-        """As ``drop``, because the store lost a chunk of the file: it counts as never put from now on."""
+        """As ``drop``, because the store lost a chunk of the file. The chunk counts as never put from now on."""
         async with self.database.write() as session:
             if (row := await damaged.get(session, chunk)) is not None:
                 await damaged.mark(session, chunk, row.id, "it is not there", self.database.now())
@@ -156,7 +153,7 @@ class Progress:
     async def quarantine(
         self, source: str, file: UpstreamFile, key: str, error: ChecksumMismatchError, kept: Sequence[Digest]
     ) -> None:
-        """As ``drop``, and what came, or of a small file what is ``kept``, stays in the store as evidence."""
+        """As ``drop``; the content that arrived, or ``kept`` of a small file, stays in the store as evidence."""
         size, raw = self._parts.get(key, (0, bytearray()))
         parts = Known(key, size, None, bytes(raw)).chunks.values()
         async with self.database.write() as session:

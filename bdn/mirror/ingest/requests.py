@@ -1,4 +1,4 @@
-"""Mirrors as their callers see them: asking for one, joining one that runs, watching it, canceling it."""
+"""Requests of callers: start or join a mirror, plan, watch and cancel it."""
 
 import asyncio
 import json
@@ -33,19 +33,19 @@ from bdn.wire.mirror_schema import RECORDED, TERMINAL, Mirror, MirrorSource, Pla
 logger = logging.getLogger(__name__)
 
 _PRUNE_SECONDS: Final = 3600.0
-# How old a read may be for a caller that has heard of no change: less than the time between two of its reads.
+# The age limit of a read without notifications of changes: less than the time between two reads of a caller.
 _OLD_SECONDS: Final = 0.4
-_TOLD_SECONDS: Final = 4.0  # where it would have been told of one
+_TOLD_SECONDS: Final = 4.0  # with notifications of changes
 
-_ANY: Final = Digest("0" * 64)  # as long as any other
+_ANY: Final = Digest("0" * 64)  # as long as any other digest
 
-# What is asked, and the organisation and the team that ask: they are a part of what may be seen.
+# What is requested, and the organisation and team that request it: they decide what the answer contains.
 Question = tuple[str, str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSource:
-    """A source that was mirrored before, and a grant for what it was then."""
+    """A source that was mirrored before, and a grant for its content then."""
 
     source: MirrorSource
     mirrored_at: float
@@ -54,9 +54,9 @@ class HeldSource:
 
 @dataclass(frozen=True)
 class MirrorRequests:
-    """The service behind ``/mirror``. ``at_work`` are the mirrors that this process works on.
+    """The service behind ``/mirror``. ``at_work`` contains the mirrors that this process works on.
 
-    Where a method takes ``team``, None is whoever asks for all of the organisation.
+    With ``team`` None, a method covers the whole organisation.
     """
 
     database: Database
@@ -68,7 +68,7 @@ class MirrorRequests:
     asked: SharedReads[Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
 
     async def request(self, sources: Sequence[WeightsSource], organisation: str, team: str | None = None) -> Mirror:
-        """A new mirror, or the one that is running for the same request; without sources one that is READY.
+        """A new mirror, or the running mirror for the same request; without sources, a READY one.
 
         ``LimitExceededError``: its grant would be too long.
         """
@@ -79,11 +79,11 @@ class MirrorRequests:
         asked = bodies if team is None else [team, *bodies]
         request_key = digest_of(json.dumps(asked, sort_keys=True).encode()).hex
         request = partial(self._request, bodies, organisation, team, request_key)
-        # Of a thousand equal ones at once, two ask the database.
+        # Of a thousand equal concurrent requests, two query the database.
         return await self.asked.of((request_key, organisation, team), request).get(anew=True)
 
     def _check_grant(self, sources: Sequence[WeightsSource], organisation: str, team: str | None) -> None:
-        """Refuse what could be mirrored and never be read: the grant names all mounts and goes into the head of each request."""
+        """Reject what could be mirrored but not read: the grant names all mounts and must fit into a request header."""
         mounts = tuple(GrantedMount(one.mount_location, _ANY, str(one.source)) for one in sources)
         size = len(self.signer.sign(Grant(organisation, mounts, time.time() + self.grant_seconds, team)))
         if size > LONGEST_GRANT:
@@ -104,16 +104,17 @@ class MirrorRequests:
                     async with self.database.write() as session:
                         now = self.database.now()
                         await mirrors.insert(session, mirror_id, organisation, request_key, bodies, now=now, team=team)
-                        if not bodies:  # there is nothing for a worker to do
+                        if not bodies:  # nothing for a worker to do
                             await mirrors.finish(session, mirror_id, "READY", now=now)
                 except IntegrityError:
-                    continue  # somebody else was faster with the same request
+                    continue  # another caller was faster with the same request
             return await self.get(mirror_id, organisation, team)
 
     async def held(self, wanted: WeightsSource, organisation: str, *, is_newest: bool) -> HeldSource | None:
-        """What is held of a commit, or with ``is_newest`` of any source as it was mirrored last. The upstream is not asked.
+        """What the mirror holds of a commit or, with ``is_newest``, of any source as mirrored last.
 
-        So nobody has checked that the caller may still read the source there: for one user's own mirror, not for a service.
+        Sends no request upstream, so the caller's access there is not checked: for one user's own mirror, not for a
+        service.
         """
         commit = wanted.source.commit if isinstance(wanted.source, HuggingFaceUri) else None
         async with self.database.read() as session:
@@ -127,13 +128,13 @@ class MirrorRequests:
         return HeldSource(_source_of(row), mirror.completed_at or mirror.created_at, grant)
 
     async def is_update(self, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
-        """Whether the manifest, as hex, is what the same source with the same patterns was at some time."""
+        """Whether the manifest, as hex, was at some time the content of the same source with the same patterns."""
         async with self.database.read() as session:
             rows = await mirrors.published_as(session, organisation, manifest)
         return any(is_alike(row, wanted) for row in rows)
 
     async def plan(self, sources: Sequence[WeightsSource], organisation: str, team: str | None = None) -> Plan:
-        """What mirroring would do now. Writes nothing."""
+        """What mirroring the sources would do now. Writes nothing."""
         self._check_grant(sources, organisation, team)
         planned: list[PlannedSource] = []
         counted: set[str] = set()
@@ -141,7 +142,7 @@ class MirrorRequests:
             async with self.surveyor.open(wanted, organisation, team=team) as source:
                 survey = await self._survey(wanted, source, organisation)
             planned.append(_planned(wanted, survey, counted))
-            if len(planned) < len(sources):  # the last one's, which may be a million, nobody asks for
+            if len(planned) < len(sources):  # the last source's keys, which may be a million, are not needed
                 counted.update(unit.key for unit in survey.missing())
         return Plan(
             sources=planned,
@@ -152,7 +153,7 @@ class MirrorRequests:
         )
 
     async def foresee(self, wanted: WeightsSource, organisation: str) -> tuple[PlannedSource, Survey]:
-        """One source's part of a plan, and what it was found by. Writes nothing."""
+        """One source's part of a plan, and its survey. Writes nothing."""
         async with self.surveyor.open(wanted, organisation) as source:
             survey = await self._survey(wanted, source, organisation)
         return _planned(wanted, survey, set()), survey
@@ -161,7 +162,7 @@ class MirrorRequests:
         return await self.surveyor.survey(wanted, source, before=partial(self.surveyor.before, wanted, organisation))
 
     async def get(self, mirror_id: str, organisation: str, team: str | None = None) -> Mirror:
-        """The mirror now; ``NotFoundError`` also when it is another organisation's or another team's."""
+        """The mirror now. ``NotFoundError`` also for another organisation's or another team's."""
         return self._now(await self._recorded(mirror_id, organisation, team))
 
     async def _recorded(self, mirror_id: str, organisation: str, team: str | None) -> Mirror:
@@ -170,7 +171,10 @@ class MirrorRequests:
         return (await self._documents([found], organisation))[0]
 
     def _now(self, recorded: Mirror) -> Mirror:
-        """With what has come since, where this process does the work: the database is told of whole chunks, now and then."""
+        """Add bytes that arrived since the last write, if this process runs the mirror.
+
+        The database gets only whole chunks, in batches.
+        """
         progress = self.at_work.get(recorded.id)
         if progress is None or recorded.status != "SYNCING":
             return recorded
@@ -191,7 +195,7 @@ class MirrorRequests:
         *,
         team: str | None = None,
     ) -> tuple[list[Mirror], Cursor | None]:
-        """Mirrors, newest first, and where the next page begins (None on the last one)."""
+        """Mirrors, newest first, and the cursor of the next page (None on the last one)."""
         async with self.database.read() as session:
             found, following = await mirrors.page(
                 session, organisation, team=team, status=status, source=source, before=before, limit=limit
@@ -199,7 +203,7 @@ class MirrorRequests:
         return [self._now(mirror) for mirror in await self._documents(found, organisation)], following
 
     async def wait(self, mirror_id: str, organisation: str, seconds: float, team: str | None = None) -> Mirror:
-        """The mirror once it is in a terminal state, or when the time is over."""
+        """The mirror, once it is in a terminal state or the time is over."""
         look = self._watched(mirror_id, organisation, team)
         mirror = await self.database.watch.look_until(
             mirror_id,
@@ -213,7 +217,7 @@ class MirrorRequests:
     async def follow(
         self, mirror_id: str, organisation: str, interval_seconds: float, team: str | None = None
     ) -> AsyncGenerator[Mirror]:
-        """The mirror at least once per interval, the last time in a terminal state."""
+        """Yield the mirror at least once per interval, the last time in a terminal state."""
         watch = self.database.watch
         topic, look = watch.topic(mirror_id), self._watched(mirror_id, organisation, team)
         changes = topic.changes
@@ -226,17 +230,17 @@ class MirrorRequests:
         yield self._now(mirror)
 
     def _watched(self, mirror_id: str, organisation: str, team: str | None) -> SharedRead[Mirror]:
-        """What all who look at it share, until it changes or is too old."""
+        """The read that all watchers share until the mirror changes or the read is too old."""
         read = partial(self._recorded, mirror_id, organisation, team)
         return self.watched.of((mirror_id, organisation, team), read, self.database.watch.topic(mirror_id))
 
     @property
     def _must_look(self) -> bool:
-        """Whether somebody else may have changed it just now, and we are not told."""
+        """Whether another process may have changed it just now without a notification to this one."""
         return self.database.watch.others_within > 0
 
     async def cancel(self, mirror_id: str, organisation: str, team: str | None = None) -> Mirror:
-        """Stop it if it runs. What was stored stays and is not fetched again."""
+        """Cancel a running mirror. Stored chunks stay and are not fetched again."""
         await self.get(mirror_id, organisation, team)
         async with self.database.write() as session:
             await mirrors.finish(session, mirror_id, "CANCELED", now=self.database.now())
@@ -281,7 +285,10 @@ class MirrorRequests:
         )
 
     def _grant(self, state: MirrorState, held: AbstractSet[str]) -> str | None:
-        """Made anew for each look, and never stored. None when a manifest may no longer be read: nobody could deliver it."""
+        """Signed anew for each read, never stored.
+
+        None if a manifest is not readable any more: it could not be delivered.
+        """
         if not all(source.manifest in held for source in state.sources):
             return None
         mounts = tuple(
@@ -294,13 +301,13 @@ class MirrorRequests:
 
 
 def good_seconds(watch: Watch, mirror: Mirror) -> float:
-    """How old a read of it may be, if no change was told. What becomes of the grant of one that has ended nobody is told."""
+    """How old a read may be without a notification. A change to the grant of an ended mirror is never notified."""
     is_told = not math.isinf(watch.others_within) and mirror.status not in TERMINAL
     return _TOLD_SECONDS if is_told else _OLD_SECONDS
 
 
 async def keep_pruning(database: Database, keep_seconds: float) -> None:
-    """For ever forget mirrors that ended longer ago than this, some at a time. What is published stays readable."""
+    """Run until canceled: delete mirrors that ended longer ago than this, in batches. Manifests stay readable."""
     while True:
         try:
             async with database.alone("pruning"):
@@ -319,7 +326,7 @@ def _source_of(row: MirrorSourceRow) -> MirrorSource:
 
 
 def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
-    """One source's part of the plan. What an earlier source of the same request will bring is not brought twice."""
+    """One source's part of the plan. Bytes of an earlier source of the same request are not counted again."""
     again = (unit for unit in survey.missing() if unit.key in counted) if counted else ()
     missing = survey.bytes_missing - sum(map(survey.bytes_missing_of, again))
     return PlannedSource(

@@ -1,4 +1,4 @@
-"""Whether a source fits, before its first byte is read: the store's disk, and what a program writes that embeds the mirror."""
+"""Checks disk space before a source's first byte: for the store, and for what a program that embeds the mirror writes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,14 +12,14 @@ Beside = Callable[[Need | None, Tree], Awaitable[Sequence[Need]]]
 
 
 class RoomForSources:
-    """Looks at the disks. ``beside`` says what else is written for a tree, and where, after what the store needs."""
+    """``beside`` returns what else is written for a tree, and where, given what the store needs."""
 
     def __init__(self, store: MirrorStore) -> None:
         self._store = store
         self.beside: Beside | None = None
 
     async def check(self, source: str, survey: Survey) -> None:
-        """Before the first byte, if there is one to come. Raises ``NoRoomError`` with the figures."""
+        """Check before the first byte, if any is missing. Raises ``NoRoomError`` with the figures."""
         if survey.bytes_missing:
             check_room(source, await self.needs(survey))
 
@@ -34,7 +34,7 @@ class RoomForSources:
         return [*needs, *await self.beside(need, tree)]
 
     async def look(self, survey: Survey) -> tuple[dict[str, Digest | None], Tree]:
-        """What comes, as far as the store knows it: the content of each path, and how much it is."""
+        """The content of each path, as far as the store knows it, and the sizes."""
         return await asyncio.to_thread(_look, survey)
 
 

@@ -1,6 +1,6 @@
-"""Resolve, list, select, diff: what mirroring a source would mean, by metadata alone.
+"""Resolve, list, select, diff: what mirroring a source would do, from metadata alone.
 
-What the patterns cannot select from is not listed.
+Prefixes that no pattern can match are not listed.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ Before = Callable[[AbstractSet[str]], Awaitable[Mapping[str, FileLayout]]]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is copied as one: a file of 1 MiB or more, or the small files of one slab, in order. ``key`` is its identity's."""
+    """Copied as one: a file of 1 MiB or more, or the small files of one slab, in order. ``key`` is its identity's."""
 
     key: str
     size: int
@@ -63,12 +63,11 @@ class Unit:
 
     @property
     def is_slab(self) -> bool:
-        """Whether they are small files."""
         return is_small(self.files[0].size)
 
 
 def units_of(files: Iterable[UpstreamFile]) -> Iterator[Unit]:
-    """The units of files that come in the order of their paths. Empty files are in none."""
+    """The units of files that are given in path order. Empty files are in none."""
     cutter: Cutter[UpstreamFile] = slab_cutter()
     for file in files:
         if is_small(file.size):
@@ -85,25 +84,24 @@ def _slab(files: Sequence[UpstreamFile]) -> Unit:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a source holds now, in the order of paths, and what of it the store has.
+    """What a source contains now, in path order, and what of it the store has.
 
-    ``known`` are units of which the store has all or, of a large file, some chunks; those that are copied are added to it.
+    ``known`` are units of which the store has all or, of a large file, some chunks; copied units are added to it.
     """
 
     resolution: Resolution
     files: Listing
     known: dict[str, Known]
     warnings: tuple[str, ...]
-    prior: Mapping[str, FileLayout] = field(default_factory=dict)  # earlier places, by the keys of files' identities
-    bytes_missing: int = 0  # what has to be read from the upstream
+    prior: Mapping[str, FileLayout] = field(default_factory=dict)  # earlier layouts, by the keys of files' identities
+    bytes_missing: int = 0  # to be read from the upstream
 
     @property
     def bytes_total(self) -> int:
-        """The size of the tree."""
         return self.files.bytes_total
 
     def missing(self) -> Iterator[Unit]:
-        """What has to be copied: of units with one key, the first."""
+        """The units to be copied; of several with one key, the first."""
         seen = set[str]()
         for unit in units_of(self.files):
             if unit.key not in seen and not self._is_whole(unit.key):
@@ -115,17 +113,17 @@ class Survey:
         return known is not None and known.digest is not None
 
     def bytes_missing_of(self, unit: Unit) -> int:
-        """What of a unit has to be read from the upstream."""
+        """The bytes of a unit to be read from the upstream."""
         if unit.is_slab:
             return 0 if self._is_whole(unit.key) else self.bytes_fetched_of(unit)
         return unit.size - stored_bytes(self.known.get(unit.key), unit.size)
 
     def bytes_fetched_of(self, slab: Unit) -> int:
-        """What of a slab's files does not lie in the store already."""
+        """The bytes of a slab's files that the store does not have."""
         return sum(file.size for file in slab.files if file.identity.key not in self.prior)
 
     def contents(self) -> Iterator[tuple[UpstreamFile, Digest | None]]:
-        """Every file with something in it, and its digest as far as the store knows it; in no order."""
+        """Every file that is not empty, and its digest if the store knows it; in no order."""
         for unit in units_of(self.files):
             known = self.known.get(unit.key)
             if unit.is_slab:
@@ -140,7 +138,7 @@ class Survey:
         return layout.digest if layout else None
 
     def placed(self) -> Iterator[PlacedFile]:
-        """Every file and where its bytes lie. All of it is known by now."""
+        """Every file and where its bytes are. All units must be known."""
         slabs = (self.known[unit.key] for unit in units_of(self.files) if unit.is_slab)
         slab: Known | None = None
         digests: Iterator[Digest | None] = iter(())
@@ -166,14 +164,13 @@ def _sliced(size: int, digest: Digest | None, slab: Known | None, offset: int) -
 
 
 def stored_bytes(known: Known | None, size: int) -> int:
-    """How much of a unit of ``size`` bytes the store has."""
     if known is None:
         return 0
     return size if known.digest else sum(chunk_range(size, index).size for index in known.chunks)
 
 
 def units_before(unit: Unit, prior: Mapping[str, FileLayout]) -> Known | None:
-    """The unit as an earlier manifest has it, whose files are ``prior`` by the keys of their identities."""
+    """The unit as in an earlier manifest; ``prior`` are its layouts, by the keys of the files' identities."""
     layouts = [prior.get(file.identity.key) for file in unit.files]
     if not unit.is_slab:
         (layout,) = layouts
@@ -200,8 +197,6 @@ def units_before(unit: Unit, prior: Mapping[str, FileLayout]) -> Known | None:
 
 @dataclass(frozen=True)
 class Surveyor:
-    """Opens sources and surveys them."""
-
     database: Database
     sign_ins: SignIns
     limit_files: int
@@ -210,14 +205,15 @@ class Surveyor:
     bucket: BucketUri | None = None  # the store's; None: a directory, which no source can name
 
     def check(self, wanted: WeightsSource, organisation: str) -> None:
-        """Refuse, before a worker tries, a sign-in that cannot be resolved and a source that shares objects with the store."""
+        """Reject early a sign-in that cannot be resolved, and a source that shares objects with the store."""
         self.sign_ins.check(wanted.auth, organisation)
         self._check_outside(wanted.source)
 
     def _check_outside(self, uri: SourceUri) -> None:
-        """Chunks of all organisations are in the store.
+        """Reject sources in the store, which contains chunks of all organisations.
 
-        The bucket's name alone decides: one bucket may have several endpoints, and on some servers also ``gs://`` and ``s3://`` addresses.
+        The bucket's name alone decides: one bucket may have several endpoints, and on some servers also ``gs://`` and
+        ``s3://`` addresses.
         """
         if not isinstance(uri, BucketUri) or self.bucket is None or uri.bucket.lower() != self.bucket.bucket.lower():
             return
@@ -238,9 +234,10 @@ class Surveyor:
         revision: str | None = None,
         team: str | None = None,
     ) -> AsyncIterator[Source]:
-        """The source with its credentials, on behalf of a job (None: a dry run); ``revision`` pins one that was resolved before.
+        """Open a source with its credentials, for a job (None: a dry run); ``revision`` pins an earlier resolution.
 
-        Of checkpoints those of ``team``; None: of all teams. Private content is that team's, or the organisation's, alone.
+        ``team`` restricts checkpoints to a team's; None: all teams'. Only that team, or the organisation, may read
+        private content.
         """
         uri = wanted.source
         if isinstance(uri, CheckpointUri):
@@ -262,13 +259,13 @@ class Surveyor:
         hold: Hold | None = None,
         before: Before | None = None,
     ) -> Survey:
-        """Look at an open source; ``resolution`` is what it was resolved to, if that has been done.
+        """Survey an open source; ``resolution`` is what it was resolved to, if that has been done.
 
-        ``hold`` refers to chunks that are stored and returns them. Without it the survey only looks, and nothing keeps them.
-        ``before`` finds where files lay earlier, by the keys of their identities.
+        ``hold`` refers to stored chunks and returns them. Without it, a collection may delete them after the survey.
+        ``before`` finds earlier layouts of files, by the keys of their identities.
 
         Raises:
-            NoFilesMatchedError, InvalidSourceError, LimitExceededError, or whatever the upstream's failure is.
+            NoFilesMatchedError, InvalidSourceError, LimitExceededError, or the upstream's failure.
         """
         resolution = resolution or await source.resolve()
         selected = await Selector(self.limit_files, self.limit_bytes).select(wanted, source, resolution)
@@ -276,7 +273,7 @@ class Surveyor:
         units = ((unit.key, None) for unit in units_of(survey.files))
         await self._look(units, survey, hold or self._stored)
         most = _MOST_BEFORE
-        if isinstance(source, CheckpointSource):  # which has no bytes anywhere else
+        if isinstance(source, CheckpointSource):  # its bytes exist nowhere else
             before, most = source.placed, self.limit_files
         if before is not None and (keys := await asyncio.to_thread(_keys_of, survey.missing(), most)):
             prior = await before(keys)
@@ -291,7 +288,7 @@ class Surveyor:
     async def before(
         self, wanted: WeightsSource, organisation: str, keys: AbstractSet[str]
     ) -> Mapping[str, FileLayout]:
-        """Where files with these identities lie, as far as the source was mirrored before."""
+        """The layouts of files with these identities in the newest mirror of the source."""
         name = str(wanted.source)
         if isinstance(wanted.source, HuggingFaceUri):
             name = name.partition("@")[0]
@@ -306,7 +303,7 @@ class Surveyor:
             return {}
 
     async def _look(self, units: Iterator[tuple[str, Known | None]], survey: Survey, hold: Hold) -> None:
-        """Find what is known of these units and stored. None: their identities say."""
+        """Find out which units are known and stored. With None, a unit is found by its identity."""
         while some := await asyncio.to_thread(lambda: list(islice(units, _UNITS_AT_ONCE))):
             found = {key: before for key, before in some if before is not None}
             async with self.database.read() as session:
@@ -324,7 +321,10 @@ class Surveyor:
 def _layouts_by_key(
     store: ChunkStore, manifest: Digest, listing: Digest, keys: AbstractSet[str]
 ) -> dict[str, FileLayout]:
-    """Where the files with these identities lay. Blocking. Raises ``DocumentDamagedError``, ``MalformedDocumentError``."""
+    """The layouts of the files with these identities. Blocking.
+
+    Raises ``DocumentDamagedError``, ``MalformedDocumentError``.
+    """
     pages = (manifests.document(store, page) for page in listing_pages(manifests.document(store, listing)))
     wanted = {one.path: one.key for one in listed_in(pages) if one.key in keys}
     root = manifests.root_of(store, manifest)
@@ -337,7 +337,7 @@ def _missing_of(survey: Survey) -> int:
 
 
 def _keys_of(units: Iterable[Unit], most: int) -> set[str]:
-    """Of all files in these units; none where they are more than ``most``. Blocking."""
+    """The keys of all files in these units; empty if they are more than ``most``. Blocking."""
     keys: set[str] = set()
     for unit in units:
         keys.update(file.identity.key for file in unit.files)
@@ -352,12 +352,12 @@ def _folders(uri: BucketUri) -> list[str]:
 
 
 def _by_path(files: Listing) -> Listing:
-    """Most upstreams list in the order of paths; otherwise this takes 600 MB for a million files. Blocking."""
+    """Most upstreams list in path order; otherwise this takes 600 MB for a million files. Blocking."""
     return files if files.is_sorted else Listing(sorted(files, key=attrgetter("path")))
 
 
 _UNITS_AT_ONCE: Final = 250
-_MOST_BEFORE: Final = 200_000  # files, some 150 MB of places
+_MOST_BEFORE: Final = 200_000  # files; some 150 MB of layouts
 _EVERYTHING: Final = ("",)
 _MOST_PROBLEMS: Final = 10  # named in one error
 
@@ -372,24 +372,22 @@ class Selected:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Lists and selects, within limits."""
-
     limit_files: int
     limit_bytes: int
 
     async def select(self, wanted: WeightsSource, source: Source, resolution: Resolution) -> Selected:
-        """What of the source is wanted.
+        """Select the wanted files of the source.
 
         Raises:
-            NoFilesMatchedError, InvalidSourceError, LimitExceededError, or whatever the upstream's failure is.
+            NoFilesMatchedError, InvalidSourceError, LimitExceededError, or the upstream's failure.
         """
         within = literal_prefixes(wanted.patterns)
         selected = Selected(Listing(), ())
         if within != _EVERYTHING:
             selected = await asyncio.to_thread(_select, wanted, await self._list(wanted, source, resolution, within))
-        # A pattern that matched nothing there may match elsewhere (ignored there), or nearly (the hint). Then everything is
-        # listed after all, so that what a user reads does not depend on how it was found out; unless that is over the
-        # limit, and something was selected.
+        # A pattern that matched nothing there may match elsewhere (ignored there), or nearly (the hint). Then
+        # everything is listed after all, so that warnings and errors do not depend on what was listed first; unless
+        # that exceeds the limit and something was selected.
         if not selected.files or selected.warnings:
             try:
                 listed = await self._list(wanted, source, resolution, _EVERYTHING)
@@ -428,7 +426,7 @@ class Selector:
 
 
 def _problems(files: Listing) -> Iterator[str]:
-    """Why these files cannot be a tree, each name escaped."""
+    """Why these files cannot be a tree, with each name escaped."""
     impossible = set[str]()
     for file in files:
         try:
@@ -440,7 +438,7 @@ def _problems(files: Listing) -> Iterator[str]:
 
 
 def _select(wanted: WeightsSource, listed: Listing) -> Selected:
-    """In a thread, because a million files take seconds."""
+    """Takes seconds for a million files: call in a thread."""
     if not (wanted.patterns.allow or wanted.patterns.ignore):
         return Selected(listed, ())
     selection = select([file.path for file in listed], wanted.patterns)

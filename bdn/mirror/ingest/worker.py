@@ -1,4 +1,4 @@
-"""Takes mirrors from the database and works on them. Any number of workers; a killed one's mirrors are taken over."""
+"""Workers claim mirrors from the database and run them. Any number may run; they resume mirrors of killed workers."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ CLAIM_SECONDS: Final = 15.0
 RENEW_SECONDS: Final = 3.0
 FLUSH_SECONDS: Final = 0.5
 POLL_SECONDS: Final = 1.0
-_REPAIR: Final = "repair"  # whom identity tokens are for, in place of a mirror
+_REPAIR: Final = "repair"  # the job in identity tokens, in place of a mirror
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Works on up to ``jobs`` mirrors at once, and on one more of an organisation that has no other mirror at work.
+    """Works on up to ``jobs`` mirrors at once, and on one more of an organisation without a running mirror.
 
     So the mirrors of one organisation, however slow, do not delay the first mirror of another.
     """
@@ -68,13 +68,13 @@ class Worker:
     ingest: Ingest
     jobs: int
     on_transferred: Callable[[int], None]
-    at_work: dict[str, Progress]  # by mirror; whoever is asked in this process how far it is looks here, too
+    at_work: dict[str, Progress]  # by mirror; callers in this process read progress here
     name: str = field(default_factory=lambda: f"{socket.gethostname()[:200]}:{os.getpid()}:{os.urandom(4).hex()}")
     _claims: Iterator[int] = field(default_factory=itertools.count)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Work in the background until the block ends; then give unfinished mirrors back."""
+        """Work in the background until the block ends; then release unfinished mirrors."""
         try:
             async with in_background(self._take_work()):
                 yield
@@ -91,13 +91,13 @@ class Worker:
         def ended(work: asyncio.Task[None]) -> None:
             at_work.discard(work)
             free.release()
-            new_work.change()  # a claim that was limited to idle organisations is tried again
+            new_work.change()  # retries a claim that was limited to idle organisations
 
         async with asyncio.TaskGroup() as works:
             while True:
                 await free.acquire()
                 changes = new_work.changes
-                # A new name for each claim: one that ran out may be taken again by this very worker.
+                # A new name for each claim: this very worker may claim a mirror again after its claim expired.
                 claimant = f"{self.name}:{next(self._claims)}"
                 claimed = None
                 with self._surviving():
@@ -123,10 +123,10 @@ class Worker:
     @staticmethod
     @contextmanager
     def _surviving() -> Iterator[None]:
-        """Whatever happens to one mirror, the worker and with it everybody else's mirrors go on."""
+        """A failure of one mirror ends neither the worker nor its other mirrors."""
         try:
             yield
-        except BdnError as error:  # the database is away: the claim runs out, and the mirror goes on when it is back
+        except BdnError as error:  # the database is away: the claim expires, and the mirror is resumed when it is back
             logger.warning("worker cannot go on with a mirror now", extra={"error": str(error)})
         except Exception:
             logger.exception("worker failed; the mirror's claim will run out, and somebody goes on with it")
@@ -138,7 +138,6 @@ class Worker:
             await self._work_on(mirror, claimant)
 
     async def _work_on(self, mirror: MirrorState, claimant: str) -> None:
-        """Bring a claimed mirror to its end."""
         row = mirror.row
         logger.info("mirroring", extra={"mirror": row.id, "sources": len(mirror.sources)})
 
@@ -150,10 +149,10 @@ class Worker:
             async with self.database.write() as session:
                 await mirrors.release_claims(session, claimant)
         finally:
-            # It is another one when the claim ran out, and this very worker took the mirror again.
+            # Another entry if the claim expired and this very worker claimed the mirror again.
             if self.at_work.get(row.id) is progress:
                 del self.at_work[row.id]
-            self.database.watch.notify(row.id)  # what was under way is not any more
+            self.database.watch.notify(row.id)  # nothing is under way any more
 
     async def _run(self, mirror: MirrorState, progress: Progress) -> None:
         row = mirror.row
@@ -220,7 +219,7 @@ def _is_stopping() -> bool:
 
 @dataclass(frozen=True)
 class Ingest:
-    """Takes one mirror from SYNCING to READY or FAILED. Resumable at any point: what is stored is not fetched again."""
+    """Runs one mirror from SYNCING to READY or FAILED. Resumable at any point: stored chunks are not fetched again."""
 
     database: Database
     surveyor: Surveyor
@@ -229,12 +228,12 @@ class Ingest:
     _copies: SingleFlight[str, Known] = field(default_factory=SingleFlight)
 
     async def run(self, mirror: MirrorState, progress: Progress) -> None:
-        """Work on all sources that are not done; a source's failure is its own.
+        """Work on all sources that are not READY; a source's failure does not stop other sources.
 
         Raises:
-            BdnError: the first source's failure, after all sources have come to an end.
-            PushGivenUpError: nobody sends what it waits for.
-            ClaimLostError, DatabaseUnavailableError: at once; the mirror is not this worker's any more, or not now.
+            BdnError: the first source's failure, after all sources have ended.
+            PushGivenUpError: the mirror is a push whose client makes no more calls.
+            ClaimLostError, DatabaseUnavailableError: at once; this worker lost the mirror, or cannot work on it now.
         """
         if mirrors.is_push(mirror):
             raise PushGivenUpError(mirror.sources[0].source)
@@ -265,9 +264,12 @@ class Ingest:
             raise failures[min(failures)]
 
     async def _waiting_for_the_store(self, mirror: MirrorRow, row: MirrorSourceRow, progress: Progress) -> None:
-        """The source again and again while the store is away, for as long as upstreams are; what is stored is not fetched again."""
+        """Copy a source, and retry while the store is away, as long as for upstreams.
+
+        Stored chunks are not fetched again.
+        """
         retries = self.copier.reader.retries
-        policy = replace(retries.policy, attempts=1)  # each is many requests
+        policy = replace(retries.policy, attempts=1)  # each attempt makes many requests
         outage = Outage(policy)
         while True:
             began = retries.budgets.clock()
@@ -277,11 +279,11 @@ class Ingest:
                 raise
             except StoreUnavailableError as error:
                 counters = progress.counters[row.position]
-                if counters.transferred > row.bytes_transferred:  # it was there meanwhile
+                if counters.transferred > row.bytes_transferred:  # the store was available meanwhile
                     outage = Outage(policy)
                 row.bytes_transferred, row.bytes_reused = counters.transferred, counters.reused
                 failure = error
-            await progress.flush()  # the next attempt begins with what the database knows
+            await progress.flush()  # the next attempt starts from the counts in the database
             await retries.wait_out(failure, outage, began)
 
     async def _source(self, mirror: MirrorRow, row: MirrorSourceRow, progress: Progress) -> None:
@@ -312,17 +314,17 @@ class Ingest:
                     async with progress.writing() as session:
                         await chunks.of(session, chunks.keep_only, set_id, names, self.database.now())
                 revision = survey.resolution.revision
-                del survey  # hundreds of megabytes of a million files
+                del survey  # hundreds of megabytes for a million files
                 await self._publish(
                     reader, row, wanted, writer=writer, root=root, listing=listing, progress=progress, revision=revision
                 )
             except SetEndedError:
-                raise ClaimLostError from None  # somebody canceled it
+                raise ClaimLostError from None  # the mirror was canceled
 
     async def restore(self, row: MirrorSourceRow, organisation: str, team: str | None) -> None:
-        """Copy again what the store lost of a READY source, as it was resolved then, into a set that nothing keeps.
+        """Copy what the store lost of a READY source again, as it was resolved then, into a temporary set.
 
-        A manifest that refers to these chunks has them again. Raises ``BdnError``.
+        Manifests that refer to these chunks have them again. Raises ``BdnError``.
         """
         wanted = WeightsSourceBody.model_validate(row.request).to_core()
         progress = Progress(self.database, None, "", lambda _: None, {0: SourceCounters()})
@@ -340,7 +342,7 @@ class Ingest:
                 await chunks.of(session, chunks.end, [set_id], chunks.NO_GRACE)
 
     async def _write_listing(self, survey: Survey, row: MirrorSourceRow, organisation: str) -> Digest:
-        """Keep what the upstream listed, for the next mirror of the source, in a set that no grant opens."""
+        """Store what the upstream listed, for the next mirror of the source, in a set that no grant opens."""
         async with self.database.write() as session:
             set_id = await chunks.of(session, chunks.begin, listing_owner(row.mirror_id, row.position))
         writer = SetWriter(self.database, self.copier.store, set_id, organisation)
@@ -356,16 +358,18 @@ class Ingest:
     async def _reuse_published(
         self, reader: str, row: MirrorSourceRow, wanted: WeightsSource, resolution: Resolution, progress: Progress
     ) -> bool:
-        """Whether this commit was published before; then it is READY without being listed, because a commit never changes.
+        """Whether this commit was published before.
 
-        Not where some of it is damaged: then it is surveyed like a new one, and what is damaged is fetched. A bucket has no
-        commits and has to be listed. Access was checked: resolving asked the upstream with the credentials of this request.
+        If so, it is READY without a listing, because a commit never changes.
+
+        If some of it is damaged, it is surveyed like a new commit, and what is damaged is fetched. A bucket has no
+        commits and must be listed. Access was checked: resolving sent this request's credentials to the upstream.
         """
         async with progress.writing() as session:
             known = await published_before(session, reader, wanted, resolution.revision)
             if known is None or known.manifest is None:
                 return False
-            await manifests.lock(session, [known.manifest])  # an eviction or a collection of it goes first, or it waits
+            await manifests.lock(session, [known.manifest])  # a concurrent eviction or collection is over, or waits
             found = await published_before(session, reader, wanted, resolution.revision)
             if found is None or found.manifest != known.manifest:
                 return False
@@ -395,7 +399,7 @@ class Ingest:
         return True
 
     async def _announce(self, row: MirrorSourceRow, survey: Survey, progress: Progress) -> None:
-        """Totals, before the first byte. What an earlier attempt transferred is not counted as reused again."""
+        """Write the totals, before the first byte. What an earlier attempt transferred is not counted as reused again."""
         counters = progress.counters[row.position]
         counters.reused = max(0, survey.bytes_total - counters.transferred - survey.bytes_missing)
         async with progress.writing() as session:
@@ -424,7 +428,6 @@ class Ingest:
         progress: Progress,
         revision: str | None,
     ) -> None:
-        """Raises ``SetEndedError``."""
         name, organisation = root.digest.hex, organisation_of(reader)
         async with progress.writing() as session:
             now = self.database.now()
@@ -454,7 +457,6 @@ class Ingest:
 
 
 def _write_listing(survey: Survey, writer: SetWriter) -> Digest:
-    """Put the pages and the root of what was listed. Blocking."""
     listing = ListingWriter()
     for file in survey.files:
         for page in listing.add(file):
@@ -465,7 +467,6 @@ def _write_listing(survey: Survey, writer: SetWriter) -> Digest:
 
 
 def _names(survey: Survey, root: Root) -> set[Digest]:
-    """Every chunk of the manifest. Blocking."""
     chunks = {chunk for one in survey.known.values() for chunk in one.chunks.values()}
     return {root.digest, *(page.digest for page in root.pages), *chunks}
 
@@ -473,9 +474,9 @@ def _names(survey: Survey, root: Root) -> set[Digest]:
 async def published_before(
     session: ReadSession, reader: str, wanted: WeightsSource, revision: str | None, *, is_newest: bool = False
 ) -> MirrorSourceRow | None:
-    """A READY source of this organisation or team with the same repository, revision and patterns, none of it damaged.
+    """A READY source of this organisation or team with the same repository, revision and patterns, and without damage.
 
-    With ``is_newest`` and without a revision: the newest one that was asked for by this name. Of a whole checkpoint the push.
+    With ``is_newest`` and without a revision: the newest one requested by this name. For a whole checkpoint: its push.
     """
     rows: list[MirrorSourceRow] = []
     organisation = organisation_of(reader)

@@ -1,7 +1,7 @@
-"""Training caches: who may mount which, in which cluster, how much they held, and what of them is to be removed.
+"""Training caches: grants to mount them, pinning to a cluster, sizes and summaries, removal.
 
-The caches themselves are directories on volumes that the nodes of a cluster share, and agents make them. A project is pinned to the
-cluster whose cache was asked for first.
+Agents create the caches, as directories on volumes that the nodes of a cluster share. A project is pinned to the
+cluster for which its first cache was requested.
 """
 
 import asyncio
@@ -33,25 +33,25 @@ from bdn.wire.cache_schema import (
 from bdn.wire.grants import CacheGrant, GrantSigner
 from bdn.wire.shapes import moment
 
-GRANT_SECONDS: Final = 900.0  # within which the node that the grant is for has opened the directories
+GRANT_SECONDS: Final = 900.0  # within which the granted node must open the directories
 
 
 @dataclass(frozen=True)
 class TrainingCaches:
-    """The service behind ``/caches``. ``limit_bytes`` is that of projects without one of their own."""
+    """The service behind ``/caches``. ``limit_bytes`` applies to projects without a limit of their own."""
 
     database: Database
     signer: GrantSigner
     limit_bytes: int
 
     async def grant(self, body: CacheRequest, organisation: str, team: str | None) -> CacheGrantDocument:
-        """What lets a node of the cluster mount the caches of the project, which is made and pinned if it was not.
+        """Let a node of the cluster mount the project's caches. Creates and pins the project if necessary.
 
         Raises:
             InvalidRequestError: several teams have a project of this name.
-            CacheAffinityError: the job has to run elsewhere.
-            CacheNotSharedError: the project's cache in this cluster lies on another volume.
-            CacheOverQuotaError: it holds too much.
+            CacheAffinityError: the job must run in another cluster.
+            CacheNotSharedError: the project's cache in this cluster is on another volume.
+            CacheOverQuotaError: the cache exceeds its limit.
         """
         async with self.database.write() as session:
             now = self.database.now()
@@ -78,14 +78,12 @@ class TrainingCaches:
         )
 
     async def record(self, project: str, cluster: str, body: CacheSummaryBody) -> CacheDirectory:
-        """Keep what an agent found, unless a later look is known.
+        """Store an agent's summary, unless a later one is stored.
 
-        Raises ``InvalidRequestError``; ``NotFoundError``: the project has no cache on this volume of the cluster.
+        Raises ``InvalidRequestError``; ``NotFoundError`` if the project has no cache on this volume of the cluster.
         """
         await asyncio.to_thread(unpack, body.packed)
-        captured_at = min(
-            body.timestamp.timestamp(), self.database.now()
-        )  # a later summary could not replace one of the future
+        captured_at = min(body.timestamp.timestamp(), self.database.now())  # later summaries must replace it
         async with self.database.write() as session:
             row = await caches.directory(session, project, cluster)
             if row is None or row.volume != body.volume_id:
@@ -101,7 +99,7 @@ class TrainingCaches:
         )
 
     async def listed(self, organisation: str, team: str | None) -> Caches:
-        """All caches of an organisation, or of a team, and what is left of deleted projects."""
+        """All caches of an organisation or team, and unfinished removals of deleted projects' caches."""
         async with self.database.read() as session:
             found = await caches.listed(session, organisation, team)
             left = await caches.removals(session, organisation)
@@ -109,7 +107,10 @@ class TrainingCaches:
         return Caches(items=[self._document(one) for one in found], removals=removals)
 
     async def summary(self, organisation: str, team: str | None, project: str) -> CacheSummaryDocument:
-        """The newest of the pinned cluster; of a project without one now, and no files. Raises ``NotFoundError``: no such project."""
+        """The newest summary from the pinned cluster; an empty one if there is none.
+
+        ``NotFoundError``: no such project.
+        """
         async with self.database.read() as session:
             row = await projects.find(session, organisation, project, team)
             if row is None:
@@ -121,16 +122,16 @@ class TrainingCaches:
         return CacheSummaryDocument(timestamp=moment(held.captured_at), project_id=held.project, file_summaries=files)
 
     async def limit(self, organisation: str, project: str, body: CacheLimit) -> ProjectCache:
-        """Set how much a project's cache may hold. Raises ``NotFoundError``: there is none."""
+        """Limit the size of a project's cache. Raises ``NotFoundError`` if there is none."""
         async with self.database.write() as session:
             pin = await _pinned(session, organisation, project)
             pin.cache_limit_bytes = body.limit_bytes
         return await self._one(organisation, pin)
 
     async def forget_volume(self, organisation: str, project: str, cluster: str) -> ProjectCache:
-        """The next job in the cluster has the cache on whatever volume its node has; what lies on the one before stays there.
+        """Detach the cache from its volume: the next job's node decides the new volume. Data on the old volume stays.
 
-        Raises ``NotFoundError``: there is none, or not in this cluster.
+        Raises ``NotFoundError`` if the project has no cache in this cluster.
         """
         async with self.database.write() as session:
             pin = await _pinned(session, organisation, project)
@@ -166,9 +167,9 @@ class TrainingCaches:
 
 
 async def forget_caches(session: WriteSession, project: ProjectRow, now: float) -> None:
-    """A project is deleted with this transaction, after this: so are its caches, in each cluster by the next agent that has their volume.
+    """Record the removal of a project's caches, in the transaction that deletes the project afterwards.
 
-    The caller has made sure that no job runs.
+    In each cluster, the next agent with the volume removes the cache. The caller has made sure that no job runs.
     """
     for row in await caches.forget(session, project.id):
         operation_id = CACHE_REMOVAL.new_id()
@@ -199,7 +200,7 @@ async def _pinned(session: ReadSession, organisation: str, project: str) -> Proj
 
 
 def _check_place(body: CacheRequest, pinned: str) -> None:
-    """The node that asks has what its job asks for. Raises ``CacheAffinityError``."""
+    """Raises ``CacheAffinityError`` if the job must run in another cluster than the requesting node's."""
     offering = {body.cluster, *(body.offered_in or ())} | ({pinned} if body.gpu_type is None else set())
     cluster = place(
         body.project,

@@ -1,4 +1,4 @@
-"""What a commit describes: files, and where their bytes lie in the chunks of the push. Blocking."""
+"""What a commit describes: files, and the positions of their bytes in the chunks of the push. Blocking."""
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
@@ -19,9 +19,10 @@ from bdn.wire.push_schema import PushedFile
 
 
 def placed_files(files: Sequence[PushedFile], limit: int) -> list[PlacedFile]:
-    """The files in the order of their paths. A slab is some files that follow each other in that order, and nothing else.
+    """The files in path order. A slab contains consecutive files in that order, and nothing else.
 
-    So whoever may read the checkpoint may read every byte of its chunks. Raises ``LimitExceededError``, ``InvalidRequestError``.
+    So a reader of the checkpoint may read every byte of its chunks. Raises ``LimitExceededError``,
+    ``InvalidRequestError``.
     """
     if len(files) > limit:
         raise LimitExceededError("files of the push", len(files), limit)
@@ -31,7 +32,7 @@ def placed_files(files: Sequence[PushedFile], limit: int) -> list[PlacedFile]:
             raise UnsafePathError("a path is listed twice")
         check_tree(by_path)
         return sorted(_placed(sorted(by_path.items())), key=attrgetter("path"))
-    except ValueError as error:  # an UnsafePathError is one
+    except ValueError as error:  # includes UnsafePathError
         raise InvalidRequestError(f"files: {error}") from error
 
 
@@ -61,7 +62,7 @@ def _in_slab(files: Sequence[tuple[str, int, Digest]], name: str, size: int) -> 
 
 
 def chunk_sizes(files: Iterable[PlacedFile]) -> dict[Digest, int]:
-    """Every chunk of these files, and its size if they are what they say. Raises ``InvalidRequestError``."""
+    """Every chunk of these files, with the size that the files imply. Raises ``InvalidRequestError``."""
     sizes: dict[Digest, int] = {}
     for file in files:
         layout = file.layout
@@ -76,7 +77,7 @@ def chunk_sizes(files: Iterable[PlacedFile]) -> dict[Digest, int]:
 
 
 def slabs_of(files: Iterable[PlacedFile]) -> dict[Digest, set[tuple[int, int, Digest]]]:
-    """The slabs, and offset, size and digest of the files in each."""
+    """Offset, size and digest of the files in each slab."""
     slabs: dict[Digest, set[tuple[int, int, Digest]]] = {}
     for file in files:
         if (lies := file.layout.slice) is not None:
@@ -85,7 +86,7 @@ def slabs_of(files: Iterable[PlacedFile]) -> dict[Digest, set[tuple[int, int, Di
 
 
 def check_slab(store: ChunkStore, slab: Digest, files: Iterable[tuple[int, int, Digest]]) -> None:
-    """Read a slab: the files in it have these digests. Raises ``InvalidRequestError``, ``DocumentDamagedError``."""
+    """Verify the digests of the files in a slab. Raises ``InvalidRequestError``, ``DocumentDamagedError``."""
     content = memoryview(manifests.document(store, slab))
     for offset, size, digest in files:
         if digest_of(content[offset : offset + size]) != digest:

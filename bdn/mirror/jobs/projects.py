@@ -1,6 +1,6 @@
-"""Teams, their projects, and the checkpoints that jobs pushed in the name of these: listed and deleted.
+"""Teams, their projects, and the checkpoints that jobs pushed for these: listing and deletion.
 
-Where a method takes ``team``, None is whoever asks for all of the organisation; what is another team's is NOT_FOUND.
+With ``team`` None, a method covers the whole organisation; otherwise, other teams' objects are NOT_FOUND.
 """
 
 import asyncio
@@ -30,19 +30,17 @@ _NAMED: Final = 10
 
 @dataclass(frozen=True)
 class Projects:
-    """The service behind ``/teams``, ``/projects`` and ``/checkpoints``."""
-
     database: Database
 
     async def make_team(self, organisation: str, name: str) -> Team:
-        """A new team, or the one of this name."""
+        """Create a team, or return the existing team of this name."""
         async with self.database.write() as session:
             await projects.make_team(session, organisation, name, self.database.now())
             (row,) = await projects.teams(session, organisation, name)
         return _team(row)
 
     async def teams(self, organisation: str, team: str | None) -> list[Team]:
-        """Those of an organisation, oldest first. The one named Default is there from the first look on."""
+        """The teams of an organisation, oldest first. The first call creates the team named Default."""
         async with self.database.read() as session:
             found = await projects.teams(session, organisation)
         if not any(row.name == DEFAULT_TEAM for row in found):
@@ -52,20 +50,21 @@ class Projects:
         return [_team(row) for row in found if team in (None, row.name)]
 
     async def projects(self, organisation: str, team: str | None) -> list[Project]:
-        """Oldest first."""
         async with self.database.read() as session:
             found = await projects.listed(session, organisation, team)
         return [_project(one) for one in found]
 
     async def remove_project(self, organisation: str, team: str | None, name: str) -> Project:
-        """Delete a project, by its id or name, with all its checkpoints and training caches, for ever. What was mirrored from those stays.
+        """Delete a project, by its id or name, with its checkpoints and training caches, for good.
 
-        Checkpoints go some at a time; whoever was killed says it again. Returns it as it was at the beginning.
+        What was mirrored from these stays. Checkpoints are deleted in batches; after a crash, the operator repeats the
+        request. Returns the project as it was before.
 
         Raises:
-            NotFoundError: there is none, or it is another team's.
-            InvalidRequestError: several teams have one of this name.
-            InUseError: a push of it goes on, or a job volume has its training cache mounted; a push that began meanwhile leaves it with what it still has.
+            NotFoundError: there is no such project, or it is another team's.
+            InvalidRequestError: several teams have a project of this name.
+            InUseError: a push of the project is active, or a job volume has its training cache mounted. A push that
+                begins during the deletion leaves the project with its remaining checkpoints.
         """
         async with self.database.read() as session:
             row = await projects.find(session, organisation, name, team)
@@ -77,7 +76,6 @@ class Projects:
         return _project(state)
 
     async def _remove_some(self, project: ProjectRow) -> bool:
-        """Whether it is gone."""
         async with self.database.write() as session:
             if not await projects.lock(session, project.id):
                 return True
@@ -92,12 +90,11 @@ class Projects:
                 await projects.forget(session, project.id)
         return is_last
 
-    # --- what was pushed ---
+    # --- checkpoints ---
 
     async def checkpoints(
         self, organisation: str, team: str | None, project: str | None, job: str | None
     ) -> list[Checkpoint]:
-        """Oldest first."""
         async with self.database.read() as session:
             found = await checkpoints.listed(session, organisation, team, project=project, job=job)
             syncing = await checkpoints.syncing(session, organisation)
@@ -106,7 +103,7 @@ class Projects:
     async def remove(
         self, checkpoint_id: str, organisation: str, team: str | None = None, why: str = "it was deleted"
     ) -> Checkpoint:
-        """Delete a checkpoint for ever. What was mirrored from it stays."""
+        """Delete a checkpoint for good. What was mirrored from it stays."""
         async with self.database.write() as session:
             state = await checkpoints.get(session, organisation, checkpoint_id, team)
             document = _checkpoint(state, set())
@@ -119,7 +116,7 @@ class Projects:
         await events.record(session, self.database.now(), gone_events(row.organisation, str(state.uri), gone, why))
 
     async def keep_expiring(self, keep_seconds: float) -> None:
-        """For ever delete checkpoints that were committed longer ago than this."""
+        """Run until canceled: delete checkpoints that were committed more than ``keep_seconds`` ago."""
         while True:
             with suppress(BdnError):  # the database is away; or another process was faster
                 async with self.database.read() as session:
@@ -130,13 +127,13 @@ class Projects:
 
 
 def gone_events(organisation: str, source: str, manifests: Sequence[str], why: str) -> list[Event]:
-    """That nothing names these manifests any more, which were a checkpoint."""
+    """Events that no checkpoint names these manifests any more."""
     facts: dict[str, Fact] = {"source": source, "why": why}
     return [events.event_of("replaced", facts, manifest, organisation=organisation) for manifest in manifests]
 
 
 async def _check_idle(session: WriteSession, project: ProjectRow, now: float) -> None:
-    """Refuse while a push of the project is active, or a job has its training cache mounted."""
+    """Reject while a push of the project is active or a job has its training cache mounted."""
     at_work = [
         row.id
         for row, uri in await mirrors.pushes(session, project.organisation)

@@ -1,9 +1,9 @@
-"""Pushes: mirrors whose bytes come from inside, chunk by chunk, and which become checkpoints.
+"""Pushes: mirrors whose bytes jobs send, chunk by chunk, and which become checkpoints.
 
-A push is a mirror at work that no worker has: so it is seen, counted and canceled as every mirror is. It is claimed by ``PUSHED`` as
-long as its caller calls. After ``GIVEN_UP_SECONDS`` without a call a worker claims it, and it fails. A push has a set, which refers to
-the chunks that were sent, and to those that need not be sent. A commit makes another set, of the chunks that it names.
-What was sent is collected like everything that nothing refers to; until then the next push of its team finds it.
+A push is a running mirror without a worker, so it is listed, counted and canceled like every mirror. ``PUSHED`` claims
+it while its client makes calls. After ``GIVEN_UP_SECONDS`` without a call a worker claims it, and it fails. The set of
+a push refers to the chunks that were sent and to those that need not be sent. A commit makes another set, of the chunks
+that it names. Sent chunks without references are collected; until then the team's next push finds them.
 """
 
 import asyncio
@@ -63,15 +63,15 @@ from bdn.wire.shapes import body_of, moment
 
 _Answer = TypeVar("_Answer")
 GIVEN_UP_SECONDS: Final = 3600.0
-_MOUNT: Final = "/checkpoint"  # where a grant of the push itself places it
+_MOUNT: Final = "/checkpoint"  # in the grant of the push itself
 _NAMED_MISSING: Final = 10
-_KNOWN: Final = 10_000  # pushes whose owner is remembered
+_KNOWN: Final = 10_000  # pushes in ``_owned``
 _CHUNKS_AT_ONCE: Final = 2000  # of one transaction
 _SLABS_AT_ONCE: Final = 8  # of 8 MiB of memory each
 
 
 def _named(source: str) -> CheckpointUri:
-    """The one checkpoint of one job that a push is for. Raises ``InvalidSourceError``."""
+    """Parse the source of a push: one checkpoint of one job. Raises ``InvalidSourceError``."""
     uri = parse_source(source)
     if not isinstance(uri, CheckpointUri) or uri.job is None or uri.checkpoint is None:
         raise InvalidSourceError(
@@ -81,7 +81,7 @@ def _named(source: str) -> CheckpointUri:
 
 
 def _ended(push_id: str, row: MirrorRow | None = None) -> BdnError:
-    """Why a push accepts no more calls: its quota failure, repeated to each call; NotFoundError otherwise."""
+    """Why a push accepts no more calls: its quota failure, repeated to each call; otherwise ``NotFoundError``."""
     error = row.error if row else None
     if error and error["code"] == QuotaExceededError.code:
         return QuotaExceededError(**error["details"])
@@ -90,7 +90,7 @@ def _ended(push_id: str, row: MirrorRow | None = None) -> BdnError:
 
 @dataclass(eq=False, slots=True)
 class _Owned:
-    """A push that goes on: whose project it is for, which checkpoint, and its set.
+    """An open push: the scope of its project, its checkpoint, and its set.
 
     ``admitted`` counts the bytes of chunks before they are stored.
     """
@@ -102,7 +102,7 @@ class _Owned:
     admitted: Batched[tuple[Digest, int], int] = field(init=False)
 
     def is_of(self, pusher: PushAccess | None) -> bool:
-        """Whether it is this one's organisation's and team's, or nobody is asked for."""
+        """Whether it belongs to the pusher's organisation and team; always for None."""
         return pusher is None or (
             pusher.organisation == self.scope.organisation and pusher.team in (None, self.scope.team)
         )
@@ -112,7 +112,7 @@ class _Owned:
 class Pushes:
     """The service behind ``/pushes``.
 
-    ``limit_bytes`` is that of an organisation's checkpoints together, and likewise of what its pushes sent and did not commit yet.
+    ``limit_bytes`` limits an organisation's checkpoints together and, separately, the uncommitted bytes of its pushes.
     """
 
     database: Database
@@ -125,11 +125,12 @@ class Pushes:
     _owned: dict[str, _Owned] = field(default_factory=dict)
 
     async def begin(self, source: str, pusher: PushAccess, data_port: int | None) -> Push:
-        """A new push, or the one of the same checkpoint that goes on.
+        """Begin a push, or return the open push of the same checkpoint.
 
         Raises:
-            NotPermittedError: the bearer's grant is for others.
-            InvalidSourceError, InvalidRequestError: it names no checkpoint of one job, or no project of one team.
+            NotPermittedError: the bearer's grant is for other checkpoints.
+            InvalidSourceError, InvalidRequestError: the source is not one checkpoint of one job, or not of one team's
+                project.
         """
         uri, organisation = _named(source), pusher.organisation
         if not pusher.may_push(uri):
@@ -150,7 +151,7 @@ class Pushes:
                     await mirrors.insert(session, fresh, organisation, key, [request], now=now, team=team)
                     await mirrors.begin_push(session, fresh, now, now + GIVEN_UP_SECONDS)
             except IntegrityError:
-                continue  # somebody else was faster
+                continue  # another request was faster
             push_id = fresh
         push = await self._get(push_id, pusher)
         async with self.database.write() as session:
@@ -159,7 +160,7 @@ class Pushes:
         return Push(push_id=push_id, expires_at=expires_at, data_port=data_port)
 
     async def committed(self, source: str, pusher: PushAccess) -> CommittedPush:
-        """The push that brought the newest version of a checkpoint, which this pusher may push. Raises ``NotFoundError``."""
+        """The push of a checkpoint's newest version, if this pusher may push the checkpoint. Raises ``NotFoundError``."""
         uri = _named(source)
         async with self.database.read() as session:
             found = await checkpoints.committed(session, pusher.organisation, pusher.team, uri)
@@ -169,9 +170,10 @@ class Pushes:
         return CommittedPush(push_id=push_id, source=str(uri), committed_at=moment(committed_at))
 
     async def missing(self, push_id: str, pusher: PushAccess, wanted: Sequence[Digest]) -> list[Digest]:
-        """The chunks that have to be sent. This team pushed the others, or the pusher may read them; the push refers to them now.
+        """The chunks that must be sent.
 
-        A chunk of another team is answered as one that does not exist.
+        The push now refers to all other chunks, which its team pushed or the pusher may read. A chunk of another team
+        is reported as missing, like a chunk that does not exist.
         """
         push = await self._get(push_id, pusher)
         set_id, teams = push.writer.set_id, _counted_on(pusher, push.scope)
@@ -183,15 +185,18 @@ class Pushes:
         return [chunk for chunk in dict.fromkeys(wanted) if chunk not in held]
 
     async def check(self, bearer: str | None, push_id: str) -> str:
-        """The organisation of the push, checked for this bearer. ``NotFoundError``: a foreign push, or one that has ended."""
+        """Authorize a bearer for a push. Returns the push's organisation.
+
+        ``NotFoundError``: a foreign push, or an ended one.
+        """
         pusher = await self.access.pusher(bearer)
         return (await self._get(push_id, None if pusher.is_operator else pusher)).scope.organisation
 
     async def admit(self, push_id: str, chunk: Digest, size: int) -> tuple[SetWriter, int]:
-        """Count a chunk, which came whole, before it is stored. Returns what stores it, and the counted bytes.
+        """Count a chunk that arrived whole, before it is stored. Returns the writer for it, and the counted bytes.
 
-        Raises ``QuotaExceededError``: it goes beyond the organisation's limit of uncommitted bytes. Its push fails, which frees
-        its bytes for other pushes.
+        Raises ``QuotaExceededError`` if it exceeds the organisation's limit of uncommitted bytes. The push then fails,
+        which frees its bytes for other pushes.
         """
         push = await self._get(push_id, None)
         try:
@@ -225,22 +230,21 @@ class Pushes:
             await mirrors.add_transferred(session, push_id, -size)
 
     async def why_ended(self, push_id: str) -> BdnError:
-        """Why a push that ended meanwhile accepts no more calls."""
         async with self.database.read() as session:
             return _ended(push_id, await session.get(MirrorRow, push_id))
 
     async def commit(
         self, push_id: str, pusher: PushAccess, request: CommitRequest, *, is_agent: bool = False
     ) -> Mirror:
-        """Make the checkpoint visible, whole; said again, the same answer.
+        """Make the whole checkpoint visible. A repeated commit gets the same answer.
 
-        A grant to push reads nothing, so the answer to its bearer has no grant to read; except for an agent, which keeps the
-        newest checkpoint of its job.
+        A grant to push does not permit reading, so the answer to its bearer contains no grant to read; an agent gets
+        one, because it stores the newest checkpoint of its job.
 
         Raises:
-            ChunksMissingError: some of it is not here.
-            InvalidRequestError: it is no tree of files, or the chunks do not make up their files.
-            LimitExceededError, QuotaExceededError: it is too much.
+            ChunksMissingError: some chunks were not sent.
+            InvalidRequestError: the files are not a tree, or the chunks do not make up the files.
+            LimitExceededError, QuotaExceededError: too many files or bytes.
             NotFoundError: the push has ended otherwise.
         """
         files = await self._in_thread(placed_files, request.files, self.limit_files)
@@ -248,7 +252,7 @@ class Pushes:
         if (done := await self._committed(push_id, pusher, files)) is not None:
             return done if is_reader else _unreadable(done)
         push = await self._get(push_id, pusher)
-        owner = f"{push.id}/{secrets.token_hex(6)}"  # of this commit: one that is said twice at once has two
+        owner = f"{push.id}/{secrets.token_hex(6)}"  # of this commit: two concurrent commits of one push have two
         async with self.database.write() as session:
             await self._go_on(session, push)
             set_id = await chunks.of(session, chunks.begin, owner)
@@ -263,14 +267,12 @@ class Pushes:
             raise await self.why_ended(push.id) from None
         finally:
             async with self.database.write() as session:
-                await chunks.of(
-                    session, chunks.end_of, owner, self.database.now()
-                )  # which has ended where it was published
+                await chunks.of(session, chunks.end_of, owner, self.database.now())  # no-op once published
         done = await self.requests.get(push_id, pusher.organisation, pusher.team)
         return done if is_reader else _unreadable(done)
 
     async def _committed(self, push_id: str, pusher: PushAccess, files: Sequence[PlacedFile]) -> Mirror | None:
-        """The push that has become this very checkpoint."""
+        """The push, if it has become exactly this checkpoint."""
         with suppress(NotFoundError):
             done = await self.requests.get(push_id, pusher.organisation, pusher.team)
             for part in done.sources[:1]:
@@ -281,7 +283,10 @@ class Pushes:
         return None
 
     async def _hold(self, push: _Owned, set_id: int, sizes: Mapping[Digest, int]) -> None:
-        """Have the set of the commit refer to these chunks, which the push has. Raises ``ChunksMissingError``, ``InvalidRequestError``."""
+        """Make the commit's set refer to these chunks of the push.
+
+        Raises ``ChunksMissingError``, ``InvalidRequestError``.
+        """
         missing: list[Digest] = []
         for some in batches(list(sizes), _CHUNKS_AT_ONCE):
             async with self.database.write() as session:
@@ -298,7 +303,7 @@ class Pushes:
             raise ChunksMissingError(len(missing), tuple(map(str, missing[:_NAMED_MISSING])))
 
     async def _check_slabs(self, files: Sequence[PlacedFile]) -> None:
-        """Small files have the digests that the commit says. A slab that the store lost has to be sent again: ``ChunksMissingError``."""
+        """Verify the digests of small files. ``ChunksMissingError``: the store lost a slab, which must be sent again."""
         slabs = await self._in_thread(slabs_of, files)
         left = iter(slabs.items())
 
@@ -358,7 +363,7 @@ class Pushes:
             await events.record(session, now, told)
 
     async def forget(self, push_id: str, pusher: PushAccess) -> Mirror:
-        """End a push that goes on. What was sent is collected as what nobody needs."""
+        """Cancel an open push. Its chunks are collected once nothing else refers to them."""
         push = await self._get(push_id, pusher)
         async with self.database.write() as session:
             await mirrors.finish(session, push_id, "CANCELED", now=self.database.now())
@@ -367,9 +372,9 @@ class Pushes:
         return await self.requests.get(push_id, pusher.organisation, pusher.team)
 
     async def _get(self, push_id: str, pusher: PushAccess | None) -> _Owned:
-        """A push that this one (None: anybody) may go on with, as it was when this process looked; or ``NotFoundError``."""
+        """An open push that ``pusher`` (None: any) may use, perhaps as cached. Raises ``NotFoundError``."""
         known = self._owned.get(push_id)
-        # What is another's is looked for each time, as what does not exist is.
+        # A foreign push is read from the database each time, like one that does not exist.
         if known is None or not known.is_of(pusher):
             known = await self._find(push_id, *((None, None) if pusher is None else (pusher.organisation, pusher.team)))
             while len(self._owned) >= _KNOWN:
@@ -398,13 +403,13 @@ class Pushes:
         self._owned.pop(push.id, None)
 
     async def _go_on(self, session: WriteSession, push: _Owned) -> None:
-        """Write in the name of a push that goes on from now on. ``NotFoundError``: it has ended meanwhile."""
+        """Renew the claim of a push before writing in its name. ``NotFoundError``: the push has ended meanwhile."""
         if not await mirrors.renew_claim(session, push.id, PUSHED, self.database.now() + GIVEN_UP_SECONDS):
             self._forget(push)
             raise _ended(push.id, await session.get(MirrorRow, push.id))
 
     def grant(self, request: PushGrantRequest, organisation: str, team: str | None = None) -> PushGrantDocument:
-        """The right to push checkpoints of one rank of a job, of this team's project, and nothing else: what a job gets instead of a token."""
+        """Let a job push checkpoints of one of its ranks, in this team's project, and nothing else. Replaces a token."""
         job = parse_source(request.job)
         if not isinstance(job, CheckpointUri) or job.job is None or job.checkpoint is not None:
             raise InvalidSourceError(
@@ -420,10 +425,10 @@ def _unreadable(mirror: Mirror) -> Mirror:
 
 
 def _counted_on(pusher: PushAccess, scope: PushScope) -> list[str | None]:
-    """The teams of whose mirrors chunks need not be sent; None is all of the organisation.
+    """The teams whose mirrors save sending their chunks again; None is the whole organisation.
 
-    The bearer of a grant is a job. It reads nothing by itself: it counts on mirrors of its own team, and, if a caller without a
-    team made the grant, on mirrors that such callers asked for.
+    The bearer of a grant is a job and reads nothing by itself. It relies on mirrors of its own team and, if a caller
+    without a team made the grant, on mirrors requested by such callers.
     """
     if pusher.grant is None:
         return [pusher.team]
@@ -431,7 +436,7 @@ def _counted_on(pusher: PushAccess, scope: PushScope) -> list[str | None]:
 
 
 def _manifest_of(files: Sequence[PlacedFile]) -> str:
-    """In a thread, because a million files take seconds."""
+    """Takes seconds for a million files: call in a thread."""
     writer = ManifestWriter()
     for file in files:
         deque(writer.add(file), 0)
@@ -456,17 +461,16 @@ def _row(push: _Owned, root: Root, request: CommitRequest, now: float) -> dict[s
 
 @dataclass(frozen=True)
 class PushedChunks:
-    """A ``ReceivedChunks``, whose methods run in the data plane's threads; what they ask of the database runs on ``loop``."""
+    """A ``ReceivedChunks``: its methods run in the data plane's threads, and their database queries on ``loop``."""
 
     pushes: Pushes
     loop: asyncio.AbstractEventLoop
 
     def authorize(self, request: PushedChunk) -> str:
-        """The organisation of the push, checked for this bearer."""
         return answer_of(self.loop, self.pushes.check(request.bearer, request.push))
 
     def take(self, request: PushedChunk, content: memoryview) -> None:
-        """Durable when it returns, and the push counts on it."""
+        """On return, the chunk is durable and the push refers to it."""
         writer, counted = answer_of(self.loop, self.pushes.admit(request.push, request.digest, request.size))
         try:
             writer.put(request.digest, content)

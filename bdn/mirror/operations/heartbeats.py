@@ -1,6 +1,6 @@
-"""Agents and clusters, from heartbeats: who is a member, and what each agent is told.
+"""Heartbeats of agents: members and epochs of clusters, and commands to agents.
 
-A member joins, leaves or falls silent; each change is a new epoch of its cluster.
+A member joins, leaves or falls silent; each change starts a new epoch of its cluster.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ from bdn.wire.shapes import Items, added, moment
 logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.5
 INTERVAL_SECONDS: Final = 10.0
-_SILENCE_SECONDS: Final = 15.0  # in which nobody at all is heard of: it is us who cannot be reached
+_SILENCE_SECONDS: Final = 15.0  # without heartbeats from any agent: the mirror, not the agents, was unreachable
 _SAID: Final = {"boot_id", "roles", "advertise", "version", "tiers", "unsynced_bytes", "caches"}
-_TOGETHER_SECONDS: Final = 1.0  # so long notes wait for others, and heartbeats for what another process has for them
+_TOGETHER_SECONDS: Final = 1.0  # between batched writes of heartbeats, and between polls for other processes' commands
 
-_Members = tuple[int, list[MemberDocument]]  # the epoch, and who is a member in it, in the order of their names
+_Members = tuple[int, list[MemberDocument]]  # the epoch and its members, in the order of their names
 
 
 @dataclass(eq=False)
 class _Note:
-    """A heartbeat that says nothing new, and the digest of its agent's holdings, once it was written down."""
+    """A heartbeat to be written. ``digest`` is the digest of its agent's holdings once it is written."""
 
     heartbeat: Heartbeat
     heard_at: float
@@ -54,29 +54,29 @@ class _Note:
 
 @dataclass
 class Membership:
-    """The service behind ``/agents`` and ``/clusters``. Agents that stay what they are are written down together, once a second.
+    """The service behind ``/agents`` and ``/clusters``. Writes unchanged heartbeats in batches, once a second.
 
-    A mirror or a database that was away for a minute has not heard of anybody. If that made everybody a stranger, the
-    first agents to be back would be told that they are alone, and would each read everything from the mirror. So nobody is
-    silent before heartbeats have been coming for ``ALIVE_SECONDS`` without a break.
+    After an outage of the mirror or database, no agent has a recent heartbeat. If all of them counted as silent, the
+    first agents to return would find themselves alone in their cluster and each read everything from the mirror. So no
+    agent counts as silent before heartbeats have arrived for ``ALIVE_SECONDS`` without a gap.
     """
 
     database: Database
     requests: OperationRequests
     events: Events
     clock: Callable[[], float]
-    _reads: dict[str, SharedRead[_Members]] = field(default_factory=dict)  # by cluster, for all who ask
-    _known: dict[str, _Members] = field(default_factory=dict)  # by cluster, as it was read last
-    _identities: dict[Name, tuple[object, ...]] = field(default_factory=dict)  # agents that this process has heard
+    _reads: dict[str, SharedRead[_Members]] = field(default_factory=dict)  # by cluster, shared by all requests
+    _known: dict[str, _Members] = field(default_factory=dict)  # by cluster, as read last
+    _identities: dict[Name, tuple[object, ...]] = field(default_factory=dict)  # as this process last wrote
     _notes: list[_Note] = field(default_factory=list)
     _note_is_awaited: asyncio.Event = field(default_factory=asyncio.Event)
-    _waiting: dict[int, Heartbeat] = field(default_factory=dict)  # those that are kept open
+    _waiting: dict[int, Heartbeat] = field(default_factory=dict)  # held open
 
     def __post_init__(self) -> None:
         self._hearing_since = self._heard_at = self.clock()
 
     async def keep(self) -> None:
-        """Without end: write down what heartbeats say, and wake those that another process has something for."""
+        """Run until canceled: write heartbeats, and wake held ones for which another process has commands."""
         while True:
             until = time.monotonic() + _TOGETHER_SECONDS
             while (left := until - time.monotonic()) > 0:
@@ -88,7 +88,7 @@ class Membership:
             await self._wake()
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
-        """Take an agent's state and reports; answer when there is something for it, or when its waiting time is over."""
+        """Record an agent's state and reports. Replies once there is news for the agent, or its waiting time is over."""
         note = await self._note(heartbeat)
         await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)
         for report in heartbeat.reports:
@@ -124,7 +124,7 @@ class Membership:
         )
 
     async def _look(self, heartbeat: Heartbeat) -> tuple[_Members, list[Command], bool]:
-        """What there is to say, and whether it tells the agent to do something, or of other members."""
+        """Returns members, commands, and whether to reply now: the agent leaves, has commands, or lacks the epoch."""
         epoch, members = await self._members(heartbeat.cluster).get()
         running = {report.id for report in heartbeat.reports if report.running}
         commands: list[Command] = []
@@ -134,16 +134,17 @@ class Membership:
         return (epoch, members), commands, bool(heartbeat.leaving or commands or are_others)
 
     async def _note(self, heartbeat: Heartbeat) -> asyncio.Future[str]:
-        """Write down what it says; the digest of the holdings that stand there then.
+        """Write the heartbeat. Returns the future digest of the agent's recorded holdings.
 
-        What says something is written now, and what says nothing new, and is kept open, with others of its second.
+        A heartbeat with news is written now. A held heartbeat without news is batched with others of its second.
         """
         note = _Note(heartbeat, self.clock(), asyncio.get_running_loop().create_future())
         who, name = _who(heartbeat), (heartbeat.cluster, heartbeat.node)
         says = heartbeat.leaving or heartbeat.changes or heartbeat.holdings or heartbeat.reports or heartbeat.events
         can_wait = heartbeat.wait_seconds >= _TOGETHER_SECONDS and self._identities.get(name) == who
         if can_wait and not says:
-            note.digest.add_done_callback(lambda done: done.cancelled() or done.exception())  # who asked may have left
+            # Retrieve the exception, in case the request has ended.
+            note.digest.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._notes.append(note)
         else:
             self._identities.pop(name, None)
@@ -159,11 +160,11 @@ class Membership:
             await self._write(notes)
         except StoreUnavailableError as error:
             self._failed(notes, error)
-        except Exception:  # noqa: BLE001 - the database refuses what one of them says
+        except Exception:  # noqa: BLE001 - the database rejects one of the heartbeats
             for note in (one for one in notes if not one.digest.done()):
                 try:
                     await self._write([note])
-                except Exception as error:  # noqa: BLE001 - it is raised again, by who waits
+                except Exception as error:  # noqa: BLE001 - raised again in the waiting request
                     self._failed([note], error)
 
     def _failed(self, notes: Sequence[_Note], error: Exception) -> None:
@@ -173,7 +174,7 @@ class Membership:
             self.database.watch.notify(agent_topic(note.heartbeat.cluster, note.heartbeat.node))
 
     async def _write(self, notes: Sequence[_Note]) -> None:
-        """Those whose members must be looked at anew one by one, with their cluster's row locked."""
+        """Write heartbeats: unchanged agents together, changed agents one by one with their cluster's row locked."""
         digests = await self._note_known(notes) if notes else {}
         for note in notes:
             heartbeat, now = note.heartbeat, note.heard_at
@@ -188,7 +189,7 @@ class Membership:
                 note.digest.set_result(digest)
 
     async def _note_known(self, notes: Sequence[_Note]) -> dict[int, str]:
-        """The digests of those that can be written down without their clusters' rows."""
+        """Write unchanged agents without locking cluster rows. Returns digests by ``id`` of the note."""
         staying = {(note.heartbeat.cluster, note.heartbeat.node): note for note in notes if not note.heartbeat.leaving}
         said = {name: _columns(note) for name, note in staying.items()}
         columns = ("tiers", "version", "unsynced_bytes", "caches", "last_heartbeat")
@@ -203,12 +204,12 @@ class Membership:
             }
 
     async def _wake(self) -> None:
-        """Those that are kept open and may be told something: what another process has done wakes nobody by itself."""
+        """Wake held heartbeats that may have news: writes of another process do not wake them."""
         clusters = {heartbeat.cluster for heartbeat in self._waiting.values()}
         try:
             asked = await self.requests.operations.asked()
             epochs = {cluster: (await self._members(cluster).get())[0] for cluster in clusters}
-        except BdnError:  # whoever waits looks, and hears of it
+        except BdnError:  # each waiting request then reads and raises it
             asked, epochs = (), {}
         for heartbeat in tuple(self._waiting.values()):
             name = heartbeat.cluster, heartbeat.node
@@ -239,7 +240,6 @@ class Membership:
         return self._reads[cluster]
 
     async def _read_living(self, cluster: str) -> _Members:
-        """Who has fallen silent is dropped first."""
         now = self.clock()
         may_judge = now - self._hearing_since >= agents.ALIVE_SECONDS and now - self._heard_at <= _SILENCE_SECONDS
         silent_since = now - agents.ALIVE_SECONDS
@@ -250,7 +250,7 @@ class Membership:
         async with self.database.read() as session:
             epoch = await agents.epoch_of(session, cluster)
             known = self._known.get(cluster)
-            if known is None or known[0] != epoch:  # each change of them is another epoch
+            if known is None or known[0] != epoch:  # each change of members starts a new epoch
                 rows = await agents.members_of(session, cluster)
                 known = self._known[cluster] = epoch, [_member(row) for row in rows]
         return known
@@ -265,7 +265,7 @@ class Membership:
             logger.warning("cluster %s: not heard of for %.0f s: %s", name, agents.ALIVE_SECONDS, ", ".join(dropped))
 
     async def agents(self, after: Name | None, limit: int) -> tuple[list[AgentDocument], Name | None]:
-        """A page of agents in the order of their names, and where the next one begins."""
+        """A page of agents in the order of their names, and the cursor of the next page."""
         async with self.database.read() as session:
             rows = await agents.page(session, after, limit + 1)
         now, shown = self.clock(), rows[:limit]
@@ -273,12 +273,12 @@ class Membership:
         return [_agent(row, now) for row in shown], last
 
     async def remove(self, cluster: str | None, node: str) -> AgentDocument:
-        """Forget an agent that does not live; when it comes back, it is a new one.
+        """Remove an agent that is not alive; if it returns, it is a new agent.
 
         Raises:
-            NotFoundError: there is none of this name.
-            InvalidRequestError: there are several, in different clusters.
-            InUseError: it lives, and would be back with its next heartbeat.
+            NotFoundError: no agent has this name.
+            InvalidRequestError: agents in several clusters have this name.
+            InUseError: the agent is alive, and would rejoin with its next heartbeat.
         """
         async with self.database.read() as session:
             found = await agents.named(session, cluster, node)
@@ -302,7 +302,7 @@ class Membership:
         return _agent(row, now)
 
     async def clusters(self) -> Items[Cluster]:
-        """Every cluster, with the space of its living agents added up."""
+        """All clusters, with the space of their living agents added up."""
         now = self.clock()
         by_cluster: dict[str, list[AgentDocument]] = {}
         async with self.database.read() as session:
@@ -327,9 +327,9 @@ class Membership:
 
 
 async def _hold(session: WriteSession, heartbeat: Heartbeat, digest: str) -> str:
-    """Take up what the agent says of its holdings, if anything; returns the digest of what stands there afterwards."""
+    """Record a change of the agent's holdings, if any. Returns the digest of the recorded holdings."""
     change = heartbeat.changes
-    if change is None and heartbeat.holdings is not None:  # an agent of the version before
+    if change is None and heartbeat.holdings is not None:  # an agent of the previous version
         change = HoldingsChange(base=None, digest="", held=heartbeat.holdings)
     return digest if change is None else await agents.hold(session, heartbeat.cluster, heartbeat.node, change)
 
@@ -340,7 +340,7 @@ def _columns(note: _Note) -> dict[str, Any]:
 
 
 def _advance(cluster: ClusterRow, now: float) -> None:
-    """One more, and not less than the time: a database that is new, or was set back, repeats no epoch."""
+    """Not less than the current time, so that a new or restored database repeats no epoch."""
     cluster.epoch = max(cluster.epoch + 1, int(now))
 
 
@@ -353,7 +353,7 @@ def _member(one: AgentRow | Heartbeat) -> MemberDocument:
 
 
 def _dispute(row: AgentRow | None, heartbeat: Heartbeat, now: float) -> dict[str, Any]:
-    """Columns that tell two agents with one name from one agent that moved: who was replaced does not speak again."""
+    """Columns that distinguish two agents with one name from one that moved: a replaced agent sends no more heartbeats."""
     speaker = _speaker(heartbeat)
     if row is None or _speaker(row) == speaker:
         return {}

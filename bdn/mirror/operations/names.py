@@ -1,4 +1,4 @@
-"""What is held where, and what a digest or a source stands for, to an organisation."""
+"""Which tiers hold a manifest, and what a digest or a source names, for an organisation."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from bdn.wire.event_schema import Named, NamedKind, NamedPlace
 from bdn.wire.mirror_schema import HeldManifest, HeldManifests, StoreUse
 from bdn.wire.shapes import moment
 
-_SHOWN: Final = 100  # files whose paths are shown
+_SHOWN: Final = 100  # files whose paths are listed
 _SEARCHED: Final = 100  # manifests that are searched for a digest
-_PAGES: Final = 64  # of about 4 MiB, that one search reads
-_HOLDINGS: Final = 1000  # of one page: a thousand agents may hold each manifest
+_PAGES: Final = 64  # of about 4 MiB, read by one search
+_HOLDINGS: Final = 1000  # holders on one page: a thousand agents may hold each manifest
 _COUNTED: Final = 50  # manifests whose holders are counted at once
 
 
@@ -35,7 +35,7 @@ class Names:
     _turns: FairLimit = field(default_factory=lambda: FairLimit(1))  # searches
 
     async def held(self, organisation: str, after: str, limit: int) -> HeldManifests:
-        """The manifests of the organisation that some tier holds, from the first one after this; as many as fit into a page."""
+        """A page of the organisation's manifests after ``after`` that some tier holds."""
         async with self.database.read() as session:
             digests = await mirrors.mirrored_after(session, organisation, after, limit + 1)
             shown = await self._page(session, digests[:limit])
@@ -70,7 +70,7 @@ class Names:
 
     @staticmethod
     async def _page(session: ReadSession, digests: Sequence[str]) -> list[str]:
-        """The first of these whose holders are not too many for one answer; at least one."""
+        """The first of these whose holders fit into one answer; at least one."""
         shown: list[str] = []
         left = _HOLDINGS
         for batch in batches(digests, _COUNTED):
@@ -86,9 +86,10 @@ class Names:
         return None if given_up_at is None else moment(given_up_at + self.tombstone_seconds)
 
     async def find(self, of: str, organisation: str) -> Named:
-        """What the name stands for. ``NotFoundError`` when it is nothing that was ever mirrored for this organisation.
+        """What the name refers to. ``NotFoundError`` if it was never mirrored for this organisation.
 
-        A small file is not found by its digest: it lies in a slab, and nothing lists it but the page of its manifest.
+        A small file is not found by its digest: its bytes are in a slab, and only the page of its manifest lists the
+        digest.
         """
         if "://" in of:
             async with self.database.read() as session:
@@ -121,12 +122,12 @@ class Names:
         return {f"b3:{digest}": sources[digest] for digest in manifests if digest in sources}
 
     def _places(self, organisation: str, wanted: Digest, names: Sequence[str]) -> tuple[NamedKind, list[NamedPlace]]:
-        """Where pages of these manifests name the digest; of manifests with very many pages it is not searched for. Blocking."""
+        """Where pages of these manifests name the digest; at most ``_PAGES`` pages are searched. Blocking."""
         kind: NamedKind = "chunk"
         places: list[NamedPlace] = []
         pages_left = _PAGES
         for name in names:
-            with suppress(StoreUnavailableError):  # a manifest that is damaged is named without its files
+            with suppress(StoreUnavailableError):  # a damaged manifest is named without its files
                 root = manifests.root_of(self.store, Digest.parse(name), organisation)
                 if any(page.digest == wanted for page in root.pages):
                     return "page", []

@@ -1,8 +1,8 @@
-"""What somebody asks of agents and of the mirror's store: recorded, told, answered by each, and then over.
+"""Operations on agents and the mirror's store: recorded, sent to each, answered by each, then over.
 
-recorded, RUNNING: a part for each who is asked, PENDING for agents that live, UNREACHABLE for the others
-→ each answers: its part is RUNNING as long as it is at work, then DONE or FAILED
-→ no part is open, or those that are will not be answered any more, and are UNREACHABLE: the operation is over
+recorded, RUNNING: one part for each addressee, PENDING for living agents, UNREACHABLE for other agents
+→ each answers: its part is RUNNING while it works, then DONE or FAILED
+→ over: no part is open; parts that will not be answered any more are UNREACHABLE
 """
 
 import secrets
@@ -29,17 +29,15 @@ _LOOK_AGAIN_SECONDS: Final = 0.5
 
 @dataclass(frozen=True)
 class OperationState:
-    """An operation as it is now."""
-
     row: OperationRow
     parts: list[OperationPartRow]
 
     def all(self, key: str) -> list[Any]:
-        """What is listed under this key in the results of all parts, the mirror's first."""
+        """The items under this key in the results of all parts, the mirror's first."""
         return [item for part in self.parts for item in part.result.get(key, [])]
 
     def document(self) -> dict[str, Any]:
-        """What the documents of all kinds have in common."""
+        """The fields that documents of all kinds have in common."""
         return {
             "id": self.row.id,
             "status": self.row.status,
@@ -53,13 +51,14 @@ class OperationState:
 
 @dataclass(frozen=True)
 class OperationKind:
-    """What is different.
+    """The rules that differ between kinds of operations.
 
     Args:
-        name: how people call one; its beginning is that of the ids.
-        verdict: the status of one that everybody has answered without an error.
-        answer_seconds: after so long since it was asked, nobody carries it out any more.
-        silent_seconds: after so long since an agent was heard of, it will not answer; a mirror's own part is waited for.
+        name: as users call it; its first letters begin the ids.
+        verdict: the status if all parts ended without an error.
+        answer_seconds: after this time since the request, no agent carries it out any more.
+        silent_seconds: an agent without a heartbeat for this time will not answer. The mirror's own part has no such
+            limit.
     """
 
     name: str
@@ -68,11 +67,9 @@ class OperationKind:
     silent_seconds: float | None = None
 
     def new_id(self) -> str:
-        """An id for one that is to begin."""
         return f"{self.name[:3]}_{secrets.token_hex(12)}"
 
     def is_late(self, row: OperationRow, now: float) -> bool:
-        """Nobody carries out today what was given up yesterday."""
         return self.answer_seconds is not None and now - row.created_at > self.answer_seconds
 
 
@@ -84,29 +81,29 @@ EVICTION: Final = OperationKind(
 VERIFICATION: Final = OperationKind(
     "verification",
     lambda operation: "DAMAGED" if any(item["outcome"] != "repaired" for item in operation.all("items")) else "DONE",
-    silent_seconds=ALIVE_SECONDS,  # reading takes as long as it takes: no limit so long as the agent is heard of
+    silent_seconds=ALIVE_SECONDS,  # reading has no time limit while the agent sends heartbeats
 )
 PREFETCH: Final = OperationKind(
     "prefetch",
     lambda _: "READY",
-    silent_seconds=120.0,  # an agent that restarts is back by then, and goes on
+    silent_seconds=120.0,  # an agent that restarts is back by then, and resumes
 )
 COLLECTION: Final = OperationKind("collection")
-CACHE_REMOVAL: Final = OperationKind(REMOVAL)  # for ever: a cluster that cannot be reached does it when it is back
+CACHE_REMOVAL: Final = OperationKind(REMOVAL)  # without limit: a cluster that cannot be reached does it when it is back
 _KINDS: Final = {kind.name: kind for kind in (EVICTION, VERIFICATION, PREFETCH, COLLECTION, CACHE_REMOVAL)}
 
 
 class Operations:
-    """Keeps them in the database. A process that was down judges nobody by his silence before it has listened as long."""
+    """Stored in the database. A process counts no agent as silent before it has run for ``silent_seconds`` itself."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._watch = database.watch
         self._clock = database.now
         self._began_at = self._clock()
-        self._open = SharedRead(self._look_for_open, _LOOK_AGAIN_SECONDS)  # every open heartbeat asks for them
+        self._open = SharedRead(self._look_for_open, _LOOK_AGAIN_SECONDS)  # read for every held heartbeat
         self._settled = SharedReads[str, bool](_LOOK_AGAIN_SECONDS)
-        self._answered: defaultdict[str, set[Who]] = defaultdict(set)  # here since ``_open`` was read, or before
+        self._answered: defaultdict[str, set[Who]] = defaultdict(set)  # by this process, since ``_open`` was read
 
     async def begin(
         self,
@@ -119,7 +116,7 @@ class Operations:
         asked: Sequence[AgentRow] = (),
         mirror: bool = False,
     ) -> None:
-        """Record it with a part for each who is asked, and tell the agents. ``command`` is what is to be remembered."""
+        """Record the operation with a part for each addressee, and notify the agents. ``command`` is stored with it."""
         now = self._clock()
         row = OperationRow(
             id=operation_id,
@@ -147,10 +144,10 @@ class Operations:
     async def asked_of(
         self, cluster: str, node: str, running: Collection[str], volume: str | None = None
     ) -> list[OperationRow]:
-        """What an agent has not answered and still may, but for those that it says to be at work on, oldest first.
+        """The operations that an agent may still answer, without those in ``running``, oldest first.
 
-        What is for any agent of its cluster is for those that have its volume. What is given to an agent is read anew: another process may
-        have taken its answer since the last look.
+        Operations for any agent of a cluster are for agents with their volume. The result is read again each time:
+        another process may have recorded this agent's answer since the last read.
         """
 
         def unanswered(is_open: Mapping[Who, Sequence[OperationRow]]) -> list[OperationRow]:
@@ -173,7 +170,7 @@ class Operations:
         ]
 
     async def asked(self) -> Collection[Who]:
-        """All agents that have something to answer, perhaps what they are at work on."""
+        """All agents with open parts, including parts that they are working on."""
         return (await self._open.get()).keys()
 
     async def answer(
@@ -186,9 +183,9 @@ class Operations:
         node: str = MIRROR,
         is_running: bool = False,
     ) -> None:
-        """What an agent, or the mirror, has done so far; None adds nothing. An answer that nobody waits for is passed over.
+        """Record the progress or result of an agent or the mirror; None adds nothing. Drops an answer to a closed part.
 
-        It costs one row, whatever others have answered; the last one costs a look at all of them.
+        Writes one row, however many parts there are; the last answer also reads all parts.
         """
         values: dict[str, Any] = {"state": "RUNNING" if is_running else "FAILED" if error else "DONE"}
         if result is not None:
@@ -199,7 +196,7 @@ class Operations:
             is_taken = await operations.set_part(session, operation_id, cluster, node, **values)
         if is_taken and not is_running:
             self._answered[operation_id].add((cluster, node))
-            # After the commit: of two that are the last at the same time, neither sees the other's answer before.
+            # After the commit: of two concurrent last answers, neither sees the other's before.
             async with self._database.read() as session:
                 is_open = await operations.is_open(session, operation_id)
             if not is_open:
@@ -208,7 +205,10 @@ class Operations:
     async def get(
         self, kind: OperationKind, operation_id: str, organisation: str | None = None, wait_seconds: float = 0
     ) -> OperationState:
-        """Once it is over or when the time is; ``NotFoundError`` also when it is another organisation's."""
+        """Returns once it is over or the waiting time ends.
+
+        ``NotFoundError`` also for another organisation's operation.
+        """
         async with self._database.read() as session:
             row = await operations.get(session, operation_id)
         if row is None or (row.kind, row.organisation) != (kind.name, organisation):
@@ -218,11 +218,11 @@ class Operations:
         await self._watch.look_until(operation_id, look.get, lambda is_over: is_over, wait_seconds, first=first)
         async with self._database.read() as session:
             row = await operations.get(session, operation_id)
-            assert row is not None  # noqa: S101 - nothing deletes them
+            assert row is not None  # noqa: S101 - operations are never deleted
             return OperationState(row, await operations.parts_of(session, operation_id))
 
     async def _settle(self, operation_id: str) -> bool:
-        """Whether it is over: everybody has answered who still may."""
+        """Finish the operation if no part can be answered any more. Returns whether it is over."""
         async with self._database.read() as session:
             row = await operations.get(session, operation_id)
             is_open = await operations.is_open(session, operation_id)
@@ -240,7 +240,6 @@ class Operations:
         return is_over
 
     async def _given_up(self, row: OperationRow) -> list[Who]:
-        """Who will not answer any more."""
         kind, now = _KINDS[row.kind], self._clock()
         silence = kind.silent_seconds
         is_late = kind.is_late(row, now)
@@ -263,12 +262,11 @@ class Operations:
 
 
 def part_of(operation_id: str, node: str) -> str:
-    """The node of the part that an agent of this name answers."""
+    """The node of the part that an agent of this name answers: ``ANY`` for the removal of a cache."""
     return ANY if operation_id.startswith(f"{CACHE_REMOVAL.name[:3]}_") else node
 
 
 def _status(operation: OperationState) -> str:
-    """How it ended."""
     if any(part.error is not None or part.state != "DONE" for part in operation.parts):
         return "FAILED"
     return _KINDS[operation.row.kind].verdict(operation)

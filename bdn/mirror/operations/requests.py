@@ -1,7 +1,7 @@
-"""What callers ask of the tiers and see of it: evictions, prefetches, verifications, and collections of the store.
+"""Operations on request: evictions, prefetches, verifications, and collections of the store.
 
-Agents are told through their heartbeats, and report. Of the mirror's own part, an eviction's is carried out at once, a
-verification's by the store's keeper, and a collection by a worker.
+Agents get commands in replies to heartbeats, and report. The mirror's own part runs at once for an eviction, in the
+store's keeper for a verification, and in a worker for a collection.
 """
 
 import logging
@@ -54,20 +54,20 @@ from bdn.wire.shapes import ErrorBody, added, body_of
 
 logger = logging.getLogger(__name__)
 
-_ANYWHERE: Final = "/prefetched"  # a grant names mounts, and these are never shown
+_ANYWHERE: Final = "/prefetched"  # a grant names mounts; mounts of prefetches are never shown
 _NOBODY: Final = "an agent of {}, {} (those that left, or were silent for a day, are not asked)"
-_GRANTED_AT_ONCE: Final = 256  # manifests of one grant, which has to fit into the head of a request
+_GRANTED_AT_ONCE: Final = 256  # manifests of one grant, which must fit into a request header
 
 _Mount = dict[str, Any]
-_Narrowed = EvictionRequest | VerificationRequest  # for one tier, one cluster or one node; null is any
+_Narrowed = EvictionRequest | VerificationRequest  # to one tier, cluster or node; null is any
 
 
 @dataclass(frozen=True)
 class OperationRequests:
     """The service behind ``/evictions``, ``/prefetches`` and ``/verifications``.
 
-    Whoever gets an operation gets it once it is over or when the time is; ``NotFoundError`` also when it is another
-    organisation's.
+    Each method returns its operation once it is over or the waiting time ends. ``NotFoundError`` also for another
+    organisation's operation.
     """
 
     database: Database
@@ -78,11 +78,11 @@ class OperationRequests:
     clock: Callable[[], float] = time.time
 
     async def evict(self, request: EvictionRequest, organisation: str, wait_seconds: float) -> Eviction:
-        """Record the eviction, carry out the mirror's part, and tell the agents theirs.
+        """Record the eviction, notify the agents, and carry out the mirror's part.
 
         Raises:
-            InvalidRequestError: the selectors do not go together.
-            NotFoundError: no such source or manifest was mirrored, or no agent of that name was ever heard of.
+            InvalidRequestError: the selectors contradict each other.
+            NotFoundError: the source or manifest was never mirrored, or no agent of that name ever sent a heartbeat.
         """
         request.check()
         command = EvictCommand(
@@ -92,7 +92,7 @@ class OperationRequests:
             asked_by=f"an operator of {organisation}",
             organisation=organisation,
         )
-        # What is named by its age or by a job is in the caches of nodes, unless the mirror's tier is named as well.
+        # Selectors by age or job mean the caches of nodes, unless the request names the mirror's tier.
         is_spared = request.tier is None and (request.lru_bytes is not None or request.job is not None)
         is_for_mirror = _asks_mirror(request) and not is_spared
         await self._begin(EVICTION, command, request, is_for_mirror=is_for_mirror, organisation=organisation)
@@ -106,7 +106,6 @@ class OperationRequests:
         return await self.get_eviction(command.id, organisation, wait_seconds)
 
     async def get_eviction(self, eviction_id: str, organisation: str, wait_seconds: float) -> Eviction:
-        """The recorded eviction."""
         operation = await self.operations.get(EVICTION, eviction_id, organisation, wait_seconds)
         items = [EvictedItem.model_validate(item) for item in operation.all("items")]
         manifests = [item.manifest.removeprefix("b3:") for item in items]
@@ -128,7 +127,7 @@ class OperationRequests:
         )
 
     async def verify(self, request: VerificationRequest, organisation: str, wait_seconds: float) -> Verification:
-        """Record it and tell those who shall read. Raises what ``evict`` does."""
+        """Record the verification and notify the agents and the store's keeper. Raises what ``evict`` raises."""
         request.check()
         command = VerifyCommand(
             **request.model_dump(include={"tier", "all", "repair"}),
@@ -140,7 +139,6 @@ class OperationRequests:
         return await self.get_verification(command.id, organisation, wait_seconds)
 
     async def get_verification(self, verification_id: str, organisation: str, wait_seconds: float) -> Verification:
-        """The recorded verification."""
         operation = await self.operations.get(VERIFICATION, verification_id, organisation, wait_seconds)
         items: list[DamagedItem] = []
         chunks_read = bytes_read = 0
@@ -152,11 +150,12 @@ class OperationRequests:
         return Verification(**operation.document(), items=items, chunks_read=chunks_read, bytes_read=bytes_read)
 
     async def prefetch(self, request: PrefetchRequest, organisation: str, wait_seconds: float) -> Prefetch:
-        """Record it and tell the agents.
+        """Record the prefetch and notify the agents.
 
         Raises:
-            InvalidRequestError: the digest is none, the mirror is not READY, or a named agent keeps no files for jobs.
-            NotFoundError: nothing of this organisation that the mirror holds, or no such agents.
+            InvalidRequestError: the digest is invalid, the mirror is not READY, or a named agent stores no files for
+                jobs.
+            NotFoundError: the mirror holds no such manifest of this organisation, or there are no such agents.
         """
         request.check()
         prefetch_id = PREFETCH.new_id()
@@ -166,7 +165,6 @@ class OperationRequests:
         return await self.get_prefetch(prefetch_id, organisation, wait_seconds)
 
     async def get_prefetch(self, prefetch_id: str, organisation: str, wait_seconds: float) -> Prefetch:
-        """The recorded prefetch, over once all nodes have ended."""
         operation = await self.operations.get(PREFETCH, prefetch_id, organisation, wait_seconds)
         mounts = operation.row.command["mounts"]
         return Prefetch.model_validate(
@@ -179,12 +177,12 @@ class OperationRequests:
         )
 
     async def commands(self, cluster: str, node: str, running: set[str], volume: str | None) -> list[Command]:
-        """What an agent that has this volume is asked, but for what it is at work on."""
+        """The commands for an agent that has this volume, without those in ``running``."""
         asked = await self.operations.asked_of(cluster, node, running, volume)
         return [await self._command(row, cluster, node) for row in asked]
 
     async def _command(self, row: OperationRow, cluster: str, node: str) -> Command:
-        """With grants that are made anew: a node that was away for days gets one that is valid."""
+        """Grants are signed anew: a node that was away for days gets valid ones."""
         if row.kind == EVICTION.name:
             return Command(id=row.id, evict=EvictCommand.model_validate(row.command))
         if row.kind == CACHE_REMOVAL.name:
@@ -202,9 +200,10 @@ class OperationRequests:
         return Command(id=row.id, verify=command)
 
     async def _grants(self, organisation: str, cluster: str, node: str, manifests: Sequence[str] | None) -> list[str]:
-        """For what the node holds of these manifests (None: of any) and was ever mirrored for the organisation.
+        """Grants for what the node holds of these manifests (None: of any) and the organisation ever mirrored.
 
-        Also for what the organisation gave up: the node holds that all the same, and other agents may have the right bytes.
+        Includes manifests that the organisation evicted: the node still holds them, and other agents may have the right
+        bytes.
         """
         async with self.database.read() as session:
             held = await agents.manifests_on(session, cluster, node)
@@ -225,7 +224,7 @@ class OperationRequests:
         return self.signer.sign(Grant(organisation, tuple(mounts), time.time() + self.grant_seconds))
 
     async def _manifests(self, request: _Narrowed, organisation: str) -> list[str] | None:
-        """What a selector by source or manifest names; None for the other selectors."""
+        """The manifests that a selector by source or digest names; None for other selectors."""
         if request.manifest is None and request.source is None:
             return None
         async with self.database.read() as session:
@@ -244,7 +243,7 @@ class OperationRequests:
         is_for_mirror: bool,
         organisation: str,
     ) -> None:
-        """Ask the agents that the request is for. Whatever an agent's role, it may hold chunks from when it had another one."""
+        """Record it for agents of any role: an agent may hold chunks from when it had another role."""
         found: list[AgentRow] = []
         if request.tier != MIRROR:
             found = await self._addressees(request.cluster, request.node)
@@ -256,7 +255,6 @@ class OperationRequests:
         )
 
     async def _mounts(self, request: PrefetchRequest, organisation: str) -> list[_Mount]:
-        """What is to be prefetched, as mounts of a grant."""
         async with self.database.read() as session:
             found = await self._named(session, request, organisation)
             held = await mirrors.readable(session, organisation, [mount["manifest"] for mount in found])
@@ -282,14 +280,14 @@ class OperationRequests:
         return [_mount(source.manifest, source.source, source.mount_location) for source in mirror.sources]
 
     async def _addressees(self, cluster: str | None, node: str | None) -> list[AgentRow]:
-        """Agents of these names that may still answer; null is any. One that said that it leaves, or is silent for a day, is none."""
+        """Agents of these names, without those that left or were silent for a day; null is any."""
         async with self.database.read() as session:
             rows = await agents.named(session, cluster, node)
         now = self.clock()
         return [row for row in rows if not agents.is_forgotten(row, now)]
 
     async def _nodes(self, request: PrefetchRequest) -> list[AgentRow]:
-        """The agents that shall hold it: of a cluster those that live, of named ones all that may answer."""
+        """The agents that are to hold it: all living ones of the cluster, or all named ones that may still answer."""
         there = await self._addressees(request.cluster, None)
         if request.nodes:
             return [row for name in dict.fromkeys(request.nodes) for row in _of_name(name, there)]
@@ -300,7 +298,6 @@ class OperationRequests:
 
 
 def _asks_mirror(request: _Narrowed) -> bool:
-    """Whether the mirror's own store is meant, too."""
     return request.tier == MIRROR or (request.tier is None and not _names_agents(request))
 
 
@@ -327,17 +324,17 @@ def _node(part: OperationPartRow) -> PrefetchNode:
     return PrefetchNode.model_validate(place | part.result)
 
 
-_LOOK_SECONDS: Final = 5.0  # between two looks for what another process was asked for
+_LOOK_SECONDS: Final = 5.0  # between polls for requests to other processes
 
 
 @dataclass(frozen=True)
 class Collections:
-    """The service behind ``/collections``. Any process takes the request, one worker carries it out.
+    """The service behind ``/collections``. Any process accepts a request; one worker carries it out.
 
     Args:
-        grace_seconds: where the request names none.
-        period_seconds: after which a collection is begun that nobody asked for; 0 is never.
-        on_collected: told the bytes that became free.
+        grace_seconds: used if the request names none.
+        period_seconds: after which a collection starts without a request; 0 is never.
+        on_collected: called with the bytes freed.
     """
 
     database: Database
@@ -349,19 +346,17 @@ class Collections:
     clock: Callable[[], float] = time.time
 
     async def start(self, request: CollectionRequest, wait_seconds: float) -> Collection:
-        """Record what a worker is to do."""
         collection_id = COLLECTION.new_id()
         await self.operations.begin(COLLECTION, collection_id, request, {}, mirror=True)
         return await self.get(collection_id, wait_seconds)
 
     async def get(self, collection_id: str, wait_seconds: float) -> Collection:
-        """The collection, once it is over or when the time is."""
         operation = await self.operations.get(COLLECTION, collection_id, None, wait_seconds)
         kinds = [CollectedKind.model_validate(kind) for kind in operation.all("kinds")]
         return Collection(**operation.document(), kinds=kinds, bytes_freed=sum(kind.bytes for kind in kinds))
 
     async def work(self) -> None:
-        """Until canceled: carry out what was asked for, what is due, and what a killed worker had begun."""
+        """Run until canceled: carry out collections that are requested, due, or left by a killed worker."""
         asking = self.database.watch.topic(asked_topic(COLLECTION.name))
         while True:
             changes = asking.changes
@@ -372,8 +367,8 @@ class Collections:
                 for row in asked:
                     await self._carry_out(row.id)
                 if asked:
-                    continue  # somebody may have asked meanwhile
-            except BdnError as error:  # the database is away: what is open stays open
+                    continue  # requests may have arrived meanwhile
+            except BdnError as error:  # the database is away: open requests stay open
                 logger.warning("nothing can be collected now", extra={"error": str(error)})
             await asking.changed(changes, _LOOK_SECONDS)
 
@@ -384,14 +379,13 @@ class Collections:
                     await self.operations.begin(COLLECTION, COLLECTION.new_id(), CollectionRequest(), {}, mirror=True)
 
     async def _is_due(self) -> bool:
-        """A period after the last one."""
         now = self.clock()
         async with self.database.read() as session:
             since = await operations.last_collection(session, now)
         return since is not None and is_round_due(since, self.period_seconds, now)
 
     async def _carry_out(self, collection_id: str) -> None:
-        """A and B see the same request; A carries it out, and B, who waited, sees that it is over."""
+        """Workers A and B see the same request; A carries it out; B waits, and then sees that it is over."""
         async with self.database.alone("collections"):
             async with self.database.read() as session:
                 row = await operations.get(session, collection_id)
@@ -408,7 +402,7 @@ class Collections:
             except BdnError as error:
                 failure = body_of(error)
             except Exception as error:
-                # A bug is no reason to end the mirror, nor to try the same again at its next start.
+                # A bug must not end the mirror, nor may the next start retry it.
                 logger.exception("a collection failed", extra={"collection": collection_id})
                 failure = body_of(InternalError(f"{type(error).__name__} while collecting"))
             if not request.dry_run:

@@ -1,12 +1,15 @@
-"""What leaves the store: collections drop what nothing may read any more, and delete the chunks that nothing refers to.
+"""Garbage collection of the store: drops manifests that no organisation may read, deletes chunks without references.
 
-A collection trusts rows alone, and lists no store. It runs beside mirrors, readers and other collections, and no mirror or push delays it:
+A collection decides by database rows alone and does not list the store, except for orphans. It runs beside mirrors,
+readers and other collections, and no mirror or push delays it:
 
-- A manifest is dropped in one transaction, which looks again whether it is dead. Who publishes or restores it waits for that
-  transaction, or that one waits, and then it is one or the other.
-- A chunk is let go where its own row counts no reference; who refers to it changes that row, too (``bdn.mirror.db.chunks``).
-- A row that was let go stays until its object is gone. What a crash leaves between the two is let go again, and deleted again.
-- A reader has a chunk open, and reads it to its end; or finds no manifest, which nobody of his organisation may read.
+- One transaction drops a manifest, after checking again that the manifest is dead. A concurrent publish or restore
+  comes before or after that transaction, never in between.
+- A chunk is let go when its own row counts no references. A new reference changes the same row
+  (``bdn.mirror.db.chunks``).
+- The row of a chunk that was let go stays until the object is deleted. After a crash between the two, the next
+  collection deletes the object again.
+- A reader that has a chunk open reads it to the end. Any later reader finds no manifest that its organisation may read.
 """
 
 import asyncio
@@ -25,20 +28,19 @@ from bdn.store.boot_clock import since_boot
 
 @dataclass
 class Collected:
-    """How many of each kind went, or would go, and the bytes of the store that went with them: those of a manifest went with its chunks."""
+    """Counts and bytes by kind. The bytes of a dropped manifest are counted when its chunks are deleted."""
 
     counts: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     bytes: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
 
     def add(self, kind: Kind, count: int, size: int = 0) -> None:
-        """Count what went."""
         self.counts[kind] += count
         self.bytes[kind] += size
 
 
 @dataclass(frozen=True)
 class Collector:
-    """Collects what was given up ``tombstone_seconds`` ago, and what is old."""
+    """Collects manifests that were evicted ``tombstone_seconds`` ago, chunks without references, and old evidence."""
 
     database: Database
     store: MirrorStore
@@ -48,19 +50,19 @@ class Collector:
     async def collect(
         self, *, grace_seconds: float | None, dry_run: bool = False, only_orphans: bool = False
     ) -> Collected:
-        """Collect everything that may go, or tell what would.
+        """Collect everything that may go, or with ``dry_run`` only count it.
 
         Args:
-            grace_seconds: for how long nothing has referred to a chunk that goes; what only expired manifests referred to needs no
-                grace. None: nothing else goes.
-            dry_run: changes nothing, and only reads.
-            only_orphans: no row goes, and so no chunk but those that have none, as a power loss leaves them that takes a
-                database's last commits. This alone lists the store.
+            grace_seconds: how long a chunk must have been without references; chunks of expired manifests need no
+                grace. None: collect only expired manifests and their chunks.
+            dry_run: only read.
+            only_orphans: delete only objects without a row, which remain when a power loss takes a database's last
+                commits. Only this lists the store.
 
         Raises:
-            StoreUnavailableError: some chunks may not be gone: the next collection deletes them. What has gone has gone.
+            StoreUnavailableError: some objects may remain; the next collection deletes them.
         """
-        await asyncio.to_thread(self.store.check)  # while it is away, nothing shall begin to leave
+        await asyncio.to_thread(self.store.check)  # raises while the store is away, before any row is let go
         collected = Collected()
         if only_orphans:
             await self._collect_orphans(collected, dry_run=dry_run)
@@ -102,7 +104,6 @@ class Collector:
             collected.add("evidence", count)
 
     async def _take_apart(self) -> None:
-        """Take the references of all dead sets away."""
         count = None
         while count != 0:
             async with self.database.write(patient=True) as session:
@@ -121,7 +122,7 @@ class Collector:
             raise failure
 
     async def _collect_orphans(self, collected: Collected, *, dry_run: bool) -> None:
-        """The store is listed before its rows are looked at, and a row is committed before its object is put."""
+        """Lists the store before reading rows. A row is committed before its object is put, so no new chunk is an orphan."""
         listed, failure = self.store.listed(), None
         while some := await asyncio.to_thread(lambda: dict(islice(listed, AT_ONCE))):
             async with self.database.read() as session:
@@ -140,9 +141,9 @@ class Collector:
     async def _delete(
         self, collected: Collected, going: Sequence[StoredChunk], began: float, let_go_at: float
     ) -> NotDeletedError | None:
-        """Delete objects, then their rows; those that may not be gone keep their rows, and the failure says why.
+        """Delete objects, then their rows. Objects that may remain keep their rows; the returned error names them.
 
-        Raises ``StoreUnavailableError`` when none of them is known to be gone: the store is away.
+        Raises ``StoreUnavailableError`` if no object is known to be deleted: the store is away.
         """
         failure: NotDeletedError | None = None
         gone = going

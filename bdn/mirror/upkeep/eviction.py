@@ -1,7 +1,7 @@
-"""Organisations give manifests up, or restore them.
+"""Eviction of manifests from the store by organisations, and their restoration.
 
-A manifest goes when the last organisation gave it up and had its time to change its mind. Mirroring it again before that brings
-it back, and moves no bytes. Nothing is deleted but by a collection.
+A manifest may go when its last organisation has evicted it and the tombstone has expired. Mirroring it again before
+that restores it and moves no bytes. Only a collection deletes.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StoreEviction:
-    """Evicts manifests from the store, one eviction at a time. With ``tombstone_seconds`` 0 they are collected at once."""
+    """Runs one eviction at a time. With ``tombstone_seconds`` 0, evicted manifests are collected at once."""
 
     database: Database
     collector: Collector
@@ -31,10 +31,11 @@ class StoreEviction:
     clock: Callable[[], float] = time.time
 
     async def run(self, command: EvictCommand, organisation: str) -> None:
-        """Plan, record and, unless it is a dry run, carry out; not if nobody waits for the mirror's answer any more.
+        """Plan, record and, unless it is a dry run, carry out. Does nothing if the mirror's part is not open any more.
 
-        The plan is made beside all others. What came into use meanwhile, or was published by a mirror that still runs, is refused
-        when the plan is carried out. What it takes is recorded with what it does; the caller says when the mirror's part is over.
+        Planning blocks no other transaction. The transaction that carries out the plan refuses manifests that came into
+        use meanwhile or that a running mirror has published, and records the result. The caller closes the mirror's
+        part.
         """
         async with self.database.alone("eviction"):
             now = self.clock()
@@ -61,8 +62,9 @@ class StoreEviction:
     async def _give_up(
         self, session: WriteSession, command: EvictCommand, organisation: str, now: float, planned: list[EvictedItem]
     ) -> list[EvictedItem]:
-        """Carry out a plan, but for what may no longer go; what was done."""
-        # A looks at what mirrors at work have published; B publishes, and is at work; A gives up what B counts on.
+        """Carry out a plan, except for what may no longer go. Returns what was done."""
+        # Race without this lock: eviction A reads what running mirrors have published; mirror B publishes while
+        # running; A evicts the manifest that B is about to report as READY.
         await manifests.lock(session, [_hex(item) for item in planned])
         uses = await self._uses(session, command, organisation, [_hex(item) for item in planned])
         items: list[EvictedItem] = []
@@ -70,28 +72,26 @@ class StoreEviction:
             held_by, refused = uses[_hex(item)]
             if not refused or item.refused:
                 items.append(item)
-            elif command.lru_bytes is None:  # which passes over what is in use
+            elif command.lru_bytes is None:  # LRU skips manifests in use
                 items.append(item.model_copy(update={"refused": True, "holders": held_by, "restorable_until": None}))
         victims = [_hex(item) for item in items if not item.refused]
-        if command.purge:  # what was evicted before is evicted again, as long ago as it takes to be collected
+        if command.purge:  # evicts earlier evictions again, dated so that they are collected now
             await mirrors.restore(session, organisation, victims)
         await mirrors.give_up(session, organisation, victims, command.id, 0.0 if command.purge else now)
         await events.record(session, now, (_fate(item, command, organisation) for item in items))
         return items
 
     async def restore(self, request: RestorationRequest, organisation: str) -> Items[RestoredItem]:
-        """Let the organisation read again all of what was named.
+        """Make the named manifests readable again for the organisation.
 
         Raises:
-            InvalidRequestError: the selectors do not go together.
-            NotFoundError: nothing of that was evicted, or it is collected.
+            InvalidRequestError: the selectors contradict each other.
+            NotFoundError: no such manifest was evicted, or it is collected already.
         """
         request.check()
         async with self.database.write() as session:
             named = await mirrors.named_manifests(session, organisation, request.manifest, request.source)
-            await manifests.lock(
-                session, named
-            )  # a collection goes first, and then there is nothing to restore, or it waits
+            await manifests.lock(session, named)  # a collection runs first, leaving nothing to restore, or waits
             restored = sorted(await mirrors.restore(session, organisation, named))
             await manifests.touch(session, restored, self.clock())
             told = (events.event_of("restored", {}, digest, organisation=organisation) for digest in restored)
@@ -106,7 +106,7 @@ class StoreEviction:
     async def _plan(
         self, plan: Plan, command: EvictCommand, organisation: str, now: float, candidates: Sequence[str]
     ) -> list[EvictedItem]:
-        """What goes, and what is refused. LRU passes over what is in use."""
+        """Returns what is evicted and what is refused. LRU skips manifests in use."""
         uses = await self._uses(plan.session, command, organisation, candidates)
         shared = await mirrors.others_read(plan.session, organisation, candidates)
         is_kept = self.tombstone_seconds and not command.purge
@@ -138,9 +138,10 @@ class StoreEviction:
     async def _uses(
         session: ReadSession, command: EvictCommand, organisation: str, manifests: Sequence[str]
     ) -> dict[str, tuple[list[str], bool]]:
-        """Who uses each of these manifests, and whether it is refused for that: a node that leases it, or a mirror that has published it and still runs.
+        """Returns for each manifest its users, and whether the eviction is refused because of them.
 
-        Such a mirror is never robbed, forced or not: it would become READY with what nobody may read.
+        Users are nodes that lease the manifest and running mirrors that have published it. ``force`` overrides leases
+        but never a running mirror: that mirror would become READY with a manifest that its organisation cannot read.
         """
         busy = await mirrors.running_with(session, organisation)
         holders = await agents.holders(session, manifests)
@@ -157,9 +158,9 @@ class StoreEviction:
     ) -> tuple[list[str], dict[str, int]]:
         """The manifests that the selector names, least recently used first, and the sizes of pushed ones that it skips.
 
-        The organisation may read them, or restore them if they are purged. A pushed manifest has no upstream to mirror it from
-        again: it is evicted by its digest or by the ``bt://`` source alone, never by age, with all others, or because an upstream
-        holds the same files.
+        The organisation may read them or, for a purge, restore them. A pushed manifest has no upstream to mirror it
+        from again: it is evicted only by its digest or its ``bt://`` source, never by age, with ``all``, or because an
+        upstream holds the same files.
         """
         if command.manifests is None and not command.all and command.lru_bytes is None:
             return [], {}

@@ -1,4 +1,4 @@
-"""Damaged chunks get their right bytes again: from agents, which costs the upstream nothing, or from their sources, as mirrored."""
+"""Repair of damaged chunks: from agents, without upstream traffic, or from their sources, as mirrored."""
 
 import asyncio
 import logging
@@ -27,28 +27,28 @@ from bdn.wire.http_fields import is_in_the_clear
 
 logger = logging.getLogger(__name__)
 
-AGAIN_SECONDS: Final = 300.0  # between two attempts to repair the same
-_AGENTS: Final = 4  # asked for one chunk
+AGAIN_SECONDS: Final = 300.0  # between two attempts to repair the same chunk
+_AGENTS: Final = 4  # requests to agents for one chunk
 _GRANT_SECONDS: Final = 300
-_CHUNK_SECONDS: Final = 120.0  # that an agent may take to send one: meanwhile nothing else is repaired
+_CHUNK_SECONDS: Final = 120.0  # for one agent to send a chunk; no other repair runs meanwhile
 
 Restore = Callable[[MirrorSourceRow, str, str | None], Awaitable[None]]
 
 
 @dataclass
 class Attempt:
-    """Chunks that are not right yet, and why they could not be had. ``silent`` are addresses of agents that failed."""
+    """Chunks that are still damaged, and why. ``silent`` contains the addresses of agents that failed."""
 
     left: dict[Digest, Damage]
     silent: set[str] = field(default_factory=set)
     _reasons: defaultdict[Digest, list[tuple[str, str | None]]] = field(default_factory=lambda: defaultdict(list))
 
     def note(self, digest: Digest, reason: str, organisation: str | None = None) -> None:
-        """The reason names a source of this organisation, or (None) of none."""
+        """``organisation`` owns the source that the reason names; None: the reason names no source."""
         self._reasons[digest].append((reason, organisation))
 
     def reason(self, digest: Digest, asking: str | None = None) -> str:
-        """All of them, as an organisation may read them; None is the log."""
+        """All reasons, without sources of other organisations than ``asking``; None includes all, for the log."""
         told = [
             reason if asking is None or owner in (None, asking) else "another organisation's source cannot give it"
             for reason, owner in self._reasons[digest]
@@ -58,21 +58,18 @@ class Attempt:
 
 @dataclass(frozen=True)
 class WholeAnswer:
-    """An ``AnswerDeadline``: all of it is here ``until`` then, by the monotonic clock, however steadily a little comes."""
+    """An ``AnswerDeadline``: raises ``TimeoutError`` after ``until`` (monotonic), even if bytes trickle in."""
 
     until: float
 
     def waiting(self) -> None:
-        """``TimeoutError``: it is too late."""
         if time.monotonic() > self.until:
             raise TimeoutError("it sends too slowly")
 
     def at_work(self) -> None:
-        """As ``waiting``."""
         self.waiting()
 
-    def receiving(self, count: int) -> None:  # noqa: ARG002 - a little is not enough
-        """As ``waiting``."""
+    def receiving(self, count: int) -> None:  # noqa: ARG002 - partial progress does not extend the deadline
         self.waiting()
 
 
@@ -80,7 +77,7 @@ class WholeAnswer:
 class AgentSource:
     """Chunks from the data planes of living agents that hold a manifest which names them.
 
-    With ``requires_tls`` no grant goes to an agent in the clear.
+    With ``requires_tls``, no grant is sent to an agent over plain HTTP.
     """
 
     database: Database
@@ -90,7 +87,7 @@ class AgentSource:
     requires_tls: bool = False
 
     async def fetch(self, wanted: Damage, attempt: Attempt) -> memoryview | None:
-        """The chunk from the first agent that sends it right. Failures are noted."""
+        """Return the chunk from the first agent that sends the right bytes. Failures are noted in ``attempt``."""
         async with self.database.read() as session:
             found = await origins.origins(session, wanted.digest)
         asked, since = 0, self.clock() - agents.ALIVE_SECONDS
@@ -115,7 +112,7 @@ class AgentSource:
             return False
         mount = GrantedMount("/repair", Digest(origin.manifest), origin.row.source)
         grant = self.signer.sign(Grant(origin.organisation, (mount,), self.clock() + _GRANT_SECONDS))
-        # Without naming the manifest: an agent that owns the chunk and lacks it would ask us for it.
+        # Without naming the manifest: an agent that owns the chunk and lacks it would request it from this mirror.
         deadline = WholeAnswer(time.monotonic() + _CHUNK_SECONDS)
         reader = HttpChunkReader(self.connections, address, grant, deadline=deadline)
         try:
@@ -133,11 +130,11 @@ class AgentSource:
 
 @dataclass(frozen=True)
 class Repair:
-    """Repairs some chunks at a time.
+    """Repairs damaged chunks, some at a time.
 
     Args:
-        restore: copies again what the store lost of a READY source (``Ingest.restore``).
-        on_repaired: counts.
+        restore: copies what the store lost of a READY source again (``Ingest.restore``).
+        on_repaired: called once for each repaired chunk.
     """
 
     database: Database
@@ -149,24 +146,25 @@ class Repair:
     _tried_at: dict[Digest, float] = field(default_factory=dict)
 
     def is_due(self, digest: Digest) -> bool:
-        """Whether another attempt makes sense that no operator asked for: a source that failed a moment ago fails again."""
+        """False for ``AGAIN_SECONDS`` after an attempt: a source that failed a moment ago fails again."""
         tried_at = self._tried_at.get(digest)
         return tried_at is None or not 0 <= self.clock() - tried_at < AGAIN_SECONDS
 
     def leave(self, digest: Digest) -> None:
-        """An operator asked not to repair this: for a while it is left as it is."""
+        """Skip repairs of this chunk for ``AGAIN_SECONDS``, because an operator requested no repair."""
         self._tried_at[digest] = self.clock()
 
     async def run(self, wanted: Sequence[Damage], asking: str | None = None) -> dict[Digest, str]:
-        """Repair these chunks. Returns those that are still damaged, and why, in words that the organisation ``asking`` may read.
+        """Repair these chunks.
 
-        Raises ``StoreUnavailableError``: the store or the database is away; what was damaged and is not repaired still is.
+        Returns why chunks are still damaged, in words that the organisation ``asking`` may read. Raises
+        ``StoreUnavailableError`` if the store or the database is away; chunks that are not repaired stay damaged.
         """
         for damage in wanted:
             self.leave(damage.digest)
         async with self._writer() as writer:
             sizes = {damage.digest: damage.size for damage in wanted}
-            async with self.database.write() as session:  # from here on no collection takes them
+            async with self.database.write() as session:  # from here on no collection deletes them
                 found = await chunks.of(session, chunks.acquire, writer.set_id, sizes, self.clock())
             attempt = Attempt({damage.digest: damage for damage in wanted if damage.digest in found.put})
             for damage in [*attempt.left.values()]:
@@ -191,7 +189,7 @@ class Repair:
                 await chunks.of(session, chunks.end, [set_id], chunks.NO_GRACE)
 
     async def _repair(self, damage: Damage, attempt: Attempt, writer: SetWriter) -> None:
-        """Without an upstream: the object is right by now, because the store was mounted again, or an agent has the bytes."""
+        """Repair without an upstream: the object is right again (the store was remounted), or an agent has the bytes."""
         try:
             if await asyncio.to_thread(self.store.fault, damage.digest) is None:
                 async with self.database.write() as session:
@@ -201,13 +199,13 @@ class Repair:
             else:
                 return
         except StoreUnavailableError as error:
-            await asyncio.to_thread(self.store.check)  # raises when it is the store that is away
+            await asyncio.to_thread(self.store.check)  # raises if the store is away
             attempt.note(damage.digest, str(error))
         else:
             self._done([damage.digest], attempt)
 
     async def _restore(self, attempt: Attempt) -> None:
-        """From the sources that name what is left, newest first, each of them once."""
+        """Restore from the sources that name the remaining chunks: newest first, each source once."""
         tried: dict[tuple[str, str], str] = {}
         for digest in [*attempt.left]:
             async with self.database.read() as session:
@@ -221,13 +219,13 @@ class Repair:
                 attempt.note(digest, tried[source], origin.organisation)
 
     async def _from_upstream(self, origin: Origin, attempt: Attempt) -> str:
-        """Returns why what is left could not be had."""
+        """Returns why the remaining chunks could not be restored."""
         source = origin.row.source
         reason = f"{source} is not what was mirrored any more; mirror it again"
         try:
             await self.restore(origin.row, origin.organisation, origin.team)
         except BdnError as error:
-            await asyncio.to_thread(self.store.check)  # raises when it is the store that is away
+            await asyncio.to_thread(self.store.check)  # raises if the store is away
             reason = str(error)
         async with self.database.read() as session:
             stored = await chunks.of(session, chunks.stored, attempt.left)

@@ -1,10 +1,10 @@
-"""The store is read again, slowly or because an operator asked, and what is wrong is repaired.
+"""Scrub and verification: reads the store again, slowly or on an operator's request, and repairs damage.
 
-A scrub walks the rows of ``chunks`` in the order of their ids. A round that cannot read all of a large store within its period reads
-a part of it, another in each round, and looks at the rest: whether it is there, with the right size.
+A scrub walks the rows of ``chunks`` in the order of their ids. If a store is too large to be read within one period,
+each round reads another sample, and checks only presence and size of other chunks.
 
-One process at a time keeps the store; another one takes over when it is gone. How far a verification and the scrub are is recorded, so
-that it goes on there.
+One process at a time scrubs the store; another process resumes when it ends. Progress is recorded, so that a
+verification or scrub resumes there.
 """
 
 import asyncio
@@ -33,17 +33,17 @@ from bdn.wire.shapes import added
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0  # at what other processes have found, or ask for
+LOOK_SECONDS: Final = 1.0  # between polls for damage and requests from other processes
 _AWAY_SECONDS: Final = 5.0  # after a failure of the store or the database
-_AT_ONCE: Final = 32  # chunks between two records of how far it is: what a killed process reads again
-_LOOKED_AT_ONCE: Final = 1000  # where few of them are read
+_AT_ONCE: Final = 32  # chunks between two records of progress: what is read again after a kill
+_LOOKED_AT_ONCE: Final = 1000  # rows in one step if only a sample of them is read
 _PAGES: Final = 64  # of a manifest that are searched for a damaged chunk
 _ALL: Final = Sample(of=1, turn=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What was read, and the damage in it. ``cursor`` None: there is nothing behind it."""
+    """``cursor`` is None when no chunks are left to read."""
 
     chunks_read: int
     bytes_read: int
@@ -53,11 +53,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Keeper:
-    """Works in the background. Scrub and verifications together keep the pace.
+    """Runs repairs, verifications and the scrub in the background. The latter two share one read rate.
 
     Args:
-        on_read: counts bytes.
-        period_seconds: between the beginnings of two rounds of the scrub; 0 is none.
+        on_read: called with the size of each chunk read.
+        period_seconds: between the starts of two rounds of the scrub; 0 disables the scrub.
     """
 
     database: Database
@@ -67,14 +67,13 @@ class Keeper:
     on_read: Callable[[int], None]
     period_seconds: float
     clock: Callable[[], float]
-    _samples: dict[float, Sample] = field(default_factory=dict)  # by the beginning of the round, the newest alone
+    _samples: dict[float, Sample] = field(default_factory=dict)  # by start of the round; contains only the newest
 
     @cached_property
     def _pacer(self) -> Pacer:
         return Pacer(self.rate_bytes_per_second)
 
     async def keep(self) -> None:
-        """Until canceled."""
         while True:
             try:
                 async with self.database.alone("store keeper"):
@@ -87,7 +86,7 @@ class Keeper:
             await asyncio.sleep(_AWAY_SECONDS)
 
     async def _turn(self) -> None:
-        """A verification of a large store takes hours, for which no repair shall wait; nor it, nor a scrub, for repairs, which may be many."""
+        """One step of each in turn: a verification may take hours and must not delay repairs, nor many repairs a scrub."""
         work = self.database.watch.topic(KEEPERS_WORK)
         changes = work.changes
         has_repaired = await self.repair_next()
@@ -97,7 +96,7 @@ class Keeper:
             await work.changed(changes, LOOK_SECONDS)
 
     async def repair_next(self) -> bool:
-        """Repair some of what a scrub or a reader found, or an earlier attempt could not repair; False when there is nothing."""
+        """Repair some of the damage that scrubs, readers and failed repairs left. Returns False if none is due."""
         async with self.database.read() as session:
             found = await damaged.named(session)
         due = [damage for damage in found if self.repair.is_due(damage.digest)][:_AT_ONCE]
@@ -106,7 +105,7 @@ class Keeper:
         return bool(due)
 
     async def scrub_next(self) -> bool:
-        """One part of a round, if it is time."""
+        """Scrub one part of a round. Returns False if no round is due."""
         async with self.database.read() as session:
             state = await damaged.scrub_state(session)
         now = self.clock()
@@ -124,7 +123,7 @@ class Keeper:
         return True
 
     async def _sample(self, began: float) -> Sample:
-        """What the round that began then reads, as large as the store was when this process first had to do with it."""
+        """What the round that began then reads, by the size of the store when this process first worked on the round."""
         if began not in self._samples:
             async with self.database.read() as session:
                 _, size = await chunks.of(session, chunks.totals)
@@ -136,7 +135,7 @@ class Keeper:
         return self._samples[began]
 
     async def verify_next(self) -> bool:
-        """One part of the oldest verification that wants the store read; False when none waits."""
+        """Verify one part for the oldest verification. Returns False if none is open."""
         async with self.database.read() as session:
             rows = await operations.open_of_mirror(session, "verification")
             parts = await operations.parts_of(session, rows[0].id) if rows else []
@@ -171,7 +170,7 @@ class Keeper:
         return True
 
     async def _read(self, cursor: int | None, names: Sequence[str] | None, sample: Sample) -> Part:
-        """The next chunks behind the cursor, of these manifests or (None) of everything."""
+        """Read the next chunks behind the cursor: of these manifests or, with None, of the whole store."""
         async with self.database.read() as session:
             wanted = await damaged.after(session, cursor or 0, names, min(_AT_ONCE * sample.of, _LOOKED_AT_ONCE))
         spared = await self._look([one for one in wanted if not sample.has(one.digest)])
@@ -185,7 +184,10 @@ class Keeper:
         return Part(len(read), sum(one.size for one in read), wanted[-1].id if wanted else None, damage)
 
     async def _look(self, wanted: Sequence[StoredChunk]) -> set[Digest]:
-        """Which of these are there with the right size. None where the store cannot tell: they are read, which finds out why."""
+        """Returns the chunks present with the right size.
+
+        Empty if the store is away: reading them then yields the reason.
+        """
         try:
             held = await asyncio.to_thread(self.damages.store.held, [one.digest for one in wanted]) if wanted else {}
         except StoreUnavailableError:
@@ -195,11 +197,11 @@ class Keeper:
     async def _settle(
         self, found: Sequence[Damage], organisation: str, *, is_listed: bool, repair: bool
     ) -> list[DamagedItem]:
-        """What becomes of damaged chunks, and what they belong to, where that is listed."""
+        """Repair damaged chunks if requested. Returns an item for each, with its place in a manifest if ``is_listed``."""
         left: dict[Digest, str] = {}
         if repair and found:
             left = await self.repair.run(found, organisation)
-        places = await self._places(found if is_listed else (), organisation)  # in documents that may be right again
+        places = await self._places(found if is_listed else (), organisation)  # pages may be right again
         items = []
         for damage in found:
             outcome: Outcome = "lost" if damage.digest in left else "repaired"
@@ -228,7 +230,7 @@ class Keeper:
 
 
 def _paths(store: ChunkStore, manifest: Digest, wanted: Collection[Digest]) -> dict[Digest, str]:
-    """For each of these chunks one file that has bytes in it; none for documents, and where documents are damaged. Blocking."""
+    """One path for each of these chunks; none for roots and pages, nor if these are damaged. Blocking."""
     found: dict[Digest, str] = {}
     try:
         for page in manifests.root_of(store, manifest).pages[:_PAGES]:

@@ -1,7 +1,7 @@
-"""How many requests each host of an upstream gets at once.
+"""Limits the concurrent requests to each host of an upstream.
 
-Listings, locations and ranges of all jobs share a host's budget. The pace (``bdn/core/pace/limit.py``) decides how many; here is
-who waits, and what a request's end tells the pace.
+Listings, locations and ranges of all jobs share a host's budget. The pace (``bdn/core/pace/limit.py``) decides how many
+run; this module queues requests and reports their outcomes to the pace.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ from bdn.core.pace.retry import asked_to_wait
 Pause = Callable[[float], Awaitable[None]]
 LONGEST_PAUSE_SECONDS: Final = 300.0
 _HOSTS_REMEMBERED: Final = 1024
-_SPREAD_SECONDS: Final = 0.5  # after a pause, so that not everybody is back in the same instant
+_SPREAD_SECONDS: Final = 0.5  # after a pause, so that requests do not all resume at the same instant
 
 
 class HostBudget:
-    """The budget of one host. Slots are given on the event loop, in the order of asking; requests may run in any thread."""
+    """Grants slots on the event loop, in the order of requests for them; a slot may be used in any thread."""
 
     def __init__(self, host: str, budgets: UpstreamBudgets) -> None:
         self.host = host
         self._all = budgets
         self.pace = Pace(PaceRule(budgets.most), budgets.clock())
-        self._lock = threading.Lock()  # around every change of the pace
+        self._lock = threading.Lock()  # guards every change of the pace
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing but what was learned would be lost if this budget were forgotten."""
+        """Whether removing this budget would lose nothing but the learned pace."""
         return not (self.pace.slots or self._waiting or self.pace.closed_until > self._all.clock())
 
     @asynccontextmanager
     async def slot(self, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> AsyncIterator[BudgetSlot]:
-        """The right to have one request in flight, one after the other.
+        """The right to have one request in flight at a time, any number in sequence.
 
-        Waits for the limit, and for the end of a pause that the host asked for: ``UpstreamRateLimitedError`` if that is too long.
+        Waits for the limit, and for a pause that the host requested: ``UpstreamRateLimitedError`` if the pause is too
+        long.
         """
         seen = await self.acquire(longest_pause_seconds)
         try:
@@ -59,23 +60,22 @@ class HostBudget:
             self.release()
 
     async def acquire(self, longest_pause_seconds: float) -> float:
-        """The begin of a slot. Returns the time until which the host was known to be open."""
+        """Begin a slot. Returns the time until which the host was known to be open."""
         while True:
             seen = await self._until_open(longest_pause_seconds)
             await self._until_free()
             if self.pace.closed_until <= seen:
                 return seen
-            self.release()  # while this one waited for its turn, the host asked everybody to wait
+            self.release()  # while this request was queued, the host requested a pause
 
     def release(self) -> None:
-        """The end of a slot."""
         with self._lock:
             self.pace.give_back()
         self._admit()
 
     @contextmanager
     def request(self) -> Iterator[SentRequest]:
-        """Exactly one request of a slot's holder. What it raises is told to the pace, and raised."""
+        """Send exactly one request in a slot. An exception is reported to the pace and raised again."""
         with self._lock:
             began = self._all.clock()
             self.pace.began(began)
@@ -96,7 +96,7 @@ class HostBudget:
                 self._loop.call_soon_threadsafe(self._admit)
 
     async def _until_open(self, longest_pause_seconds: float) -> float:
-        """Wait once, while the host is closed; returns the latest time for which that was looked at."""
+        """Wait while the host is closed. Returns the time until which the host is known to be open."""
         seen = self._all.clock()
         while (until := self.pace.closed_until) > seen:
             seconds = until - self._all.clock()
@@ -120,7 +120,7 @@ class HostBudget:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.release()  # it was given a slot in the same instant
+                self.release()  # it was granted a slot at the same instant
             else:
                 with suppress(ValueError):
                     self._waiting.remove(turn)
@@ -137,32 +137,32 @@ class HostBudget:
 
 @dataclass(slots=True)
 class BudgetSlot:
-    """One of the places at a host. Its holder sends as many requests as it likes, one at a time."""
+    """A place at a host. Its holder sends any number of requests, one at a time."""
 
     budget: HostBudget
     seen: float  # the time until which the host was known to be open
 
     @property
     def is_open(self) -> bool:
-        """False once the host has asked everybody to wait: who has more requests releases the slot and takes another."""
+        """False once the host has requested a pause: the holder then releases the slot before its next request."""
         return self.budget.pace.closed_until <= self.seen
 
 
 @dataclass(slots=True)
 class SentRequest:
-    """``size`` is the bytes of the body that arrived; whoever reads the body sets it."""
+    """``size`` is the bytes of the body that arrived; the reader of the body sets it."""
 
     size: int = 0
 
 
 @dataclass
 class UpstreamBudgets:
-    """The budgets of all hosts, and what this process has done to its upstreams.
+    """The budgets of all hosts, and counters of requests to upstreams by this process.
 
     Args:
-        most: requests in flight to one host; its own pace is often less.
-        pause: waits before an upstream is asked again.
-        clock: seconds that never go back.
+        most: requests in flight to one host; the host's pace is often less.
+        pause: waits before a request to an upstream is retried.
+        clock: monotonic seconds.
         draw: uniform in [0, 1).
     """
 
@@ -174,11 +174,11 @@ class UpstreamBudgets:
     retries: int = 0
     pauses: int = 0
     pause_seconds: float = 0.0
-    silent_until: float = float("-inf")  # a warning about an outage was given
+    silent_until: float = float("-inf")  # no warning about an outage before this time
     hosts: dict[str, HostBudget] = field(default_factory=dict)
 
     def of(self, url: str) -> HostBudget:
-        """The budget of this address's host and port. On the event loop."""
+        """The budget of this address's host and port. Call on the event loop."""
         host = urlsplit(url).netloc.rpartition("@")[2].lower()
         budget = self.hosts.get(host)
         if budget is None:
@@ -189,13 +189,12 @@ class UpstreamBudgets:
 
 
 class UpstreamMetrics(Collector):
-    """For Prometheus; reads the budgets when it is scraped. Hosts are not labels: there may be thousands."""
+    """For Prometheus; reads the budgets when scraped. Hosts are not labels: there may be thousands."""
 
     def __init__(self, budgets: UpstreamBudgets) -> None:
         self._budgets = budgets
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """The families; counters get their ``_total`` from the library."""
         all_, hosts, now = self._budgets, self._budgets.hosts.values(), self._budgets.clock()
         requests = CounterMetricFamily(
             "bdn_upstream_requests", "Requests to upstreams, by how they ended", labels=["outcome"]

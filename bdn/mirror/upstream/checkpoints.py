@@ -1,4 +1,4 @@
-"""Checkpoints as a source: what jobs pushed is listed from its manifest's pages, and no byte of it has to come."""
+"""Checkpoints as a source: listed from the pages of their manifests, without moving a byte."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -17,22 +17,22 @@ from bdn.mirror.db import checkpoints, manifests
 from bdn.mirror.db.checkpoints import PushScope
 from bdn.mirror.db.database import Database
 
-_LISTED_AT_ONCE: Final = 1000  # files of one trip to a thread
+_LISTED_AT_ONCE: Final = 1000  # files per call in a thread
 
 
 @dataclass
 class CheckpointSource:
-    """A ``Source``. The checkpoint may be replaced or deleted meanwhile; what was resolved is listed as long as it is held."""
+    """A ``Source``. The checkpoint may be replaced or deleted meanwhile; the resolved one is listed while it is held."""
 
     database: Database
     store: ChunkStore
     uri: CheckpointUri
     organisation: str
-    team: str | None = None  # whose project it is; None: whichever the name means to the organisation
+    team: str | None = None  # of the project; None: any of the organisation's
     _found: tuple[Digest, PushScope] | None = None
 
     async def resolve(self) -> Resolution:
-        """The job and the name of what the source means now: ``job/name``."""
+        """Returns ``job/name`` of the checkpoint that the source names now."""
         await self._find()
         return Resolution(f"{self.uri.job}/{self.uri.checkpoint}")
 
@@ -44,7 +44,7 @@ class CheckpointSource:
         return self._found
 
     async def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:  # noqa: ARG002
-        """Every file of it, found by what its team pushed."""
+        """All files, with the identities under which the team pushed them."""
         name, scope = self._found or await self._find()
         async with self.database.read() as session:
             if await manifests.get(session, name.hex) is None:
@@ -55,7 +55,7 @@ class CheckpointSource:
                 yield UpstreamFile(file.path, file.size, scope.identity(file.digest), str(file.digest), str(name))
 
     async def placed(self, keys: AbstractSet[str]) -> Mapping[str, FileLayout]:
-        """Where files with these identities lie, by the keys of these."""
+        """The layouts of files with these identities, by identity key."""
         name, scope = self._found or await self._find()
         return await asyncio.to_thread(self._placed, name, scope, keys)
 
@@ -68,11 +68,11 @@ class CheckpointSource:
         return files_of(manifests.page(self.store, page, self.organisation) for page in root.pages)
 
     async def locate(self, file: UpstreamFile) -> Location:
-        """Nowhere: what the store lost of a checkpoint, nobody has. ``SourceNotFoundError``."""
+        """Raises ``SourceNotFoundError``: a checkpoint's bytes exist only in the store."""
         raise SourceNotFoundError(str(self.uri), f"the store has lost some of {file.path!r}, and nobody else has it")
 
 
 def pinned(uri: CheckpointUri, revision: str) -> CheckpointUri:
-    """The source that was resolved to this before."""
+    """The source as resolved to this revision before."""
     job, _, name = revision.partition("/")
     return replace(uri, job=job, checkpoint=name)

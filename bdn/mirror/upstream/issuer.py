@@ -1,4 +1,4 @@
-"""This mirror as an OpenID issuer: short-lived tokens that say who asks, and the documents with which clouds check them."""
+"""This mirror as an OpenID issuer: short-lived identity tokens, and the documents with which clouds verify them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bdn.wire.access_schema import ORGANISATION_PATTERN
 from bdn.wire.grants import private_keys
 
 LIFETIME_SECONDS: Final = 600
-_SKEW_SECONDS: Final = 30  # a cloud whose clock is behind ours takes a token from the future for invalid
+_SKEW_SECONDS: Final = 30  # a cloud whose clock is behind rejects tokens from the future
 DISCOVERY_PATH: Final = "/.well-known/openid-configuration"
 JWKS_PATH: Final = "/.well-known/jwks.json"
 DRY_RUN: Final = "plan"  # the job of a dry run, which has no mirror
@@ -35,7 +35,7 @@ _SESSION_NAME_LENGTH: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class TokenSubject:
-    """An organisation and a job of it: the mirror's id, which we make and no caller can choose, or ``plan``."""
+    """An organisation and its job: the mirror's id, which no caller can choose, or ``plan``."""
 
     organisation: str
     job: str
@@ -49,7 +49,6 @@ class TokenSubject:
 
     @property
     def claim(self) -> str:
-        """``sub`` of an identity token."""
         return f"v=1:org={self.organisation}:job={self.job}:type=mirror"
 
     @property
@@ -59,26 +58,26 @@ class TokenSubject:
 
     @property
     def session_name(self) -> str:
-        """What the user's CloudTrail calls the session."""
+        """The name of the session in the user's CloudTrail."""
         room = _SESSION_NAME_LENGTH - len(self.job) - 1
         return f"{self.organisation[:room]}@{self.job}"
 
     @property
     def external_id(self) -> str:
-        """What a role's trust policy asks for, so that no other organisation can use the role through this mirror."""
+        """Required by a role's trust policy, so that no other organisation can use the role through this mirror."""
         return f"bdn:{self.organisation}"
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityIssuer:
-    """``url`` is the https address under which clouds reach the two documents, without a slash at its end."""
+    """``url`` is the https address at which clouds fetch the two documents, without a trailing slash."""
 
     url: str
     keys: IdentityKeys
     clock: Callable[[], float] = time.time
 
     def token(self, subject: TokenSubject, audience: str) -> str:
-        """A token (JWT, RFC 7519) for one exchange. Made again for each: nothing of it is kept."""
+        """A fresh token (JWT, RFC 7519) for one exchange; tokens are not stored."""
         now = int(self.clock())
         return self.keys.sign(
             {
@@ -95,7 +94,7 @@ class IdentityIssuer:
         )
 
     def discovery(self) -> dict[str, str | list[str]]:
-        """What OpenID Connect Discovery 1.0, section 3 requires of an issuer that hands out no tokens over the network."""
+        """What OpenID Connect Discovery 1.0, section 3 requires of an issuer that issues no tokens over the network."""
         return {
             "issuer": self.url,
             "jwks_uri": f"{self.url}{JWKS_PATH}",
@@ -110,7 +109,7 @@ class IdentityIssuer:
         return {"keys": list(self.keys.published)}
 
 
-ALGORITHM: Final = "RS256"  # the one that AWS and Google both take
+ALGORITHM: Final = "RS256"  # accepted by AWS and by Google
 _BITS: Final = 2048
 
 Jwk = dict[str, str]
@@ -118,14 +117,14 @@ Jwk = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class IdentityKeys:
-    """An RSA key that signs, and the public halves of all keys, the signing one's first."""
+    """An RSA key that signs, and the public halves of all keys, starting with the signing key's."""
 
     signing: rsa.RSAPrivateKey = field(repr=False)
     published: tuple[Jwk, ...]
 
     @classmethod
     def parse(cls, pem: bytes) -> IdentityKeys:
-        """From one or more private keys, PEM, one after the other. ``ValueError`` for anything else; it repeats nothing."""
+        """From one or more concatenated PEM private keys. ``ValueError`` for anything else, without its content."""
         keys: list[rsa.RSAPrivateKey] = []
         for key in private_keys(pem):
             if not isinstance(key, rsa.RSAPrivateKey) or key.key_size < _BITS:
@@ -134,12 +133,11 @@ class IdentityKeys:
         return cls(keys[0], tuple(map(_published, keys)))
 
     def sign(self, claims: dict[str, str | int]) -> str:
-        """The token (JWT)."""
         return jwt.encode(claims, self.signing, algorithm=ALGORITHM, headers={"kid": self.published[0]["kid"]})
 
 
 def load_issuer(settings: MirrorSettings, clock: Callable[[], float]) -> IdentityIssuer | None:
-    """The issuer with the operator's keys, or this installation's own key; None without ``BDN_ISSUER_URL``. Blocking.
+    """The issuer with the operator's keys or this installation's own; None without ``BDN_ISSUER_URL``. Blocking.
 
     Raises ``InvalidRequestError``: as ``read_keys``.
     """
@@ -151,7 +149,7 @@ def load_issuer(settings: MirrorSettings, clock: Callable[[], float]) -> Identit
 
 
 def new_identity_key() -> bytes:
-    """A fresh private key, PEM. Takes a tenth of a second."""
+    """A new private key, PEM. Takes a tenth of a second."""
     return rsa.generate_private_key(public_exponent=65537, key_size=_BITS).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -1,7 +1,7 @@
-"""Read ranges of upstream files. Copying, packing and repair all read here, so each failure has one rule.
+"""Reads ranges of upstream files. Copying, packing and repair share its rules for failures.
 
-- A failure that may pass is retried, as the retry policy and the file's rounds of failures permit.
-- A location that is refused is asked for anew, once: signed URLs expire in the middle of a long file.
+- A temporary failure is retried, as the retry policy and the file's rounds of failures permit.
+- A refused location is requested anew, once: signed URLs expire in the middle of a long file.
 - Wrong content is read once more: a bit may flip on the wire. If it is wrong again, the upstream has it wrong.
 """
 
@@ -27,18 +27,18 @@ from bdn.transfer.in_order import InOrderReader
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from bdn.transfer.under_way import Arriving
 
-_MARGIN_SECONDS: Final = 60.0  # a range that is requested now is still being sent then
+_MARGIN_SECONDS: Final = 60.0  # a range requested now is still being sent then
 
 
 @dataclass
 class LocatedFile:
-    """A file of an open source. Its location is asked for once, and again when it is refused or about to expire."""
+    """A file of an open source. Its location is requested once, and again when it is refused or about to expire."""
 
     name: str  # of the source, for messages
     source: Locator
     file: UpstreamFile
     clock: Callable[[], float] = time.time
-    rounds: FailureRounds = field(init=False)  # that are forgiven, over all its requests
+    rounds: FailureRounds = field(init=False)  # failures forgiven over all its requests
     _location: Location | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -47,11 +47,10 @@ class LocatedFile:
 
     @property
     def subject(self) -> str:
-        """What it is, for messages."""
         return f"{self.file.path!r} of {self.name}"
 
     async def location(self, refused: Location | None = None) -> Location:
-        """Where to read; a fresh location when ``refused`` is still the current one."""
+        """The current location; a fresh one if ``refused`` is still the current one."""
         async with self._lock:
             current = self._location
             if current is None or current is refused or self._is_expiring(current):
@@ -64,10 +63,10 @@ class LocatedFile:
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """A range of a file, and what is done with its content.
+    """A range of a file, and the consumer of its content.
 
-    ``accept`` is called in a byte thread with the content and with the checksum that the upstream states for the whole file,
-    if any. It raises ``ChecksumMismatchError`` for wrong content.
+    ``accept`` is called in a byte thread with the content and with the checksum that the upstream states for the whole
+    file, if any. It raises ``ChecksumMismatchError`` for wrong content.
     """
 
     located: LocatedFile
@@ -80,7 +79,7 @@ OnWrong = Callable[[LocatedFile, bytes, ChecksumMismatchError], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What one visit to a byte thread brought: so many of the wanted ranges, and the failure that ended it.
+    """The result of one visit to a byte thread: how many of the wanted ranges arrived, and the failure that ended it.
 
     ``sent`` is when the last request was sent, by the clock of the budgets.
     """
@@ -89,7 +88,7 @@ class _Batch:
     sent: float
     failure: BdnError | None = None
     location: Location | None = None  # of the range that failed
-    content: bytes = b""  # of that range, where it is wrong
+    content: bytes = b""  # of the failed range, if wrong
 
 
 @dataclass(frozen=True)
@@ -103,12 +102,12 @@ class UpstreamReader:
 
     @property
     def ranges_at_once(self) -> int:
-        """How many ranges of one file may be read at the same time."""
+        """How many ranges of one file may be read concurrently."""
         return self.threads.count if self._in_order is None else 1
 
     @contextmanager
     def in_order(self) -> Iterator[UpstreamReader]:
-        """A reader for the ranges of one file of a server that ignores ``Range``: one at a time, each after the one before it."""
+        """A reader for one file of a server that ignores ``Range``: one range at a time, in order."""
         with InOrderReader(self.ranges) as in_order:
             yield replace(self, _in_order=in_order)
 
@@ -120,23 +119,23 @@ class UpstreamReader:
         on_cancel: Callable[[], None] | None = None,
         arriving: Arriving | None = None,
     ) -> None:
-        """Read every range. Several are read one after the other into one buffer, in one visit to a byte thread.
+        """Read every range. Several are read in sequence into one buffer, in one visit to a byte thread.
 
-        An interruption ends the visit; the ranges that are left begin another one. No range is read twice but for wrong content.
+        An interruption ends the visit; the remaining ranges begin another visit. Only wrong content is read twice.
 
         Args:
             wanted: ranges that fit one buffer together.
-            on_wrong: told of content that ``accept`` refused. Without it such content is not read once more.
-            on_cancel: tells ``accept`` to hurry, because cancelling waits for the byte thread.
-            arriving: counts what has come of the ranges that nobody has accounted for; what comes again is taken back.
+            on_wrong: called with content that ``accept`` rejected. Without it, such content is not read again.
+            on_cancel: makes ``accept`` return early, because cancellation waits for the byte thread.
+            arriving: counts bytes that arrived and are not accounted for elsewhere; a repeated read resets the count.
 
         Raises:
-            UpstreamError, AuthRequiredError: whatever arrived before was accepted.
+            UpstreamError, AuthRequiredError: ranges that arrived before were accepted.
             BdnError: from ``accept``.
         """
         left = list(wanted)
         outage = Outage(self.retries.policy)
-        refused = wrong = None  # the range whose location was asked for anew, or that is being read once more
+        refused = wrong = None  # the range with a renewed location; the range being read once more
         while left:
             batch = await self._visit(left, on_cancel, arriving or Arriving())
             for item in left[: batch.arrived]:
@@ -180,7 +179,7 @@ class UpstreamReader:
         def work(slot: BudgetSlot, buffer: memoryview) -> _Batch:
             batch = self._read_until_failure(wanted, locations, buffer, slot, goes_on)
             size = sum(item.range.size for item in wanted[: batch.arrived])
-            if batch.failure is not None:  # else it may have been accounted for by now
+            if batch.failure is not None:  # otherwise it may be accounted for by now
                 arriving.received = size
             return batch
 
@@ -200,7 +199,7 @@ class UpstreamReader:
         clock = self.retries.budgets.clock
         sent = clock()
         for item, location in zip(wanted, locations, strict=True):
-            if not (goes_on(offset, 0) and slot.is_open):  # nobody waits for the rest, or the host asked for a pause
+            if not (goes_on(offset, 0) and slot.is_open):  # canceled, or the host requested a pause
                 break
             content, sent = buffer[offset : offset + item.range.size], clock()
             try:

@@ -1,4 +1,4 @@
-"""When a failed request to an upstream is sent again. The rule is ``RetryPolicy`` in ``bdn/core/pace/retry.py``."""
+"""Retries of failed requests to upstreams, by the rules of ``RetryPolicy`` in ``bdn/core/pace/retry.py``."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from bdn.mirror.upstream.budget import LONGEST_PAUSE_SECONDS, UpstreamBudgets
 
 logger = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
-_WORTH_A_WORD: Final = 4  # failures in a row, after a second or so
+_WORTH_A_WORD: Final = 4  # failures in a row before a warning, after a second or so
 _SILENCE_SECONDS: Final = 60.0  # between two warnings
 
 
 @dataclass(frozen=True)
 class UpstreamRetries:
-    """An ``Asker``: one policy for listings, locations and ranges. Waits on the event loop, so no thread waits for a backoff."""
+    """An ``Asker``: one policy for listings, locations and ranges.
+
+    Waits on the event loop, so no thread blocks on a backoff.
+    """
 
     budgets: UpstreamBudgets = field(default_factory=UpstreamBudgets)
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     longest_pause_seconds: float = LONGEST_PAUSE_SECONDS
 
     def for_a_caller_who_waits(self) -> UpstreamRetries:
-        """The same budgets without retries: somebody holds a connection open for the answer."""
+        """The same budgets without retries, for a caller that holds a connection open for the answer."""
         return replace(self, policy=RetryPolicy(outage_seconds=0, attempts=1), longest_pause_seconds=0)
 
     async def ask(self, url: str, request: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """The answer of ``request``, sent when the budget of this address's host allows, or the last failure."""
+        """Send ``request`` when the budget of this address's host allows. Raises the last failure."""
         outage = Outage(self.policy)
         while True:
             sent = self.budgets.clock()
@@ -46,7 +49,7 @@ class UpstreamRetries:
     async def wait_out(
         self, failure: BdnError, outage: Outage, sent: float, rounds: FailureRounds | None = None
     ) -> None:
-        """Wait as long as a failure asks for of what began at ``sent``; raise it when it is one too many."""
+        """Wait before a retry of a request that began at ``sent``; raise ``failure`` if no retry is left."""
         now = self.budgets.clock()
         delay = outage.delay(failure, now - sent, self.budgets.draw())
         if delay is None or (rounds is not None and not rounds.failed(sent, now)):

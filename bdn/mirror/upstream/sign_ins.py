@@ -1,4 +1,4 @@
-"""From a request's ``auth`` to what a source is opened with: secrets by name, identity tokens, the organisation's external id."""
+"""Resolves a request's ``auth`` into what opens a source: named secrets, identity tokens, an external id."""
 
 import asyncio
 import os
@@ -30,9 +30,9 @@ _INFRASTRUCTURE: Final = "infrastructure"
 
 @dataclass(frozen=True)
 class OperatorSecrets:
-    """``<prefix><NAME>`` (as written, then in upper case with ``_`` for other signs), ``<directory>/<name>``.
+    """Reads ``<prefix><NAME>`` (as written, then in upper case with ``_`` for other characters).
 
-    They need no database, and any event loop may ask for them.
+    Then reads ``<directory>/<name>``. Needs no database; usable from any event loop.
     """
 
     directory: Path | None
@@ -40,7 +40,7 @@ class OperatorSecrets:
     prefix: str = "BDN_SECRET_"
 
     async def find(self, name: str) -> str | None:
-        """The value of what is a secret's name, if there is one; or ``SecretMalformedError``."""
+        """The value of a validly named secret, if it exists. Raises ``SecretMalformedError``."""
         for variable in (f"{self.prefix}{name}", f"{self.prefix}{re.sub('[^A-Z0-9]', '_', name.upper())}"):
             if value := self.environ.get(variable):
                 return value
@@ -51,13 +51,13 @@ class OperatorSecrets:
         except UnicodeDecodeError:
             raise SecretMalformedError(name, "is not text") from None
         except OSError:
-            return None  # absent, or not ours to read: for the caller both are the same
+            return None  # absent or unreadable: the same for the caller
 
 
 async def infrastructure_secret(directory: Path | None, setting: str, name: str) -> Secret:
     """A secret of the mirror itself, such as the store's keys. No source can name one: a secret's name has no slash.
 
-    Raises ``InvalidRequestError`` (there is none), or ``SecretMalformedError``.
+    Raises ``InvalidRequestError`` if there is none, or ``SecretMalformedError``.
     """
     folder = directory and directory / _INFRASTRUCTURE
     secrets = OperatorSecrets(folder, prefix="BDN_INFRASTRUCTURE_SECRET_")
@@ -72,14 +72,14 @@ async def infrastructure_secret(directory: Path | None, setting: str, name: str)
 
 @dataclass(frozen=True)
 class Secrets:
-    """The operator's secrets, for the organisations in ``served``; then the secrets that each organisation set in ``table``."""
+    """The operator's secrets, for organisations in ``served``; then the secrets that an organisation set in ``table``."""
 
     operators: OperatorSecrets
     table: SecretTable
     served: frozenset[str] = frozenset({DEFAULT_ORGANISATION})
 
     async def resolve(self, name: str, organisation: str) -> Secret:
-        """The secret's value now, or ``SecretNotFoundError``, or ``SecretMalformedError``."""
+        """The secret's current value. Raises ``SecretNotFoundError``, ``SecretMalformedError``."""
         if not is_secret_name(name):
             raise SecretNotFoundError(name)
         operators = await self.operators.find(name) if organisation in self.served else None
@@ -89,7 +89,7 @@ class Secrets:
         return Secret(name, value)
 
     async def is_outranked(self, name: str, organisation: str) -> bool:
-        """Whether a secret of the operator serves this organisation under this name, so that the table's value is not read."""
+        """Whether the operator has a secret of this name for the organisation, so that the table's value is not read."""
         if organisation not in self.served:
             return False
         try:
@@ -100,9 +100,9 @@ class Secrets:
 
 @dataclass(frozen=True)
 class SignIns:
-    """Resolves sign-ins when a source is opened. ``issuer`` is None where the operator named no address for it.
+    """Resolves sign-ins when a source is opened. ``issuer`` is None if the operator set no address for it.
 
-    ``context`` is of every source, but for who asks for it and how that signs in.
+    ``context`` applies to every source, except for reader and sign-in.
     """
 
     secrets: Secrets
@@ -110,7 +110,7 @@ class SignIns:
     context: SourceContext
 
     def check(self, auth: Auth | None, organisation: str) -> None:
-        """Refuse what could never be resolved, when it is asked for and not when somebody works on it."""
+        """Reject what could never be resolved at the request, before a worker tries it."""
         if auth is not None and auth.method is not AuthMethod.CUSTOM_SECRET:
             self._cloud(auth, TokenSubject(organisation, DRY_RUN))
 
@@ -122,9 +122,10 @@ class SignIns:
         return replace(self.context, reader=reader_of(organisation, team), sign_in=sign_in)
 
     async def resolve(self, auth: Auth | None, organisation: str, job: str | None) -> SignIn | None:
-        """How to sign in now, for this job; None where the request names no way.
+        """How to sign in now, for this job; None if the request names no method.
 
-        Raises ``SecretNotFoundError``, ``SecretMalformedError``, or ``InvalidRequestError`` for what is no cloud's.
+        Raises ``SecretNotFoundError``, ``SecretMalformedError``, or ``InvalidRequestError`` if the method is not a
+        cloud's.
         """
         if auth is None:
             return None
