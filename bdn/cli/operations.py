@@ -60,38 +60,36 @@ def _where(item: EvictedItem | DamagedItem) -> str:
 
 
 @click.command()
-@click.option(
-    "--source", metavar="URI", help="What was mirrored from this source, all its revisions unless it names one."
-)
-@click.option("--manifest", metavar="DIGEST", help="One manifest, as b3:<64 hex>.")
-@click.option("--job", metavar="ID", help="What a job staged.")
+@click.argument("what", metavar="[SOURCE|MANIFEST]", required=False)
+@click.option("--job", metavar="ID", help="Every manifest that this job staged.")
 @click.option(
     "--lru",
     "lru_bytes",
     metavar="BYTES",
     callback=parsed(parse_size),
-    help="Least recently used manifests, until so much is free (500GB, 64MiB).",
+    help="Least recently used manifests, until this much is free (500GB, 64MiB).",
 )
-@click.option("--all", is_flag=True, help="Everything.")
+@click.option("--all", is_flag=True, help="Every manifest.")
 @click.option("--tier", type=click.Choice(["node", "cluster", "mirror"]), help="Only this tier.")
 @click.option("--cluster", metavar="NAME", help="Only agents of this cluster.")
 @click.option("--node", metavar="NAME", help="Only this node.")
-@click.option("--dry-run", is_flag=True, help="Show what would go; change nothing.")
-@click.option("--force", is_flag=True, help="Evict what is in use, too. Jobs that use it lose their files.")
-@click.option("--purge", is_flag=True, help="The mirror frees its disk now; what it evicts cannot be restored.")
+@click.option("--dry-run", is_flag=True, help="Print what would be evicted; change nothing.")
+@click.option("--force", is_flag=True, help="Evict manifests in use, too. Their jobs lose the files.")
+@click.option("--purge", is_flag=True, help="The mirror frees its disk now; evictions cannot be restored.")
 @command_line
-async def evict(output: Output, **options: object) -> int:
-    """Evict from caches and from the mirror's store. What is in use is refused (exit 3) unless forced.
+async def evict(output: Output, *, what: str | None, **options: object) -> int:
+    """Evict manifests from caches and from the mirror's store. Manifests in use are refused (exit 3) unless forced.
 
-    Caches free their disks now. The mirror keeps what it evicts for seven days (BDN_TOMBSTONE_SECONDS), in which
-    'bdn-admin restore' brings it back, unless --purge is given; with --purge that goes, too, which was evicted before.
-    The mirror evicts checkpoints only by their bt:// source or --manifest: they have no upstream.
+    A source selects all its revisions unless it names one. Caches free their disks now. The mirror keeps evicted manifests for
+    seven days (BDN_TOMBSTONE_SECONDS), in which 'bdn-admin restore' restores them. --purge frees the mirror's disk now, also of
+    earlier evictions. The mirror evicts checkpoints only by their bt:// source or their manifest: they have no upstream.
 
     \b
-    Example: bdn-admin evict --source hf://org/model --dry-run
+    Example: bdn-admin evict hf://org/model --dry-run
     Example: bdn-admin evict --lru 500GB --node gpu-17
     """
-    request = EvictionRequest.model_validate(options)
+    selected = {} if what is None else {_kind(what): what}
+    request = EvictionRequest.model_validate({**options, **selected})
     check_usage(request)
     async with reachable_mirror(output) as client:
         eviction = await client.evict(request, LONGEST_WAIT_SECONDS)
@@ -122,7 +120,7 @@ def _skipped_lines(eviction: Eviction) -> list[str]:
         return []
     size = format_size(eviction.skipped_pushed_bytes)
     skipped = f"skipped {eviction.skipped_pushed} pushed checkpoints, {size}: they have no upstream"
-    return [f"{skipped}; to evict one, name it with --source bt://project@job/checkpoint or --manifest"]
+    return [f"{skipped}; to evict one, name its source, bt://project@job/checkpoint, or its manifest"]
 
 
 def _evicted_line(item: EvictedItem, *, dry_run: bool) -> str:

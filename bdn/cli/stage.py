@@ -71,25 +71,29 @@ async def stage(
 
 @click.command()
 @click.argument("stage_id", required=False)
-@click.option("--all", "is_all", is_flag=True, help="All stages of this node. Directories of pulls are not stages.")
+@click.option("--job", "job_id", metavar="ID", help="All stages of this job on this node.")
+@click.option("--all", "is_all", is_flag=True, help="All stages on this node. Directories of pulls are not stages.")
 @command_line
-async def unstage(output: Output, *, stage_id: str | None, is_all: bool) -> None:
+async def unstage(output: Output, *, stage_id: str | None, job_id: str | None, is_all: bool) -> None:
     """Unmount and remove the files of a stage. The cache still holds them.
 
     \b
     Example: bdn unstage stg_0123456789abcdef01234567
+    Example: bdn unstage --job train-42
     Example: bdn unstage --all
     """
-    if (stage_id is None) != is_all:
-        raise InvalidRequestError("name a stage, or all stages of this node with --all")
+    if [stage_id is not None, job_id is not None, is_all].count(True) != 1:
+        raise InvalidRequestError("name one of a stage, --job and --all")
     async with agent_client() as agent:
         if stage_id is not None:
             found = await agent.unstage(stage_id)
             output.result(found, [f"{found.id} {found.state}"])
             return
         known = [stage for stage in (await agent.stages()).items if not stage.job_id.startswith("pull:")]
-        ended = [await agent.unstage(stage.id) for stage in known if stage.state not in ("RELEASED", "FAILED")]
-    lines = [f"{stage.id} {stage.state}" for stage in ended] or ["no stages on this node"]
+        chosen = [stage for stage in known if job_id in (None, stage.job_id)]
+        ended = [await agent.unstage(stage.id) for stage in chosen if stage.state not in ("RELEASED", "FAILED")]
+    none = "no stages on this node" if job_id is None else f"no stages of job {job_id} on this node"
+    lines = [f"{stage.id} {stage.state}" for stage in ended] or [none]
     output.result(Items[StageDocument](items=ended), lines, [stage.id for stage in ended])
 
 

@@ -120,7 +120,11 @@ class ServiceUnreachableError(ServiceError):
     reason: str
 
     def __str__(self) -> str:
-        return f"no answer from {self.address} ({self.reason}); is the service running there?"
+        if self.address.startswith("unix:"):
+            return (
+                f"no agent answers at {self.address} ({self.reason}): start one with 'bdn up', or set BDN_AGENT_SOCKET"
+            )
+        return f"no mirror answers at {self.address} ({self.reason}): start one with 'bdn up' on this machine, or set BDN_URL"
 
 
 class UntrustedServiceError(ServiceUnreachableError):

@@ -115,7 +115,7 @@ def test_a_token_is_good_until_it_is_revoked(operator: Operator, tally: Tally) -
 @pytest.mark.promise("collection")
 def test_what_was_evicted_is_restored_or_collected_and_why_says_so(operator: Operator, tally: Tally) -> None:
     assert operator.reads()
-    evicted = operator.told("evict", "--source", "hf://org/model", "--tier", "mirror")
+    evicted = operator.told("evict", "hf://org/model", "--tier", "mirror")
     assert (evicted["bytes_freed"], operator.reads()) == (sum(operator.behind.chunks().values()), False)
     restored = operator.told("restore", operator.manifest)
     assert [(one["manifest"], one["sources"]) for one in restored["items"]] == [(operator.manifest, ["hf://org/model"])]
@@ -124,7 +124,7 @@ def test_what_was_evicted_is_restored_or_collected_and_why_says_so(operator: Ope
 
     with operator.behind.chunk(digest_of(b"nobody's")) as stray:
         stray.write_bytes(b"nobody's")
-    operator.does("evict", "--source", "hf://org/model", "--tier", "mirror")
+    operator.does("evict", "hf://org/model", "--tier", "mirror")
     operator.has_waited(days=8)
     stored, rows = operator.behind.chunks(), operator.rows()
     young = operator.told("gc", "--dry-run", "--grace", "1000d")
@@ -307,7 +307,7 @@ def test_a_node_is_fed_by_the_cluster_cache_and_the_cache_is_emptied_by_command(
         assert stage["mounts"][0]["bytes_from"] == {"node": 0, "cluster": MODEL_BYTES, "mirror": 0}
         assert tree(Path(stage["mounts"][0]["path"])) == MODEL
 
-        done = node.run("bdn-admin", "evict", "--source", "hf://org/model", "--tier", "cluster", "--json")
+        done = node.run("bdn-admin", "evict", "hf://org/model", "--tier", "cluster", "--json")
         assert done.code == 0, done.out + done.err
         (item,) = done.document["items"]
         assert (item["tier"], item["node"], item["refused"]) == ("cluster", "cache", False)

@@ -77,7 +77,7 @@ def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: She
 
     # The node forgets it, and has it again from the bucket.
     assert shell.run("bdn", "unstage", staged["id"]).code == 0
-    assert ran(shell, "bdn-admin", "evict", "--source", SOURCE, "--tier", "node")["bytes_freed"] == SIZE
+    assert ran(shell, "bdn-admin", "evict", SOURCE, "--tier", "node")["bytes_freed"] == SIZE
     staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "again")
     assert tree(Path(staged["mounts"][0]["path"])) == MODEL
     assert "its disk" not in shell.run("bdn-admin", "ls").out
@@ -86,7 +86,7 @@ def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: She
     # Mirrored again it moves no bytes; evicted and collected it is gone.
     assert ran(shell, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")["bytes_transferred"] == 0
     # Once the agent has told that nobody holds it.
-    wait_until(lambda: shell.run("bdn-admin", "evict", "--source", SOURCE, "--tier", "mirror", "--purge").code == 0)
+    wait_until(lambda: shell.run("bdn-admin", "evict", SOURCE, "--tier", "mirror", "--purge").code == 0)
     assert objects(bucket, "b3") == objects(bucket, "leaving") == objects(bucket, "probe") == []
 
 
@@ -100,7 +100,7 @@ def forget(shell: Shell) -> None:
     """The node holds nothing. The mirror hears of what it holds a moment after a stage, and asks for nothing else."""
 
     def is_empty() -> bool:
-        ran(shell, "bdn-admin", "evict", "--source", SOURCE, "--tier", "node")
+        ran(shell, "bdn-admin", "evict", SOURCE, "--tier", "node")
         return not any(path.is_file() for path in (shell.data / "cache/files").rglob("*"))
 
     wait_until(is_empty, seconds=120, what="an empty cache")

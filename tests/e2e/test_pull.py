@@ -257,9 +257,9 @@ def test_a_pulled_directory_protects_its_content_until_it_is_removed(shell: Shel
     hub.repo("org/model").commit(model())
     shell.run("bdn", "pull", "hf://org/model", "out")
 
-    refused = shell.run("bdn-admin", "evict", "--source", "hf://org/model", "--tier", "node")
+    refused = shell.run("bdn-admin", "evict", "hf://org/model", "--tier", "node")
     shutil.rmtree(tmp_path / "out")
-    evicted = shell.run("bdn-admin", "evict", "--source", "hf://org/model", "--tier", "node")
+    evicted = shell.run("bdn-admin", "evict", "hf://org/model", "--tier", "node")
 
     assert refused.code == 3, refused.out + refused.err
     assert f"pull:{tmp_path / 'out'}" in refused.out

@@ -82,8 +82,8 @@ def test_a_mirrored_source_is_staged_evicted_and_staged_again(node: Shell, upstr
 
     # in use: planned and refused, with the holder's name
     for arguments in (
-        ("--source", "hf://org/model"),
-        ("--manifest", mount["manifest"]),
+        ("hf://org/model",),
+        (mount["manifest"],),
         ("--job", "train"),
         ("--all",),
     ):
@@ -95,9 +95,11 @@ def test_a_mirrored_source_is_staged_evicted_and_staged_again(node: Shell, upstr
     assert tree(Path(mount["path"])) == MODEL
 
     # released: a dry run changes nothing, the eviction frees, the mirror still holds it
-    assert node.run("bdn", "unstage", stage["id"]).code == 0
+    assert node.run("bdn", "unstage", "--job", "other", "--json").document["items"] == []
+    unstaged = node.run("bdn", "unstage", "--job", "train", "--json").document["items"]
+    assert [one["id"] for one in unstaged] == [stage["id"]]
     assert not Path(mount["path"]).exists()
-    planned = node.run("bdn-admin", "evict", "--source", "hf://org/model", "--tier", "node", "--dry-run", "--json")
+    planned = node.run("bdn-admin", "evict", "hf://org/model", "--tier", "node", "--dry-run", "--json")
     assert (planned.code, planned.document["bytes_freed"]) == (0, SIZE)
     held = node.run("bdn-admin", "ls", "--json").document["items"]
     assert held[0]["nodes"]["default/node-1"]["bytes"] == SIZE
@@ -218,7 +220,7 @@ def test_what_does_not_exist_is_exit_code_four(node: Shell) -> None:
     nothing = "0" * 24
     assert node.run("bdn", "stage", f"mir_{nothing}", "--job", "x").code == 4
     assert node.run("bdn", "unstage", f"stg_{nothing}").code == 4
-    assert node.run("bdn-admin", "evict", "--source", "hf://org/never").code == 4
+    assert node.run("bdn-admin", "evict", "hf://org/never").code == 4
     assert node.run("bdn-admin", "evict", "--all", "--node", "nobody").code == 4
 
 

@@ -318,6 +318,7 @@ def check_mounts(locations: Sequence[str]) -> None:
 
 Scheme = Literal["bt", "gs", "hf", "r2", "s3"]
 SCHEMES: Final = get_args(Scheme)
+_HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")  # as people copy it from the hub's pages
 _SUPPORTED: Final = ", ".join(f"{scheme}://" for scheme in SCHEMES)
 _USER_AND_COLON: Final = re.compile(r"://[^/@:]*:")
 _USER_INFO: Final = re.compile(r"://[^/]*@")
@@ -412,7 +413,10 @@ def parse_source(text: str) -> SourceUri:
     if not separator:
         user, colon, password = text.partition(":")
         shown = f"{user}{colon}***@{password.rpartition('@')[2]}" if "@" in password else text
-        raise InvalidSourceError(shown, f"Source {shown!r} is missing a URI scheme. Supported schemes: {_SUPPORTED}")
+        likely = f". Did you mean hf://{text}?" if _HUB_NAME.fullmatch(text) else ""
+        raise InvalidSourceError(
+            shown, f"Source {shown!r} is missing a URI scheme. Supported schemes: {_SUPPORTED}{likely}"
+        )
     if scheme not in SCHEMES:
         shown = _USER_INFO.sub("://***@", text).partition("?")[0]  # a pasted URL may hold a token or a signature
         raise InvalidSourceError(

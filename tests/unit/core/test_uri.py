@@ -114,7 +114,8 @@ NO_REVISION = (
 BUCKETS = ["", "/", "/prefix", "-b/x", "b", ".bucket", "buck et/x", "b*/x", f"{'b' * 256}/x"]
 REFUSALS: list[tuple[str, list[str]]] = [
     (f"Source {{text!r}} is missing a URI scheme. {SUPPORTED}",
-        ["", "bucket/prefix", "owner/repo@main", "/data", "hf:/o/r", "s3:bucket", "C:/x"]),
+        ["", "/data", "hf:/o/r", "s3:bucket", "C:/x"]),
+    (f"Source {{text!r}} is missing a URI scheme. {SUPPORTED}. Did you mean hf://{{text}}?", ["owner/repo", "owner/repo@main"]),
     *((f"Unsupported source scheme '{scheme}://' in {{text!r}}. {SUPPORTED}", [f"{scheme}://owner/repo"])
         for scheme in ("http", "https", "ftp", "file", "azure", "cw", "bt2", "HF", "S3", "Gs", "R2", " hf", "")),
     (f"Invalid HuggingFace URI format: {{text!r}}. Expected format: {HUB_FORM}", [f"hf://{rest}" for rest in (

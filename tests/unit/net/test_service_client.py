@@ -119,9 +119,9 @@ async def test_a_success_that_is_something_else_is_an_internal_error(
 
 
 @pytest.mark.parametrize(("address", "said"), [
-    ("http://127.0.0.1:{port}", "no answer from http://127.0.0.1:{port} .*is the service running there"),
+    ("http://127.0.0.1:{port}", "no mirror answers at http://127.0.0.1:{port} .*: start one with 'bdn up'"),
     ("mirror:8460", "unsupported protocol"),
-    ("unix:{folder}/agent.sock", "agent.sock"),
+    ("unix:{folder}/agent.sock", "no agent answers at .*agent.sock .*: start one with 'bdn up'"),
 ])  # fmt: skip
 async def test_a_service_that_is_not_there_is_unreachable(tmp_path: Path, address: str, said: str) -> None:
     with bind_tcp("127.0.0.1", 0) as listener:
