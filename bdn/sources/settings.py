@@ -22,7 +22,7 @@ GOOGLE_STORAGE: Final = "https://storage.googleapis.com"
 
 @dataclass(frozen=True, slots=True)
 class S3Credentials:
-    """``region`` is None if the secret names none; ``expires_at`` (seconds since the epoch), if the keys do not expire."""
+    """``region`` is None if the secret names none, ``expires_at`` (seconds since the epoch) if keys never expire."""
 
     access_key_id: str = field(repr=False)
     secret_access_key: str = field(repr=False)

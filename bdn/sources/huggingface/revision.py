@@ -1,7 +1,8 @@
 """The commit of a revision of a Hugging Face repository, requested without the hub's client.
 
 Importing the client takes longer than an entire repeated pull. Sends the same two requests as
-``HuggingFaceSource.resolve``. An unexpected answer gives None; the caller then uses the client, which reports what is wrong.
+``HuggingFaceSource.resolve``. An unexpected answer gives None; the caller then uses the client, which reports the
+error.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Presigned addresses (AWS Signature Version 4, Google's V4 variant) for sources and for all requests to a bucket store.
+"""Presigned addresses (AWS Signature Version 4, Google's V4 variant) for sources and for all requests to bucket stores.
 
 botocore needs 0.5 ms for each, and a million small files are a normal source. Rules: "Authenticating Requests: Using
 Query Parameters (AWS Signature Version 4)" in the S3 API reference, "Signatures" of Cloud Storage's "V4 signing
