@@ -1,4 +1,4 @@
-"""``bdn-admin ls`` and ``bdn-admin agents``: what is held where, and who the agents are."""
+"""``bdn-admin ls`` and ``bdn-admin agents``: holdings and agents."""
 
 from datetime import UTC, datetime
 
@@ -50,10 +50,9 @@ def _held_lines(item: HeldManifest) -> list[str]:
 
 
 class _ListsAlone(click.Group):
-    """A group that lists when no command is named."""
+    """Runs ``ls`` if no command is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As ``ls``, but for help."""
         is_listing = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
         return super().parse_args(ctx, ["ls", *args] if is_listing else args)
 

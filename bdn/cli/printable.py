@@ -1,4 +1,4 @@
-"""Text from outside, such as file names and messages of upstreams, on a terminal or in a log."""
+"""Makes text from outside, such as file names and messages of upstreams, safe for a terminal or a log."""
 
 import json
 

@@ -154,7 +154,6 @@ class AwsRole:
 
     @property
     def account(self) -> str:
-        """The account number."""
         return self.arn.split(":")[4]
 
     def provider_arn(self, issuer: str) -> str:

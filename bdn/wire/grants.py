@@ -86,7 +86,6 @@ class PushGrant:
     team: str | None = None
 
     def allows(self, checkpoint: CheckpointUri) -> bool:
-        """Whether the checkpoint belongs to this rank."""
         return replace(checkpoint, checkpoint=None) == self.job
 
 
@@ -134,7 +133,6 @@ def file_url(base: str, grant: FileGrant, signature: str) -> str:
 
 
 def new_signing_key() -> bytes:
-    """A new private key in PEM."""
     return Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -120,7 +120,7 @@ class PushedFile(StrictModel):
 
 
 class CheckpointDetails(StrictModel):
-    """A checkpoint, as described by its writer. ``created_at`` is its newest file's time; ``skipped`` lists non-files."""
+    """A checkpoint as described by its writer. ``created_at`` is its newest file's; ``skipped`` lists non-files."""
 
     checkpoint_type: CheckpointType = "other"
     base_model: _Text | None = None

@@ -94,7 +94,6 @@ class SelectingModel(StrictModel):
     selectors: ClassVar[tuple[str, ...]]
 
     def check(self) -> None:
-        """Reject zero or several selectors."""
         *others, last = self.selectors
         given = [name for name in self.selectors if getattr(self, name) not in (None, False)]
         if len(given) != 1:

@@ -161,7 +161,6 @@ async def _exchange(
     context: SourceContext,
     refusal: Callable[[GoogleAnswer, str], BdnError],
 ) -> AccessToken:
-    """One exchange, on its own connections."""
     connector = guarded_connector(
         context.settings.egress, ssl=await asyncio.to_thread(_authorities, context.settings.ca_bundle)
     )

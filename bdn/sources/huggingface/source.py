@@ -102,7 +102,7 @@ class HuggingFaceSource:
         if info.sha is None or not COMMIT.fullmatch(info.sha):
             raise UpstreamUnavailableError(str(self._uri), "the answer does not look like a hub's (no commit)")
         if info.gated:
-            # The hub describes and lists gated repositories to any caller; only this request shows who may read them.
+            # The hub describes and lists gated repositories to any caller; only this request checks the token's access.
             await self._call(lambda: self._api.auth_check(repo_id, repo_type=kind))
         # Shared with other organisations only if the hub explicitly says that it is not private.
         return _Repository(info.sha, public=info.private is False and not info.gated)

@@ -92,7 +92,6 @@ class GuardedSession(AIOHTTPSession):  # type: ignore[misc]
 
 
 def aws_session() -> AioSession:
-    """A session for ``create_client``; cheap to make."""
     session = AioSession(session_vars=_NOTHING_AMBIENT)
     session.register_component("data_loader", _botocore_data())
     return session

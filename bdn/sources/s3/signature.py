@@ -139,6 +139,5 @@ class AddressSigner:
 
 
 def plain_address(base: str, key: str, version_id: str | None = None) -> str:
-    """An unsigned address, for public objects."""
     version = "" if version_id is None else f"?versionId={quote(version_id, safe='')}"
     return f"{base}{quote(key)}{version}"
