@@ -28,7 +28,7 @@ _COLUMNS: Final = ("path", "size_bytes", "modified", "file_type", "permissions")
 
 @click.group()
 def cache() -> None:
-    """Look into the training caches of projects, and delete what is in them."""
+    """List, measure and trim the training caches of projects."""
 
 
 async def _found(client: MirrorClient, project: str) -> ProjectCache:
@@ -43,9 +43,9 @@ async def _found(client: MirrorClient, project: str) -> ProjectCache:
 @cache.command()
 @command_line
 async def ls(output: Output) -> None:
-    """List the caches of projects, and those of deleted projects that no agent has removed yet.
+    """List the training caches of projects, including deleted projects whose cache no agent has removed yet.
 
-    A project is pinned to one cluster; in others it may have a cache of its own.
+    A project is pinned to one cluster, and may have a separate cache in other clusters.
 
     \b
     Example: bdn-admin cache ls
@@ -72,13 +72,13 @@ def _removal_line(one: CacheRemoval) -> str:
 
 @cache.command()
 @click.argument("project")
-@click.option("--csv", "as_csv", is_flag=True, help="As comma-separated values, with a line of names.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values with a header line.")
 @command_line
 async def summarize(output: Output, *, project: str, as_csv: bool) -> None:
     """Measure a project's cache now, on this node, and list what it holds.
 
-    A node of the project's cluster does this while jobs use the cache, every ten minutes, and once after the last one. Of more than
-    100,000 files folders are listed with the size of all that is in them.
+    A node of the project's cluster measures the cache every ten minutes while jobs use it, and once after the last job. Beyond
+    100,000 files, the list has folders with their total size.
 
     \b
     Example: bdn-admin cache summarize llama
@@ -112,12 +112,12 @@ def _csv(files: Sequence[FileSummary]) -> str:
 @cache.command()
 @click.argument("project")
 @click.argument("path")
-@click.option("--force", is_flag=True, help="Also while jobs have the cache mounted: they lose these files.")
+@click.option("--force", is_flag=True, help="Delete even while jobs have the cache mounted; they lose these files.")
 @command_line
 async def rm(output: Output, *, project: str, path: str, force: bool) -> None:
-    """Delete PATH below a project's cache, as 'summarize' lists it. Refused (exit 3) while a job of this node has the cache mounted.
+    """Delete PATH below a project's cache, as 'summarize' lists it. Refused (exit 3) while a job on this node has the cache mounted.
 
-    It is gone at once, and its room is free soon.
+    The path disappears at once; the agent frees its space in the background.
 
     \b
     Example: bdn-admin cache rm llama user_artifacts/tokenized-v1
@@ -136,11 +136,11 @@ async def rm(output: Output, *, project: str, path: str, force: bool) -> None:
     metavar="SIZE",
     required=True,
     callback=parsed(parse_size),
-    help="How much it may hold (2TB); more than that, and the next job with a cache is refused.",
+    help="The limit (2TB). A project above it cannot start another job with a cache.",
 )
 @command_line
 async def set_limit(output: Output, *, project: str, limit_bytes: int) -> None:
-    """Set how much a project's cache may hold, instead of BDN_CACHE_BYTES.
+    """Set the size limit of a project's cache, instead of BDN_CACHE_BYTES.
 
     \b
     Example: bdn-admin cache set llama --bytes 2TB
@@ -154,12 +154,12 @@ async def set_limit(output: Output, *, project: str, limit_bytes: int) -> None:
 
 @cache.command()
 @click.argument("project")
-@click.option("--cluster", metavar="NAME", required=True, help="Where the volume is lost.")
+@click.option("--cluster", metavar="NAME", required=True, help="The cluster that lost the volume.")
 @command_line
 async def forget(output: Output, *, project: str, cluster: str) -> None:
-    """Forget on which volume of a cluster a project has its cache: the next job begins one on the volume that its node has.
+    """Forget which volume of a cluster holds a project's cache; the next job creates a cache on the volume of its node.
 
-    For volumes that are lost or were replaced. What lies on a volume that comes back stays there.
+    For lost or replaced volumes. Files on a volume that returns are not deleted.
 
     \b
     Example: bdn-admin cache forget llama --cluster east

@@ -20,7 +20,7 @@ from bdn.wire.stage_schema import PullRequest
 
 @click.group()
 def checkpoints() -> None:
-    """List, fetch and delete the checkpoints of jobs, which are named bt://project@job/checkpoint."""
+    """List, download and delete the checkpoints of jobs, named bt://project@job/checkpoint."""
 
 
 def _named(source: str) -> CheckpointUri:
@@ -44,11 +44,11 @@ async def _found(client: MirrorClient, uri: CheckpointUri) -> list[Checkpoint]:
     metavar="DURATION",
     default="30d",
     callback=parsed(parse_duration),
-    help="Good for so long (12h, 30d).",
+    help="Lifetime of the token (12h, 30d).",
 )
 @command_line
 async def grant(output: Output, *, job: str, expires_seconds: float) -> None:
-    """Print what a job gets as its BDN_TOKEN: with it 'bdn sync' pushes checkpoints of this one rank, and nothing else can be done.
+    """Print a BDN_TOKEN for one rank of a job: it permits 'bdn sync' to upload checkpoints of this rank, and nothing else.
 
     \b
     Example: BDN_TOKEN=$(bdn checkpoints grant bt://llama@train-42#rank-1 -q) bdn sync /ckpts bt://llama@train-42#rank-1
@@ -63,7 +63,7 @@ async def grant(output: Output, *, job: str, expires_seconds: float) -> None:
 @click.argument("source", required=False)
 @command_line
 async def ls(output: Output, *, source: str | None) -> None:
-    """List checkpoints, oldest first: all, or those of SOURCE, such as bt://project or bt://project@job.
+    """List checkpoints, oldest first: all, or the checkpoints of SOURCE, such as bt://project or bt://project@job.
 
     \b
     Example: bdn checkpoints ls bt://llama@train-42
@@ -82,9 +82,9 @@ async def ls(output: Output, *, source: str | None) -> None:
 @click.argument("dest", type=click.Path(resolve_path=True, path_type=Path))
 @command_line
 async def pull(output: Output, *, source: str, dest: Path) -> int:
-    """Put a checkpoint's files at DEST, verified, through the agent of this node and its cache.
+    """Download a checkpoint to DEST, verified, through the cache of this node's agent.
 
-    Without a checkpoint's name it is the newest one. DEST must be new, empty, or from an earlier pull.
+    Without a name in SOURCE, the newest checkpoint. DEST must be new, empty, or from an earlier pull.
 
     \b
     Example: bdn checkpoints pull bt://llama@train-42 ./newest
@@ -111,11 +111,11 @@ async def pull(output: Output, *, source: str, dest: Path) -> int:
     "--keep-last",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Delete all checkpoints with weights except the N newest names.",
+    help="Delete all checkpoints with weights except the newest N.",
 )
 @command_line
 async def rm(output: Output, *, source: str, keep_last: int | None) -> None:
-    """Delete a checkpoint, of all ranks, or all of a job's. There is no way back; what was mirrored from it stays.
+    """Delete a checkpoint with all its ranks, or all checkpoints of a job. This cannot be undone; manifests mirrored from a checkpoint stay.
 
     \b
     Example: bdn checkpoints rm bt://llama@train-42/checkpoint-100

@@ -123,12 +123,12 @@ async def _unstage(stages: Iterable[StageDocument]) -> None:
 
 
 @click.command()
-@click.option("--keep", type=click.Path(path_type=Path), help="Work in this new directory and leave it behind.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Work in this new directory, and keep it.")
 @command_line
 async def demo(output: Output, *, keep: Path | None) -> None:
-    """Show the main job on real bytes, without a network: 1.1 GB of safetensors, served by a local S3 server.
+    """Show BDN at work without a network: 1.1 GB of safetensors from a local S3 server.
 
-    They are mirrored, staged cold, staged from the cache, evicted, and staged again.
+    The demo mirrors the files, stages them cold, stages them from the cache, evicts them, and stages them again.
 
     \b
     Example: bdn demo

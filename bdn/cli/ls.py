@@ -14,7 +14,7 @@ from bdn.wire.mirror_schema import HeldManifest
 @click.command()
 @command_line
 async def ls(output: Output) -> None:
-    """List what is held where.
+    """List manifests and where they are cached.
 
     \b
     Example: bdn-admin ls --json
@@ -22,7 +22,7 @@ async def ls(output: Output) -> None:
     async with reachable_mirror(output) as client:
         held = await client.held()
     lines = [line for item in sorted(held.items, key=lambda item: item.sources) for line in _held_lines(item)] or [
-        "nothing is held"
+        "no manifests"
     ]
     if held.store is not None:
         use = held.store
@@ -59,13 +59,13 @@ class _ListsAlone(click.Group):
 
 @click.group(cls=_ListsAlone)
 def agents() -> None:
-    """List the agents, their space and when they were heard of; forget those that are gone."""
+    """List agents with capacity and last heartbeat; remove retired agents."""
 
 
 @agents.command("ls")
 @command_line
 async def list_agents(output: Output) -> None:
-    """List the agents, their space and when they were heard of.
+    """List agents with capacity and last heartbeat.
 
     \b
     Example: bdn-admin agents ls
@@ -73,24 +73,22 @@ async def list_agents(output: Output) -> None:
     async with reachable_mirror(output) as client:
         found = await client.agents()
     names = [f"{agent.cluster}/{agent.node}" for agent in found.items]
-    output.result(
-        found, [line for agent in found.items for line in _agent_lines(agent)] or ["no agent was heard of"], names
-    )
+    output.result(found, [line for agent in found.items for line in _agent_lines(agent)] or ["no agents"], names)
 
 
 @agents.command("rm")
 @click.argument("node")
-@click.option("--cluster", metavar="NAME", help="Where several clusters have a NODE: the one that is meant.")
+@click.option("--cluster", metavar="NAME", help="The cluster of NODE, where several clusters have a node of this name.")
 @command_line
 async def remove_agent(output: Output, *, node: str, cluster: str | None) -> None:
-    """Forget an agent that is gone, and what it held. One that lives is refused; one that comes back is a new one.
+    """Remove a retired agent and the record of its cache. A live agent is refused; an agent that returns registers as a new one.
 
     \b
     Example: bdn-admin agents rm gpu-17 --cluster east
     """
     async with reachable_mirror(output) as client:
         removed = await client.remove_agent(node, cluster)
-    output.result(removed, [f"{removed.cluster}/{removed.node} is forgotten"])
+    output.result(removed, [f"{removed.cluster}/{removed.node} removed"])
 
 
 def _agent_lines(agent: AgentDocument) -> list[str]:

@@ -66,25 +66,28 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     commands_at={
-        "pull": ("bdn.cli.pull:pull", "Put the files of a source at DEST, through mirror and cache on this machine."),
-        "demo": ("bdn.cli.demo:demo", "Show the main job on real bytes, without a network."),
+        "pull": ("bdn.cli.pull:pull", "Download SOURCE to DEST, verified and cached."),
+        "demo": ("bdn.cli.demo:demo", "Show BDN at work without a network."),
         "up": ("bdn.cli.serve:up", "Run a mirror and an agent on this machine."),
         "serve": ("bdn.cli.serve:serve", "Run the mirror: its API, a worker and the data plane."),
-        "worker": ("bdn.cli.serve:worker", "Run one more worker beside a mirror on PostgreSQL."),
-        "migrate": ("bdn.cli.serve:migrate", "Bring the database to the schema of this version."),
+        "worker": ("bdn.cli.serve:worker", "Run an additional worker for a mirror on PostgreSQL."),
+        "migrate": ("bdn.cli.serve:migrate", "Migrate the database to this version's schema."),
         "mirror": ("bdn.cli.mirror:mirror", "Mirror sources, and print the mirror's id for 'bdn stage'."),
-        "stage": ("bdn.cli.stage:stage", "Stage the files of a READY mirror on this node, and print where they are."),
+        "stage": ("bdn.cli.stage:stage", "Mount the files of a READY mirror for a job, and print the paths."),
         "unstage": ("bdn.cli.stage:unstage", "Unmount and remove the files of a stage."),
-        "sync": ("bdn.cli.sync:sync", "Push what a job writes to the mirror, as checkpoints."),
-        "checkpoints": ("bdn.cli.checkpoints:checkpoints", "List, fetch and delete the checkpoints of jobs."),
-        "volumes": ("bdn.cli.volumes:volumes", "Make, list and remove the directories that a job writes on this node."),
+        "sync": ("bdn.cli.sync:sync", "Upload a job's checkpoints as they are written."),
+        "checkpoints": ("bdn.cli.checkpoints:checkpoints", "List, download and delete the checkpoints of jobs."),
+        "volumes": (
+            "bdn.cli.volumes:volumes",
+            "Create, list and remove writable job directories (scratch, checkpoints, caches).",
+        ),
     },
 )
 @click.version_option(bdn.__version__, prog_name="bdn")
 def main() -> None:
-    """Put model weights and datasets on this machine, or on a cluster's nodes, before a job's first command runs.
+    """Put model weights and datasets on this machine or on a cluster's nodes, before a job's first command runs.
 
     \b
-    bdn pull hf://org/model ./model     the whole path on this machine
-    bdn demo                            see it work, without a network
+    bdn pull hf://org/model ./model     download a model, verified and cached
+    bdn demo                            see BDN work, without a network
     """

@@ -14,13 +14,13 @@ from bdn.wire.mirror_schema import Mirror, Plan
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE…")
 @click.option(
-    "--mount", "mounts", multiple=True, metavar="PATH", help="Where the job sees it; once per source, in order."
+    "--mount", "mounts", multiple=True, metavar="PATH", help="Mount point in the job; once per source, in order."
 )
 @click.option("--allow", multiple=True, metavar="GLOB", help="Only these files; may be repeated.")
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Not these files; may be repeated.")
-@click.option("--secret", metavar="NAME", help="The name of the secret that opens the sources.")
-@click.option("--wait", is_flag=True, help="Stay until it is READY or FAILED.")
-@click.option("--dry-run", is_flag=True, help="Show what would be transferred; write nothing.")
+@click.option("--secret", metavar="NAME", help="The secret with the credentials of the sources.")
+@click.option("--wait", is_flag=True, help="Wait until the mirror is READY or FAILED.")
+@click.option("--dry-run", is_flag=True, help="Print what would be transferred; write nothing.")
 @command_line
 async def mirror(output: Output, *, wait: bool, dry_run: bool, **asked: Any) -> int:  # noqa: ANN401 - of request_body
     """Mirror sources, and print the mirror's id for 'bdn stage'.

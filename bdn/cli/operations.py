@@ -34,8 +34,8 @@ from bdn.wire.shapes import ErrorBody
 _PREFETCH_SECONDS: Final = 2.0  # interval of agents' progress reports
 _COLLECTED: Final[dict[Kind, str]] = {
     "manifests": "evicted manifests",
-    "chunks": "chunks that nothing refers to",
-    "evidence": "files that came wrong",
+    "chunks": "unreferenced chunks",
+    "evidence": "quarantined files",
     "incoming": "half-written chunks",
 }
 _Operation = TypeVar("_Operation", Eviction, Collection, Verification)
@@ -135,22 +135,22 @@ def _evicted_line(item: EvictedItem, *, dry_run: bool) -> str:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Show what would go; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted; change nothing.")
 @click.option(
     "--grace",
     "grace_seconds",
     metavar="DURATION",
     callback=parsed(parse_duration),
-    help="For how long nothing has referred to a chunk that goes (90m, 24h, 7d); the mirror's setting otherwise.",
+    help="Delete chunks unreferenced for at least this long (90m, 24h, 7d); default: the mirror's setting.",
 )
-@click.option("--orphans", is_flag=True, help="Only chunks that are not recorded, and what was left half-written.")
+@click.option("--orphans", is_flag=True, help="Only objects without a database record, and partial writes.")
 @command_line
 async def gc(output: Output, *, dry_run: bool, grace_seconds: int | None, orphans: bool) -> int:
-    """Collect what nothing refers to out of the mirror's store, and what was evicted and can no longer be restored.
+    """Delete unreferenced chunks from the mirror's store, and evicted manifests that can no longer be restored.
 
-    Safe beside mirrors that run and agents that read. The mirror does this by itself every few hours. With --orphans the store is
-    listed, and chunks go that have no record. Orphans are left by a power loss that takes the database's last commits, or by a
-    database that was restored from a backup.
+    Safe beside running mirrors and reading agents. The mirror collects by itself every few hours. --orphans lists the store and
+    deletes objects without a database record. Orphans remain after a power loss that takes the database's last commits, or after
+    a database was restored from a backup.
 
     \b
     Example: bdn-admin gc --dry-run
@@ -176,9 +176,9 @@ def _collected_line(one: CollectedKind) -> str:
 @click.argument("what", metavar="MANIFEST|SOURCE")
 @command_line
 async def restore(output: Output, *, what: str) -> None:
-    """Bring back what was evicted from the mirror, moving no bytes. What is collected is gone: exit code 4.
+    """Restore evicted manifests on the mirror, without a transfer. Exit code 4 if their chunks were deleted already.
 
-    A source means all its revisions unless it names one.
+    A source selects all its revisions unless it names one.
 
     \b
     Example: bdn-admin restore hf://org/model@main
@@ -201,15 +201,15 @@ def _kind(what: str) -> str:
 
 @click.command()
 @click.argument("what", metavar="SOURCE|MIRROR_ID|MANIFEST")
-@click.option("--cluster", metavar="NAME", help="To the living nodes of this cluster; with --node, to those of them.")
-@click.option("--node", "nodes", multiple=True, metavar="NAME", help="To this node; may be given several times.")
-@click.option("--wait", is_flag=True, help="Until every node has it, or has failed.")
+@click.option("--cluster", metavar="NAME", help="The live nodes of this cluster; --node narrows the choice.")
+@click.option("--node", "nodes", multiple=True, metavar="NAME", help="This node; may be repeated.")
+@click.option("--wait", is_flag=True, help="Wait until every node has the files or has failed.")
 @command_line
 async def prefetch(output: Output, *, what: str, cluster: str | None, nodes: tuple[str, ...], wait: bool) -> int:
-    """Fill the caches of nodes with what is READY on the mirror. It may be evicted there like anything else.
+    """Fill node caches from the mirror before a job needs the files. Caches may evict prefetched files like any others.
 
-    A source means what it was last mirrored as; one without a revision its default, or else the newest of any. The exit
-    code is 1 when a node failed or is not reachable, and 4 when the mirror does not know what, or where to.
+    A source selects its last mirrored manifest; without a revision, the manifest of the default revision, or else the newest.
+    Exit code 1 if a node failed or is unreachable, 4 if the mirror knows no such manifest or node.
 
     \b
     Example: bdn-admin prefetch hf://org/model --cluster gpu --wait
@@ -250,20 +250,19 @@ def _node_line(node: PrefetchNode) -> str:
 
 @click.command()
 @click.argument("what", metavar="[PATH|MANIFEST|SOURCE]", required=False)
-@click.option("--all", is_flag=True, help="Everything that is held.")
+@click.option("--all", is_flag=True, help="Every manifest.")
 @click.option("--tier", type=click.Choice(["node", "cluster", "mirror"]), help="Only this tier.")
 @click.option("--cluster", metavar="NAME", help="Only agents of this cluster.")
 @click.option("--node", metavar="NAME", help="Only this node.")
 @click.option(
-    "--no-repair", is_flag=True, help="Look only. Wrong bytes of the mirror's store are quarantined all the same."
+    "--no-repair", is_flag=True, help="Report only. Corrupt chunks of the mirror's store are quarantined all the same."
 )
 @command_line
 async def verify(output: Output, *, what: str | None, no_repair: bool, **options: object) -> int:
-    """Read again what is held, find wrong bytes, and repair them from agents, the mirror or the upstream.
+    """Verify stored chunks and cached files, and repair corrupt ones from agents, the mirror or the upstream.
 
-    A path is that of a file or a folder of a stage on this machine, and is verified by this machine's agent. A manifest
-    (b3:...), a source, or --all are verified on the mirror and on all agents. The exit code is 0 when nothing is wrong any
-    more, 1 when damage is left, and 4 when there is no such thing.
+    This machine's agent verifies a path, a file or folder of a stage. The mirror and all agents verify a manifest (b3:…), a
+    source, or --all. Exit code 0 if nothing is corrupt or everything was repaired, 1 if damage remains, 4 if nothing matches.
 
     \b
     Example: bdn-admin verify hf://org/model
@@ -273,7 +272,7 @@ async def verify(output: Output, *, what: str | None, no_repair: bool, **options
     if what is not None and is_path(what):
         if any(options.values()):
             raise click.UsageError(
-                "a path is verified by this machine's agent: leave out --all, --tier, --cluster and --node"
+                "this machine's agent verifies a path: leave out --all, --tier, --cluster and --node"
             )
         return await _verify_path(output, what, repair=not no_repair)
     selected = {} if what is None else {_kind(what): what}

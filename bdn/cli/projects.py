@@ -11,7 +11,7 @@ from bdn.wire.push_schema import Project
 
 @click.group()
 def projects() -> None:
-    """List projects, and delete them with their checkpoints. One is made by the first push in its name."""
+    """List projects, and delete them with their checkpoints. The first upload of a checkpoint creates its project."""
 
 
 @projects.command("ls")
@@ -32,9 +32,9 @@ async def list_projects(output: Output) -> None:
 @click.argument("project", metavar="PROJECT")
 @command_line
 async def remove_project(output: Output, *, project: str) -> None:
-    """Delete a project, by its id or name, and all its checkpoints. There is no way back; what was mirrored from them stays.
+    """Delete a project, by id or name, and all its checkpoints. This cannot be undone; manifests mirrored from its checkpoints stay.
 
-    It is refused while a push of the project goes on. After an interruption say it again.
+    Refused while an upload to the project is running. Repeat the command after an interruption.
 
     \b
     Example: bdn-admin projects rm llama
@@ -46,14 +46,14 @@ async def remove_project(output: Output, *, project: str) -> None:
 
 @click.group()
 def teams() -> None:
-    """Make and list teams. Projects are a team's; those of whoever names none are the team Default's, which is always there."""
+    """Create and list the teams of an organisation. Every project belongs to a team; without one, to the team Default."""
 
 
 @teams.command()
 @click.argument("name")
 @command_line
 async def create(output: Output, *, name: str) -> None:
-    """Make a team, unless it is there.
+    """Create a team if it does not exist.
 
     \b
     Example: bdn-admin teams create research
@@ -67,7 +67,7 @@ async def create(output: Output, *, name: str) -> None:
 @teams.command("ls")
 @command_line
 async def list_teams(output: Output) -> None:
-    """List the teams of the organisation, oldest first; with a team's token that one.
+    """List the teams of the organisation, oldest first; with a team's token, that team.
 
     \b
     Example: bdn-admin teams ls

@@ -12,15 +12,17 @@ from bdn.cli.output import Output, command_line
 @click.argument("dest", type=click.Path(path_type=Path))
 @click.option("--allow", multiple=True, metavar="GLOB", help="Only these files; may be repeated. ** crosses folders.")
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Not these files; may be repeated.")
-@click.option("--secret", metavar="NAME", help="The name of the secret that opens the source, as in BDN_SECRET_<NAME>.")
-@click.option("--offline", is_flag=True, help="Ask no upstream: put there what SOURCE was when it was pulled last.")
-@click.option("--replace", is_flag=True, help="Let files go that an earlier pull of something else put at DEST.")
+@click.option(
+    "--secret", metavar="NAME", help="The secret with the credentials of the source, as in BDN_SECRET_<NAME>."
+)
+@click.option("--offline", is_flag=True, help="Do not contact the upstream; use the last pulled revision of SOURCE.")
+@click.option("--replace", is_flag=True, help="Delete files at DEST that an earlier pull of another source put there.")
 @click.option(
     "--link",
     is_flag=True,
-    help="Hard links into the cache, on one file system: they take no room, but an edit of a file reaches the cache.",
+    help="Hard links into the cache, on one file system: no extra space, but edits change the cache.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 @command_line
 async def pull(
     output: Output,
@@ -35,12 +37,12 @@ async def pull(
     link: bool,
     dry_run: bool,
 ) -> None:
-    """Put the files of SOURCE at DEST, through a mirror and a cache on this machine.
+    """Download SOURCE to DEST, verified and cached.
 
-    The files are yours: they share blocks with the cache where the file system can do that (xfs, btrfs). Elsewhere the cache gives them away, or copies what others need.
-    With --link they are the cache's own files; one that was edited is read and repaired before it is put anywhere again.
-    DEST must be new, empty, or from an earlier pull; of another source or other patterns only with --replace. Removing DEST lets the cache evict its files when it needs room.
-    A commit that was pulled before is put there without asking the upstream.
+    The files share blocks with the cache where the file system supports reflinks (xfs, btrfs). Elsewhere the cache hands its files
+    over, or copies files that other jobs use. With --link they are the cache's own files; the cache verifies an edited file before
+    it uses the file again. DEST must be new, empty, or from an earlier pull; --replace permits another source or other patterns.
+    After DEST is removed, the cache may evict the files. A commit that was pulled before needs no request to the upstream.
 
     \b
     Example: bdn pull hf://org/model@main ./model --allow '**/*.safetensors' --allow '*.json'

@@ -37,7 +37,7 @@ def _read_value(context: click.Context, _: click.Parameter, file: BinaryIO | Non
 
 @click.group()
 def secrets() -> None:
-    """Keep secrets for sources in the mirror's database, encrypted with the key in its BDN_SECRETS_KEY.
+    """Store secrets for sources in the mirror's database, encrypted with the key in BDN_SECRETS_KEY.
 
     \b
     export BDN_SECRETS_KEY=$(bdn-admin secrets new-key)     for the mirror and its workers
@@ -56,10 +56,9 @@ def secrets() -> None:
 )
 @command_line
 async def set_(output: Output, *, name: str, value: bytes) -> None:
-    """Keep a secret under NAME, or give it a new value.
+    """Store a secret under NAME, or replace its value.
 
-    The value comes from a file, from standard input, or on a terminal from a prompt that does not show it. One line end at its
-    end is dropped.
+    The value comes from a file, from standard input, or from a prompt without echo. One trailing newline is dropped.
 
     \b
     Example: bdn-admin secrets set hf_token
@@ -92,7 +91,7 @@ async def ls(output: Output) -> None:
 @click.argument("name", callback=_checked_name)
 @command_line
 async def rm(output: Output, *, name: str) -> None:
-    """Forget the secret NAME. Mirrors that are READY need it no longer.
+    """Delete the secret NAME. READY mirrors no longer need it.
 
     \b
     Example: bdn-admin secrets rm hf_token
@@ -105,11 +104,11 @@ async def rm(output: Output, *, name: str) -> None:
 @secrets.command()
 @command_line
 async def rotate(output: Output) -> None:
-    """Encrypt secrets with the first key of BDN_SECRETS_KEY: an operator those of all organisations.
+    """Encrypt all secrets again with the first key of BDN_SECRETS_KEY.
 
-    Then the older keys can go, unless it says that they are needed. With BDN_ORGANISATION, or another token than an operator's,
-    it is one organisation's secrets alone. Every process of the mirror must know the new key before: put it second everywhere,
-    restart, put it first, restart, rotate.
+    The older keys can then be removed, unless the command lists secrets that still need them. An operator rotates the secrets of
+    all organisations; BDN_ORGANISATION or another token narrows it to one organisation. Every process of the mirror must have the
+    new key first: add it as the second key everywhere, restart, make it the first, restart, rotate.
 
     \b
     Example: bdn-admin secrets rotate
@@ -122,7 +121,7 @@ async def rotate(output: Output) -> None:
 @secrets.command("new-key")
 @command_line
 async def new_key(output: Output) -> None:
-    """Print a new key for BDN_SECRETS_KEY. It is kept nowhere: without it, all secrets have to be set again.
+    """Print a new key for BDN_SECRETS_KEY. BDN does not store it: if it is lost, all secrets must be set again.
 
     \b
     Example: export BDN_SECRETS_KEY=$(bdn-admin secrets new-key)

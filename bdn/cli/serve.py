@@ -13,9 +13,11 @@ from bdn.mirror.settings import MirrorSettings
 
 
 @click.command()
-@click.option("--host", help="Address to listen on; BDN_HOST otherwise.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port of the API; BDN_PORT otherwise. 0 takes a free one.")
-@click.option("--data-port", type=click.IntRange(0, 65535), help="Port of the data plane; BDN_DATA_PORT otherwise.")
+@click.option("--host", help="Address to listen on; default: BDN_HOST.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port of the API; default: BDN_PORT. 0 selects a free port."
+)
+@click.option("--data-port", type=click.IntRange(0, 65535), help="Port of the data plane; default: BDN_DATA_PORT.")
 @command_line
 async def serve(output: Output, **options: object) -> None:
     """Run the mirror: its API, a worker and the data plane.
@@ -39,7 +41,7 @@ async def serve(output: Output, **options: object) -> None:
 @click.command()
 @command_line
 async def worker(output: Output) -> None:
-    """Run one more worker beside a mirror on PostgreSQL; it has no ports.
+    """Run an additional worker for a mirror on PostgreSQL. It opens no port.
 
     \b
     Example: BDN_DATABASE_URL=postgresql://bdn@db/bdn bdn worker
@@ -58,7 +60,7 @@ async def worker(output: Output) -> None:
 @click.command()
 @command_line
 async def migrate(output: Output) -> None:
-    """Bring the database to the schema of this version.
+    """Migrate the database to this version's schema.
 
     \b
     Example: BDN_DATABASE_URL=postgresql://bdn@db/bdn bdn migrate
@@ -81,9 +83,9 @@ async def migrate(output: Output) -> None:
 @click.command()
 @command_line
 async def up(output: Output) -> None:
-    """Run a mirror and an agent on this machine until they are interrupted, and print their addresses.
+    """Run a mirror and an agent on this machine until interrupted, and print their addresses.
 
-    Mounts of stages and job volumes stay for their jobs; the last lines name the commands that remove them.
+    Mounts of stages and job volumes stay in place for their jobs; the last lines name the commands that remove them.
 
     \b
     Example: bdn up &

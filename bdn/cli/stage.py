@@ -35,17 +35,17 @@ def _seconds(text: str) -> float:
     "ttl_seconds",
     metavar="DURATION",
     callback=parsed(_seconds),
-    help="Release after this time (90m, 12h, 7d, or seconds).",
+    help="Release the stage after this time (90m, 12h, 7d, or seconds).",
 )
-@click.option("--warm", is_flag=True, help="Then read the files into memory, in the background.")
-@click.option("--no-wait", is_flag=True, help="Return at once; the agent goes on.")
+@click.option("--warm", is_flag=True, help="Read the files into memory in the background once they are READY.")
+@click.option("--no-wait", is_flag=True, help="Return at once; the agent continues.")
 @command_line
 async def stage(
     output: Output, *, mirror_id: str, job_id: str, ttl_seconds: float | None, warm: bool, no_wait: bool
 ) -> int:
-    """Stage the files of a READY mirror on this node, and print where they are.
+    """Mount the files of a READY mirror for a job, and print the paths.
 
-    MIRROR is a mirror's id, or a checkpoint, bt://project@job/name, which is mirrored first: nothing has to be transferred for that.
+    MIRROR is the id of a mirror, or a checkpoint, bt://project@job/name, which needs no transfer to the mirror.
 
     \b
     Example: bdn stage mir_0123456789abcdef01234567 --job train-42

@@ -21,16 +21,16 @@ _LISTED: Final = 500  # wrong chunks, at most; as in a verification
 
 @click.group()
 def store() -> None:
-    """Copy the mirror's store to another place, or make it this database's."""
+    """Copy the mirror's store, or change the database that owns it."""
 
 
 @store.command()
 @command_line
 async def adopt(output: Output) -> None:
-    """Make the mirror's database the owner of BDN_STORE, whose owner is another one.
+    """Make the mirror's database the owner of BDN_STORE, which belongs to another database.
 
-    For a store whose database is lost. It needs the mirror's own settings. Two databases on one store delete each other's chunks: stop
-    every mirror of the other database first. What this database does not know stays, until 'bdn-admin gc --orphans' deletes it.
+    For a store whose database is lost. Run it with the mirror's settings. Two databases on one store delete each other's chunks: stop
+    every mirror of the other database first. Objects without a record in this database stay until 'bdn-admin gc --orphans' deletes them.
 
     \b
     Example: bdn-admin store adopt
@@ -58,15 +58,16 @@ async def adopt(output: Output) -> None:
 @click.option("--to-secret", metavar="NAME", help="Its BDN_STORE_SECRET: the name of the secret with its keys.")
 @click.option("--to-endpoint", metavar="URL", help="Its BDN_STORE_ENDPOINT.")
 @click.option("--to-region", metavar="NAME", help="Its BDN_STORE_REGION.")
-@click.option("--dry-run", is_flag=True, help="Say what would be copied; copy nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be copied; copy nothing.")
 @command_line
 async def copy(
     output: Output, *, to: str, to_secret: str | None, to_endpoint: str | None, to_region: str | None, dry_run: bool
 ) -> int:
-    """Copy what BDN_STORE holds into another store that lacks it, beside mirrors that run.
+    """Copy the chunks of BDN_STORE that another store lacks, beside running mirrors.
 
-    It needs the mirror's own settings, on a machine that reaches both stores. Copy while the mirror runs; stop it, copy again, which
-    takes what came since; start it with the other store as BDN_STORE. A copy that was interrupted goes on where it was. Exit code 0: nothing is missing there.
+    Run it with the mirror's settings, on a machine that reaches both stores. Copy while the mirror runs; stop the mirror; copy again,
+    for chunks written meanwhile; start the mirror with the other store as BDN_STORE. An interrupted copy resumes. Exit code 0: the
+    other store lacks nothing.
 
     \b
     Example: bdn-admin store copy --to s3://weights/bdn --to-secret store --dry-run

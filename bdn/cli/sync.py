@@ -32,27 +32,29 @@ def _seconds(text: str) -> float:
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(resolve_path=True, path_type=Path))
 @click.argument("job", metavar="JOB")
-@click.option("--once", is_flag=True, help="Push what is complete now, and end; exit code 1 where something is not.")
+@click.option("--once", is_flag=True, help="Upload complete checkpoints and exit; exit code 1 if one is incomplete.")
 @click.option(
     "--settle",
     "settle_seconds",
     metavar="DURATION",
     default="30s",
     callback=parsed(_seconds),
-    help="How long nothing of a checkpoint may change before it is pushed.",
+    help="Upload a checkpoint once it has been unchanged this long.",
 )
-@click.option("--rate", metavar="SIZE", callback=parsed(parse_size), help="Send at most so much in a second (200MB).")
+@click.option(
+    "--rate", metavar="SIZE", callback=parsed(parse_size), help="Upload at most this much per second (200MB)."
+)
 @command_line
 async def sync(
     output: Output, *, directory: Path, job: str, once: bool, settle_seconds: float, rate: int | None
 ) -> int:
-    """Push what a job writes to the mirror, as checkpoints.
+    """Upload a job's checkpoints as they are written.
 
-    Each folder of DIR is one, and is pushed once nobody changes it any more; until interrupted.
+    Each folder of DIR is a checkpoint, uploaded once it stops changing. Runs until interrupted.
 
-    Another rank than the first names itself: bt://project@job#rank-1. Nothing of a checkpoint is visible before all of it is. What was pushed
-    stays when the job deletes it; one that changes again is pushed again. Temporary folders (tmp-*, *.tmp, hidden ones) are left alone.
-    Where processors are short, the job comes first: this runs with a niceness of 10 above its caller's.
+    Ranks other than the first name themselves: bt://project@job#rank-1. A checkpoint becomes visible only when complete. Uploaded
+    checkpoints stay when the job deletes its files; a changed checkpoint is uploaded again. Temporary folders (tmp-*, *.tmp, hidden)
+    are skipped. The command runs with a niceness of 10 above its caller's, so that the job gets the processors first.
 
     \b
     Example: bdn sync /scratch/ckpts bt://llama@train-42

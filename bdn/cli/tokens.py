@@ -10,30 +10,30 @@ from bdn.wire.access_schema import Role, Token, TokenRequest
 
 @click.group()
 def tokens() -> None:
-    """Make and revoke tokens. The token in the mirror's own BDN_TOKEN is the operator's, and makes the first ones."""
+    """Create and revoke tokens. The operator's token, BDN_TOKEN of the mirror, creates the first ones."""
 
 
 @tokens.command()
 @click.argument("name")
-@click.option("--organisation", required=True, metavar="ORG", help="Whose it is.")
+@click.option("--organisation", required=True, metavar="ORG", help="The organisation of the token.")
 @click.option(
     "--role",
     required=True,
     type=click.Choice([str(role) for role in Role]),
-    help="operator: everything; controller: what ORG mirrors; agent: heartbeats alone.",
+    help="operator: everything; controller: mirrors of ORG; agent: heartbeats only.",
 )
-@click.option("--cluster", metavar="NAME", help="Of role agent: for the agents of this cluster alone.")
-@click.option("--team", metavar="NAME", help="Of role controller: for projects of this team of ORG alone.")
+@click.option("--cluster", metavar="NAME", help="Role agent: only for agents of this cluster.")
+@click.option("--team", metavar="NAME", help="Role controller: only for projects of this team of ORG.")
 @click.option(
     "--expires",
     "expires_seconds",
     metavar="DURATION",
     callback=parsed(parse_duration),
-    help="Good for so long (90d, 12h); else until revoked.",
+    help="Lifetime (90d, 12h); default: until revoked.",
 )
 @command_line
 async def create(output: Output, **options: object) -> None:
-    """Make a token and print it, once: the mirror keeps its SHA-256 alone. NAME is for people.
+    """Create a token and print it once; the mirror stores only its SHA-256. NAME is a label for people.
 
     \b
     Example: bdn-admin tokens create ci --organisation acme --role controller --expires 90d
@@ -51,7 +51,7 @@ async def create(output: Output, **options: object) -> None:
 @tokens.command()
 @command_line
 async def ls(output: Output) -> None:
-    """List all tokens, never the tokens themselves.
+    """List all tokens by name and id, never their values.
 
     \b
     Example: bdn-admin tokens ls --json
@@ -68,7 +68,7 @@ async def ls(output: Output) -> None:
 @click.argument("token_id", metavar="ID")
 @command_line
 async def revoke(output: Output, *, token_id: str) -> None:
-    """Revoke the token with this id: whoever shows it is refused from now on. Grants that were made stay good until they expire.
+    """Revoke the token with this id: callers with it are refused from now on. Grants issued before stay valid until they expire.
 
     \b
     Example: bdn-admin tokens revoke tok_0123456789abcdef01234567

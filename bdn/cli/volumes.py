@@ -31,23 +31,29 @@ _LOOK_SECONDS: Final = 0.2
 
 @click.group()
 def volumes() -> None:
-    """Make, list and remove the directories that a job writes on this node."""
+    """Create, list and remove writable job directories (scratch, checkpoints, caches)."""
 
 
 @volumes.command()
-@click.option("--job", "run_id", required=True, metavar="ID", help="The job; with the rank it names the volume.")
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Which of its nodes this is.")
-@click.option("--nodes", type=click.IntRange(min=1), help="How many there are, for --load.")
-@click.option("--scratch", metavar="SIZE", callback=parsed(parse_size), help="The bound of scratch (10GB).")
-@click.option("--checkpoints", metavar="SIZE", callback=parsed(parse_size), help="Also a directory of checkpoints.")
-@click.option("--project", metavar="NAME", help="Of checkpoints: they are pushed as bt://NAME@ID.")
-@click.option("--cache", metavar="PROJECT", help="Also the training caches of a project and of its team.")
+@click.option("--job", "run_id", required=True, metavar="ID", help="The job; job and rank name the volume.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Rank of this node in the job.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes of the job, for --load.")
+@click.option(
+    "--scratch", metavar="SIZE", callback=parsed(parse_size), help="Create scratch space with this limit (10GB)."
+)
+@click.option(
+    "--checkpoints", metavar="SIZE", callback=parsed(parse_size), help="Create a checkpoint directory with this limit."
+)
+@click.option("--project", metavar="NAME", help="Upload the checkpoints as bt://NAME@ID.")
+@click.option("--cache", metavar="PROJECT", help="Mount the training caches of a project and of its team.")
 @click.option("--gpu", metavar="TYPE", help="The GPU type that the job needs, for --cache.")
-@click.option("--any-cluster", is_flag=True, help="With --cache: an empty one here if the project's is elsewhere.")
-@click.option("--huggingface", is_flag=True, help="With --cache: also the project's folder for the Hugging Face hub.")
-@click.option("--uid", type=click.IntRange(0, LARGEST_ID), help="The user that the job runs as; yours otherwise.")
+@click.option(
+    "--any-cluster", is_flag=True, help="With --cache: use an empty cache here if the project's is in another cluster."
+)
+@click.option("--huggingface", is_flag=True, help="With --cache: also mount the project's Hugging Face hub cache.")
+@click.option("--uid", type=click.IntRange(0, LARGEST_ID), help="User of the job; default: the caller.")
 @click.option("--gid", type=click.IntRange(0, LARGEST_ID), help="The group of the directories.")
-@click.option("--load", metavar="SOURCE", help="Also stage a checkpoint: bt://project, bt://project@job/name.")
+@click.option("--load", metavar="SOURCE", help="Stage a checkpoint: bt://project, bt://project@job/name.")
 @command_line
 async def create(
     output: Output,
@@ -66,9 +72,10 @@ async def create(
     gid: int | None,
     load: str | None,
 ) -> None:
-    """Make what a job may write on this node, and print its environment as lines for a shell.
+    """Create a job's writable directories on this node, and print its environment as shell assignments.
 
-    The directories are private to one user. A caller that is not the job's user, such as a prolog that runs as root, gives --uid. Scratch is empty, bounded and gone when the volume is removed. Checkpoints are pushed meanwhile, by the agent. Said again it is the same
+    The directories are private to one user; a caller such as a root prolog names the job's user with --uid. Scratch is empty,
+    limited and deleted with the volume. The agent uploads checkpoints in the background. The same command again returns the same
     volume.
 
     \b
@@ -187,11 +194,13 @@ async def ls(output: Output) -> None:
 @volumes.command()
 @click.argument("volume", required=False)
 @click.option("--job", "run_id", metavar="ID", help="All volumes of this job on this node.")
-@click.option("--all", "is_all", is_flag=True, help="All job volumes of this node.")
-@click.option("--wait", is_flag=True, help="Until all checkpoints are pushed and nothing is left.")
+@click.option("--all", "is_all", is_flag=True, help="All job volumes on this node.")
+@click.option("--wait", is_flag=True, help="Wait until all checkpoints are uploaded and the volume is gone.")
 @command_line
 async def rm(output: Output, *, volume: str | None, run_id: str | None, is_all: bool, wait: bool) -> None:
-    """The job has ended: remove VOLUME, or all of a job or of this node. Scratch goes now, the rest once its checkpoints are pushed.
+    """Remove VOLUME, or all volumes of a job or of this node, when the job has ended.
+
+    Scratch is deleted now; the rest once its checkpoints are uploaded.
 
     \b
     Example: bdn volumes rm jv_0123456789abcdef01234567
@@ -224,12 +233,14 @@ async def _until_ended(output: Output, agent: AgentClient, volume: JobVolume) ->
 
 @volumes.command()
 @click.argument("volume")
-@click.option("--pid", type=click.IntRange(min=2), required=True, help="The process, and its group if it leads one.")
+@click.option(
+    "--pid", type=click.IntRange(min=2), required=True, help="The process to stop, with its group if it leads one."
+)
 @command_line
 async def guard(output: Output, *, volume: str, pid: int) -> int:
-    """Stop a process when its volume holds more than it may: SIGTERM, and SIGKILL after 30 seconds. Ends with either.
+    """Stop a process when its volume exceeds its limit: SIGTERM, then SIGKILL after 30 seconds. Exits with the process or the volume.
 
-    Only where bounds are watched is this needed; a file system of its own says ENOSPC.
+    Only needed where the agent watches limits ('watch'); a volume with its own file system returns ENOSPC.
 
     \b
     Example: bdn volumes guard "$BDN_JOB_VOLUME" --pid $$ &

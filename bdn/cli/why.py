@@ -39,15 +39,17 @@ class Explanation(BaseModel):
 
 @click.command()
 @click.argument("what", metavar="PATH|DIGEST|SOURCE")
-@click.option("--node", metavar="NAME", help="Only what this node did.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="The last so many events.")
+@click.option("--node", metavar="NAME", help="Only events of this node.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of newest events to print."
+)
 @command_line
 async def why(output: Output, *, what: str, node: str | None, limit: int) -> None:
-    """Explain why something is, or is not, cached: from the events that mirror and nodes have recorded.
+    """Explain where a source, manifest or file is cached, and why, from the events that the mirror and the nodes recorded.
 
-    A digest names a manifest or one of its pages, a chunk, a slab, or a file of 1 MiB or more; a source means all that was mirrored
-    from it. A smaller file lies in a slab, and is found by its path alone. The mirror is asked, which keeps events for 30 days. A path is one of a view on this machine, whose agent is asked. The exit code is 4
-    when nothing is known of it.
+    A digest names a manifest, a page, a chunk, a slab, or a file of 1 MiB or more; a source selects every manifest mirrored from it.
+    Smaller files are in slabs and have a path only. The mirror keeps events for 30 days. This machine's agent explains a path, a
+    file or folder of a stage. Exit code 4 if nothing is known.
 
     \b
     Example: bdn-admin why hf://org/model --node gpu-17

@@ -119,7 +119,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     ("prefetch hf://org/model", "say where to"),
     ("verify", ""),
     ("verify hf://org/model --all", ""),
-    ("verify /mnt/model --tier node", "a path is verified by this machine's agent"),
+    ("verify /mnt/model --tier node", "this machine's agent verifies a path"),
     ("evct --all", "Did you mean 'evict'?"),
     ("evict --nod x", "--node"),
     ("evict hf://org/model --all", "exactly one"),
@@ -162,7 +162,7 @@ def test_lists_say_what_an_agent_holds_for_its_cluster_and_why_it_takes_nothing_
     ]
     assert run("agents", "ls").output == run("agents").output
     assert run("agents", "--json").output == run("agents", "ls", "--json").output
-    assert run("agents", "rm", "n2", "--cluster", "d").output == "d/n2 is forgotten\n"
+    assert run("agents", "rm", "n2", "--cluster", "d").output == "d/n2 removed\n"
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
