@@ -198,7 +198,7 @@ def parsed(parse: Callable[[str], _Parsed]) -> Callable[[click.Context, click.Pa
 
 
 def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., None]:
-    """Make a click callback of an async function that takes an ``Output`` first and returns an exit code (None is 0)."""
+    """Make a click callback of an async function that takes an ``Output`` first and returns an exit code (None: 0)."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
     @click.option("--quiet", "-q", is_flag=True, help="Print the result alone.")

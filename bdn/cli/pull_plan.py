@@ -68,7 +68,7 @@ class PlannedRoom(BaseModel):
 
 
 class PlannedPull(BaseModel):
-    """What a pull would do. ``bytes_to_transfer`` would come from the upstream; ``bytes_held`` are in the mirror's store.
+    """``bytes_to_transfer`` would come from the upstream; ``bytes_held`` are in the mirror's store.
 
     ``is_there``: DEST has all files, and the pull would do nothing. The pull would delete the files ``removed`` of an
     earlier pull and overwrite the files ``replaced``; with ``replace_needed`` it refuses to without ``--replace``.

@@ -199,7 +199,7 @@ LISTED: Final = (
 class VerificationRequest(
     SelectingModel, json_schema_extra={"examples": [{"source": "hf://org/model", "tier": "node"}]}
 ):
-    """Exactly one of ``source``, ``manifest``, ``all`` selects what; the rest where. Without ``repair`` it only reads."""
+    """Exactly one of ``source``, ``manifest``, ``all`` selects what, the rest where. No ``repair``: it only reads."""
 
     selectors = ("source", "manifest", "all")
 

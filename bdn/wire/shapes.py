@@ -222,7 +222,7 @@ class ReportedError(BdnError):
     body: ErrorBody
 
     def __post_init__(self) -> None:
-        self.code = self.body.code  # type: ignore[misc] # the class attribute is a default; here every instance has its own
+        self.code = self.body.code  # type: ignore[misc] # the class attribute is a default for instances
         self.transient = self.body.retryable  # type: ignore[misc]
 
     def __str__(self) -> str:
