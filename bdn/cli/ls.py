@@ -1,29 +1,40 @@
-"""``bdn-admin ls`` and ``bdn-admin agents``: holdings and agents."""
+"""``bdn ls``, an alias of ``bdn-admin ls``, and ``bdn-admin agents``."""
 
+import time
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 import click
 
 from bdn.cli.clients import reachable_mirror
-from bdn.cli.output import Output, command_line
-from bdn.core.units import counted, format_size
+from bdn.cli.output import Output, columns, command_line
+from bdn.core.units import counted, format_age, format_size
 from bdn.wire.heartbeat_schema import AgentDocument
 from bdn.wire.mirror_schema import HeldManifest
 
+_SHORT: Final = 15  # characters of a digest that distinguish manifests
+
 
 @click.command()
+@click.option("--full", is_flag=True, help="Print whole digests, and every node.")
 @command_line
-async def ls(output: Output) -> None:
+async def ls(output: Output, *, full: bool) -> None:
     """List manifests and where they are cached.
 
     \b
+    Example: bdn-admin ls
     Example: bdn-admin ls --json
     """
     async with reachable_mirror(output) as client:
         held = await client.held()
-    lines = [line for item in sorted(held.items, key=lambda item: item.sources) for line in _held_lines(item)] or [
-        "no manifests"
-    ]
+    items = sorted(held.items, key=lambda item: item.sources)
+    rows = [_row(item, full=full) for item in items]
+    lines = (
+        columns([("SOURCE", "MANIFEST", "FILES", "SIZE", "LAST USED", "WHERE"), *rows]) if rows else ["no manifests"]
+    )
+    if full:
+        lines = [lines[0], *(line for item, row in zip(items, lines[1:], strict=True) for line in (row, *_nodes(item)))]
     if held.store is not None:
         use = held.store
         disk = ""
@@ -33,20 +44,44 @@ async def ls(output: Output) -> None:
     output.result(held, lines, [item.manifest for item in held.items])
 
 
-def _held_lines(item: HeldManifest) -> list[str]:
-    size = "" if item.bytes_total is None else f", {counted(item.files_total, 'file')}, {format_size(item.bytes_total)}"
-    place = ", on the mirror" if item.mirror else ""
+def _row(item: HeldManifest, *, full: bool) -> Sequence[str]:
+    used = max((holding.last_used for holding in item.nodes.values() if holding.last_used is not None), default=None)
+    return (
+        ", ".join(item.sources),
+        item.manifest if full else f"{item.manifest[:_SHORT]}…",
+        "-" if item.files_total is None else str(item.files_total),
+        "-" if item.bytes_total is None else format_size(item.bytes_total),
+        "-" if used is None else format_age(time.time() - used),
+        ", ".join(_places(item)) or "-",
+    )
+
+
+def _places(item: HeldManifest) -> Iterator[str]:
     if item.restorable_until is not None:
         is_over = item.restorable_until < datetime.now(UTC)
         until = "the next collection" if is_over else f"{item.restorable_until:%Y-%m-%d %H:%M}Z"
-        place = f", evicted from the mirror, whose disk keeps it until {until}"
-    lines = [f"{', '.join(item.sources)}  {item.manifest}{size}{place}"]
+        yield f"evicted from the mirror, restorable until {until}"
+    elif item.mirror:
+        yield "mirror"
+    holdings = item.nodes.values()
+    if whole := sum(holding.complete for holding in holdings):
+        yield counted(whole, "node")
+    if partial := sum(not holding.complete for holding in holdings):
+        yield f"{counted(partial, 'node')} in part"
+    if users := sum(bool(holding.held_by) for holding in holdings):
+        yield f"in use on {users}"
+
+
+def _nodes(item: HeldManifest) -> Iterator[str]:
     for node, holding in item.nodes.items():
+        pulled = [holder.removeprefix("pull:") for holder in holding.held_by if holder.startswith("pull:")]
+        if pulled and not holding.bytes:
+            yield f"  {node}: pulled to {', '.join(pulled)}: the files are there, not in the cache"
+            continue
         state = "whole" if holding.complete else "incomplete"
         holders = f", in use by {', '.join(holding.held_by)}" if holding.held_by else ""
         chunks = f", {format_size(holding.cluster_bytes)} for its cluster" if holding.cluster_bytes else ""
-        lines.append(f"  {node}: {state}, {format_size(holding.bytes)}{chunks}{holders}")
-    return lines
+        yield f"  {node}: {state}, {format_size(holding.bytes)}{chunks}{holders}"
 
 
 class _ListsAlone(click.Group):

@@ -173,6 +173,12 @@ def print_table(title: str, texts: Sequence[str], figures: Sequence[str], rows: 
     Console(width=None if Console().is_terminal else 120).print(table)
 
 
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of text in which the cells of a column begin below each other."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 class _Checked(Protocol):
     def check(self) -> None: ...
 

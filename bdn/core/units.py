@@ -59,6 +59,14 @@ def format_duration(seconds: float) -> str:
     raise AssertionError(whole)
 
 
+def format_age(seconds: float) -> str:
+    """``2 min ago``, in the largest unit of which there are two or more."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"
+
+
 def format_time(at: float) -> str:
     """Seconds since the epoch as they stand in sentences: ``2027-01-15 08:00:01Z``."""
     try:

@@ -1,6 +1,7 @@
 """What commands ask for, say and end with, where it takes no service to find out."""
 
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -58,13 +59,29 @@ class Client:
 
     async def held(self) -> HeldManifests:
         nodes = {
-            "c/node": Holding(manifest=MANIFESTS[0], bytes=17_000_000, held_by=["job"]),
+            "c/node": Holding(
+                manifest=MANIFESTS[0], bytes=17_000_000, held_by=["job"], last_used=time.time() - 3.5 * 86400
+            ),
             "c/cache": Holding(manifest=MANIFESTS[0], bytes=0, complete=False, cluster_bytes=5_000_000),
+            "c/away": Holding(manifest=MANIFESTS[0], bytes=0, held_by=["pull:./m"]),
         }
         one = HeldManifest(
-            manifest=MANIFESTS[0], sources=["hf://o/m"], files_total=None, bytes_total=None, mirror=False, nodes=nodes
+            manifest=MANIFESTS[0],
+            sources=["hf://o/m"],
+            files_total=12,
+            bytes_total=17_000_000,
+            mirror=True,
+            nodes=nodes,
         )
-        other = one.model_copy(update={"sources": ["hf://o/gone"], "nodes": {}, "restorable_until": FAR})
+        other = one.model_copy(
+            update={
+                "sources": ["hf://o/gone"],
+                "nodes": {},
+                "restorable_until": FAR,
+                "files_total": None,
+                "bytes_total": None,
+            }
+        )
         due = other.model_copy(update={"restorable_until": MADE})
         return HeldManifests(
             items=[one, other, due], store=StoreUse(bytes_stored=5_000_000, disk_free=10**9, disk_total=2 * 10**9)
@@ -147,13 +164,21 @@ def test_a_setting_that_cannot_be_is_named_by_its_variable(monkeypatch: pytest.M
 
 
 def test_lists_say_what_an_agent_holds_for_its_cluster_and_why_it_takes_nothing_new(client: Client) -> None:
+    short = f"{MANIFESTS[0][:15]}…"
+    store = "the mirror's store holds 5 MB of files; its disk has 1 GB free of 2 GB"
     assert run("ls").output.splitlines() == [
-        f"hf://o/gone  {MANIFESTS[0]}, evicted from the mirror, whose disk keeps it until 2126-01-02 03:04Z",
-        f"hf://o/gone  {MANIFESTS[0]}, evicted from the mirror, whose disk keeps it until the next collection",
-        f"hf://o/m  {MANIFESTS[0]}",
+        "SOURCE       MANIFEST          FILES  SIZE   LAST USED   WHERE",
+        f"hf://o/gone  {short}  -      -      -           evicted from the mirror, restorable until 2126-01-02 03:04Z",
+        f"hf://o/gone  {short}  -      -      -           evicted from the mirror, restorable until the next collection",
+        f"hf://o/m     {short}  12     17 MB  3 days ago  mirror, 2 nodes, 1 node in part, in use on 2",
+        store,
+    ]
+    assert run("ls", "--full").output.splitlines()[3:] == [
+        f"hf://o/m     {MANIFESTS[0]}  12     17 MB  3 days ago  mirror, 2 nodes, 1 node in part, in use on 2",
         "  c/node: whole, 17 MB, in use by job",
         "  c/cache: incomplete, 0 B, 5 MB for its cluster",
-        "the mirror's store holds 5 MB of files; its disk has 1 GB free of 2 GB",
+        "  c/away: pulled to ./m: the files are there, not in the cache",
+        store,
     ]
     assert run("agents").output.splitlines() == [
         "c/n  alive since 2026-01-02 03:04:05Z  1 manifest",

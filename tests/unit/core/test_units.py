@@ -2,7 +2,7 @@
 
 import pytest
 
-from bdn.core.units import format_duration, format_size, format_time, parse_duration, parse_size
+from bdn.core.units import format_age, format_duration, format_size, format_time, parse_duration, parse_size
 
 SIZES = {
     "0": 0, "1048576": 1_048_576, "7B": 7, "1K": 1000, "1KB": 1000, "1Ki": 1024, "64MiB": 64 * 1024**2, "500GB": 500 * 1000**3,
@@ -22,6 +22,18 @@ def test_sizes_durations_and_times_are_read_and_shown() -> None:
     assert {size: format_size(size) for size in SHOWN} == SHOWN
     assert {text: parse_duration(text) for text in DURATIONS} == DURATIONS
     assert {at: format_time(at) for at in TIMES} == TIMES
+
+
+def test_ages_are_given_in_the_largest_unit_of_which_there_are_two() -> None:
+    ages = {
+        -5: "0 s ago",
+        119: "119 s ago",
+        120: "2 min ago",
+        7199: "119 min ago",
+        7200: "2 h ago",
+        172_800: "2 days ago",
+    }
+    assert {seconds: format_age(seconds) for seconds in ages} == ages
 
 
 @pytest.mark.parametrize(
