@@ -33,7 +33,7 @@ Tier = Literal["node", "cluster", "mirror"]
 
 
 class EvictionRequest(SelectingModel, json_schema_extra={"examples": [{"source": "hf://org/model", "dry_run": True}]}):
-    """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes`` and ``all`` selects what; the rest narrows where.
+    """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes`` and ``all`` selects what; other fields narrow where.
 
     ``lru_bytes`` frees that much on each selected tier, and spares the mirror unless ``tier`` names it. ``purge``: what
     the mirror evicts cannot be restored and is collected at once, earlier evictions included. The mirror evicts pushed
@@ -199,7 +199,7 @@ LISTED: Final = (
 class VerificationRequest(
     SelectingModel, json_schema_extra={"examples": [{"source": "hf://org/model", "tier": "node"}]}
 ):
-    """Exactly one of ``source``, ``manifest``, ``all`` selects what, the rest where. No ``repair``: it only reads."""
+    """Exactly one of ``source``, ``manifest``, ``all`` selects what, other fields where. No ``repair``: read-only."""
 
     selectors = ("source", "manifest", "all")
 
