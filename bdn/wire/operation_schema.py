@@ -33,7 +33,7 @@ Tier = Literal["node", "cluster", "mirror"]
 
 
 class EvictionRequest(SelectingModel, json_schema_extra={"examples": [{"source": "hf://org/model", "dry_run": True}]}):
-    """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes`` and ``all`` selects what; other fields narrow where.
+    """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes``, ``all`` selects what; other fields narrow where.
 
     ``lru_bytes`` frees that much on each selected tier, and spares the mirror unless ``tier`` names it. ``purge``: what
     the mirror evicts cannot be restored and is collected at once, earlier evictions included. The mirror evicts pushed
