@@ -1,4 +1,4 @@
-"""What the settings of all programs have in common: sizes as people write them, and where things are kept."""
+"""Settings shared by all programs: sizes as people write them, and paths."""
 
 import logging
 import os
@@ -22,7 +22,8 @@ from pydantic_settings import (
 from bdn.core.units import parse_size
 
 logger = logging.getLogger(__name__)
-# Kubernetes sets NAME_PORT for each Service of a pod's namespace (kubelet, "service environment variables"; Docker's links did).
+# Kubernetes sets NAME_PORT for each Service of a pod's namespace (kubelet, "service environment variables", as Docker's
+# links did).
 _LINK_NAME: Final = re.compile(r"BDN_(?:[A-Z0-9_]+_)?PORT")
 _LINK_VALUE: Final = re.compile(r"(?:tcp|udp|sctp)://\S+:\d+")
 
@@ -52,19 +53,19 @@ LogForm = Literal["logfmt", "json"]
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be; the message names its variable. Commands end with a usage error."""
+    """An invalid setting; the message names its variable. Commands end with a usage error."""
 
 
 class FileSettings(BaseSettings):
-    """Settings of environment variables with the prefix ``BDN_``, or of the TOML file that ``BDN_CONFIG`` names, without it.
+    """Settings from environment variables with the prefix ``BDN_``, or without it from the TOML file ``BDN_CONFIG``.
 
-    The mirror, the commands and the agent share the file: names that are another's are passed over.
+    The mirror, the commands and the agent share the file; each ignores the names of the other programs.
     """
 
     model_config = SettingsConfigDict(env_prefix="BDN_", extra="ignore")
 
     def __init__(self, **given: Any) -> None:  # noqa: ANN401 - values of any field
-        """Raises ``SettingsError``: one line per wrong value, each with its variable, the form that is wanted, and the value."""
+        """Raises ``SettingsError``: one line per wrong value, with its variable, the expected form, and the value."""
         try:
             super().__init__(**given)
         except ValidationError as error:
@@ -80,7 +81,6 @@ class FileSettings(BaseSettings):
 
     @classmethod
     def variable(cls, name: str) -> str:
-        """The environment variable of a field."""
         field = cls.model_fields.get(name)
         alias = field.validation_alias if field else None
         return alias if isinstance(alias, str) else f"{cls.model_config.get('env_prefix', '')}{name}".upper()
@@ -94,7 +94,7 @@ class FileSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the library's signature
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What the caller gives, then the environment without service links, then the file. Raises ``SettingsError``."""
+        """The caller's values, then the environment without service links, then the file. Raises ``SettingsError``."""
         links = {name.lower() for name in service_links(os.environ)}
         if links and isinstance(env_settings, EnvSettingsSource):
             env_settings.env_vars = {name: value for name, value in env_settings.env_vars.items() if name not in links}
@@ -102,20 +102,20 @@ class FileSettings(BaseSettings):
 
     @classmethod
     def chosen(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """What of the file these settings are made from."""
+        """The part of the file that these settings use."""
         return content
 
 
 def service_links(environ: Mapping[str, str]) -> list[str]:
-    """The variables that Kubernetes made from the name of a Service, such as ``BDN_PORT=tcp://10.43.0.1:8460`` from ``bdn``.
+    """The variables that Kubernetes made from a Service's name, such as ``BDN_PORT=tcp://10.43.0.1:8460`` from ``bdn``.
 
-    Its other forms, ``BDN_SERVICE_HOST`` and ``BDN_PORT_8460_TCP``, are the names of no setting.
+    The other forms, ``BDN_SERVICE_HOST`` and ``BDN_PORT_8460_TCP``, are not names of settings.
     """
     return sorted(name for name in environ if _LINK_NAME.fullmatch(name) and _LINK_VALUE.fullmatch(environ[name]))
 
 
 def warn_of_service_links() -> None:
-    """One line of the log for all of them. Call once, when the log is set up."""
+    """Log one line for all service links. Call once, when the log is set up."""
     if links := service_links(os.environ):
         logger.warning(
             "ignoring %s: Kubernetes set it for a Service of that name. Set enableServiceLinks: false in the pod, or rename the Service",
@@ -123,7 +123,7 @@ def warn_of_service_links() -> None:
         )
 
 
-# Of whatever program: each reads its own. A test compares them with the settings of all.
+# The names of all programs; each reads its own. A test compares them with the settings of every program.
 NAMES: Final = frozenset(
     {
         "agent",
@@ -179,7 +179,7 @@ NAMES: Final = frozenset(
 
 
 def check_names(names: Iterable[str], known: Iterable[str], place: str) -> None:
-    """Refuse names in a file that mean nothing: a typo would leave a default in its place. Raises ``SettingsError``."""
+    """Reject unknown names in a file: a typo would silently leave a default in effect. Raises ``SettingsError``."""
     for name in sorted(set(names) - set(known)):
         near = get_close_matches(name.lower().removeprefix("bdn_"), known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -187,7 +187,7 @@ def check_names(names: Iterable[str], known: Iterable[str], place: str) -> None:
 
 
 def _from_file() -> dict[str, Any]:
-    """Nothing when no file is named. Raises ``SettingsError`` for one that is not there, cannot be read, or sets unknown names."""
+    """Empty if no file is named. Raises ``SettingsError`` if the file is missing, unreadable, or sets unknown names."""
     name = os.environ.get("BDN_CONFIG")
     if not name:
         return {}

@@ -1,4 +1,4 @@
-"""Alembic's entry: on the connection that the mirror hands over, or, from Alembic's own command, on BDN_DATABASE_URL."""
+"""Alembic's entry point: runs on the mirror's connection, or, for Alembic's own command, on BDN_DATABASE_URL."""
 
 import asyncio
 from functools import partial

@@ -1,4 +1,4 @@
-"""``bdn-admin cache``: the training caches of projects, what they hold, and how much they may."""
+"""``bdn-admin cache``: the training caches of projects, their contents, and their limits."""
 
 import csv
 import io
@@ -32,7 +32,7 @@ def cache() -> None:
 
 
 async def _found(client: MirrorClient, project: str) -> ProjectCache:
-    """By name, or else by id. Raises ``NotFoundError``."""
+    """Match by name, then by id. Raises ``NotFoundError``."""
     items = (await client.caches()).items
     of_name = [one for one in items if one.project_name == project]
     for one in (*of_name, *(one for one in items if one.project_id == project)):

@@ -1,4 +1,4 @@
-"""``bdn checkpoints``: what jobs pushed."""
+"""``bdn checkpoints``: the checkpoints that jobs pushed."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def _named(source: str) -> CheckpointUri:
 
 
 async def _found(client: MirrorClient, uri: CheckpointUri) -> list[Checkpoint]:
-    """Those that it names, of all ranks, oldest first. Without a job those of all jobs."""
+    """The matching checkpoints of all ranks, oldest first; without a job, of all jobs."""
     listed = (await client.checkpoints(uri.project, uri.job)).items
     return [one for one in listed if uri.checkpoint in (None, one.checkpoint_id)]
 

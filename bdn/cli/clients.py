@@ -1,4 +1,4 @@
-"""The mirror and the agent that commands talk to."""
+"""The clients with which commands reach the mirror and the agent."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,18 +15,15 @@ from bdn.wire.access_schema import ORGANISATION_PATTERN
 
 
 class ClientSettings(FileSettings):
-    """The addresses and the token that commands use."""
-
     url: ServiceUrl = "http://127.0.0.1:8460"
     token: Bearer | None = Field(default=None, repr=False)
     organisation: Annotated[str | None, Field(pattern=f"^{ORGANISATION_PATTERN}$")] = None  # for an operator's commands
-    tls_ca: Path | None = None  # None means the authorities of the system
+    tls_ca: Path | None = None  # None trusts the system's authorities
     data_dir: Path = Field(default_factory=default_data_dir)
     agent_socket: Annotated[Path | None, Field(description="BDN_AGENT_SOCKET")] = None
 
 
 def mirror_client() -> MirrorClient:
-    """The mirror at ``BDN_URL``."""
     settings = ClientSettings()
     return MirrorClient(
         settings.url, settings.token, organisation=settings.organisation, authorities=Authorities(settings.tls_ca)
@@ -34,23 +31,22 @@ def mirror_client() -> MirrorClient:
 
 
 def agent_client() -> AgentClient:
-    """The agent on this machine."""
     settings = ClientSettings()
     return AgentClient(f"unix:{settings.agent_socket or settings.data_dir / 'agent.sock'}")
 
 
 @asynccontextmanager
 async def reachable_mirror(output: Output, *, even_a_new_one: bool = False) -> AsyncIterator[MirrorClient]:
-    """The mirror of ``BDN_URL``; where that is not set and none runs, the one that ``bdn pull`` left in the data directory.
+    """The mirror of ``BDN_URL``, or, if unset and none runs, an embedded one on the data directory of ``bdn pull``.
 
-    ``even_a_new_one`` makes one there, for what has to be said before the first pull.
+    With ``even_a_new_one`` it creates the data directory, for commands that may run before the first pull.
     """
     settings = ClientSettings()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(mirror_client())
         is_here = even_a_new_one or (settings.data_dir / "mirror.sqlite").exists()
         if is_here and "url" not in settings.model_fields_set and not await client.ready():
-            # A whole mirror; most commands talk to one, and need none.
+            # Imports a whole mirror, which most commands do not need.
             from bdn.cli.running import embedded_services  # noqa: PLC0415
 
             mirror, _ = await stack.enter_async_context(embedded_services(output, "bdn-admin"))
@@ -60,7 +56,7 @@ async def reachable_mirror(output: Output, *, even_a_new_one: bool = False) -> A
 
 @asynccontextmanager
 async def reachable_agent(output: Output) -> AsyncIterator[AgentClient]:
-    """The agent on this machine; where no socket is named and none runs, the one that ``bdn pull`` left in the data directory."""
+    """The agent on this machine, or, if no socket is set and none runs, an embedded one, as in ``reachable_mirror``."""
     settings = ClientSettings()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(agent_client())

@@ -1,6 +1,6 @@
-"""``bdn demo``: the main job on real bytes with no network, step by step, and one table.
+"""``bdn demo``: the main workflow on real bytes without a network, step by step, with one table of results.
 
-The upstream is moto's S3 server in a process of its own, with a model of about 1.1 GB of random weights.
+The upstream is moto's S3 server in a separate process, with a model of about 1.1 GB of random weights.
 """
 
 import json
@@ -43,7 +43,7 @@ _SMALL_FILES: Final = 40
 
 
 class Step(BaseModel):
-    """One row: what was done, the bytes that it took from each tier, how long it took, and the bytes of its result."""
+    """One row: the step, the bytes read from each tier, the duration, and the bytes of the result."""
 
     step: str
     outcome: str
@@ -55,13 +55,13 @@ class Step(BaseModel):
 
 @dataclass
 class _Demo:
-    """Each step asks the mirror and the agent as the commands do, at the addresses in the environment."""
+    """Each step calls the mirror and the agent as the commands do, at the addresses in the environment."""
 
     output: Output
     steps: list[Step] = field(default_factory=list)
 
     async def run(self) -> None:
-        """Mirror, stage cold, stage warm, fail to evict what is in use, evict, stage again, and read."""
+        """Mirror, stage cold, stage warm, fail to evict a source in use, evict, stage again, and read."""
         grant = await self.mirror("mirror the source")
         stages = [await self.stage("cold stage", grant, "job-1"), await self.stage("node hit", grant, "job-2")]
         await self.evict("evict while in use", expected="REFUSED")
@@ -70,7 +70,7 @@ class _Demo:
         self.read(await self.stage("stage again", grant, "job-3"))
 
     async def mirror(self, title: str) -> str:
-        """Pull the source into the mirror's store; returns a grant."""
+        """Copy the source into the mirror's store; returns a grant."""
         async with mirror_client() as client:
             began = time.perf_counter()
             begun = await client.request(request_body((_SOURCE,), ("/models/demo",)))
@@ -80,7 +80,6 @@ class _Demo:
         return grant_of(mirror)
 
     async def stage(self, title: str, grant: str, job_id: str) -> StageDocument:
-        """Make the files stand for a job."""
         async with agent_client() as client:
             began = time.perf_counter()
             begun = await client.stage(StageRequest(job_id=job_id, grant=grant))
@@ -91,7 +90,6 @@ class _Demo:
         return stage
 
     async def evict(self, title: str, *, expected: str) -> None:
-        """Take the source out of this node's cache."""
         async with mirror_client() as client:
             began = time.perf_counter()
             eviction = await client.evict(EvictionRequest(source=_SOURCE, tier="node"), _WAIT_SECONDS)
@@ -102,7 +100,7 @@ class _Demo:
         self.note(title, outcome, began)
 
     def read(self, stage: StageDocument) -> None:
-        """Open every staged shard as a user's code would."""
+        """Open every staged shard, as a user's code would."""
         from safetensors import safe_open  # noqa: PLC0415 - an extra that only the demo needs
 
         began = time.perf_counter()
@@ -147,13 +145,13 @@ async def demo(output: Output, *, keep: Path | None) -> None:
 
 @asynccontextmanager
 async def _services(output: Output, folder: Path) -> AsyncIterator[None]:
-    """The upstream with a model in it, a mirror and an agent, which commands of this process find."""
+    """The upstream with a model, a mirror and an agent, at addresses that commands in this process find."""
     output.say("making a model repository of safetensors")
     _make_model(folder / "model")
     output.say("serving it from a local S3 server")
     with _s3_server() as upstream:
         _fill_bucket(upstream, folder / "model")
-        # The process's own environment: mirror and clients read it as they would on a laptop.
+        # The process's own environment: mirror and clients read it as on a laptop.
         os.environ |= {
             "AWS_ENDPOINT_URL_S3": str(upstream.base_url).rstrip("/"),
             "AWS_ACCESS_KEY_ID": _KEY_ID,
@@ -171,14 +169,13 @@ async def _services(output: Output, folder: Path) -> AsyncIterator[None]:
             finally:
                 async with agent_client() as client:
                     standing = await client.stages()
-                await _unstage(standing.items)  # nothing stays mounted below what is about to be removed
+                await _unstage(standing.items)  # no mount may remain below the directory that is removed next
 
 
 # --- the model, and the server that it comes from ---
 
 
 def _make_model(folder: Path) -> None:
-    """Write the repository below ``folder``."""
     import numpy as np  # noqa: PLC0415 - an extra that only the demo needs
     from safetensors.numpy import save_file  # noqa: PLC0415
 
@@ -209,7 +206,7 @@ def _write(path: Path, content: object) -> None:
 
 @contextmanager
 def _s3_server() -> Iterator[httpx2.Client]:
-    """A client of the server, until the block ends. Moto takes uploads without a signature."""
+    """A client of the server, until the block ends. Moto accepts unsigned uploads."""
     with socket.create_server((_HOST, 0)) as listener:
         port = int(listener.getsockname()[1])
     command = [sys.executable, "-m", "moto.server", "-H", _HOST, "-p", str(port)]
@@ -235,7 +232,7 @@ def _wait_for(process: subprocess.Popen[bytes], client: httpx2.Client) -> None:
 
 
 def _fill_bucket(client: httpx2.Client, folder: Path) -> None:
-    """Put every file of ``folder`` below the prefix ``model/``."""
+    """Upload every file of ``folder`` below the prefix ``model/``."""
 
     def put(target: str, content: bytes) -> None:
         answer = client.put(target, content=content)

@@ -1,6 +1,6 @@
-"""Logs of services: one event per line on standard error, a fixed phrase and fields, in the form that ``BDN_LOG`` names.
+"""Logs of services: one event per line on standard error, a fixed phrase and fields, in the format of ``BDN_LOG``.
 
-``logfmt``: ``time=2026-11-20T18:00:00.123Z level=info logger=bdn.mirror.ingest.worker msg="mirror ready" mirror=mir_… bytes=5``.
+``logfmt``: ``time=2026-11-20T18:00:00.123Z level=info logger=bdn.mirror.ingest.worker msg="mirror ready" mirror=mir_…``
 ``json``: the same names and values as one object.
 """
 
@@ -20,14 +20,13 @@ _BARE: Final = re.compile(r'[^\s"=\\]+')
 
 
 class LineFormatter(logging.Formatter):
-    """Every record is one line, whoever logged it: a traceback is the field ``trace``, and what cannot be printed is escaped."""
+    """Every record becomes one line: a traceback is the field ``trace``, and unprintable characters are escaped."""
 
     def __init__(self, form: LogForm) -> None:
         super().__init__()
         self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         said: dict[str, object] = {
             "time": f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
@@ -39,10 +38,9 @@ class LineFormatter(logging.Formatter):
 
 
 class RemarkFormatter(logging.Formatter):
-    """What a command prints of a record: ``warning: checkpoint 'x' was not pushed error="disk full"``."""
+    """A command's form of a record: ``warning: checkpoint 'x' was not pushed error="disk full"``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         said = printable(record.getMessage())
         return f"{record.levelname.lower()}: {said} {_logfmt(_fields(self, record))}".rstrip()
 
@@ -64,21 +62,21 @@ def _written(value: object) -> str:
 
 
 def _is_ours_or_a_warning(record: logging.LogRecord) -> bool:
-    """Below WARNING, libraries say what they send and receive: keys, tokens, signed addresses (botocore, urllib3, httpx2).
+    """Below WARNING, botocore, urllib3 and httpx2 log what they send and receive: keys, tokens, signed addresses.
 
-    Held at the handler, where no level that somebody sets on a library's logger leads around it.
+    Filtered at the handler: a level set on a library's logger would bypass the root logger's level.
     """
     return record.levelno >= logging.WARNING or record.name.partition(".")[0] in _OURS
 
 
 def warn_on_stderr() -> None:
-    """For commands: warnings of logs on standard error, for which Python's last resort would print the bare message, unescaped."""
+    """For commands: escape warnings on standard error; Python's last resort would print the bare message, unescaped."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(RemarkFormatter())
 
 
 def log_to_stderr(form: LogForm, level: int = logging.INFO) -> None:
-    """For services in the foreground. Libraries, and Python's own warnings, speak up from WARNING on and in the same form."""
+    """For services in the foreground. Libraries, and Python's own warnings, log from WARNING on, in the same form."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_is_ours_or_a_warning)
     handler.setFormatter(LineFormatter(form))

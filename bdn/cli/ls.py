@@ -1,4 +1,4 @@
-"""``bdn ls``, which is ``bdn-admin ls``, and ``bdn-admin agents``."""
+"""``bdn ls``, an alias of ``bdn-admin ls``, and ``bdn-admin agents``."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from bdn.core.units import counted, format_age, format_size
 from bdn.wire.heartbeat_schema import AgentDocument
 from bdn.wire.mirror_schema import HeldManifest
 
-_SHORT: Final = 15  # characters of a digest that tell manifests apart
+_SHORT: Final = 15  # characters of a digest that distinguish manifests
 
 
 @click.command()
@@ -85,10 +85,9 @@ def _nodes(item: HeldManifest) -> Iterator[str]:
 
 
 class _ListsAlone(click.Group):
-    """A group that lists when no command is named."""
+    """Runs ``ls`` if no command is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As ``ls``, but for help."""
         is_listing = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
         return super().parse_args(ctx, ["ls", *args] if is_listing else args)
 

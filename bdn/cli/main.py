@@ -1,4 +1,4 @@
-"""The command ``bdn``. Commands are imported when they run: ``--help`` must not wait for a database driver."""
+"""The command ``bdn``. Commands are imported when they run, so that ``--help`` does not import a database driver."""
 
 import re
 from importlib import import_module
@@ -10,11 +10,11 @@ import bdn
 
 
 def missing_extra(error: ModuleNotFoundError) -> str:
-    """What to install for a module that is not there; raises the error again where it is one of ours."""
+    """What to install for a missing module. Raises ``error`` again if the module is ours."""
     module = (error.name or "bdn").partition(".")[0]
     if module in ("bdn", "node_agent", "migrations"):
         raise error
-    from importlib.metadata import requires  # noqa: PLC0415 - 20 ms that no other command shall wait for
+    from importlib.metadata import requires  # noqa: PLC0415 - 20 ms that no other command should pay for
 
     wanted = (re.match(r"([\w.-]+).*extra == ['\"](\w+)", line) for line in requires("bdn") or ())
     extras = {
@@ -24,7 +24,7 @@ def missing_extra(error: ModuleNotFoundError) -> str:
 
 
 class LazyGroup(click.Group):
-    """A group whose commands stand as ``module:attribute`` with their line of help, in the order in which help lists them."""
+    """A group of commands named as ``module:attribute`` with their line of help, in the order of the help page."""
 
     def __init__(self, *args: Any, commands_at: dict[str, tuple[str, str]], **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, context_settings={"help_option_names": ["-h", "--help"]}, **kwargs)
@@ -33,7 +33,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As of click, which looks for likely names among commands that are imported."""
+        """Adds suggestions without importing the commands, as click's own would."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -45,11 +45,9 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"{error.message} Did you mean {' or '.join(map(repr, near))}?", ctx) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """The names, in order."""
         return list(self.commands_at)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command, imported now."""
         if cmd_name not in self.commands_at:
             return None
         module, _, attribute = self.commands_at[cmd_name][0].partition(":")
@@ -60,7 +58,7 @@ class LazyGroup(click.Group):
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """The list of commands, without importing them."""
+        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self.commands_at.items()])
 

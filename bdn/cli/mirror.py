@@ -1,4 +1,4 @@
-"""``bdn mirror``: ask a mirror for sources."""
+"""``bdn mirror``: request sources from a mirror."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``bdn-admin evict``, ``gc``, ``restore``, ``prefetch`` and ``verify``: what the mirror does here and on its nodes, and how it ended."""
+"""``bdn-admin evict``, ``gc``, ``restore``, ``prefetch``, ``verify``: operations of the mirror, and their outcome."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ from bdn.wire.operation_schema import (
 )
 from bdn.wire.shapes import ErrorBody
 
-_PREFETCH_SECONDS: Final = 2.0  # as often as agents tell how far they are
+_PREFETCH_SECONDS: Final = 2.0  # interval of agents' progress reports
 _COLLECTED: Final[dict[Kind, str]] = {
     "manifests": "evicted manifests",
     "chunks": "unreferenced chunks",
@@ -167,7 +167,7 @@ async def gc(output: Output, *, dry_run: bool, grace_seconds: int | None, orphan
 
 
 def _collected_line(one: CollectedKind) -> str:
-    """Manifests and evidence have no bytes of their own: they are in chunks."""
+    """Manifests and evidence have no bytes of their own: their bytes are in chunks."""
     line = f"{one.count} {_COLLECTED[one.kind]}"
     return f"{line}, {format_size(one.bytes)}" if one.kind in ("chunks", "incoming") else line
 
@@ -287,13 +287,13 @@ async def verify(output: Output, *, what: str | None, no_repair: bool, **options
 
 
 def is_path(what: str) -> bool:
-    """A source has a scheme and a manifest a prefix; what begins like a path, or is there, is a path."""
+    """A source has a scheme and a manifest a prefix; a text that begins like a path or exists is a path."""
     return what.startswith(("/", ".")) or (":" not in what and Path(what).exists())
 
 
 async def _verify_path(output: Output, what: str, *, repair: bool) -> int:
-    # With its links: where a job sees its files may be one, and the agent knows what it has put there.
-    path = str(Path(what).absolute())  # noqa: ASYNC240 - it looks at no disk
+    # Unresolved links: the job's view may be behind a link, and the agent knows its own paths.
+    path = str(Path(what).absolute())  # noqa: ASYNC240 - no disk access
     async with reachable_agent(output) as client:
         report = await client.verify(PathVerificationRequest(path=path, repair=repair))
     output.result(report, _damage_lines(report, []))

@@ -1,7 +1,7 @@
-"""What programs print: results on standard output; remarks and progress on standard error; and how they end.
+"""Output of programs: results on standard output, remarks and progress on standard error, and exit codes.
 
-``--json`` prints one document, errors included; ``--quiet`` prints results alone. What a command only needs when it runs is
-imported then, so that ``--help`` does not wait for it.
+``--json`` prints one document, errors included; ``--quiet`` prints results alone. Modules that a command needs only
+when it runs are imported then, so that ``--help`` does not wait for them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Parsed = TypeVar("_Parsed")
 _LINE_SECONDS: Final = 2.0  # between two lines of progress
 _LEAST_BAR: Final = 8  # columns
 
-# --- how a command ends, as docs/contract.md says ---
+# --- exit codes, as documented in docs/contract.md ---
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -75,13 +75,13 @@ _OPTIONS: Final = {
 
 
 def in_options(text: str) -> str:
-    """A message of a service, which names the fields of requests, with the options of commands in their places."""
+    """Replace the field names of requests in a service's message with the options of commands."""
     text = text.replace(NAME_A_SECRET, "Give --secret NAME")
     return re.sub(rf"\b({'|'.join(_OPTIONS)})\b", lambda found: _OPTIONS[found[1]], text)
 
 
 def exit_code_of(error: BdnError) -> int:
-    """By the error's code, so that errors reported by a service count like our own."""
+    """By the error's code, so that reported errors count like our own."""
     return _BY_CODE.get(error.code, FAILED)
 
 
@@ -90,13 +90,11 @@ def exit_code_of(error: BdnError) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where a command's words go."""
-
     as_json: bool
     quiet: bool
 
     def result(self, document: Document, lines: Sequence[str], ids: Sequence[str] | None = None) -> None:
-        """The outcome: the document with ``--json``, its id or the ``ids`` when quiet, otherwise the lines."""
+        """Print the document with ``--json``, its id or the ``ids`` when quiet, otherwise the lines."""
         if self.as_json:
             self._write(document)
             return
@@ -106,16 +104,14 @@ class Output:
             _echo(line)
 
     def say(self, line: str) -> None:
-        """A remark on standard error."""
         if not self.quiet:
             _echo(line, err=True)
 
     def warn(self, line: str) -> None:
-        """A warning, said even when quiet."""
+        """Printed even when quiet."""
         _echo(f"warning: {in_options(line)}", err=True)
 
     def fail(self, error: BdnError) -> int:
-        """Print the error and return the exit code."""
         if self.as_json:
             from bdn.wire.shapes import document_of  # noqa: PLC0415
 
@@ -126,44 +122,43 @@ class Output:
 
     @staticmethod
     def error(error: BdnError | ErrorBody) -> None:
-        """Say what is wrong, also when quiet."""
+        """Printed even when quiet."""
         said = str(error) if isinstance(error, BdnError) else error.message
         say_error(f"{in_options(said)} [{error.code}]")
 
     @property
     def wants_bars(self) -> bool:
-        """Whether somebody looks at a terminal."""
         return not self.quiet and sys.stderr.isatty()
 
     def _write(self, document: Document) -> None:
         content = document if isinstance(document, dict) else document.model_dump(mode="json")
         for line in json.dumps(content, indent=2, ensure_ascii=False).split("\n"):
-            _echo(line)  # an escape in a string of JSON keeps the exact value
+            _echo(line)  # escapes keep the exact value inside a JSON string
 
 
 def _echo(line: str, *, err: bool = False) -> None:
-    """The one place that prints; names and messages may come from outside."""
+    """The only place that prints: names and messages may come from outside."""
     click.echo(printable(line), err=err)
 
 
 def say_error(problem: str) -> None:
-    """An error on one line."""
     _echo(f"error: {problem}", err=True)
 
 
 def say_wrong_settings(error: SettingsError) -> None:
-    """A line per wrong setting."""
     for line in f"error: {error}".split("\n"):
         _echo(line, err=True)
 
 
 def say_interrupted() -> None:
-    """Ctrl-C."""
     _echo("interrupted", err=True)
 
 
 def print_table(title: str, texts: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Rows below the headings of ``texts`` and, aligned right, of ``figures``; 120 columns wide where output is not a terminal."""
+    """Rows below the headings of ``texts`` and, aligned right, of ``figures``.
+
+    The table is 120 columns wide if the output is not a terminal.
+    """
     from rich.console import Console  # noqa: PLC0415 - 50 ms
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -189,7 +184,7 @@ class _Checked(Protocol):
 
 
 def check_usage(request: _Checked) -> None:
-    """Options that do not go together are a matter of usage, found out before anything is asked. Raises ``UsageError``."""
+    """Check before any request that options go together. Raises ``UsageError``."""
     try:
         request.check()
     except InvalidRequestError as error:
@@ -197,7 +192,7 @@ def check_usage(request: _Checked) -> None:
 
 
 def parsed(parse: Callable[[str], _Parsed]) -> Callable[[click.Context, click.Parameter, str | None], _Parsed | None]:
-    """The callback of an option whose text ``parse`` understands, or raises ``ValueError`` for."""
+    """The callback of an option. ``parse`` raises ``ValueError`` for an invalid text."""
 
     def callback(_: click.Context, __: click.Parameter, text: str | None) -> _Parsed | None:
         try:
@@ -209,7 +204,7 @@ def parsed(parse: Callable[[str], _Parsed]) -> Callable[[click.Context, click.Pa
 
 
 def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., None]:
-    """Make a click callback of an async function that takes an ``Output`` first and returns an exit code (None is 0)."""
+    """Make a click callback of an async function that takes an ``Output`` first and returns an exit code (None: 0)."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
     @click.option("--quiet", "-q", is_flag=True, help="Print the result alone.")
@@ -248,7 +243,7 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
 
 
 def _describe(error: ValidationError) -> str:
-    """Which fields of a request are wrong, and how, without their values."""
+    """The wrong fields of a request and their problems, without their values."""
     return "; ".join(f"{in_options(str(problem['loc'][-1]))}: {problem['msg']}" for problem in error.errors())
 
 
@@ -256,7 +251,7 @@ def _describe(error: ValidationError) -> str:
 
 
 def waiting_for(output: Output, what: str) -> OutageRetry:
-    """Goes on asking about ``what``, such as a mirror's id, and says so once."""
+    """Retries requests for ``what``, such as a mirror's id, and says so once."""
     from bdn.net.client import OUTAGE_SECONDS, OutageRetry  # noqa: PLC0415
 
     def told(error: BdnError | None) -> None:
@@ -273,22 +268,22 @@ Show = Callable[[int, int | None, int], object]
 
 @contextmanager
 def progress_bar(output: Output, title: str) -> Iterator[Show]:
-    """Yields what shows how far it is: bytes done, all bytes, where they are known yet, and bytes that moved for that."""
+    """Yields a function for bytes done, total bytes (None if unknown), and bytes moved."""
     began = time.monotonic()
     if not output.wants_bars:
         yield _furthest(_Lines(output, title, began).update)
         return
-    from rich.console import Console  # noqa: PLC0415 - only where somebody looks
+    from rich.console import Console  # noqa: PLC0415 - only for terminals
 
     with bar_on(Console(stderr=True), title, began) as show:
         yield _furthest(show)
 
 
 def _furthest(show: Show) -> Show:
-    """Shows the furthest that it was, and no more than all.
+    """Shows the maximum so far, and at most the total.
 
-    Bytes that come again were thrown away, a chunk at the most for each request; and of several replicas of a mirror only one
-    knows of the bytes under way, so that a bar which followed each answer would swing.
+    Retried bytes were dropped before, at most one chunk per request; and only one of several replicas of a mirror knows
+    the bytes under way, so a bar that followed each answer would jump back and forth.
     """
     most_done = most_moved = 0
 
@@ -302,7 +297,7 @@ def _furthest(show: Show) -> Show:
 
 @contextmanager
 def bar_on(console: Console, title: str, began: float) -> Iterator[Show]:
-    """A bar as wide as the terminal leaves it, and behind it the figures that fit."""
+    """A bar that fills the terminal, followed by the figures that fit."""
     from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
     from rich.table import Column  # noqa: PLC0415
 
@@ -326,7 +321,7 @@ def bar_on(console: Console, title: str, began: float) -> Iterator[Show]:
 
 
 def _figures(done: int, total: int | None, moved: int, seconds: float) -> list[str]:
-    """How much is done, how fast bytes move and how long that takes: what has not moved has no rate."""
+    """Bytes done, rate, and remaining time; without moved bytes there is no rate."""
     parts = [format_size(done) + (f" of {format_size(total)}" if total is not None else "")]
     if moved > 0 and seconds > 0:
         rate = moved / seconds
@@ -337,7 +332,7 @@ def _figures(done: int, total: int | None, moved: int, seconds: float) -> list[s
 
 
 class _Lines:
-    """A line every two seconds, and one when it is done."""
+    """A line every two seconds, and one at the end."""
 
     def __init__(self, output: Output, title: str, began: float) -> None:
         self._output = output
@@ -355,7 +350,7 @@ class _Lines:
 
 
 async def last_mirror(output: Output, title: str, updates: AsyncIterator[Mirror]) -> Mirror:
-    """The last of a mirror's ``updates``, at least one; meanwhile a bar shows how far it is."""
+    """The last of at least one update; shows a progress bar meanwhile."""
     with progress_bar(output, title) as show:
         async for mirror in updates:
             came = mirror.bytes_transferred + mirror.bytes_under_way
@@ -364,7 +359,7 @@ async def last_mirror(output: Output, title: str, updates: AsyncIterator[Mirror]
 
 
 async def last_stage(output: Output, title: str, updates: AsyncIterator[StageDocument]) -> StageDocument:
-    """The last of a stage's ``updates``, at least one; meanwhile a bar shows how far it is."""
+    """The last of at least one update; shows a progress bar meanwhile."""
     with progress_bar(output, title) as show:
         async for stage in updates:
             sizes = [mount.bytes_total for mount in stage.mounts]

@@ -1,4 +1,4 @@
-"""``bdn-admin projects`` and ``bdn-admin teams``: to whom belongs what jobs pushed."""
+"""``bdn-admin projects`` and ``bdn-admin teams``: the owners of pushed checkpoints."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``bdn pull``: its options. What it does is imported when it runs, so that ``bdn pull --help`` does not wait for it."""
+"""Options of ``bdn pull``. The implementation is imported when it runs, so that ``--help`` does not wait for it."""
 
 from pathlib import Path
 
@@ -61,6 +61,6 @@ async def pull(
         check_held(wanted)
     if not dry_run and await is_standing(output, wanted, dest, offline=offline, link=link):
         return
-    from bdn.cli.pulling import run_pull  # noqa: PLC0415 - mirror and agent: a second and a half
+    from bdn.cli.pulling import run_pull  # noqa: PLC0415 - mirror and agent: 1.5 s
 
     await run_pull(output, wanted, dest, offline=offline, replace=replace, link=link, dry_run=dry_run)

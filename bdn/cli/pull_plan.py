@@ -1,4 +1,4 @@
-"""What a pull meets at DEST, and what ``bdn pull --dry-run`` says: what a pull would do, found out without doing it."""
+"""The state of DEST before a pull, and ``bdn pull --dry-run``: what a pull would do."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ Contents = Mapping[str, "Digest | None"]  # by path; None: not known yet
 
 
 def contents_of(manifest: Manifest) -> Contents:
-    """Its files."""
     return {file.path: file.digest for file in manifest.files}
 
 
 @dataclass(frozen=True)
 class AtDestination:
-    """What an earlier pull left at DEST: its files, whether they are as it left them, and whether it was the same request."""
+    """Files of an earlier pull at DEST, whether they are unchanged, and whether that pull was the same request."""
 
     path: Path
     files: Contents
@@ -44,7 +43,7 @@ class AtDestination:
     async def look(
         cls, agent: EmbeddedAgent, requests: PullRequests, wanted: WeightsSource, dest: Path, *, link: bool
     ) -> Self:
-        """Reads what is on record and, as a rule, no file."""
+        """Reads records and, usually, no file."""
         path, earlier = await asyncio.to_thread(dest.resolve), await agent.earlier(dest)
         if earlier is None:
             return cls(path, {}, is_whole=False, is_same_request=False)
@@ -56,12 +55,12 @@ class AtDestination:
         return [path for path, content in self.files.items() if coming.get(path) != content]
 
     def has(self, coming: Contents) -> bool:
-        """Whether all of it stands there already."""
+        """Whether all coming files are at DEST already."""
         return self.is_whole and self.files == coming
 
 
 class PlannedRoom(BaseModel):
-    """One file system: what a pull needs there, and has for that. ``parts`` are the bytes by what they are for, and where."""
+    """Space that a pull needs and has on one file system. ``parts`` are bytes by purpose and path."""
 
     bytes_needed: int
     bytes_free: int
@@ -69,10 +68,10 @@ class PlannedRoom(BaseModel):
 
 
 class PlannedPull(BaseModel):
-    """What a pull would do. ``bytes_to_transfer`` would come from the upstream; ``bytes_held`` are in the mirror's store.
+    """``bytes_to_transfer`` would come from the upstream; ``bytes_held`` are in the mirror's store.
 
-    Where DEST has all of it ``is_there``, and nothing would be done. Of an earlier pull the files ``removed`` would go, and the
-    files ``replaced`` be others; where ``replace_needed``, that is refused without ``--replace``.
+    ``is_there``: DEST has all files, and the pull would do nothing. The pull would delete the files ``removed`` of an
+    earlier pull and overwrite the files ``replaced``; with ``replace_needed`` it refuses to without ``--replace``.
     """
 
     source: str
@@ -90,7 +89,6 @@ class PlannedPull(BaseModel):
     warnings: list[str]
 
     def lines(self) -> list[str]:
-        """For people."""
         came = f"{format_size(self.bytes_to_transfer)} would come from the upstream, {format_size(self.bytes_held)} are held already"
         found = [f"{self.destination}: {counted(self.files_total, 'file')}, {format_size(self.bytes_total)}; {came}"]
         if self.is_there:
@@ -107,9 +105,10 @@ class PlannedPull(BaseModel):
 async def plan_pull(
     service: MirrorService, agent: EmbeddedAgent, wanted: WeightsSource, held: HeldSource | None, dest: AtDestination
 ) -> PlannedPull:
-    """Look at the upstream, unless what is asked for is ``held``, and at the disks.
+    """Query the upstream, unless the source is ``held``, and the disks.
 
-    Raises what the pull would end in: ``NoRoomError``, an error of the cache or of the upstream. A missing ``--replace`` is told.
+    Raises the errors of the pull: ``NoRoomError``, an error of the cache or of the upstream. A missing ``--replace`` is
+    not an error here; the plan reports it.
     """
     needs: list[Need] = []
     coming: Contents

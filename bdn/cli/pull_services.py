@@ -1,4 +1,4 @@
-"""The mirror and the agent of a pull: its own, or those of services that run on the same data directory (docs/adr/0044)."""
+"""The mirror and the agent of a pull: embedded, or of services on the same data directory (docs/adr/0044)."""
 
 import asyncio
 import os
@@ -30,30 +30,32 @@ from bdn.wire.shapes import ServiceStoppedError, ServiceUnreachableError, Untrus
 
 
 class PullRequests(Protocol):
-    """What a pull asks of its mirror; ``MirrorRequests`` is one."""
+    """A pull's interface to its mirror; ``MirrorRequests`` implements it."""
 
-    async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror:
-        """Mirror what the upstream has now."""
+    async def request(self, sources: Sequence[WeightsSource], organisation: str) -> Mirror: ...
 
     def follow(self, mirror_id: str, organisation: str, interval_seconds: float) -> AsyncGenerator[Mirror]:
-        """The mirror again and again, the last time in a terminal state."""
+        """Yields the mirror repeatedly, the last time in a terminal state."""
 
     async def held(self, wanted: WeightsSource, organisation: str, *, is_newest: bool) -> HeldSource | None:
-        """What is held of a commit, or with ``is_newest`` of any source as it was mirrored last. The upstream is not asked."""
+        """The held version of a commit, or with ``is_newest`` the last one of any source. Queries no upstream."""
 
     async def is_update(self, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
-        """Whether the manifest, as hex, is what the same source with the same patterns was at some time."""
+        """Whether the manifest (hex) is an earlier or the current version of the same source with the same patterns."""
 
 
 @asynccontextmanager
 async def services_of_pull(
     output: Output, *, is_alone: bool
 ) -> AsyncIterator[tuple[PullRequests, PullAgent, Services | None]]:
-    """Until the block ends: who is asked, and the services themselves where they are in this process. One that ``is_alone`` needs its own.
+    """Yields the mirror and the agent to use, and the services themselves if they are in this process.
+
+    ``is_alone``: the pull needs its own services.
 
     Raises:
-        InUseError: what has the data directory is no service that answers, or its cache is in use by an agent that does not.
-        ServiceStoppedError: also from the block: a service that was used stopped.
+        InUseError: the data directory is in use, but not by a service that answers, or its cache by an agent that does
+            not.
+        ServiceStoppedError: also from the block: a service in use stopped.
     """
     async with AsyncExitStack() as stack:
         own: Services | None = None
@@ -95,7 +97,7 @@ async def _beside(url: str, auth: str, holder: str) -> AsyncIterator[tuple[PullR
 
 
 def _is_own(socket: Path) -> bool:
-    """Whether it is a socket that a process of this user made: nobody else's agent is told what to put where. Blocking."""
+    """Whether a process of this user made the socket: paths and grants go to no other user's agent. Blocking."""
     try:
         found = socket.lstat()
     except OSError:
@@ -105,10 +107,10 @@ def _is_own(socket: Path) -> bool:
 
 @dataclass(frozen=True)
 class _RunningMirror:
-    """The mirror of a service, which is asked for what its upstreams have now.
+    """The mirror of a service, which queries its upstreams.
 
-    What it held before, its API tells nobody whom the upstream has not let in just now. Who runs this command owns the data
-    directory, and reads that there, with a grant of the mirror's own key.
+    Its API reveals held content only to callers that the upstream admits now. The user of this command owns the data
+    directory, so held content is read there, with a grant signed by the mirror's own key.
     """
 
     client: MirrorClient

@@ -1,6 +1,6 @@
-"""What a pull has left at its directory: what is printed of it, and whether it stands there already.
+"""The result of a pull at its directory: its output, and whether it is there already.
 
-Imports no service: a pull that has nothing to do says so in half a second.
+Imports no service: a pull that has nothing to do ends within 0.5 s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Pulled(BaseModel):
-    """What a pull did. ``bytes_transferred`` came from the upstream, ``bytes_from`` says where the view's bytes came from."""
+    """What a pull did. ``bytes_transferred`` came from the upstream; ``bytes_from`` are the view's bytes by tier."""
 
     source: str
     destination: str
@@ -56,7 +56,6 @@ def show_pulled(
     transferred: int,
     seconds: float,
 ) -> None:
-    """Print what was asked for, what the mirror has of it, and what stands at the directory."""
     pulled = Pulled(
         source=str(wanted.source),
         destination=mount.path,
@@ -76,7 +75,7 @@ def show_pulled(
 
 
 def as_mirrored(source: MirrorSource, mirrored_at: float) -> str:
-    """Which revision it is, and from when, for people."""
+    """The revision and the time of the mirror, for people."""
     revision = f" at {source.resolved_revision}" if source.resolved_revision else ""
     return f"{source.source}{revision}, as mirrored {datetime.fromtimestamp(mirrored_at, UTC):%Y-%m-%d %H:%M} UTC"
 
@@ -98,14 +97,14 @@ def not_held(wanted: WeightsSource) -> NotFoundError:
 
 
 def check_held(wanted: WeightsSource) -> None:
-    """Raises ``NotFoundError`` where nothing was ever pulled, without starting a mirror."""
+    """Raises ``NotFoundError`` if nothing was ever pulled, without starting a mirror."""
     settings = embedded_settings()
     if not settings.database_url and not settings.usual_database.exists():
         raise not_held(wanted)
 
 
 class _StandingPull(Protocol):
-    """What the entry point ``standing`` of ``bdn.embedded`` names: the agent's look at a directory, without an agent."""
+    """The entry point ``standing`` of ``bdn.embedded``: the agent's check of a directory, without an agent."""
 
     def __call__(
         self, data_dir: Path, organisation: str, mount_location: str, manifest: str, destination: Path, *, link: bool
@@ -113,19 +112,19 @@ class _StandingPull(Protocol):
 
 
 async def is_standing(output: Output, wanted: WeightsSource, destination: Path, *, offline: bool, link: bool) -> bool:
-    """Whether the source stands at the directory, intact. A branch's upstream is asked which commit it is now.
+    """Whether the directory has the source, intact. For a branch, requests its current commit from the upstream.
 
-    What stands is printed, and noted as used. Where there is any doubt it does not: then a mirror and an agent have to look.
+    If so, prints the result and records the use. False if in doubt: a mirror and an agent then check.
     """
     settings, uri = embedded_settings(), wanted.source
     standing = next(iter(entry_points(group="bdn.embedded", name="standing")), None)
     is_known = offline or (isinstance(uri, HuggingFaceUri) and uri.commit is not None)
-    # Secrets are the mirror's, and of a bucket everything would be listed.
+    # Only the mirror has the secrets, and a bucket would have to be listed completely.
     is_asked = isinstance(uri, HuggingFaceUri) and wanted.auth is None
     if settings.database_url or standing is None or not (is_known or is_asked):
         return False
     if not is_known:
-        from bdn.sources.huggingface import revision  # noqa: F401, PLC0415 - before the clock runs
+        from bdn.sources.huggingface import revision  # noqa: F401, PLC0415 - imported before the clock starts
     began = time.perf_counter()
     held = held_in(settings.usual_database, wanted, DEFAULT_ORGANISATION, is_newest=True)
     if held is None or held[0].manifest is None:
@@ -148,8 +147,8 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
 
 
 def _revision_now(uri: HuggingFaceUri, settings: MirrorSettings) -> str | None:
-    """The commit that the upstream names, asked once; None where it names none: then the mirror asks, and says what is wrong."""
-    from bdn.sources.huggingface.revision import commit_now  # noqa: PLC0415 - an offline pull does not need it
+    """The upstream's commit, requested once. None if unknown: the mirror then requests it, and reports the problem."""
+    from bdn.sources.huggingface.revision import commit_now  # noqa: PLC0415 - not needed for an offline pull
     from bdn.sources.settings import UpstreamSettings  # noqa: PLC0415
 
     return commit_now(uri, UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url))

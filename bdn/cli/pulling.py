@@ -1,4 +1,4 @@
-"""What ``bdn pull`` does: the whole path on this machine, embedded."""
+"""The implementation of ``bdn pull``, on embedded or running services of this machine."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ async def run_pull(
     link: bool,
     dry_run: bool,
 ) -> None:
-    """Put the files of a source at a directory, and print what was done, or with ``dry_run`` what would be."""
     async with services_of_pull(output, is_alone=dry_run) as (requests, agent, own):
         began = time.perf_counter()
         held = await requests.held(wanted, DEFAULT_ORGANISATION, is_newest=offline)
         if held is None and offline:
             raise not_held(wanted)
         if held is None:
-            from bdn.sources.opener import prepare  # noqa: PLC0415 - a quarter of a second
+            from bdn.sources.opener import prepare  # noqa: PLC0415 - 250 ms
 
             await asyncio.to_thread(prepare, wanted.source.scheme)
             began = time.perf_counter()
@@ -82,7 +81,7 @@ async def run_pull(
 
 
 async def _mirror(output: Output, requests: PullRequests, wanted: WeightsSource) -> tuple[MirrorSource, str]:
-    """The source at its upstream's newest, in the mirror, and a grant. Where its upstream is away, it is said what is held."""
+    """Mirror the upstream's current version; returns it with a grant. If the upstream is down, prints what is held."""
     begun = await requests.request([wanted], DEFAULT_ORGANISATION)
     try:
         mirror = await ready_mirror(output, "mirroring", requests.follow(begun.id, DEFAULT_ORGANISATION, 0.2))
@@ -97,7 +96,7 @@ async def _mirror(output: Output, requests: PullRequests, wanted: WeightsSource)
 
 
 async def _since_now(updates: AsyncIterator[StageDocument]) -> AsyncIterator[StageDocument]:
-    """Of a stage that stood there when it was asked for, nothing came from anywhere."""
+    """For a stage that was READY before the request, count all bytes as held by the node."""
     asked_at = datetime.now(UTC)
     async for stage in updates:
         if stage.ready_at and stage.ready_at < asked_at:

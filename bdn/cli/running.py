@@ -1,6 +1,6 @@
-"""Services in this process: a mirror, and an agent beside it, until somebody asks them to stop.
+"""A mirror, and an agent beside it, in this process until it is stopped.
 
-``bdn`` never imports ``node_agent``: the agent is found through the entry point ``bdn.embedded``.
+``bdn`` never imports ``node_agent``: the entry point ``bdn.embedded`` provides the agent.
 """
 
 import asyncio
@@ -41,8 +41,9 @@ from bdn.wire.stage_schema import PullLosses, StageDocument
 logger = logging.getLogger(__name__)
 _LOOK_AGAIN_SECONDS: Final = 0.2
 _NEW_OBJECTS: Final = 100_000  # between two runs of the garbage collector; Python's default is 700
-# How long a thread that computes keeps Python's lock from others. With the default of 5 ms a heartbeat, which changes threads a
-# hundred times, took 4.4 s beside a plan of a million files, and takes 0.9 s so; the plan takes as long (docs/benchmarks.md).
+# How long a computing thread holds Python's lock. With the default of 5 ms a heartbeat, which changes threads a hundred
+# times, took 4.4 s beside a plan of a million files; now it takes 0.9 s, and the plan as long as before
+# (docs/benchmarks.md).
 _SWITCH_SECONDS: Final = 0.0005
 _TRIM_SECONDS: Final = 30.0
 
@@ -50,9 +51,9 @@ _TRIM_SECONDS: Final = 30.0
 def spare_collector() -> None:
     """Run Python's garbage collector less often. Call once everything is imported.
 
-    A listing of a million files is millions of objects, none of them in a cycle. By default the collector looks at them
+    A listing of a million files is millions of objects, none of them in a cycle. By default the collector scans them
     again and again as they are made: a quarter of the CPU time of mirroring 20,000 small files (docs/benchmarks.md).
-    What was imported stays for ever and is never looked at.
+    Imported modules are permanent and never scanned.
     """
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS, 50, 100)
@@ -60,7 +61,10 @@ def spare_collector() -> None:
 
 @asynccontextmanager
 async def in_the_foreground(settings: MirrorSettings) -> AsyncIterator[asyncio.Event]:
-    """Prepares the process of a service: logs, collector, threads. The event is set by the first SIGTERM or SIGINT; a second SIGINT interrupts."""
+    """Set up the process of a service: logs, collector, threads.
+
+    Yields an event that the first SIGTERM or SIGINT sets; a second SIGINT interrupts.
+    """
     log_to_stderr(settings.log)
     warn_of_service_links()
     spare_collector()
@@ -83,7 +87,10 @@ async def in_the_foreground(settings: MirrorSettings) -> AsyncIterator[asyncio.E
 
 
 async def _keep_trimming() -> None:
-    """Without it a service keeps what a manifest of a million files once took, and the next one comes on top (docs/benchmarks.md)."""
+    """Without trimming, a service holds the memory of a manifest of a million files, and the next one adds to it.
+
+    Figures: docs/benchmarks.md.
+    """
     while True:
         await asyncio.sleep(_TRIM_SECONDS)
         await asyncio.to_thread(trim_heaps)
@@ -98,7 +105,7 @@ class RunningMirror:
     auth: str
 
     def for_pulls(self) -> AbstractContextManager[None]:
-        """Until the context ends, pulls on the same data directory use this mirror, and the agent that answers there by now."""
+        """Inside the context, pulls on the same data directory use this mirror, and the agent that answers by then."""
         lock = self.service.lock
         return nullcontext() if lock is None else lock.answering(self.url, self.auth)
 
@@ -112,18 +119,18 @@ async def running_mirror(settings: MirrorSettings, program: str = "bdn serve") -
         is_local, certificate = settings.auth == "off", service.certificate
         async with serving(service.api, listener, is_local=is_local, certificate=certificate):
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            if certificate is not None:  # no certificate names what stands for all addresses
+            if certificate is not None:  # certificates do not name a wildcard address
                 url = f"https://localhost:{port}" if host in ("0.0.0.0", "::") else url.replace("http:", "https:")  # noqa: S104
             with told(settings, "mirror", {"url": url, "data_port": service.data_port, "auth": settings.auth}):
                 try:
                     yield RunningMirror(service, url, settings.auth)
                 finally:
-                    service.watch.stop()  # open requests are answered now, not when their time is over
+                    service.watch.stop()  # answer open requests now, not when they time out
 
 
 @contextmanager
 def told(settings: MirrorSettings, what: str, facts: Mapping[str, object]) -> Iterator[None]:
-    """Log that a service has started, with what an operator looks for first, and that it stops."""
+    """Log the start of a service, with the facts that operators need first, and its stop."""
     places = {
         "version": bdn.__version__,
         "database": place_of(database_url(settings.effective_database_url)),
@@ -138,39 +145,36 @@ def told(settings: MirrorSettings, what: str, facts: Mapping[str, object]) -> It
 
 
 class PullAgent(Protocol):
-    """An agent that puts files at directories, in this process or another one."""
+    """An agent that puts files at directories, in this or another process."""
 
     async def check_destination(self, destination: Path) -> None:
-        """Refuse a directory where no view could be published, before anything is moved."""
+        """Refuse a directory in which no view could be published, before any transfer."""
 
     async def would_lose(self, grant: str, destination: Path) -> PullLosses:
-        """What an earlier pull put at the directory and this one would remove or replace."""
+        """The files of an earlier pull at the directory that this one would remove or replace."""
 
     def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
-        """Publish a grant's only manifest at a directory; the stage again and again, the last time in a terminal state."""
+        """Publish a grant's only manifest at a directory. Yields the stage repeatedly, at last in a terminal state."""
 
 
 class EmbeddedAgent(PullAgent, Protocol):
-    """An agent in this process."""
-
-    async def coming(self, grant: str) -> Manifest:
-        """A grant's only manifest."""
+    async def coming(self, grant: str) -> Manifest: ...
 
     async def earlier(self, destination: Path) -> Manifest | None:
-        """What an earlier pull put at the directory that stands there now."""
+        """The manifest of the last pull to the directory, if the directory is still that pull's."""
 
     async def is_whole(self, destination: Path, *, link: bool) -> bool:
-        """Whether the directory is as the last pull left it, and that was with, or without, ``link``."""
+        """Whether the directory is unchanged since the last pull, and that pull used the same ``link``."""
 
     async def needs(self, destination: Path, before: Need | None, tree: Tree) -> list[Need]:
-        """What the cache and the directory need of a tree, after what is written ``before``."""
+        """The space that the cache and the directory need for a tree, once ``before`` is written."""
 
     async def mounted(self) -> list[Path]:
-        """Mounts of stages and job volumes: they stay when the agent ends, and the next agent adopts them."""
+        """Mounts of stages and job volumes: they remain when the agent ends, and the next agent adopts them."""
 
     @property
     def address(self) -> str:
-        """Its control API where it serves one, otherwise empty."""
+        """The address of its control API, empty without one."""
 
 
 Services = tuple[RunningMirror, EmbeddedAgent]
@@ -182,7 +186,7 @@ async def running_services(
 ) -> AsyncIterator[Services]:
     """Mirror and agent on one data directory until the block ends; ``serve`` opens the agent's control API.
 
-    An agent that ``is_alone`` takes free ports instead of its usual ones.
+    With ``is_alone`` the agent uses free ports instead of its usual ones.
     """
     async with running_mirror(settings, program) as mirror:
         place = settings.data_dir
@@ -193,7 +197,7 @@ async def running_services(
 def embedded_agent(
     mirror_url: str, token: str | None, data_dir: Path, *, serve: bool, is_alone: bool
 ) -> AbstractAsyncContextManager[EmbeddedAgent]:
-    """An agent of a mirror; ``serve`` and ``is_alone`` as of ``running_services``."""
+    """An agent of a mirror; ``serve`` and ``is_alone`` as in ``running_services``."""
     found = list(entry_points(group="bdn.embedded", name="agent"))
     if not found:
         raise InvalidRequestError("the agent is not installed here; install bdn[agent]")
@@ -205,12 +209,12 @@ def embedded_agent(
 
 @asynccontextmanager
 async def embedded_services(output: Output, program: str, *, serve: bool = False) -> AsyncIterator[Services]:
-    """Both on free ports, for nobody else.
+    """Mirror and agent on free ports, for this process only.
 
-    Waits for other commands that embed them on the same data directory, and for services that start or stop; not for services
-    that answer.
+    Waits for other commands that embed services on the same data directory, and for services that start or stop; not
+    for services that answer.
 
-    Raises ``DataDirectoryInUseError``: a service answers there, or somebody else's process has the directory.
+    Raises ``DataDirectoryInUseError``: a service answers there, or another user's process has the directory.
     """
     settings = embedded_settings()
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The agent of a service, as ``bdn pull`` and ``bdn checkpoints pull`` use it."""
+"""The agent of a service, as used by ``bdn pull`` and ``bdn checkpoints pull``."""
 
 import asyncio
 import os
@@ -14,38 +14,36 @@ from bdn.net.api_clients import AgentClient
 from bdn.net.client import OutageRetry
 from bdn.wire.stage_schema import PullCheck, PullLosses, PullRequest, StageDocument
 
-# A pull does not wait for services that are started again: they cancel what they were doing for it.
+# A pull does not wait for restarting services: a restart cancels the pull's work.
 AT_ONCE: Final = OutageRetry(policy=RetryPolicy(outage_seconds=0, attempts=1))
 
 
 @dataclass(frozen=True)
 class RunningAgent:
-    """The agent of a service, over its socket; it serves pulls to its own user alone."""
+    """The agent of a service, over its socket. It serves pulls only to its own user."""
 
     client: AgentClient
 
     async def check_destination(self, destination: Path) -> None:
-        """As of ``PullAgent``."""
         await self.client.check_pull(PullCheck(destination=named(destination)))
 
     async def would_lose(self, grant: str, destination: Path) -> PullLosses:
-        """As of ``PullAgent``."""
         return await self.client.check_pull(PullCheck(destination=named(destination), grant=grant))
 
     async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
-        """Releases the stage when canceled."""
+        """Releases the stage if canceled."""
         begun = await self.client.pull(PullRequest(destination=named(destination), grant=grant, link=link))
         try:
             async for stage in self.client.follow(begun.id, 0.2, AT_ONCE):
                 yield stage
-        except asyncio.CancelledError:  # the caller has gone: nothing may be published later
+        except asyncio.CancelledError:  # the caller is gone: nothing may be published later
             with suppress(BdnError):
                 await self.client.unstage(begun.id)
             raise
 
 
 def named(destination: Path) -> str:
-    """As the agent, whose current directory is another one, finds it. Raises ``InvalidRequestError``."""
+    """The absolute path: the agent has another current directory. Raises ``InvalidRequestError``."""
     path = Path(os.path.realpath(destination))  # the agent reports circular links
     if path == Path.cwd() or path in Path.cwd().parents:
         raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""``bdn-admin secrets``: the secrets that the mirror keeps encrypted. A value is never on a command line."""
+"""``bdn-admin secrets``: secrets that the mirror stores encrypted. Values are never arguments of a command line."""
 
 import sys
 from typing import BinaryIO, Final
@@ -11,10 +11,10 @@ from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.mirror.db.secrets import new_key as made_key
 from bdn.wire.access_schema import LIMIT_VALUE_BYTES, SecretBody, SecretEntry, is_secret_name
 
-_LONGEST: Final = LIMIT_VALUE_BYTES + 2  # with its line end, and one more than fits
+_LONGEST: Final = LIMIT_VALUE_BYTES + 2  # with a line end, and one more than the limit
 
 
-# Both are read while the command line is: a prompt inside an event loop would not hear Ctrl-C.
+# Both are read during parsing: a prompt inside an event loop would ignore Ctrl-C.
 
 
 def _checked_name(_: click.Context, __: click.Parameter, name: str) -> str:
@@ -28,7 +28,7 @@ def _read_value(context: click.Context, _: click.Parameter, file: BinaryIO | Non
     if file is not None or not sys.stdin.isatty():
         return (file or sys.stdin.buffer).read(_LONGEST)
     try:
-        # An option that was not given comes after the argument.
+        # click processes absent options last, so NAME is parsed already.
         return str(click.prompt(f"value of {context.params['name']}", hide_input=True, err=True)).encode()
     except click.Abort:
         say_interrupted()

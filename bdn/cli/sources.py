@@ -1,4 +1,4 @@
-"""How a command line becomes sources."""
+"""Converts arguments of a command line to sources."""
 
 from pathlib import PurePosixPath
 
@@ -15,7 +15,7 @@ def request_body(
     ignore: tuple[str, ...] = (),
     secret: str | None = None,
 ) -> MirrorRequestBody:
-    """A request for these sources; a source without a mount of its own stands at ``/models/<its name>``."""
+    """A request for these sources. The default mount of a source is ``/models/<its name>``."""
     if len(mounts) > len(sources):
         raise InvalidRequestError(
             f"--mount is given {len(mounts)} times for {counted(len(sources), 'source')}: each source has one place"

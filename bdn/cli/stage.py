@@ -17,7 +17,7 @@ from bdn.wire.stage_schema import StageDocument, StageRequest
 
 
 def _seconds(text: str) -> float:
-    """Of a duration, or of a number of seconds. Raises ``ValueError``."""
+    """Parse a duration, or a number of seconds. Raises ``ValueError``."""
     try:
         seconds = float(text)
     except ValueError:
@@ -98,7 +98,7 @@ async def unstage(output: Output, *, stage_id: str | None, job_id: str | None, i
 
 
 def grant_of(mirror: Mirror) -> str:
-    """The grant of a READY mirror; otherwise an error that says what it is instead."""
+    """The grant of a READY mirror. Raises ``InvalidRequestError`` with the mirror's status."""
     if mirror.grant is not None:
         return mirror.grant
     if mirror.status == "READY":
@@ -108,7 +108,7 @@ def grant_of(mirror: Mirror) -> str:
 
 
 async def ready_mirror(output: Output, title: str, updates: AsyncIterator[Mirror]) -> Mirror:
-    """The mirror at its end; the error with which it failed is raised."""
+    """The finished mirror. Raises the error with which it failed."""
     mirror = await last_mirror(output, title, updates)
     if mirror.error is not None:
         raise ReportedError(mirror.error)
@@ -116,7 +116,7 @@ async def ready_mirror(output: Output, title: str, updates: AsyncIterator[Mirror
 
 
 async def ready_stage(output: Output, title: str, updates: AsyncIterator[StageDocument]) -> StageDocument:
-    """The stage at its end; the error with which it failed is raised."""
+    """The finished stage. Raises the error with which it failed."""
     stage = await last_stage(output, title, updates)
     if stage.state != "READY":
         raise ReportedError(stage.error) if stage.error else CanceledError(title)
@@ -124,7 +124,7 @@ async def ready_stage(output: Output, title: str, updates: AsyncIterator[StageDo
 
 
 def stage_code(stage: StageDocument) -> int:
-    """A READY stage with an error shows what it showed, and is known to lack something: no job shall begin with that."""
+    """FAILED also for a READY stage with an error: its view lacks something, and no job should start with it."""
     is_lacking = stage.state == "READY" and stage.error is not None
     return FAILED if is_lacking or stage.state == "FAILED" else DONE
 

@@ -1,4 +1,4 @@
-"""``bdn-admin store``: what is done with a mirror's store as a whole."""
+"""``bdn-admin store``: operations on a mirror's whole store."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -16,7 +16,7 @@ from bdn.mirror.chunks.opening import opened_store
 from bdn.mirror.settings import MirrorSettings
 from bdn.store.copying import CopyReport, StoreCopy
 
-_LISTED: Final = 500  # wrong chunks, at most, as of a verification
+_LISTED: Final = 500  # wrong chunks, at most; as in a verification
 
 
 @click.group()
@@ -35,7 +35,7 @@ async def adopt(output: Output) -> None:
     \b
     Example: bdn-admin store adopt
     """
-    from bdn.mirror.app import adopt_store  # noqa: PLC0415 - all of a mirror, which 'store copy' does not need
+    from bdn.mirror.app import adopt_store  # noqa: PLC0415 - imports a whole mirror, which 'store copy' does not need
 
     settings = MirrorSettings()
     before, owner = await adopt_store(settings)
@@ -98,7 +98,7 @@ async def copy(
 
 
 async def _check_owners(source: MirrorStore, target: MirrorStore, to: str) -> None:
-    """The owner is not copied: the database that starts on the copy becomes its owner."""
+    """The owner is not copied: the first database that starts on the copy becomes its owner."""
     ours, theirs = await asyncio.to_thread(source.owner), await asyncio.to_thread(target.owner)
     if theirs not in (None, ours):
         raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""``bdn sync``: what a job writes becomes checkpoints."""
+"""``bdn sync``: pushes what a job writes as checkpoints."""
 
 import asyncio
 import math
@@ -19,7 +19,7 @@ from bdn.core.units import counted, format_size, parse_duration, parse_size
 from bdn.net.tls import Authorities
 from bdn.wire.mirror_schema import Mirror, MirrorSource
 
-_NICENESS: Final = 10  # as nice(1) has it: the job that writes the checkpoints comes first
+_NICENESS: Final = 10  # nice(1): the job that writes the checkpoints has priority
 
 
 def _seconds(text: str) -> float:
@@ -60,7 +60,7 @@ async def sync(
     Example: bdn sync /scratch/ckpts bt://llama@train-42
     Example: bdn sync /scratch/ckpts bt://llama@train-42 --once
     """
-    with suppress(OSError):  # a sandbox refuses it: then the job and this have the same share
+    with suppress(OSError):  # sandboxes may refuse it; job and sync then have equal priority
         os.nice(_NICENESS)
     uri = parse_source(job)
     if not isinstance(uri, CheckpointUri) or uri.job is None or uri.checkpoint is not None:

@@ -1,4 +1,4 @@
-"""``bdn-admin tokens``: what organisations, their job controllers and the agents show to the mirror."""
+"""``bdn-admin tokens``: tokens of organisations, job controllers and agents for the mirror."""
 
 import click
 

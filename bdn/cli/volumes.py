@@ -1,4 +1,4 @@
-"""``bdn volumes``: directories with a bound that a job writes on this node, from a shell, a prolog or an init container."""
+"""``bdn volumes``: bounded directories that a job writes on this node, from a shell, a prolog or an init container."""
 
 import asyncio
 import os
@@ -146,7 +146,7 @@ def _environment(volume: JobVolume, stage: StageDocument | None) -> dict[str, st
 async def _loaded(
     output: Output, mirror: MirrorClient, agent: AgentClient, source: str, *, run_id: str, rank: int, nodes: int | None
 ) -> StageDocument | None:
-    """Its files at ``rank-<n>/<name>`` of a folder. None: of a project without any checkpoint, from which a first run starts."""
+    """Stage a checkpoint's files at ``rank-<n>/<name>``. None: the project has none yet, the job is its first run."""
     uri = parse_source(source)
     if not isinstance(uri, CheckpointUri):
         raise InvalidRequestError(f"--load takes a checkpoint, such as bt://project@job/name, and not {source}")
@@ -167,12 +167,12 @@ async def _loaded(
 
 
 async def _ranks(mirror: MirrorClient, uri: CheckpointUri, nodes: int | None) -> list[Checkpoint]:
-    """All ranks of the newest checkpoint that the source names; of the newest that so many ranks pushed, if there is one.
+    """All ranks of the newest checkpoint of the source, preferably the newest pushed by at least ``nodes`` ranks.
 
     The very newest may lack a rank that was killed before its push.
     """
     named: dict[tuple[str, str], list[Checkpoint]] = {}
-    for one in (await mirror.checkpoints(uri.project, uri.job)).items:  # the oldest first
+    for one in (await mirror.checkpoints(uri.project, uri.job)).items:  # oldest first
         if uri.checkpoint in (None, one.checkpoint_id):
             named.setdefault((one.job, one.checkpoint_id), []).append(one)
     if uri.checkpoint is None:

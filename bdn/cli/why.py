@@ -1,4 +1,4 @@
-"""``bdn-admin why``: why something is, or is not, where it is, from what was decided about it."""
+"""``bdn-admin why``: explains from recorded events why something is cached or not."""
 
 import os
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from bdn.net.api_clients import MirrorClient
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named, StagedPath
 from bdn.wire.mirror_schema import HeldManifest
 
-_READ: Final = 1000  # of the newest events, from which the places are explained
+_READ: Final = 1000  # newest events that explain the places
 _MIRROR: Final = "the mirror"
 
 
 class PlaceExplanation(BaseModel):
-    """One place, what it does with a manifest, and why."""
+    """Whether one place has a manifest, and why."""
 
     manifest: str
     place: str
@@ -30,7 +30,7 @@ class PlaceExplanation(BaseModel):
 
 
 class Explanation(BaseModel):
-    """What ``--json`` prints for a digest or a source. ``events`` are newest first."""
+    """The ``--json`` document for a digest or a source. ``events`` are newest first."""
 
     named: Named | None
     places: list[PlaceExplanation]
@@ -56,7 +56,7 @@ async def why(output: Output, *, what: str, node: str | None, limit: int) -> Non
     Example: bdn-admin why /var/lib/bdn/cache/mounts/stg_0123456789abcdef01234567/app/model/config.json
     """
     if "://" not in what and not what.startswith("b3:"):
-        # A view may be behind a link of ours, which is not to be followed.
+        # A view may be behind a link of ours, so do not resolve links.
         path = os.path.abspath(what)  # noqa: PTH100, ASYNC240
         async with reachable_agent(output) as agent:
             told = await agent.events({"path": path, "limit": str(limit)})
@@ -92,7 +92,7 @@ async def _events(client: MirrorClient, what: str, named: Named | None, node: st
 
 
 async def _named(client: MirrorClient, what: str) -> Named | None:
-    """What it stands for; None when the mirror does not know: there may be events about it all the same."""
+    """None if the mirror does not know the name; there may still be events about it."""
     try:
         return await client.named(what)
     except BdnError as error:
@@ -104,7 +104,7 @@ async def _named(client: MirrorClient, what: str) -> Named | None:
 def _places(
     manifest: str, held: HeldManifest | None, events: Sequence[EventDocument], node: str | None
 ) -> list[PlaceExplanation]:
-    """The mirror, every node that holds the manifest, and every node that has decided something about it."""
+    """The mirror, every node that holds the manifest, and every node with an event about it."""
     holding = held.nodes if held else {}
     stories: dict[str, list[Event]] = {} if node else {_MIRROR: []}
     stories |= {f"node {name}": [] for name in holding if node is None or name.partition("/")[2] == node}

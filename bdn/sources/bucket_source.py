@@ -1,4 +1,4 @@
-"""The source that a bucket is, whatever its kind: a folder of it, everything, or one object."""
+"""Buckets as sources, whatever their kind: a folder, the whole bucket, or one object."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
@@ -10,40 +10,39 @@ from bdn.core.source.upstream import Checksum, Identity, Location, Resolution, U
 from bdn.core.source.uri import BucketUri
 from bdn.core.store import scope_of
 
-PAGE: Final = 1000  # objects per request, the most that anybody gives
+PAGE: Final = 1000  # objects per request, the most that any service returns
 
 
 @dataclass(frozen=True, slots=True)
 class BucketObject:
-    """One listed object: its key, its size in bytes, what pins these bytes when it is read, and when it was written, as it was told."""
+    """``size`` is in bytes, ``version`` pins these bytes for a read, ``modified`` is the service's own text."""
 
     name: str
     size: int
     version: str
     checksum: Checksum | None = None
-    modified: str = field(
-        default="", compare=False
-    )  # its text: sources do not read it, and some have a million objects
+    modified: str = field(default="", compare=False)  # text: sources do not parse it, and some have a million objects
 
 
 @dataclass(frozen=True, slots=True)
 class BucketPage:
-    """Objects in the order of their names, and the token of the page after them, None at the end."""
+    """Objects in the order of their names, and the token of the next page, None on the last one."""
 
     objects: tuple[BucketObject, ...]
     following: str | None
 
 
 class NotAListingError(ValueError):
-    """The answer is something else than a listing; the text tells what, without any of its content."""
+    """The answer is not a listing. The text says why, without any content of the answer."""
 
 
 class BucketSource(ABC):
-    """Each 1000 objects cost one request. Resolving costs none: buckets have no revisions.
+    """A listing costs one request per 1000 objects. Resolving costs none: buckets have no revisions.
 
     Args:
-        uri: the bucket and prefix; a prefix without a final slash may name an object, which only the listing tells.
-        reader: the organisation or team that alone may find the content again by its listing.
+        uri: the bucket and prefix. A prefix without a final slash may name an object; only the listing shows whether it
+            does.
+        reader: the only organisation or team that may find the content again by its listing.
         place: where the bucket is; identities begin with it.
     """
 
@@ -56,14 +55,13 @@ class BucketSource(ABC):
 
     @abstractmethod
     async def page(self, prefix: str, limit: int, token: str | None) -> BucketPage:
-        """Up to ``limit`` objects whose names begin with ``prefix``, after those of the page that gave the token."""
+        """Up to ``limit`` objects whose names begin with ``prefix``, after the page that returned ``token``."""
 
     @abstractmethod
-    async def locate(self, file: UpstreamFile) -> Location:
-        """Where this version of the file is read."""
+    async def locate(self, file: UpstreamFile) -> Location: ...
 
     async def resolve(self) -> Resolution:
-        """No revision; whether the bucket exists and may be read is told by the first page of the listing."""
+        """No request: the first page of the listing shows whether the bucket exists and may be read."""
         return Resolution(None)
 
     async def list(
@@ -71,12 +69,12 @@ class BucketSource(ABC):
         resolution: Resolution,  # noqa: ARG002 - there is none
         within: Sequence[str] = ("",),
     ) -> AsyncIterator[UpstreamFile]:
-        """Every object; names that end with a slash mark folders and are left out.
+        """Yield every object except folder markers, whose names end with a slash.
 
-        One listing for each text of ``within``, whose names begin with it exactly as it is written: of names with empty or
-        ``.`` segments, only those are found in which such a segment comes after the text.
+        Sends one listing for each text of ``within``; names begin with the text exactly as written. Names with empty or
+        ``.`` segments are found only if such a segment comes after the text.
 
-        Raises ``InvalidSourceError``: the URI names an object and a folder.
+        Raises ``InvalidSourceError``: the URI names both an object and a folder.
         """
         prefix = self._uri.prefix
         if prefix and not prefix.endswith("/"):
@@ -92,7 +90,7 @@ class BucketSource(ABC):
                     yield self._file(entry, entry.name.removeprefix(prefix))
 
     async def objects(self, prefix: str, *, page: int = PAGE) -> AsyncIterator[BucketObject]:
-        """The objects whose names begin with ``prefix``, in the order of their names; one request per ``page``."""
+        """The objects whose names begin with ``prefix``, in order of name; one request per ``page`` objects."""
         token: str | None = None
         while True:
             listed = await self.page(prefix, page, token)
@@ -100,12 +98,12 @@ class BucketSource(ABC):
                 yield entry
             if listed.following is None:
                 return
-            if listed.following == token:  # asking for the same page again would never end
+            if listed.following == token:  # requesting the same page again would loop
                 raise UpstreamUnavailableError(str(self._uri), "a listing goes on but does not tell where")
             token = listed.following
 
     async def _object(self, name: str) -> BucketObject | None:
-        """The object of exactly this name. It sorts before everything that it is a prefix of, so one entry tells."""
+        """The object with exactly this name, which sorts before all names that it prefixes: one entry suffices."""
         async for found in self.objects(name, page=1):
             if found.name != name:
                 return None

@@ -23,20 +23,20 @@ _AUTHORITIES: Final[Mapping[Scheme, tuple[str, ...]]] = {
     "r2": ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"),
     "gs": ("AWS_CA_BUNDLE",),
 }
-_SECONDS: Final = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")  # huggingface_hub reads them when it is imported
-_OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # as huggingface_hub.constants reads them
+_SECONDS: Final = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")  # huggingface_hub reads them at import
+_OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # names as in huggingface_hub.constants
 _REGION: Final = re.compile(r"[A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
 
 def forbids_hub(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The variable, with its value, that forbids requests to the hub, or None."""
+    """The variable that forbids requests to the hub, as ``NAME=value``, or None."""
     name = next((name for name in _OFFLINE if environ.get(name)), "")
     value = environ.get(name, "")
     return f"{name}={value}" if value.upper() in ("1", "ON", "YES", "TRUE") else None
 
 
 def check_environment(scheme: Scheme, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse an environment that keeps sources of this scheme from being read. Blocking.
+    """Check the variables that sources of this scheme read. Blocking.
 
     Raises ``InvalidRequestError``, which names the variable, and its value unless that is a secret.
     """
@@ -80,7 +80,6 @@ def _check_s3(environ: Mapping[str, str]) -> None:
 
 
 def is_address(text: str) -> bool:
-    """Whether the text is the http or https address of a server."""
     try:
         parts = urlsplit(text)
         return (

@@ -1,8 +1,8 @@
-"""From a source URI to the source itself, opened with the credentials that the request or the process gives.
+"""Opens the source of a URI with the credentials of the request or of the process.
 
-A new scheme is a URI in ``core/source/uri.py``, a folder here, and a row in ``_OPENERS``. Its endpoints and the process's own
-credentials are settings (``settings.py``), what a secret of it holds is in ``sign_in.py``; a new way to sign in is named in
-``wire/mirror_schema.py`` and made in ``mirror/upstream/sign_ins.py``. Its SDK gets a home in the import contracts.
+A new scheme needs a URI in ``core/source/uri.py``, a folder here, and a row in ``_OPENERS``. Its endpoints and the
+process's own credentials are in ``settings.py``, the format of its secret is in ``sign_in.py``; a new way to sign in is
+declared in ``wire/mirror_schema.py`` and made in ``mirror/upstream/sign_ins.py``. Add its SDK to the import contracts.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ _OPENERS: Final[Mapping[Scheme, str]] = {
 
 @asynccontextmanager
 async def open_source(uri: SourceUri, context: SourceContext) -> AsyncIterator[Source]:
-    """The source behind a URI, without a request yet.
+    """Open the source of a URI, without a request.
 
     Raises:
         SecretMalformedError: the secret does not fit the source.
-        AuthRequiredError: nothing can be read there without a sign-in.
+        AuthRequiredError: the source cannot be read without a sign-in.
         InvalidRequestError: a sign-in of another cloud, or a variable of the environment that cannot be used.
     """
     opener = await asyncio.to_thread(prepare, uri.scheme)
@@ -41,7 +41,7 @@ async def open_source(uri: SourceUri, context: SourceContext) -> AsyncIterator[S
 
 
 def prepare(scheme: Scheme) -> Callable[..., AbstractAsyncContextManager[Source]]:
-    """Check the environment, and import what sources of this scheme need, once. Blocking.
+    """Check the environment and import the scheme's SDK, once. Blocking.
 
     Raises ``InvalidRequestError``: a variable of the environment cannot be used.
     """
@@ -51,6 +51,6 @@ def prepare(scheme: Scheme) -> Callable[..., AbstractAsyncContextManager[Source]
 
 @cache
 def _imported(scheme: Scheme) -> Callable[..., AbstractAsyncContextManager[Source]]:
-    """Import only the SDK of one scheme: each costs a quarter of a second and tens of megabytes."""
+    """Import the SDK of one scheme only: each costs 250 ms and tens of megabytes."""
     opener: Callable[..., AbstractAsyncContextManager[Source]] = resolve_name(_OPENERS[scheme])
     return opener

@@ -1,4 +1,4 @@
-"""Credentials that end: kept in memory, and renewed by one caller a while before they do."""
+"""Credentials that expire: cached in memory, and renewed by one caller some time before expiry."""
 
 import asyncio
 import logging
@@ -11,15 +11,15 @@ from bdn.core.pace.retry import asked_to_wait
 
 logger = logging.getLogger(__name__)
 
-# Renewed when a quarter of their life is left, but not more than this. An address that was signed just before is then good
-# for minutes still.
+# Renewed when a quarter of their life is left, at most this many seconds before expiry. An address signed just before
+# the renewal remains valid for minutes.
 _LONGEST_MARGIN_SECONDS: Final = 300.0
-_PAUSE_SECONDS: Final = 15.0  # after a failure, while the old ones live
-_SHORTEST_SECONDS: Final = 5.0  # kept that long at least, also when our clock and the issuer's disagree
+_PAUSE_SECONDS: Final = 15.0  # after a failure, while the old ones are valid
+_SHORTEST_SECONDS: Final = 5.0  # used at least that long, even if our clock and the issuer's disagree
 
 
 class Expiring(Protocol):
-    """What ends by itself. ``expires_at`` is in seconds since the epoch, None for never."""
+    """``expires_at`` is in seconds since the epoch, None for never."""
 
     @property
     def expires_at(self) -> float | None: ...
@@ -30,21 +30,21 @@ _Held_co = TypeVar("_Held_co", bound=Expiring, covariant=True)
 
 
 class CredentialsProvider(Protocol[_Held_co]):
-    """Where credentials come from: a secret, or a token service that issues them for an hour."""
+    """A source of credentials: a secret, or a token service that issues them for an hour."""
 
     async def get(self) -> _Held_co:
-        """The credentials to use now; the same object for as long as they are the same.
+        """The credentials to use now; the same object until they change.
 
-        Asked for each of a million files, so it answers from memory until a while before ``expires_at``. Raises ``BdnError``,
-        which a source passes on as it is.
+        Called for each of a million files, so it answers from memory until some time before ``expires_at``. Raises
+        ``BdnError``, which a source passes on unchanged.
         """
 
 
 class Refreshing(Generic[Held]):
-    """One set of credentials for any number of callers of one event loop. The first ``get`` asks for them.
+    """One set of credentials for any number of callers of one event loop, obtained at the first ``get``.
 
     Args:
-        obtain: asks for new ones; one call at a time. Its errors are mapped already.
+        obtain: requests new ones, one call at a time. Its errors are mapped already.
         clock: seconds since the epoch.
         what: for the log.
     """
@@ -58,12 +58,13 @@ class Refreshing(Generic[Held]):
         self._lock = asyncio.Lock()
 
     async def get(self) -> Held:
-        """The credentials, from memory in most cases.
+        """The credentials, usually from memory.
 
-        While one caller renews, the others go on with the old ones if these live, and wait if not. When it fails for a
-        while, everybody goes on with the old ones until they end; when it is canceled, the next caller takes over.
+        While one caller renews, the other callers use the old credentials if these are valid, and wait otherwise. If
+        the renewal fails with a transient error, all callers use the old credentials until they expire; if the renewing
+        caller is canceled, the next caller renews.
 
-        Raises ``BdnError``: there are none that live, or they will not be given any more.
+        Raises ``BdnError``: no valid credentials, or the issuer refuses for good.
         """
         held = self._held
         if held is not None and (self._clock() < self._renew_at or (self._lock.locked() and self._lives(held))):
@@ -71,7 +72,7 @@ class Refreshing(Generic[Held]):
         async with self._lock:
             held = self._held
             if held is not None and self._clock() < self._renew_at:
-                return held  # somebody else was faster
+                return held  # another caller renewed them
             try:
                 self._held = fresh = await self._obtain()
             except BdnError as error:

@@ -1,4 +1,4 @@
-"""Where upstreams are and whose credentials this process carries: what the environment says, as one value."""
+"""Addresses of upstreams and the credentials of this process, from the environment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,11 +22,7 @@ GOOGLE_STORAGE: Final = "https://storage.googleapis.com"
 
 @dataclass(frozen=True, slots=True)
 class S3Credentials:
-    """Keys of an S3 account.
-
-    ``region`` is None where the secret does not name one; ``expires_at`` (seconds since the epoch) is None where the keys
-    do not end by themselves.
-    """
+    """``region`` is None if the secret names none, ``expires_at`` (seconds since the epoch) if keys never expire."""
 
     access_key_id: str = field(repr=False)
     secret_access_key: str = field(repr=False)
@@ -37,7 +33,7 @@ class S3Credentials:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamSettings:
-    """Addresses, and the ambient credentials that count only for sources without ``auth`` where that is allowed."""
+    """Addresses, and the ambient credentials, which count only for sources without ``auth`` where that is allowed."""
 
     hf_endpoint: str = HUGGING_FACE
     hf_token: str | None = field(default=None, repr=False)
@@ -46,15 +42,15 @@ class UpstreamSettings:
     s3_credentials: S3Credentials | None = None
     s3_requester_pays: bool = False
     s3_addressing: str = "auto"  # or "path", "virtual"
-    r2_endpoint_url: str = CLOUDFLARE_R2  # the program's own setting; for placeholders see ``r2_address``
+    r2_endpoint_url: str = CLOUDFLARE_R2  # a setting of BDN; for placeholders see ``r2_address``
     sts_endpoint_url: str | None = None  # None is AWS itself, in the region that the request names
     google_sts_url: str = GOOGLE_STS
     google_iam_url: str = GOOGLE_IAM
-    google_token_url: str = GOOGLE_OAUTH  # for service account keys that name none
+    google_token_url: str = GOOGLE_OAUTH  # for service account keys without a token address
     gcs_endpoint_url: str = GOOGLE_STORAGE
-    gcs_key_file: str | None = None  # a service account's JSON, read anew for each source
-    ca_bundle: str | None = None  # a file of certificate authorities to trust instead of the public ones
-    egress: EgressPolicy = PUBLIC_INTERNET  # the program's own setting, not the ecosystem's
+    gcs_key_file: str | None = None  # a service account's JSON, read again for each source
+    ca_bundle: str | None = None  # a file of certificate authorities that replaces the public ones
+    egress: EgressPolicy = PUBLIC_INTERNET  # a setting of BDN, not of the ecosystem
 
     @classmethod
     def from_environment(
@@ -63,9 +59,9 @@ class UpstreamSettings:
         egress: EgressPolicy = PUBLIC_INTERNET,
         r2_endpoint_url: str = CLOUDFLARE_R2,
     ) -> Self:
-        """Read the ecosystem's own variables; an empty one is an unset one.
+        """Read the ecosystem's own variables; an empty one counts as unset.
 
-        AWS profiles, files and instance roles are left alone: what a mirror reads with has to be visible in one place.
+        AWS profiles, files and instance roles are ignored: the credentials of a mirror must be visible in one place.
         """
 
         def first(*names: str) -> str | None:
@@ -101,27 +97,26 @@ def _bare(token: str | None) -> str | None:
 
 
 def _logged_in(environ: Mapping[str, str]) -> str | None:
-    """The token that ``hf auth login`` has written, where the hub's own client reads it (huggingface_hub.constants)."""
+    """The token that ``hf auth login`` wrote, at the path of huggingface_hub.constants."""
     home = environ.get("HOME") or ""
     caches = environ.get("XDG_CACHE_HOME") or (home and f"{home}/.cache")
     folder = environ.get("HF_HOME") or (caches and f"{caches}/huggingface")
     path = environ.get("HF_TOKEN_PATH") or (folder and f"{folder}/token")
     try:
         return _bare(Path(path).expanduser().read_text(encoding="utf-8")) if path else None
-    except (OSError, ValueError):  # nobody has logged in, or not for us
+    except (OSError, ValueError):  # no login, or not readable by us
         return None
 
 
 def _address(text: str) -> str:
-    """``STORAGE_EMULATOR_HOST`` may be a bare host and port, as Google's own clients take it."""
+    """``STORAGE_EMULATOR_HOST`` may be a bare host and port, as in Google's own clients."""
     return (text if "://" in text else f"http://{text}").rstrip("/")
 
 
 def r2_address(template: str, account: str, jurisdiction: str) -> str:
-    """The server of an account.
+    """Fill in ``{account}``, ``{jurisdiction}`` and ``[.jurisdiction]``.
 
-    ``{account}``, ``{jurisdiction}`` and ``[.jurisdiction]`` are filled in, the last two with nothing, dot included, where
-    there is none. A template without them is the address.
+    Without a jurisdiction the last two become empty, dot included. A template without placeholders is the address.
     """
     part = f".{jurisdiction}" if jurisdiction else ""
     filled = template.replace("[.jurisdiction]", part).replace(".{jurisdiction}", part)
@@ -129,7 +124,7 @@ def r2_address(template: str, account: str, jurisdiction: str) -> str:
 
 
 def check_r2_template(template: str) -> str:
-    """The template without a final slash. Raises ``ValueError``: it does not become an address."""
+    """The template without a final slash. Raises ``ValueError`` if it does not become an address."""
     parts = urlsplit(r2_address(template, "account", "eu"))
     is_address = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
     if not is_address or "@" in parts.netloc or "{" in parts.geturl():

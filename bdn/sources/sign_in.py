@@ -1,7 +1,7 @@
-"""The ways to sign in to a source, and what a secret has to look like for each upstream.
+"""The ways to sign in to a source, and the form of a secret for each upstream.
 
-No value of a secret is ever in an error, a repr or a log. ARNs, regions and e-mail addresses come from users and become parts of
-host names and paths, so a value that does not look like one refuses to exist.
+No error, repr or log contains a value of a secret. ARNs, regions and e-mail addresses come from users and become parts
+of host names and paths, so constructors reject malformed ones.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from bdn.wire.shapes import json_object
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A named secret, resolved just now."""
-
     name: str
     value: str = field(repr=False)
 
 
 def hugging_face_token(secret: Secret) -> str:
-    """The plain token. White space around it is forgiven: files end with a newline.
+    """The plain token, without surrounding white space: files end with a newline.
 
-    Raises ``SecretMalformedError``: empty, or not one printable word, which could not stand in a header.
+    Raises ``SecretMalformedError``: empty, or not one printable word, which a header could not contain.
     """
     token = secret.value.strip()
     if not token:
@@ -40,9 +38,9 @@ def hugging_face_token(secret: Secret) -> str:
 
 
 def s3_credentials(secret: Secret) -> S3Credentials:
-    """From the JSON that docs/contract.md describes, or with the older key names, without ``aws_``.
+    """From the JSON of docs/contract.md, or with the older key names, without ``aws_``.
 
-    Raises ``SecretMalformedError``: not a JSON object, or naming the missing key.
+    Raises ``SecretMalformedError``: not a JSON object, or a key is missing, which the error names.
     """
     document = _json_object(
         secret,
@@ -59,7 +57,7 @@ def s3_credentials(secret: Secret) -> S3Credentials:
 
 @dataclass(frozen=True, slots=True)
 class ServiceAccountKey:
-    """What of a Google service account's JSON is used. ``token_url`` is None where it does not name one."""
+    """The used fields of a Google service account's JSON. ``token_url`` is None if the JSON does not name one."""
 
     client_email: str
     private_key: str = field(repr=False)
@@ -68,11 +66,12 @@ class ServiceAccountKey:
 
 
 def service_account_key(secret: Secret) -> ServiceAccountKey:
-    """From the JSON that Google's console gives out, or its short form: email, private key and its id.
+    """From the JSON that Google's console issues, or its short form: email, private key and its id.
 
-    Every other member is left alone, so that a user's JSON cannot say more than who they are and who believes it.
+    All other members are ignored: a user's JSON may set the identity and the token address, nothing else.
 
-    Raises ``SecretMalformedError``: not a JSON object, of another kind of account, or naming the missing key.
+    Raises ``SecretMalformedError``: not a JSON object, another kind of account, or a key is missing, which the error
+    names.
     """
     document = _json_object(
         secret,
@@ -97,7 +96,7 @@ def _json_object(secret: Secret, expected: str) -> dict[str, object]:
 
 
 def _text(secret: Secret, document: Mapping[str, object], *names: str) -> str | None:
-    """The member of the first of these names that there is."""
+    """The member of the first of these names that is present."""
     value = next((document[name] for name in names if name in document), None)
     if value is None or value == "":
         return None
@@ -116,7 +115,7 @@ def _required(secret: Secret, document: Mapping[str, object], *names: str) -> st
 AWS_AUDIENCE: Final = "sts.amazonaws.com"
 
 _REGION: Final = re.compile(r"[a-z]{2,5}(-[a-z]{2,12}){1,3}-[0-9]{1,2}")  # us-east-1, us-gov-west-1, eusc-de-east-1
-# IAM user guide, "IAM identifiers": a path of up to 512 signs and a name of up to 64.
+# IAM user guide, "IAM identifiers": a path of up to 512 characters and a name of up to 64.
 _ROLE: Final = re.compile(r"arn:aws[a-z-]{0,20}:iam::([0-9]{12}):role/([\x21-\x7e]{1,510}/)?[A-Za-z0-9_+=,.@-]{1,64}")
 _SERVICE_ACCOUNT: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}@([a-z0-9-]{1,63}\.){1,8}gserviceaccount\.com")
 _PROVIDER: Final = re.compile(
@@ -127,19 +126,19 @@ _PROVIDER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """This mirror's word for who asks: makes signed identity tokens. ``issuer`` and ``subjects`` are for messages.
+    """Makes signed identity tokens of this mirror. ``issuer`` and ``subjects`` are for messages.
 
     ``subjects`` is the pattern of all subjects of the organisation, as a trust policy would name it.
     """
 
-    sign: Callable[[str], str] = field(repr=False)  # from an audience to a fresh token
+    sign: Callable[[str], str] = field(repr=False)  # from an audience to a new token
     issuer: str
     subjects: str
 
 
 @dataclass(frozen=True, slots=True)
 class AwsRole:
-    """A role in a user's AWS account, and the name that its use has in their CloudTrail."""
+    """A role in a user's AWS account; ``session_name`` appears in the user's CloudTrail."""
 
     arn: str
     region: str
@@ -155,17 +154,15 @@ class AwsRole:
 
     @property
     def account(self) -> str:
-        """The number of the account that the role belongs to."""
         return self.arn.split(":")[4]
 
     def provider_arn(self, issuer: str) -> str:
-        """What an OpenID provider of the role's account is called."""
         return f"{self.arn.partition(':role/')[0]}:oidc-provider/{issuer.removeprefix('https://')}"
 
 
 @dataclass(frozen=True, slots=True)
 class AwsWebIdentity:
-    """AWS_OIDC: the role is taken with an identity token of this mirror."""
+    """AWS_OIDC: the role is assumed with an identity token of this mirror."""
 
     role: AwsRole
     assertion: Assertion
@@ -173,7 +170,7 @@ class AwsWebIdentity:
 
 @dataclass(frozen=True, slots=True)
 class AwsAssumedRole:
-    """AWS_ASSUME_ROLE: the role is taken with this mirror's own AWS keys. ``external_id`` is the organisation's own."""
+    """AWS_ASSUME_ROLE: the role is assumed with this mirror's own AWS keys. ``external_id`` is per organisation."""
 
     role: AwsRole
     external_id: str
@@ -181,7 +178,7 @@ class AwsAssumedRole:
 
 @dataclass(frozen=True, slots=True)
 class GoogleServiceAccount:
-    """GCP_OIDC: an identity token of this mirror becomes a federated token, and that one the service account's."""
+    """GCP_OIDC: exchanges this mirror's identity token for a federated token, and that for the service account's."""
 
     email: str
     provider: str  # projects/…/providers/…, without a host
@@ -206,12 +203,12 @@ class GoogleServiceAccount:
 
     @property
     def audience(self) -> str:
-        """What the token service is asked for."""
+        """The audience of the request to the token service."""
         return f"//iam.googleapis.com/{self.provider}"
 
     @property
     def token_audience(self) -> str:
-        """What a provider takes for its own name in a token, where its owner has not set other audiences."""
+        """The audience that a provider accepts in a token unless its owner configured others."""
         return f"https://iam.googleapis.com/{self.provider}"
 
 
@@ -220,11 +217,12 @@ SignIn = Secret | AwsWebIdentity | AwsAssumedRole | GoogleServiceAccount
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """How a source is opened.
+    """How to open a source.
 
-    ``reader`` is the organisation or team of the request (``reader_of``); no other reader finds private content again. ``sign_in`` is how the request signs in,
-    already resolved; without one the source is read with the process's own credentials (``ambient_credentials``) or
-    anonymously. ``clock`` (seconds since the epoch) is for credentials that end. ``asker`` sends every request.
+    ``reader`` is the organisation or team of the request (``reader_of``); private content is not reused for other
+    readers. ``sign_in`` is already resolved; without one the source is read with the process's own credentials
+    (``ambient_credentials``) or anonymously. ``clock`` (seconds since the epoch) is for credentials that expire.
+    ``asker`` sends every request.
     """
 
     reader: str

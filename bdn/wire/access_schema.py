@@ -1,4 +1,4 @@
-"""Who calls the mirror, and for whom: tokens, and the secrets of upstreams, which go in and never come out."""
+"""Tokens of the mirror, and secrets of upstreams, which can be set but never read back."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.wire.shapes import Items, StrictModel, json_object
 
 DEFAULT_ORGANISATION: Final = "default"
-DEFAULT_TEAM: Final = "Default"  # which every organisation has
+DEFAULT_TEAM: Final = "Default"  # every organisation has it
 
-# What may stand in a subject, in a session's name, in a header and in an external id alike: no ':', '=' or '*', with which
-# one organisation's name could read like another one's, or like a pattern. Google allows a subject of 127 signs.
+# Characters that are valid in a subject, a session name, a header and an external id alike: no ':', '=' or '*', with
+# which one organisation's name could read like another's, or like a pattern. Google allows a subject of 127 characters.
 ORGANISATION_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 TEAM_PATTERN: Final = r"[A-Za-z0-9]([A-Za-z0-9 ._-]{0,126}[A-Za-z0-9._-])?"
 
 
 class Role(StrEnum):
-    """What a token is good for."""
+    """What a token allows."""
 
-    OPERATOR = "operator"  # everything, for whatever organisation it names
-    CONTROLLER = "controller"  # what its organisation mirrors, and nothing else
-    AGENT = "agent"  # heartbeats, and nothing of tenants': agents read with the grants of their jobs
+    OPERATOR = "operator"  # everything, for any organisation that a request names
+    CONTROLLER = "controller"  # mirrors of its organisation, and nothing else
+    AGENT = "agent"  # heartbeats, and no data of tenants: agents read with the grants of their jobs
 
 
 LONGEST_SECONDS: Final = 100 * 365 * 24 * 3600
@@ -39,10 +39,10 @@ class TokenRequest(
     StrictModel,
     json_schema_extra={"examples": [{"name": "job controller", "organisation": "research", "role": "controller"}]},
 ):
-    """A token to be made. ``name`` is for people; ``expires_seconds`` null means until it is revoked.
+    """A token to be made. ``name`` is a label; ``expires_seconds`` null means until it is revoked.
 
-    ``cluster`` is for the role ``agent``: then the token speaks for agents of this cluster alone. ``team`` is for the role
-    ``controller``: then the token sees and does what is this team's alone.
+    ``cluster`` is for the role ``agent`` and limits the token to agents of this cluster. ``team`` is for the role
+    ``controller`` and limits the token to this team.
     """
 
     name: Line
@@ -53,7 +53,7 @@ class TokenRequest(
     expires_seconds: Annotated[int, Field(gt=0, le=LONGEST_SECONDS)] | None = None
 
     def check(self) -> None:
-        """Refuse a request whose parts contradict each other."""
+        """Reject a request whose parts contradict each other."""
         if self.cluster is not None and self.role is not Role.AGENT:
             raise InvalidRequestError(f"cluster is for tokens of role agent, and this one is for a {self.role}")
         if self.team is not None and self.role is not Role.CONTROLLER:
@@ -61,7 +61,7 @@ class TokenRequest(
 
 
 class Token(BaseModel):
-    """A token, without itself: it is known by its SHA-256 alone."""
+    """A token, without its value: the mirror stores only the value's SHA-256."""
 
     id: str
     name: str
@@ -75,7 +75,7 @@ class Token(BaseModel):
 
 
 class NewToken(Token):
-    """A token that was just made. Nobody can show ``token`` again."""
+    """A token that was just made. ``token`` cannot be shown again."""
 
     token: str = Field(repr=False)
 
@@ -87,7 +87,7 @@ class TeamRequest(StrictModel, json_schema_extra={"examples": [{"name": "researc
 
 
 class Team(BaseModel):
-    """A team of an organisation: projects are its. Its name is its own within the organisation, and stays."""
+    """A team of an organisation, which owns projects. Its name is unique in the organisation and never changes."""
 
     id: str
     name: str
@@ -100,14 +100,14 @@ _NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 
 
 class SecretBody(StrictModel, json_schema_extra={"examples": [{"value": "hf_example"}]}):
-    """A secret's value, on its way in: a token, or a JSON object with keys."""
+    """The value of a secret to set: a token, or a JSON object with keys."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
     value: Annotated[StrictStr, Field(max_length=64 * LIMIT_VALUE_BYTES)] = Field(repr=False)
 
     def check(self) -> None:
-        """Refuse what no upstream could be opened with; whether one opens is seen when it is used."""
+        """Reject a value that cannot open any upstream. Whether it opens one is only known when it is used."""
         if (size := len(self.value.encode(errors="surrogatepass"))) > LIMIT_VALUE_BYTES:
             raise LimitExceededError("bytes of the secret", size, LIMIT_VALUE_BYTES)
         if not self.value.strip():
@@ -121,8 +121,8 @@ class SecretBody(StrictModel, json_schema_extra={"examples": [{"value": "hf_exam
 class SecretEntry(BaseModel):
     """A secret, without its value.
 
-    ``sealed_with`` says which of the mirror's keys opens it; ``outranked`` that the operator's environment or directory holds
-    the same name, which comes first.
+    ``sealed_with`` names the mirror's key that opens it; ``outranked``: the operator's environment or directory
+    contains the same name, and takes precedence.
     """
 
     name: str
@@ -133,14 +133,14 @@ class SecretEntry(BaseModel):
 
 
 class SecretRotation(Items[SecretEntry]):
-    """``others_left``: how many secrets of other organisations are left under keys that the mirror does not have.
+    """``others_left``: how many secrets of other organisations remain under keys that the mirror does not have.
 
-    Null: only the caller's organisation was looked at, and the older keys may still be needed.
+    Null: only the caller's organisation was scanned, and the older keys may still be needed.
     """
 
     others_left: int | None = None
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether it can name a variable's end, a file and a row."""
+    """Whether the name is valid as the end of a variable's name, as a file name and as a key of a row."""
     return re.fullmatch(NAME_PATTERN, name) is not None

@@ -1,4 +1,4 @@
-"""Training caches: what ``/caches`` of the mirror and ``/shared-caches`` of the agent take and answer, and how a summary travels."""
+"""Training caches: documents of the mirror (``/caches``) and the agent (``/shared-caches``), and packed summaries."""
 
 import base64
 import binascii
@@ -16,12 +16,10 @@ from bdn.core.source.uri import PROJECT_PATTERN
 from bdn.core.training.cache_summary import ENTRIES_LIMIT, FileType, SummaryEntry
 from bdn.wire.shapes import LARGEST, ErrorBody, Items, Label, Quantity, StrictModel, moment
 
-_UNPACKED_LIMIT: Final = (
-    128 * 1024**2
-)  # bytes of JSON; 100,000 files have 25 MB, and six times as many where names are odd
+_UNPACKED_LIMIT: Final = 128 * 1024**2  # bytes of JSON; 100,000 files need 25 MB, and six times as many with odd names
 _PIECE: Final = 256 * 1024
 _UNPACKED_SLACK: Final = 8 * 1024**2
-_BYTES_PER_ELEMENT: Final = 512  # of an entry's path, its size, its time, …: on an average
+_BYTES_PER_ELEMENT: Final = 512  # average for an entry's path, size, time, …
 ProjectName = Annotated[StrictStr, Field(pattern=f"^{PROJECT_PATTERN}$")]
 ProjectId = Annotated[StrictStr, Field(pattern=r"^[a-z0-9]{10}$")]
 ClusterName = Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
@@ -31,10 +29,10 @@ VolumeId = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{32}$")]
 class CacheRequest(
     StrictModel, json_schema_extra={"examples": [{"project": "llama", "cluster": "gpus", "volume_id": "0" * 32}]}
 ):
-    """A job of the project, by name or id, is to run in ``cluster``, on a node whose agent has this volume.
+    """A job of the project (by name or id) is about to run in ``cluster``, on a node whose agent has this volume.
 
-    ``offered_in``: the clusters that have the GPU type, busy or not; null means that this one has it, as far as the caller knows.
-    Without a GPU type every cluster has what the job asks for.
+    ``offered_in``: the clusters that have the GPU type, busy or not; null means that this cluster has it, as far as the
+    caller knows. Without a GPU type every cluster suits the job.
     """
 
     project: ProjectName
@@ -46,7 +44,7 @@ class CacheRequest(
 
 
 class CacheGrantDocument(BaseModel):
-    """``grant`` is shown to the agent of a node in ``cluster``, which opens the directories for a job."""
+    """``grant`` is for the agent of a node in ``cluster``, which opens the directories for a job."""
 
     grant: Annotated[str, Field(repr=False)]
     project_id: str
@@ -56,15 +54,15 @@ class CacheGrantDocument(BaseModel):
 
 
 class CacheLimit(StrictModel, json_schema_extra={"examples": [{"limit_bytes": 2_000_000_000_000}]}):
-    """How much the cache may hold; null: what ``BDN_CACHE_BYTES`` says."""
+    """How many bytes the cache may hold; null: the value of ``BDN_CACHE_BYTES``."""
 
     limit_bytes: Quantity | None
 
 
 class FileSummary(BaseModel):
-    """One entry of a cache. ``size_bytes`` of a directory is 0, or what all files in it have where these are not listed."""
+    """One entry of a cache. ``size_bytes`` of a directory is 0, or the size of its files if these are not listed."""
 
-    path: Annotated[str, Field(max_length=4 * 4096)]  # an odd byte is written as four characters
+    path: Annotated[str, Field(max_length=4 * 4096)]  # a byte that is not UTF-8 is written as four characters
     size_bytes: Quantity
     modified: datetime
     file_type: FileType
@@ -72,12 +70,12 @@ class FileSummary(BaseModel):
 
     @classmethod
     def of(cls, entry: SummaryEntry) -> "FileSummary":
-        """A name that is no UTF-8 has its odd bytes written out."""
+        """Bytes of a path that are not UTF-8 are escaped."""
         path = entry.path.encode(errors="surrogateescape").decode(errors="backslashreplace")
         kind = entry.file_type or "file"
         return cls(
             path=path,
-            size_bytes=min(entry.size, LARGEST),  # files may have holes
+            size_bytes=min(entry.size, LARGEST),  # sparse files
             modified=moment(entry.modified),
             file_type=kind,
             permissions=entry.permissions,
@@ -91,12 +89,12 @@ _ELEMENTS_LIMIT: Final = ENTRIES_LIMIT * (len(FileSummary.model_fields) + 1) + 1
 
 
 def pack(entries: Iterable[FileSummary]) -> str:
-    """Many of them as text: JSON, compressed, base64."""
+    """The entries as text: JSON, gzip, base64."""
     return base64.b64encode(gzip.compress(_SUMMARIES.dump_json(list(entries)), 6, mtime=0)).decode()
 
 
 def unpack(packed: str) -> list[FileSummary]:
-    """What was packed. Raises ``InvalidRequestError``: it is none, or too many."""
+    """Raises ``InvalidRequestError``: not what ``pack`` writes, or too many entries."""
     try:
         content = _unpacked(base64.b64decode(packed, validate=True))
         return _SUMMARIES.validate_json(content)
@@ -107,7 +105,7 @@ def unpack(packed: str) -> list[FileSummary]:
 def _unpacked(compressed: bytes) -> bytes:
     """The unpacked JSON, counted before any of it is stored: a few kilobytes may unpack to gigabytes.
 
-    Raises ``ValueError``, ``zlib.error``, ``LimitExceededError``: it is too much, or cut off.
+    Raises ``ValueError``, ``zlib.error``, ``LimitExceededError``: too much, or cut off.
     """
     elements = ElementCount("the summary", _ELEMENTS_LIMIT)
     for piece, size in _pieces(compressed):
@@ -119,7 +117,7 @@ def _unpacked(compressed: bytes) -> bytes:
 
 
 def _pieces(compressed: bytes) -> Iterator[tuple[bytes, int]]:
-    """What is unpacked, piece by piece, and how much it is so far."""
+    """The unpacked pieces, each with the total size so far."""
     stream, size = zlib.decompressobj(wbits=31), 0
     while not stream.eof:
         piece = stream.decompress(compressed, _PIECE)
@@ -138,7 +136,7 @@ class CacheSummaryBody(
         ]
     },
 ):
-    """What an agent found in a cache: sums over everything, and entries as ``pack`` writes them."""
+    """An agent's scan of a cache: sums over everything, and entries as written by ``pack``."""
 
     volume_id: VolumeId
     timestamp: AwareDatetime
@@ -148,7 +146,7 @@ class CacheSummaryBody(
 
 
 class CacheSummaryDocument(BaseModel):
-    """The newest summary. Paths are those below the directory where a job finds its caches."""
+    """The newest summary. Paths are relative to the directory where a job finds its caches."""
 
     timestamp: datetime
     project_id: str
@@ -156,7 +154,7 @@ class CacheSummaryDocument(BaseModel):
 
 
 class CacheDirectory(BaseModel):
-    """A project's cache in one cluster, as its last summary had it; null: there is none yet."""
+    """A project's cache in one cluster, as of its last summary; null: no summary yet."""
 
     cluster: str
     volume_id: str
@@ -166,7 +164,7 @@ class CacheDirectory(BaseModel):
 
 
 class ProjectCache(BaseModel):
-    """A project's caches. ``cluster`` is where it is pinned to."""
+    """A project's caches. ``cluster`` is the cluster to which the project is pinned."""
 
     project_id: str
     project_name: str
@@ -177,7 +175,7 @@ class ProjectCache(BaseModel):
 
 
 class CacheRemoval(BaseModel):
-    """The cache of a project that was deleted, which no agent of its cluster has removed yet, or could not."""
+    """The cache of a deleted project, which no agent of its cluster has removed yet, or could remove."""
 
     id: str
     project_id: str
@@ -188,13 +186,13 @@ class CacheRemoval(BaseModel):
 
 
 class Caches(Items[ProjectCache]):
-    """All caches of an organisation, and what is left of those whose projects are deleted."""
+    """All caches of an organisation, and the remaining caches of deleted projects."""
 
     removals: list[CacheRemoval] = []
 
 
 class RemoveCacheCommand(BaseModel):
-    """What the mirror asks an agent that has this volume: remove everything of a project."""
+    """The mirror's command to an agent that has this volume: remove everything of a project."""
 
     id: str
     organisation: str
@@ -203,7 +201,7 @@ class RemoveCacheCommand(BaseModel):
 
 
 class RemoveCacheReport(BaseModel):
-    """``removed``: there was something."""
+    """``removed``: the agent found something to remove."""
 
     removed: bool = False
 
@@ -217,7 +215,7 @@ class SharedCache(BaseModel):
 
 
 class SharedCaches(Items[SharedCache]):
-    """What this node has mounted of the volume that its cluster shares."""
+    """The caches that this node has mounted from its cluster's shared volume."""
 
     cluster: str
     root: str
@@ -233,7 +231,7 @@ class SummaryRequest(StrictModel, json_schema_extra={"examples": [{"project": "0
 class RemovalRequest(
     StrictModel, json_schema_extra={"examples": [{"project": "0123456789", "path": "user_artifacts/old"}]}
 ):
-    """A path below a project's caches, as its summary has it. ``force``: also while jobs have it mounted."""
+    """A path below a project's caches, as in its summary. ``force``: also while jobs have it mounted."""
 
     project: ProjectId
     path: Annotated[StrictStr, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
@@ -241,7 +239,7 @@ class RemovalRequest(
 
 
 class Removal(BaseModel):
-    """What is gone."""
+    """The removed path."""
 
     project_id: str
     path: str

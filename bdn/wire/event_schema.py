@@ -1,4 +1,4 @@
-"""Events as agents report them, as journals keep them, and as they are shown; and what digests and sources stand for."""
+"""Events in agents' reports, in journals and in answers; and the names of digests and sources."""
 
 from datetime import datetime
 from typing import Annotated, Final, Literal, Self
@@ -11,14 +11,14 @@ from bdn.wire.shapes import Facts, moment
 from bdn.wire.stage_schema import StageDocument
 
 EVENTS_AT_ONCE: Final = 500  # in one heartbeat
-MANIFESTS_AT_ONCE: Final = 100  # whose events one request asks for
+MANIFESTS_AT_ONCE: Final = 100  # manifests whose events one request may ask for
 NamedKind = Literal["source", "manifest", "content", "slab", "chunk", "page"]
 _TEXT: Final = r"^[^\x00]*$"
 _DIGEST: Final = r"^b3:[0-9a-f]{64}$"
 
 
 class NodeEvent(BaseModel):
-    """One event of an agent: a line of its journal, and what its heartbeats carry. ``at`` is in seconds since the epoch."""
+    """One event of an agent: a line of its journal and of its heartbeats. ``at`` is in seconds since the epoch."""
 
     id: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z_/-]+$")]
     at: Annotated[float, Field(allow_inf_nan=False)]
@@ -30,11 +30,9 @@ class NodeEvent(BaseModel):
 
     @classmethod
     def of(cls, event: Event) -> Self:
-        """The wire's form."""
         return cls.model_validate(event, from_attributes=True)
 
     def event(self, cluster: str | None = None, node: str | None = None) -> Event:
-        """The value."""
         return Event(**dict(self), cluster=cluster, node=node)
 
 
@@ -53,7 +51,6 @@ class EventDocument(BaseModel):
 
     @classmethod
     def of(cls, event: Event) -> Self:
-        """The wire's form."""
         return cls(
             id=event.id,
             at=moment(event.at),
@@ -67,13 +64,13 @@ class EventDocument(BaseModel):
         )
 
     def event(self) -> Event:
-        """The value; of another organisation's event, what may be seen of it."""
+        """The event; of another organisation's event, only the facts that the caller may see."""
         known = self.model_dump(include={"id", "cluster", "node", "kind", "manifest", "digest", "facts"})
         return Event(**known, at=self.at.timestamp())
 
 
 class NamedPlace(BaseModel):
-    """A file of a manifest that a digest is, or is a piece of."""
+    """A file of a manifest that a digest names, or names a part of."""
 
     manifest: str
     content: str
@@ -82,7 +79,7 @@ class NamedPlace(BaseModel):
 
 
 class Named(BaseModel):
-    """What a digest or a source stands for: ``manifests`` with the sources that they were mirrored from."""
+    """What a digest or a source refers to: ``manifests`` with the sources that they were mirrored from."""
 
     of: str
     kind: NamedKind
@@ -91,7 +88,7 @@ class Named(BaseModel):
 
 
 class StagedPath(BaseModel):
-    """What a path below a stage's mount is. ``digest`` and ``size`` are null for a folder, and once the manifest is gone."""
+    """The object at a path below a mount. ``digest`` and ``size`` are null for a folder, or if the manifest is gone."""
 
     path: str
     stage: StageDocument
@@ -104,7 +101,7 @@ class StagedPath(BaseModel):
 
 
 class NodeEvents(BaseModel):
-    """An agent's own events, newest first, and what the path is that was asked for."""
+    """An agent's own events, newest first, and ``staged``, the object at the requested path."""
 
     staged: StagedPath | None = None
     items: list[EventDocument]

@@ -1,4 +1,4 @@
-"""Grants: what a job's agents may read and where it shall stand. Tokens (JWT, Ed25519), which agents verify without the mirror."""
+"""Grants: what a job's agents may read, and where to mount it. JWTs (Ed25519), which agents verify offline."""
 
 import json
 import re
@@ -25,18 +25,18 @@ AUDIENCE: Final = "bdn-agent"
 PUSH_AUDIENCE: Final = "bdn-push"
 FILE_AUDIENCE: Final = "bdn-file"
 CACHE_AUDIENCE: Final = "bdn-cache"
-LONGEST_GRANT: Final = 60 * 1024  # bytes: with 4 KiB for all else it is the head of a request
+LONGEST_GRANT: Final = 60 * 1024  # bytes: with 4 KiB for everything else it fits into the head of a request
 ISSUER: Final = "bdn-mirror"
 _ALGORITHM: Final = "EdDSA"  # RFC 8037
 _BEGIN: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _PEM: Final = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.+?-----END \1-----", re.DOTALL)
 _ID: Final = re.compile(r"[a-z0-9]{10}")
-_REMEMBERED_MOUNTS: Final = 32_768  # of all grants that a verifier remembers, and one for each grant; about 20 MB
+_REMEMBERED_MOUNTS: Final = 32_768  # over all grants that a verifier caches, and one for each grant; about 20 MB
 
 
 @dataclass(frozen=True, slots=True)
 class GrantedMount:
-    """One manifest and the place where its files shall stand. ``source`` is for people: it names where they came from."""
+    """One manifest and the mount location of its files. ``source`` is for people: where the files came from."""
 
     mount_location: str
     manifest: Digest
@@ -51,7 +51,8 @@ class GrantedMount:
 class Grant:
     """The right of an organisation's job to read these manifests until ``expires_at`` (seconds since the epoch).
 
-    That of a job without weights names none. ``team`` is the team that mirrored them; None: the organisation did.
+    The grant of a job without weights has no mounts. ``team`` is the team that mirrored them; None: the organisation
+    did.
     """
 
     organisation: str
@@ -64,20 +65,19 @@ class Grant:
 
     @property
     def reader(self) -> str:
-        """The organisation or team whose slabs it opens."""
+        """The organisation or team whose slabs the grant opens."""
         return reader_of(self.organisation, self.team)
 
     def allows(self, manifest: Digest) -> bool:
-        """Whether this grant lets its bearer read the manifest and its chunks."""
         return any(mount.manifest == manifest for mount in self.mounts)
 
 
 @dataclass(frozen=True, slots=True)
 class PushGrant:
-    """The right to push checkpoints of one rank of one job of an organisation until ``expires_at`` (seconds since the epoch), and nothing else.
+    """The right to push checkpoints of one rank of one job, and nothing else, until ``expires_at`` (epoch seconds).
 
-    ``job`` names project, job and rank, and no checkpoint. The project is one of ``team``; None: as it is named to whoever has a
-    token without a team.
+    ``job`` names project, job and rank, without a checkpoint. ``team`` owns the project; None: the project is the one
+    of this name for tokens without a team.
     """
 
     organisation: str
@@ -86,13 +86,12 @@ class PushGrant:
     team: str | None = None
 
     def allows(self, checkpoint: CheckpointUri) -> bool:
-        """Whether it is one of this rank's."""
         return replace(checkpoint, checkpoint=None) == self.job
 
 
 @dataclass(frozen=True, slots=True)
 class FileGrant:
-    """The right to read one file of a manifest of an organisation until ``expires_at`` (seconds since the epoch), and nothing else."""
+    """The right to read one file of a manifest until ``expires_at`` (seconds since the epoch), and nothing else."""
 
     organisation: str
     manifest: Digest
@@ -100,15 +99,14 @@ class FileGrant:
     expires_at: float
 
     def allows(self, manifest: Digest, path: str) -> bool:
-        """Whether it is this file."""
         return (self.manifest, self.path) == (manifest, path)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGrant:
-    """The right of a job to mount the training caches of a project and of its team in a cluster, by ids, until ``expires_at`` (seconds since the epoch).
+    """The right of a job to mount a project's and its team's caches in a cluster until ``expires_at`` (epoch seconds).
 
-    ``volume`` is the one that the caches lie on, by the id that is written on it.
+    ``project`` and ``team`` are ids. ``volume`` is the id of the volume with the caches, as written on it.
     """
 
     organisation: str
@@ -125,31 +123,31 @@ class CacheGrant:
 
 
 def is_id(name: str) -> bool:
-    """Whether it can be the id of a project or a team, and so the name of a directory."""
+    """Whether the name is valid as the id of a project or a team, and so as the name of a directory."""
     return _ID.fullmatch(name) is not None
 
 
 def file_url(base: str, grant: FileGrant, signature: str) -> str:
-    """Where a mirror whose API is at ``base`` gives the file to whoever knows this address. It is a secret."""
+    """The address at which a mirror with its API at ``base`` serves the file to any client. It is a secret."""
     return f"{base.rstrip('/')}/files/{grant.manifest}/{quote(grant.path)}?sig={signature}"
 
 
 def new_signing_key() -> bytes:
-    """A fresh private key, PEM."""
     return Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def _name_of(public: dict[str, Any]) -> str:
-    """What a key is called: a digest of it, so that one which was damaged on its way is known for that."""
+    """The key's id: a digest of it, so that a key damaged in transit is detected."""
     return digest_of(json.dumps(public, sort_keys=True).encode()).hex[:16]
 
 
 def private_keys(pem: bytes) -> list[PrivateKeyTypes]:
-    """One or more private keys, PEM, one after the other; text between them is passed over.
+    """One or more private keys in PEM, one after the other; text between them is ignored.
 
-    Raises ``ValueError`` for anything else; its message goes on from the file's name and repeats nothing of the file.
+    Raises ``ValueError`` for anything else. The message continues a sentence that begins with the file's name, and
+    repeats nothing of the file.
     """
     blocks = [block[0] for block in _PEM.finditer(pem)]
     if len(blocks) != len(_BEGIN.findall(pem)):
@@ -163,10 +161,10 @@ def private_keys(pem: bytes) -> list[PrivateKeyTypes]:
 
 
 class GrantSigner:
-    """Signs grants with the first of its private keys (PEM). ``ValueError`` says why there is none.
+    """Signs grants with the first of its private keys (PEM). Raises ``ValueError`` with the reason if there is none.
 
-    ``public_keys`` verify what any of the keys has signed. They are in the order of their names, so that replicas which sign with
-    different ones while keys are changed tell agents the same.
+    ``public_keys`` verify the signatures of all keys. They are sorted by id, so that replicas which sign with different
+    keys during a rotation publish the same list.
     """
 
     def __init__(self, pem: bytes) -> None:
@@ -183,22 +181,21 @@ class GrantSigner:
         self.public_keys = [published[key_id] for key_id in sorted(published)]
 
     def sign(self, grant: Grant) -> str:
-        """The token."""
         mounts = [[mount.mount_location, str(mount.manifest), mount.source] for mount in grant.mounts]
         return self._signed(AUDIENCE, grant.organisation, grant.expires_at, mounts=mounts, **_team(grant.team))
 
     def sign_push(self, grant: PushGrant) -> str:
-        """The token. It is no grant to read, nor is one of those this."""
+        """The token. Not valid as a grant to read, and vice versa."""
         job = str(grant.job)
         return self._signed(PUSH_AUDIENCE, grant.organisation, grant.expires_at, job=job, **_team(grant.team))
 
     def sign_file(self, grant: FileGrant) -> str:
-        """The token, the ``sig`` of a file's address. It is no grant for manifests, nor is one of those this."""
+        """The ``sig`` of a file's address. Not valid as a grant for manifests, and vice versa."""
         named = {"manifest": str(grant.manifest), "path": grant.path}
         return self._signed(FILE_AUDIENCE, grant.organisation, grant.expires_at, **named)
 
     def sign_cache(self, grant: CacheGrant) -> str:
-        """The token. It opens nothing of the mirror's."""
+        """The token. It opens nothing on the mirror."""
         named = {"project": grant.project, "team": grant.team, "cluster": grant.cluster, "volume": grant.volume}
         return self._signed(CACHE_AUDIENCE, grant.organisation, grant.expires_at, **named)
 
@@ -217,14 +214,14 @@ def _team_in(claims: dict[str, Any]) -> str | None:
 
 
 class UnknownKeyError(GrantInvalidError):
-    """The token is signed with a key that this verifier does not know; newer keys may be had from the mirror."""
+    """The signing key is unknown to this verifier; the mirror may have newer keys."""
 
 
 class GrantVerifier:
-    """Verifies tokens against public keys (JWK). A key that has not got its own name is a ``ValueError``.
+    """Verifies tokens against public keys (JWK). Raises ``ValueError`` for a key whose id is not its digest.
 
-    A token is verified once and remembered, because each request for a chunk brings one: verifying one with 256 mounts takes 4 ms.
-    Safe for any thread.
+    A verified token is cached, because each request for a chunk contains one: verifying one with 256 mounts takes 4 ms.
+    Thread-safe.
     """
 
     def __init__(self, public_keys: Iterable[dict[str, Any]]) -> None:
@@ -238,12 +235,12 @@ class GrantVerifier:
         self._lock = threading.Lock()
 
     def verify(self, token: str, *, now: float) -> Grant:
-        """The grant, when it is signed by a known key and not expired at ``now`` (seconds since the epoch).
+        """The grant, if it is signed by a known key and not expired at ``now`` (seconds since the epoch).
 
         Raises:
             UnknownKeyError: signed with another key.
             GrantInvalidError: not a grant, or altered.
-            GrantExpiredError: its time is over.
+            GrantExpiredError: expired.
         """
         grant = self._verified.get(token) or self._verify(token)
         if grant.expires_at <= now:
@@ -252,7 +249,7 @@ class GrantVerifier:
         return grant
 
     def _remember(self, token: str, grant: Grant) -> None:
-        """Those that were verified first are forgotten first: a grant that is in use is soon verified again."""
+        """Evicts the tokens that were verified first: a token in use is soon verified again."""
         if token in self._verified:
             return
         with self._lock:
@@ -272,7 +269,7 @@ class GrantVerifier:
             raise GrantInvalidError(str(error) or type(error).__name__) from error
 
     def verify_push(self, token: str, *, now: float) -> PushGrant:
-        """The grant to push, as ``verify`` does. It is short, and verified each time."""
+        """Raises like ``verify``. Short, so verified each time."""
         claims = self._claims(token, PUSH_AUDIENCE, "job")
         try:
             job = parse_source(str(claims["job"]))
@@ -285,7 +282,7 @@ class GrantVerifier:
         return PushGrant(str(claims["org"]), job, expires_at, _team_in(claims))
 
     def verify_file(self, token: str, *, now: float) -> FileGrant:
-        """The grant for one file, as ``verify`` does. It is short, and verified each time."""
+        """Raises like ``verify``. Short, so verified each time."""
         claims = self._claims(token, FILE_AUDIENCE, "manifest", "path")
         try:
             grant = FileGrant(
@@ -298,7 +295,7 @@ class GrantVerifier:
         return grant
 
     def verify_cache(self, token: str, *, now: float) -> CacheGrant:
-        """The grant for training caches, as ``verify`` does. It is short, and verified each time."""
+        """Raises like ``verify``. Short, so verified each time."""
         claims = self._claims(token, CACHE_AUDIENCE, "project", "team", "cluster", "volume")
         try:
             named = {name: str(claims[name]) for name in ("project", "team", "cluster", "volume")}

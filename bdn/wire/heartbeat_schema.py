@@ -1,4 +1,4 @@
-"""Heartbeats: an agent reports itself, and how far it is with commands; the answer brings further commands."""
+"""Heartbeats: an agent reports its state and its progress with commands; the reply contains further commands."""
 
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -21,7 +21,7 @@ from bdn.wire.stage_schema import TierUse
 
 
 class Command(BaseModel):
-    """What the mirror asks of an agent: one of the fields beside ``id``. An agent that knows none of them answers an error."""
+    """The mirror's request to an agent: one of the fields beside ``id``. An agent that knows none reports an error."""
 
     id: str
     evict: EvictCommand | None = None
@@ -31,7 +31,7 @@ class Command(BaseModel):
 
 
 class Report(BaseModel):
-    """How far an agent is with a command. The mirror repeats what is neither reported as ``running`` nor answered."""
+    """An agent's progress with a command. The mirror repeats commands neither reported as ``running`` nor answered."""
 
     id: Label
     running: bool = False
@@ -43,10 +43,10 @@ class Report(BaseModel):
 
 
 class HoldingsChange(BaseModel):
-    """What an agent holds now, as a change of what it held; large ones come one after the other.
+    """An agent's holdings, as a change of its earlier holdings; large changes are sent in several parts.
 
-    ``digest`` is the agent's name for all that it holds after the change, and ``base`` for what it held before; null: nothing
-    that was told before counts. The mirror keeps the name, and takes up no change of something else than it has.
+    ``digest`` is the agent's name for its holdings after the change, and ``base`` for its holdings before it; null: all
+    earlier reports are void. The mirror stores the name, and rejects a change whose base differs from it.
     """
 
     base: Annotated[str, Field(max_length=64)] | None
@@ -56,7 +56,7 @@ class HoldingsChange(BaseModel):
 
 
 class CacheUse(BaseModel):
-    """A project whose training cache job volumes of this node have mounted. ``holders`` are their ids."""
+    """A project whose training cache is mounted by job volumes of this node, with the ids ``holders``."""
 
     project: ProjectId
     holders: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=1000, fail_fast=True)]
@@ -75,13 +75,14 @@ _EXAMPLE: Final[dict[str, JsonValue]] = {
 
 
 class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
-    """An agent's state. The mirror may keep the request open for ``wait_seconds`` until it has something to say.
+    """An agent's state. The mirror may hold the request open for ``wait_seconds`` until it has something to send.
 
-    ``changes`` is null when nothing changed since the last heartbeat that was answered. ``holdings`` is all that is held, from
-    agents of the version before, and for mirrors that tell no ``holdings_digest``. ``epoch`` is of the members that
-    the agent knows: they are not repeated to it, and it is told when there are others. ``volume_id`` is that of the volume that it
-    shares with others of its cluster, and null before that is used. ``unsynced_bytes`` are of checkpoints in its job volumes that were not pushed yet. ``caches`` are mounted now. ``leaving`` is its last word. ``events``
-    are recorded once the heartbeat is answered; the agent repeats them until then.
+    ``changes`` is null if nothing changed since the last answered heartbeat. ``holdings`` lists all holdings, from
+    agents of the previous version, and for mirrors that send no ``holdings_digest``. ``epoch`` is the epoch of the
+    members that the agent knows: the reply contains members only if they differ. ``volume_id`` names the volume that
+    the agent shares with other agents of its cluster, null before its first use. ``unsynced_bytes`` counts bytes of
+    checkpoints in its job volumes that are not pushed yet. ``caches`` are mounted now. ``leaving``: the agent's last
+    heartbeat. ``events`` are recorded once the heartbeat is answered; the agent repeats them until then.
     """
 
     node: Annotated[str, Field(min_length=1, max_length=256)]
@@ -112,11 +113,12 @@ class MemberDocument(BaseModel):
 
 
 class HeartbeatReply(BaseModel):
-    """Members of the cluster with their epoch, commands to carry out, and the keys that grants are verified with.
+    """Members of the cluster with their epoch, commands to carry out, and the public keys of grants.
 
-    ``members`` is null when they are those of the epoch that the agent knows. ``holdings_digest`` names what the mirror has of
-    the agent's holdings, and is empty when it has none by a name; where the agent held something else, it tells all again. ``commands`` is always empty: agents of the
-    version before read evictions there, and would take any other command for an eviction of nothing.
+    ``members`` is null if the agent's epoch is current. ``holdings_digest`` names the holdings that the mirror has of
+    the agent, empty if it has none under a name; an agent with other holdings then reports all of them. ``commands`` is
+    always empty: agents of the previous version read evictions there, and would take any other command for an eviction
+    of nothing.
     """
 
     members: list[MemberDocument] | None
@@ -129,9 +131,9 @@ class HeartbeatReply(BaseModel):
 
 
 class AgentDocument(BaseModel):
-    """One agent, as the mirror last heard of it. ``disputed``: another one reports under the same name.
+    """One agent, as of its last heartbeat. ``disputed``: another agent reports under the same name.
 
-    ``unsynced_bytes`` of checkpoints would go with the node if it were lost now.
+    ``unsynced_bytes`` of checkpoints would be lost with the node now.
     """
 
     node: str
@@ -148,7 +150,7 @@ class AgentDocument(BaseModel):
 
 
 class Cluster(BaseModel):
-    """The agents of one cluster together."""
+    """Totals over the agents of one cluster."""
 
     cluster: str
     epoch: int

@@ -1,4 +1,4 @@
-"""Paths, headers, byte ranges and retry times as they stand in HTTP."""
+"""Paths, headers, byte ranges and retry times in HTTP messages."""
 
 import email.utils
 import ipaddress
@@ -12,7 +12,9 @@ from bdn.core.chunk import ByteRange, Digest
 from bdn.core.errors import ForeignRequestError
 from bdn.core.source.upstream import Headers
 
-SUSPECT_HEADER: Final = "BDN-Suspect"  # of a chunk request: it came with wrong content, so check before you send
+SUSPECT_HEADER: Final = (
+    "BDN-Suspect"  # of a chunk request: the chunk's content was wrong, so verify it before sending it again
+)
 _ONE_RANGE = re.compile(r"bytes=\s*([0-9]{0,30})-([0-9]{0,30})\s*", re.IGNORECASE)
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,30})-([0-9]{1,30})/([0-9]{1,30})")
 TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
@@ -22,53 +24,55 @@ _NAME: Final = r"b3(?::|%3[Aa])([0-9a-f]{64})"
 _CHUNK_PATH: Final = re.compile(f"/chunks/{_NAME}")
 _PUSH_PATH: Final = re.compile(f"/pushes/(mir_[0-9a-f]{{24}})/chunks/{_NAME}")
 
-LONGEST_WAIT_SECONDS: Final = 60.0  # that one request may ask to be held for
-LONGEST_SOURCE: Final = 4096  # characters of a source to look for: SQLite takes no pattern above 50,000 bytes
+LONGEST_WAIT_SECONDS: Final = 60.0  # the longest that one request may ask to be held open
+LONGEST_SOURCE: Final = 4096  # characters of a source to search for: SQLite accepts no pattern above 50,000 bytes
 MEDIA_CHUNK: Final = "application/octet-stream"
 MEDIA_JSON: Final = "application/json"
-MANIFEST_HEADER: Final = "BDN-Manifest"  # of a chunk request: fetch it if you do not hold it, because you own it
-AGENT_HEADER: Final = "BDN-Agent-Token"  # of an agent that commits with the grant of a job
-DATA_PORT_HEADER: Final = (
-    "BDN-Data-Port"  # of a manifest: where the mirror serves chunks; absent: on the port of its API
-)
+MANIFEST_HEADER: Final = "BDN-Manifest"  # of a chunk request: fetch the chunk if you do not hold it, because you own it
+AGENT_HEADER: Final = "BDN-Agent-Token"  # of an agent that commits with a job's grant
+DATA_PORT_HEADER: Final = "BDN-Data-Port"  # of a manifest: the mirror's port for chunks; absent: its API's port
 DELIVERY_HEADER: Final = (
-    "BDN-Delivery"  # of a manifest: ``direct`` where agents read the bucket by themselves; absent: ``proxy``
+    "BDN-Delivery"  # of a manifest: ``direct`` if agents read the bucket themselves; absent: ``proxy``
 )
-ORGANISATION_HEADER: Final = "BDN-Organisation"  # of an operator's call: for whom, if not for the token's own
+ORGANISATION_HEADER: Final = (
+    "BDN-Organisation"  # of an operator's call: for this organisation instead of the token's own
+)
 
 _TOKEN_SCHEMES: Final = ("bearer", "api-key")
 
 
 def bearer_of(authorization: str | None) -> str | None:
-    """The token of an ``Authorization`` header: ``Bearer TOKEN``, or ``Api-Key TOKEN`` as truss says it. None for any other."""
+    """The token of an ``Authorization`` header: ``Bearer TOKEN``, or ``Api-Key TOKEN`` as truss sends it.
+
+    None for any other header.
+    """
     scheme, _, token = (authorization or "").partition(" ")
     return (token.strip() or None) if scheme.lower() in _TOKEN_SCHEMES else None
 
 
 def chunk_path(digest: Digest) -> str:
-    """Where the data plane serves a chunk."""
     return f"/chunks/{digest}"
 
 
 def push_path(push: str, digest: Digest) -> str:
-    """Where the data plane takes a chunk of a push, and says whether it has to be sent."""
+    """The data plane's path for a PUT of a chunk; the answer also reports whether the chunk has to be sent."""
     return f"/pushes/{push}/chunks/{digest}"
 
 
 def parse_push_path(path: str) -> tuple[str, Digest] | None:
-    """The push and the chunk that a request path names; None for other paths."""
+    """None if the path is not one of ``push_path``."""
     match = _PUSH_PATH.fullmatch(path.partition("?")[0])
     return (match[1], Digest(match[2])) if match else None
 
 
 def parse_chunk_path(path: str) -> Digest | None:
-    """The chunk that a request path names, or None when it names no chunk."""
+    """None if the path is not one of ``chunk_path``."""
     match = _CHUNK_PATH.fullmatch(path.partition("?")[0])
     return Digest(match[1]) if match else None
 
 
 class HeadRefusedError(ValueError):
-    """A head that is malformed, ambiguous or too long; ``status`` is what a server answers to it."""
+    """A malformed, ambiguous or too long head; a server answers ``status``."""
 
     def __init__(self, status: int, problem: str) -> None:
         super().__init__(problem)
@@ -76,10 +80,10 @@ class HeadRefusedError(ValueError):
 
 
 def parse_headers(content: bytes, start: int, limit: int, whose: str) -> dict[str, str]:
-    """The headers of a head by name in lower case, from ``start`` to the empty line that ends ``content``.
+    """The headers by lower-case name, from ``start`` to the empty line that ends ``content``.
 
-    Values of one name are joined by commas (RFC 9110, section 5.3): a second one makes such a header as ``Range`` or
-    ``Content-Length`` malformed, and never wins or loses silently.
+    Values of one name are joined by commas (RFC 9110, section 5.3): a duplicate makes headers such as ``Range`` or
+    ``Content-Length`` malformed, instead of silently winning or losing.
 
     Raises ``HeadRefusedError``: a line is malformed, or there are more than ``limit``.
     """
@@ -98,7 +102,7 @@ def parse_headers(content: bytes, start: int, limit: int, whose: str) -> dict[st
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host: ``localhost``, or an address of the loopback."""
+    """Whether only this machine can reach the host: ``localhost``, or a loopback address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -108,7 +112,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_in_the_clear(address: str) -> bool:
-    """Whether what is sent to this URL leaves this machine without TLS. Of what is no URL, nobody knows: it is said to."""
+    """Whether a request to this URL leaves this machine without TLS. True for malformed URLs."""
     try:
         parts = urlsplit(address)
     except ValueError:
@@ -117,11 +121,11 @@ def is_in_the_clear(address: str) -> bool:
 
 
 def check_local(host: str | None, origin: str | None) -> None:
-    """Raise ``ForeignRequestError`` for what a browser sends on behalf of a page that is not this service's own.
+    """Raise ``ForeignRequestError`` for a browser's request on behalf of another site.
 
-    A page whose name leads to 127.0.0.1 since a moment ago (DNS rebinding) is known by its name in ``Host``, any other by its
-    ``Origin``. A page of another port of this machine is foreign as well: it may be a notebook that shows what somebody sent.
-    No browser leaves ``Host`` away, as HTTP/1.0 allows, and few programs send ``Origin``.
+    A page whose name was just rebound to 127.0.0.1 (DNS rebinding) is detected by the name in ``Host``, any other page
+    by its ``Origin``. A page from another port of this machine is foreign too: it may be a notebook that displays
+    foreign content. Every browser sends ``Host``, which HTTP/1.0 clients may omit, and few programs send ``Origin``.
     """
     if host is not None:
         named = _AUTHORITY.fullmatch(host)
@@ -132,17 +136,17 @@ def check_local(host: str | None, origin: str | None) -> None:
 
 
 def keeps_alive(headers: dict[str, str], *, is_http_1_0: bool) -> bool:
-    """Whether the connection may go on after this message (RFC 9112, section 9.3)."""
+    """Whether the connection stays open after this message (RFC 9112, section 9.3)."""
     options = {option.strip() for option in headers.get("connection", "").lower().split(",")}
     return "close" not in options and (not is_http_1_0 or "keep-alive" in options)
 
 
 class UnsatisfiableRangeError(ValueError):
-    """The range asks for nothing that exists: status 416."""
+    """The range contains no existing byte: status 416."""
 
 
 def parse_range(header: str | None, size: int) -> ByteRange | None:
-    """The part of ``size`` bytes that a ``Range`` header asks for; None for the whole.
+    """The requested part of ``size`` bytes; None for the whole.
 
     Malformed headers, other units and several ranges are ignored, as the RFC allows.
 
@@ -164,17 +168,16 @@ def parse_range(header: str | None, size: int) -> ByteRange | None:
 
 
 def format_range(byte_range: ByteRange) -> str:
-    """The ``Range`` header that asks for these bytes. HTTP's end is inclusive, ours is not (RFC 9110, section 14)."""
+    """HTTP's end is inclusive, ours is not (RFC 9110, section 14)."""
     return f"bytes={byte_range.start}-{byte_range.stop - 1}"
 
 
 def format_content_range(byte_range: ByteRange, size: int) -> str:
-    """The ``Content-Range`` header of an answer with these bytes."""
     return f"bytes {byte_range.start}-{byte_range.stop - 1}/{size}"
 
 
 def parse_content_range(header: str | None) -> tuple[ByteRange, int] | None:
-    """The bytes that an answer says it holds and the total size; None for any other form, an unknown total included."""
+    """The bytes in an answer and the total size; None for any other form, an unknown total included."""
     match = _CONTENT_RANGE.fullmatch(header or "")
     if match is None or not int(match[1]) <= int(match[2]) < int(match[3]):
         return None
@@ -182,7 +185,7 @@ def parse_content_range(header: str | None) -> tuple[ByteRange, int] | None:
 
 
 def parse_retry_after(headers: Headers) -> float | None:
-    """Seconds, from ``Retry-After`` (RFC 9110, section 10.2.3: a number or a date), else from the hub's ``ratelimit``.
+    """Seconds from ``Retry-After`` (RFC 9110, section 10.2.3: a number or a date), else from the hub's ``ratelimit``.
 
     Source: the hub's form is ``"api";r=0;t=55``, with ``t`` the seconds until the window opens again.
     """
@@ -195,5 +198,5 @@ def parse_retry_after(headers: Headers) -> float | None:
     try:
         moment = email.utils.parsedate_to_datetime(value)
     except (ValueError, OverflowError):
-        return None  # neither a number nor a date, or a day of a month that no calendar has
+        return None  # neither a number nor a date, or a day that no month has
     return max(0.0, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() - time.time())

@@ -1,4 +1,4 @@
-"""Job volumes: what a job may write on a node. What the agent's control API takes and answers."""
+"""Job volumes, the directories that a job may write on a node: requests and answers of the agent's control API."""
 
 from datetime import datetime
 from typing import Annotated, Final, Literal
@@ -11,19 +11,20 @@ Bound = Literal["image", "watch"]
 VolumeState = Literal["OPEN", "DRAINING", "ENDED"]
 SyncStatus = Literal["SYNCING", "COMPLETED"]
 
-LEAST_BYTES: Final = 16 * 1024**2  # of a directory with a bound: a smaller file system holds little but itself
-LARGEST_ID: Final = 2**32 - 2  # of a user or a group: chown(2) takes the number above it for "leave it"
+LEAST_BYTES: Final = 16 * 1024**2  # of a bounded directory: a smaller file system holds little but its own metadata
+LARGEST_ID: Final = 2**32 - 2  # of a user or a group: for chown(2) the next number means "unchanged"
 _Bytes = Annotated[int, Field(ge=LEAST_BYTES, le=10**18)]
 
 
 class JobVolumeRequest(
     StrictModel, json_schema_extra={"examples": [{"run_id": "train-42", "scratch_bytes": 10_000_000_000}]}
 ):
-    """What one rank of a run may write on this node. Asking again is asking once.
+    """The directories that one rank of a run may write on this node. Idempotent.
 
-    Without ``scratch_bytes`` they are those of the agent's settings. Checkpoints are pushed as what ``push_grant`` is for, and both are given
-    or neither. ``cache_grant`` is for training caches, with ``huggingface`` also for the project's folder of that name. The directories belong
-    to the user ``uid`` and to the group ``gid``; without ``uid`` to the user who calls over the unix socket, or else to the agent's own user.
+    Without ``scratch_bytes`` the agent's settings apply. Checkpoints are pushed to the job of ``push_grant``; it and
+    ``checkpoint_bytes`` are given together or not at all. ``cache_grant`` is for training caches, with ``huggingface``
+    also for the project's folder of that name. The directories belong to the user ``uid`` and the group ``gid``;
+    without ``uid`` to the user that calls over the unix socket, or else to the agent's own user.
     """
 
     run_id: Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
@@ -38,10 +39,11 @@ class JobVolumeRequest(
 
 
 class BoundedDirectory(BaseModel):
-    """A directory that holds no more than ``bytes``.
+    """A directory that holds at most ``bytes``.
 
-    With ``image`` it is a file system of that size, and who writes more gets ENOSPC. With ``watch`` it is looked at every few seconds; beyond
-    the bound the volume has the error SCRATCH_FULL, and whoever started the run is to stop it. ``used_bytes`` is null where it cannot be told.
+    With ``image`` it is a file system of that size, and writing more fails with ENOSPC. With ``watch`` the agent
+    measures it every few seconds; beyond the bound the volume has the error SCRATCH_FULL, and the controller that
+    started the run must stop it. ``used_bytes`` is null if it is unknown.
     """
 
     path: str
@@ -51,9 +53,9 @@ class BoundedDirectory(BaseModel):
 
 
 class CheckpointDirectory(BoundedDirectory):
-    """``job`` is what it is pushed as. ``sync_status`` is SYNCING while something of it was not pushed. ``error`` is that of the last try.
+    """Pushed as ``job``. ``sync_status`` is SYNCING while some of it is not pushed. ``error`` is the last try's.
 
-    ``left`` are checkpoints that were not complete when the run had ended: they are never pushed.
+    ``left`` are checkpoints that were incomplete when the run ended: they are never pushed.
     """
 
     job: str
@@ -65,7 +67,7 @@ class CheckpointDirectory(BoundedDirectory):
 
 
 class CacheFolders(BaseModel):
-    """The training caches that a run has mounted, of a project by its id. ``huggingface`` is null where it was not asked for."""
+    """A run's mounted training caches, of a project by its id. ``huggingface`` is null if it was not requested."""
 
     project_id: str
     project: str
@@ -74,7 +76,7 @@ class CacheFolders(BaseModel):
 
 
 class JobVolume(BaseModel):
-    """What a rank may write. DRAINING: the run has ended, scratch is gone, and checkpoints are pushed to the end; then it is ENDED."""
+    """A rank's directories. DRAINING: the run ended, scratch is gone, remaining checkpoints are pushed; then ENDED."""
 
     id: str
     run_id: str

@@ -1,4 +1,4 @@
-"""Where an agent can read chunks of the mirror's store by itself: what ``POST /chunks/locations`` takes and answers."""
+"""Addresses in the mirror's bucket at which agents read chunks: requests and answers of ``POST /chunks/locations``."""
 
 from datetime import datetime
 from typing import Annotated, Final, Literal
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, StrictStr
 from bdn.wire.mirror_schema import ManifestName
 from bdn.wire.shapes import ErrorBody, StrictModel
 
-# How chunks get from the mirror's store to agents: straight from its bucket, or through the mirror's data plane.
+# How chunks get from the mirror's store to agents: directly from its bucket, or through the mirror's data plane.
 Delivery = Literal["direct", "proxy"]
 LOCATIONS_AT_ONCE: Final = 1000
 
@@ -24,9 +24,10 @@ class LocationsRequest(StrictModel, json_schema_extra={"examples": [_EXAMPLE]}):
 
 
 class ChunkLocation(BaseModel):
-    """A GET of ``url`` with ``headers``, and a ``Range`` if need be, answers the chunk; for so many seconds from the answer on.
+    """A GET of ``url`` with ``headers``, optionally ``Range``, returns the chunk for ``expires_in_seconds`` from now.
 
-    Both may be signed: neither is ever logged, stored or shown. The seconds count from now, because clocks differ.
+    ``url`` and ``headers`` may be signed: they are never logged, stored or shown. The expiry is relative because clocks
+    differ.
     """
 
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -38,14 +39,14 @@ class ChunkLocation(BaseModel):
 
 
 class RefusedChunk(BaseModel):
-    """A chunk that is not located, because the store does not hold it as its name says."""
+    """A chunk without a location, because its object in the store is damaged."""
 
     digest: ManifestName
     error: ErrorBody
 
 
 class Locations(BaseModel):
-    """Each of the chunks is among the ``items`` or ``refused``. With the delivery ``proxy`` none is: the data plane serves them."""
+    """Each chunk is in ``items`` or ``refused``. With the delivery ``proxy`` both are empty: use the data plane."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -67,7 +68,7 @@ class AddressesRequest(StrictModel, json_schema_extra={"examples": [{"paths": ["
 
 
 class FileAddress(BaseModel):
-    """A GET of ``url``, below the address of the mirror's API, answers the file to whoever knows it, until ``expires_at``."""
+    """A GET of ``url``, below the address of the mirror's API, returns the file to any client until ``expires_at``."""
 
     path: str
     url: Annotated[str, Field(repr=False)]

@@ -1,4 +1,4 @@
-"""Requests for weights, mirrors and plans, and what is held where.
+"""Requests for weights, mirrors and plans, and holdings.
 
 ``WeightsSource`` on the wire has the names and both dump forms of ``truss_train`` (unset fields absent or null).
 """
@@ -14,16 +14,16 @@ from bdn.core.errors import InvalidRequestError
 from bdn.core.source.uri import Auth, AuthMethod, Patterns, WeightsSource, check_mounts, normalise_mount, parse_source
 from bdn.wire.shapes import MOST_LISTED, ErrorBody, Locator, Number, StrictModel
 
-SOURCES_LIMIT: Final = 256  # of one mirror; a grant names them all, and has to fit into the head of a request
+SOURCES_LIMIT: Final = 256  # of one mirror; a grant names all of them, and must fit into the head of a request
 
 
 _Given = Annotated[StrictStr, Field(max_length=4096)]
 _Patterns = Annotated[list[_Given], Field(max_length=10_000, fail_fast=True)]
-_MOST_SOURCES: Final = 10_000  # are read, to say how many are too many
+_MOST_SOURCES: Final = 10_000  # are parsed, to report how many are too many
 
 
 class AuthBody(StrictModel):
-    """How to sign in to a source; each method has fields of its own."""
+    """How to sign in to a source; each method has its own fields."""
 
     auth_method: _Given
     auth_secret_name: _Given | None = None
@@ -35,7 +35,7 @@ class AuthBody(StrictModel):
     aws_assume_role_region: _Given | None = None
 
     def to_core(self) -> Auth:
-        """The checked value; ``InvalidRequestError`` names what is missing or too much."""
+        """Raises ``InvalidRequestError``, which names missing and superfluous fields."""
         try:
             method = AuthMethod(self.auth_method.upper())
         except ValueError:
@@ -58,7 +58,7 @@ class WeightsSourceBody(StrictModel):
     ignore_patterns: _Patterns | None = None
 
     def to_core(self) -> WeightsSource:
-        """The checked value. Raises ``CallerError``: INVALID_SOURCE, INVALID_MOUNT or INVALID_REQUEST."""
+        """Raises ``CallerError``: INVALID_SOURCE, INVALID_MOUNT or INVALID_REQUEST."""
         return WeightsSource(
             parse_source(self.source),
             normalise_mount(self.mount_location),
@@ -82,7 +82,7 @@ class WeightsSourceBody(StrictModel):
 
 
 class TrainingJobBody(BaseModel):
-    """The part of a truss training job that concerns us; everything else in it is none of our business."""
+    """The part of a truss training job that is for BDN; all other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -95,16 +95,16 @@ class MirrorRequestBody(
         "examples": [{"weights": [{"source": "hf://org/model@main", "mount_location": "/app/models/model"}]}]
     },
 ):
-    """``{"weights": […]}``, or the body that ``truss train push`` sends, unchanged."""
+    """``{"weights": […]}``, or the body of ``truss train push``, unchanged."""
 
     weights: Annotated[list[WeightsSourceBody], Field(max_length=_MOST_SOURCES, fail_fast=True)] | None = None
     training_job: TrainingJobBody | None = None
 
     def sources(self) -> tuple[WeightsSource, ...]:
-        """The checked sources, with mounts that are neither equal nor nested. None for a job that takes no weights."""
+        """The checked sources, with mounts that are neither equal nor nested. Empty for a job without weights."""
         if self.training_job is not None:
             is_exactly_one, bodies = self.weights is None, self.training_job.weights or []
-        else:  # weights that are null and nothing else are none; null for both names neither
+        else:  # only an explicit null for "weights" means no sources; null for both fields is an error
             is_exactly_one, bodies = (
                 self.weights is not None or self.model_fields_set == {"weights"},
                 self.weights or [],
@@ -121,7 +121,7 @@ class MirrorRequestBody(
 
 
 def body_from(source: WeightsSource) -> WeightsSourceBody:
-    """The wire form of a checked source: what is stored with a mirror, and what clients send."""
+    """The form that is stored with a mirror, and that clients send."""
     auth = None
     if source.auth:
         auth = AuthBody.model_validate({"auth_method": source.auth.method.value, **source.auth.fields})
@@ -139,10 +139,10 @@ TERMINAL: frozenset[MirrorStatus] = frozenset({"READY", "FAILED", "CANCELED"})
 
 
 class MirrorSource(BaseModel):
-    """One source of a mirror. ``bytes_transferred`` counts bytes that were read from the upstream and are durable.
+    """One source of a mirror. ``bytes_transferred`` counts bytes read from the upstream that are durable.
 
-    ``bytes_under_way`` have come from the upstream and are not among these yet. The process that does the work knows them; every
-    other one says 0.
+    ``bytes_under_way`` were read from the upstream and are not durable yet. Only the process that copies them knows
+    them; all other processes report 0.
     """
 
     source: str
@@ -161,11 +161,11 @@ class MirrorSource(BaseModel):
 
 RECORDED: Final = tuple(
     name for name in MirrorSource.model_fields if name != "bytes_under_way"
-)  # what the database has of it
+)  # without ``bytes_under_way``, which is in memory only
 
 
 class Mirror(BaseModel):
-    """A request to mirror sources, and how far it is; bytes are those of all sources. ``grant`` is there once it is READY."""
+    """A request to mirror sources, and its progress; bytes are totals over all sources. ``grant`` is set once READY."""
 
     id: str
     status: MirrorStatus
@@ -212,9 +212,9 @@ Locators = Annotated[list[Locator], Field(max_length=MOST_LISTED, fail_fast=True
 
 
 class Holding(BaseModel):
-    """A manifest that some tier holds. ``held_by`` names stages' jobs; ``last_used`` is in seconds since the epoch.
+    """A manifest held by some tier. ``held_by`` names stages' jobs; ``last_used`` is in seconds since the epoch.
 
-    ``cluster_bytes`` are those of the single chunks that an agent holds for its cluster, beside its whole files.
+    ``cluster_bytes`` is the size of the single chunks that an agent holds for its cluster, beside its whole files.
     """
 
     manifest: ManifestName
@@ -227,9 +227,10 @@ class Holding(BaseModel):
 
 
 class HeldManifest(BaseModel):
-    """One manifest and everywhere it is held.
+    """One manifest and all places that hold it.
 
-    ``restorable_until``: it was evicted from the mirror, whose disk keeps it until the first collection after that.
+    ``restorable_until``: the manifest was evicted from the mirror, which deletes its bytes with the first collection
+    after that.
     """
 
     manifest: str
@@ -242,9 +243,9 @@ class HeldManifest(BaseModel):
 
 
 class StoreUse(BaseModel):
-    """Bytes of the distinct files that the mirror's store holds, of what was evicted and is not collected, too; and its disk's.
+    """Bytes of the distinct files in the mirror's store, evicted but uncollected ones included, and of its disk.
 
-    Those of the disk are null where the store is a bucket.
+    ``disk_free`` and ``disk_total`` are null if the store is a bucket.
     """
 
     bytes_stored: int
@@ -253,7 +254,7 @@ class StoreUse(BaseModel):
 
 
 class HeldManifests(BaseModel):
-    """What is held where, in the order of the manifests' digests. ``next_cursor`` is null on the last page.
+    """Holdings in the order of the manifests' digests. ``next_cursor`` is null on the last page.
 
     ``store`` is for operators, and on the first page.
     """
@@ -263,7 +264,7 @@ class HeldManifests(BaseModel):
     store: StoreUse | None = None
 
     def without_holders(self) -> HeldManifests:
-        """For whoever is no operator: jobs that hold the same content may be other organisations'."""
+        """For tenants: omits jobs, which may belong to other organisations."""
         bare = [
             {node: one.model_copy(update={"held_by": []}) for node, one in item.nodes.items()} for item in self.items
         ]

@@ -1,4 +1,4 @@
-"""Operations that the mirror records: evictions, prefetches, verifications, collections. ``heartbeat_schema`` carries them to agents."""
+"""Operations of the mirror: evictions, prefetches, verifications, collections, and the commands to agents."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Tier = Literal["node", "cluster", "mirror"]
 
 
 class EvictionRequest(SelectingModel, json_schema_extra={"examples": [{"source": "hf://org/model", "dry_run": True}]}):
-    """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes`` and ``all`` says what; the rest narrows where.
+    """Exactly one of ``source``, ``manifest``, ``job``, ``lru_bytes``, ``all`` selects what; other fields narrow where.
 
-    ``lru_bytes`` frees that much on each tier that is selected, and spares the mirror unless ``tier`` names it. ``purge``: what
-    the mirror evicts cannot be restored and is collected at once, also what was evicted before. The mirror evicts pushed manifests
-    only by ``manifest`` or by a ``bt://`` source.
+    ``lru_bytes`` frees that much on each selected tier, and spares the mirror unless ``tier`` names it. ``purge``: what
+    the mirror evicts cannot be restored and is collected at once, earlier evictions included. The mirror evicts pushed
+    manifests only by ``manifest`` or by a ``bt://`` source.
     """
 
     selectors = ("source", "manifest", "job", "lru_bytes", "all")
@@ -55,7 +55,7 @@ class EvictionRequest(SelectingModel, json_schema_extra={"examples": [{"source":
     purge: StrictBool = False
 
     def check(self) -> None:
-        """Refuse to select by nothing or by several things, and to purge a cache: what it evicts is free at once."""
+        """Reject zero or several selectors, and a purge of a cache: caches free evicted bytes at once anyway."""
         super().check()
         if self.purge and self.tier in ("node", "cluster"):
             raise InvalidRequestError("purge is for the mirror's store: leave out the tier, or name the tier mirror")
@@ -64,7 +64,8 @@ class EvictionRequest(SelectingModel, json_schema_extra={"examples": [{"source":
 class EvictedItem(BaseModel):
     """One manifest on one tier: evicted (planned, in a dry run), or refused because of its holders.
 
-    What the mirror evicts can be restored until ``restorable_until``; ``bytes`` are free once it is collected after that.
+    What the mirror evicts can be restored until ``restorable_until``; ``bytes`` are free once it is collected after
+    that.
     """
 
     tier: Tier
@@ -81,9 +82,9 @@ class EvictedItem(BaseModel):
 class Eviction(OperationModel):
     """A recorded eviction. ``bytes_freed`` is what a dry run would free.
 
-    ``bytes_kept`` of them stay on the mirror's disk until the first collection after ``kept_until``, and can be restored so long.
-    ``skipped_pushed`` counts the pushed manifests of ``skipped_pushed_bytes`` that the mirror did not evict, because they have no
-    upstream and the selector does not name them.
+    ``bytes_kept`` of them remain on the mirror's disk until the first collection after ``kept_until``, and can be
+    restored until then. ``skipped_pushed`` counts the pushed manifests, ``skipped_pushed_bytes`` in total, that the
+    mirror did not evict because they have no upstream and the selector does not name them.
     """
 
     status: Literal["RUNNING", "DONE", "REFUSED", "FAILED"]
@@ -98,16 +99,16 @@ class Eviction(OperationModel):
     error: ErrorBody | None = None
 
     def without_holders(self) -> Eviction:
-        """For whoever is no operator: jobs that hold the same content may be other organisations'."""
+        """For tenants: omits jobs, which may belong to other organisations."""
         items = [item.model_copy(update={"holders": []}) for item in self.items]
         return self.model_copy(update={"items": items})
 
 
 class EvictCommand(BaseModel):
-    """What the mirror asks an agent to evict. Sources are resolved to manifests by the mirror.
+    """The mirror's command to an agent to evict. The mirror has resolved sources to manifests.
 
-    ``tier`` is ``node`` or ``cluster``; null means both, and ``lru_bytes`` is then freed on each. ``asked_by`` says in words
-    who wants it, of which organisation; the agent writes it down.
+    ``tier`` is ``node`` or ``cluster``; null means both, and ``lru_bytes`` is then freed on each. ``asked_by`` names
+    the caller and its organisation for the agent's events.
     """
 
     id: str
@@ -125,7 +126,7 @@ class EvictCommand(BaseModel):
 
 
 class EvictReport(BaseModel):
-    """What went on an agent, and what was refused."""
+    """The manifests that an agent evicted or refused to evict."""
 
     items: Annotated[list[EvictedItem], Field(max_length=MOST_LISTED, fail_fast=True)] = []
 
@@ -133,10 +134,10 @@ class EvictReport(BaseModel):
 class PrefetchRequest(
     SelectingModel, json_schema_extra={"examples": [{"source": "hf://org/model@main", "cluster": "gpus"}]}
 ):
-    """Exactly one of ``mirror_id``, ``manifest`` and ``source`` says what; ``cluster`` and ``nodes`` say where.
+    """Exactly one of ``mirror_id``, ``manifest`` and ``source`` selects what; ``cluster`` and ``nodes`` select where.
 
-    A source means what it was last mirrored as. Nodes without a cluster are meant by their names in every cluster; a
-    cluster without nodes means all of its nodes that live.
+    A source means its last mirrored manifests. Nodes without a cluster match by name in every cluster; a cluster
+    without nodes means all of its live nodes.
     """
 
     selectors = ("mirror_id", "manifest", "source")
@@ -148,14 +149,14 @@ class PrefetchRequest(
     nodes: Annotated[list[_Name], Field(max_length=10_000, fail_fast=True)] = []
 
     def check(self) -> None:
-        """Refuse to select by nothing or by several things, and for no node."""
+        """Reject zero or several selectors, and a request without cluster and nodes."""
         super().check()
         if self.cluster is None and not self.nodes:
             raise InvalidRequestError("say where to: a cluster, or nodes")
 
 
 class PrefetchNode(BaseModel):
-    """One node's part, as its agent last reported it. UNREACHABLE: the agent has not been heard of for two minutes."""
+    """One node's part, as of its agent's last report. UNREACHABLE: no heartbeat of the agent for two minutes."""
 
     cluster: str
     node: str
@@ -176,27 +177,29 @@ class Prefetch(OperationModel):
 
 
 class PrefetchCommand(BaseModel):
-    """What the mirror asks an agent to obtain and to keep, as far as its cache goes; the grant names it."""
+    """The mirror's command to an agent to fill and hold the grant's manifests, as far as its cache allows."""
 
     id: str
     grant: str
 
 
 class PrefetchReport(BaseModel):
-    """How far an agent is."""
+    """An agent's progress."""
 
     bytes_total: Quantity | None = None
     bytes_from: BytesFrom = BytesFrom()
 
 
 Outcome = Literal["damaged", "repaired", "lost"]
-LISTED: Final = 500  # by each who reads: a disk may lose a million files, and a heartbeat has to fit into a request
+LISTED: Final = (
+    500  # by each tier that verifies: a disk may lose a million files, and a heartbeat must fit into a request
+)
 
 
 class VerificationRequest(
     SelectingModel, json_schema_extra={"examples": [{"source": "hf://org/model", "tier": "node"}]}
 ):
-    """Exactly one of ``source``, ``manifest`` and ``all`` says what; the rest narrows where. Without ``repair`` it only looks."""
+    """Exactly one of ``source``, ``manifest``, ``all`` selects what, other fields where. No ``repair``: read-only."""
 
     selectors = ("source", "manifest", "all")
 
@@ -212,18 +215,19 @@ class VerificationRequest(
 class PathVerificationRequest(
     StrictModel, json_schema_extra={"examples": [{"path": "/app/models/model/config.json", "repair": False}]}
 ):
-    """To one agent: verify a file of a view, or everything below a folder of it, where the job sees it."""
+    """To one agent: verify a file of a view, or everything below a folder of it, by the path that the job sees."""
 
     path: Annotated[StrictStr, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
     repair: StrictBool = True
 
 
 class DamagedItem(BaseModel):
-    """One chunk that was not what its name says.
+    """One chunk whose bytes do not match its name.
 
-    ``repaired``: the right bytes are there again. ``damaged``: nothing was repaired, because nobody asked for it or, of a staged
-    copy, because they could not be obtained. ``lost``: likewise; the file is not served any more, and will be filled again when
-    a stage asks for it. So is a chunk of the cluster tier when somebody wants it.
+    ``repaired``: the right bytes are back. ``damaged``: not repaired, because repair was not requested or, for a staged
+    copy, because the right bytes could not be obtained. ``lost``: not repaired for the same reasons; the file is not
+    served any more, and is filled again when a stage requests it, a chunk of the cluster tier when any agent requests
+    it.
     """
 
     tier: Tier
@@ -231,14 +235,14 @@ class DamagedItem(BaseModel):
     node: Label | None = None
     manifest: Label | None = None
     sources: Locators = []
-    path: Text | None = None  # of one file that contains it, in the manifest or, of a staged copy, on the node
+    path: Text | None = None  # of one file that contains it, in the manifest or, for a staged copy, on the node
     chunk: Label
     outcome: Outcome
     reason: Text
 
 
 class Verification(OperationModel):
-    """A recorded verification. DAMAGED: something was wrong and is not repaired."""
+    """A recorded verification. DAMAGED: damage was found that is not repaired."""
 
     status: Literal["RUNNING", "DONE", "DAMAGED", "FAILED"]
     request: VerificationRequest
@@ -250,9 +254,9 @@ class Verification(OperationModel):
 
 
 class VerifyCommand(BaseModel):
-    """What the mirror asks an agent to verify; ``tier`` is ``node`` or ``cluster``, null means both.
+    """The mirror's command to an agent to verify; ``tier`` is ``node`` or ``cluster``, null means both.
 
-    ``grants`` are for what is to be fetched again, where no stage of the agent has one that is still good.
+    ``grants`` are for fetching damaged chunks again if no stage of the agent has a valid grant.
     """
 
     id: str
@@ -264,7 +268,7 @@ class VerifyCommand(BaseModel):
 
 
 class VerifyReport(BaseModel):
-    """What an agent has read, and what was wrong."""
+    """What an agent has read, and the damage that it found."""
 
     items: Annotated[list[DamagedItem], Field(max_length=MOST_LISTED, fail_fast=True)] = []
     chunks_read: Quantity = 0
@@ -279,9 +283,9 @@ class PathVerification(VerifyReport):
 
 
 def listed(items: Sequence[DamagedItem], *, before: int = 0) -> tuple[list[DamagedItem], ErrorBody | None]:
-    """As many as are told, and the error that says so when there are more. ``before`` have been told already.
+    """As many items as are listed, and an error if there are more. ``before`` were listed already.
 
-    Then the verification has not done what it was asked for: nobody hears what became of the rest.
+    The error marks the verification as incomplete: the outcome of the remaining items is not reported.
     """
     total = before + len(items)
     if total <= LISTED:
@@ -292,9 +296,9 @@ def listed(items: Sequence[DamagedItem], *, before: int = 0) -> tuple[list[Damag
 
 
 class CollectionRequest(StrictModel, json_schema_extra={"examples": [{"dry_run": True}]}):
-    """``grace_seconds`` instead of the mirror's own; ``dry_run`` only tells what would go.
+    """``grace_seconds`` replaces the mirror's own; ``dry_run`` deletes nothing.
 
-    ``orphans``: only chunks that the database has no row for, and what was left half-written.
+    ``orphans``: only chunks without a row in the database, and half-written objects.
     """
 
     grace_seconds: Annotated[float, Field(ge=0, le=10 * 365 * 86400)] | None = None
@@ -303,7 +307,7 @@ class CollectionRequest(StrictModel, json_schema_extra={"examples": [{"dry_run":
 
 
 class CollectedKind(BaseModel):
-    """How many of one kind went, and the bytes that became free. Those of manifests and evidence are the bytes of their chunks."""
+    """How many of one kind were deleted, and the bytes freed; for manifests and evidence, the bytes of their chunks."""
 
     kind: Kind
     count: int
@@ -321,7 +325,7 @@ class Collection(OperationModel):
 
 
 class RestorationRequest(SelectingModel, json_schema_extra={"examples": [{"source": "hf://org/model@main"}]}):
-    """Exactly one of ``manifest`` and ``source``, which means all its revisions unless it names one."""
+    """Exactly one of ``manifest`` and ``source``; a source without a revision means all its revisions."""
 
     selectors = ("manifest", "source")
 

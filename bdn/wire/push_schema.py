@@ -1,4 +1,4 @@
-"""Pushes and checkpoints: what ``/pushes``, ``/checkpoints`` and the data port's ``PUT`` take and answer."""
+"""Pushes and checkpoints: requests and answers of ``/pushes``, ``/checkpoints`` and the data port's ``PUT``."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ CHUNKS_AT_ONCE: Final = 1000
 _Value = TypeVar("_Value")
 _SKIPPED_BYTES: Final = 16 * 1024  # of JSON: each listing of checkpoints repeats it
 _Text = Annotated[StrictStr, Field(max_length=4096, pattern=r"^[^\x00]*$")]
-_MOST_FILES: Final = 10_000_000  # of a push; the request's bytes and BDN_LIMIT_FILES end it sooner
+_MOST_FILES: Final = 10_000_000  # of a push; the request's size and BDN_LIMIT_FILES bound it earlier
 _MOST_CHUNKS: Final = 10_000_000  # of one file: 80 TB
 _ZEROS: Final = f"b3:{'0' * 64}"
 _FILE: Final[dict[str, JsonValue]] = {"path": "model.safetensors", "size": 2**20, "chunks": [_ZEROS]}
@@ -47,9 +47,9 @@ _Skipped = Annotated[
 
 
 def skipped_within_bounds(skipped: Sequence[str]) -> list[str]:
-    """As many reasons as a commit may have, then the number of the rest."""
+    """As many reasons as a commit may contain, then the number of the others."""
     kept: list[str] = []
-    left = _SKIPPED_BYTES - 100  # for the brackets, and for the count of the rest
+    left = _SKIPPED_BYTES - 100  # for the brackets, and for the count of the others
     for one in skipped:
         left -= len(json.dumps(one)) + len(", ")
         if left < 0:
@@ -59,15 +59,15 @@ def skipped_within_bounds(skipped: Sequence[str]) -> list[str]:
 
 
 class PushRequest(StrictModel, json_schema_extra={"examples": [{"source": _SOURCE}]}):
-    """Names one checkpoint of one job, and the rank that writes it where that is not 0: ``bt://project@job/name#rank-1``."""
+    """One checkpoint of one job, with the rank that writes it unless that is 0: ``bt://project@job/name#rank-1``."""
 
     source: Annotated[StrictStr, Field(min_length=1, max_length=4096)]
 
 
 class Push(BaseModel):
-    """``push_id`` is a mirror's, whose bytes come from its caller. Without a call for it until ``expires_at`` it is given up.
+    """``push_id`` names a mirror whose bytes the caller sends. It expires at ``expires_at`` unless a call renews it.
 
-    Chunks go to ``data_port`` of the host that answered; null where that one takes none.
+    Chunks go to ``data_port`` of the host that answered; null if that host accepts none.
     """
 
     push_id: str
@@ -76,7 +76,7 @@ class Push(BaseModel):
 
 
 class CommittedPush(BaseModel):
-    """The push that brought the newest version of a checkpoint, and when that was committed."""
+    """The push of the newest version of a checkpoint, and the time of its commit."""
 
     push_id: str
     source: str
@@ -84,14 +84,14 @@ class CommittedPush(BaseModel):
 
 
 class PushGrantRequest(StrictModel, json_schema_extra={"examples": [{"job": "bt://project@job#rank-1"}]}):
-    """A grant to push for one rank of a job, which is good for ``expires_seconds``; 30 days unless said."""
+    """A grant to push for one rank of a job, valid for ``expires_seconds``, by default 30 days."""
 
     job: Annotated[StrictStr, Field(min_length=1, max_length=4096)]
     expires_seconds: Annotated[int, Field(gt=0, le=LONGEST_SECONDS)] = 30 * 86400
 
 
 class PushGrantDocument(BaseModel):
-    """``grant`` is shown as ``Authorization: Bearer``, to the calls of pushes alone."""
+    """``grant`` is valid as ``Authorization: Bearer`` for calls of pushes only."""
 
     grant: Annotated[str, Field(repr=False)]
     job: str
@@ -105,10 +105,10 @@ class ChunkList(StrictModel, json_schema_extra={"examples": [{"chunks": [_ZEROS]
 
 
 class PushedFile(StrictModel):
-    """A file of 1 MiB or more and its chunks of 8 MiB in their order, of which the last one is the rest.
+    """A file of 1 MiB or more, with its chunks of 8 MiB in order; the last one is the remainder.
 
-    A smaller one has its digest, and lies at ``offset`` in ``slab``, a chunk that is some files one after the other, in the order
-    of their paths. An empty one has neither.
+    A smaller file has its digest, and is at ``offset`` in ``slab``, a chunk of concatenated files in the order of their
+    paths. An empty file has neither.
     """
 
     path: Annotated[StrictStr, Field(min_length=1, max_length=4096)]
@@ -120,7 +120,7 @@ class PushedFile(StrictModel):
 
 
 class CheckpointDetails(StrictModel):
-    """What whoever wrote it knows of a checkpoint. ``created_at`` is the time of its newest file; ``skipped`` were no files."""
+    """A checkpoint as described by its writer. ``created_at`` is its newest file's; ``skipped`` lists non-files."""
 
     checkpoint_type: CheckpointType = "other"
     base_model: _Text | None = None
@@ -137,7 +137,7 @@ class CommitRequest(StrictModel, json_schema_extra={"examples": [{"files": [_FIL
 
 
 class Project(BaseModel):
-    """What jobs belong to that continue each other's work. ``size_bytes`` are those of its checkpoints, each counted for itself."""
+    """Jobs that continue each other's work. ``size_bytes`` is the sum over checkpoints, without deduplication."""
 
     id: str
     name: str
@@ -148,7 +148,11 @@ class Project(BaseModel):
 
 
 class Checkpoint(BaseModel):
-    """A checkpoint as one rank pushed it; ``sync_status`` is SYNCING while any rank pushes one of this name. ``source`` is what mirrors, stages and pulls name it by; ``size_bytes`` is this rank's. Only one that ``is_loadable`` is the newest of a project or a job."""
+    """A checkpoint as pushed by one rank. Mirrors, stages and pulls use its ``source``; ``size_bytes`` is this rank's.
+
+    ``sync_status`` is SYNCING while any rank pushes a checkpoint of this name. Only a checkpoint that ``is_loadable``
+    can be the newest of a project or a job.
+    """
 
     id: str
     checkpoint_id: str

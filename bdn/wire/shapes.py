@@ -1,6 +1,6 @@
-"""What documents share: dates, amounts, lists, requests, recorded operations, and errors.
+"""Shared shapes of documents: dates, amounts, lists, requests, recorded operations, and errors.
 
-Errors have their documents and HTTP statuses here: it is the only place that knows both sides.
+Maps errors to their documents and HTTP statuses: this is the only module that imports both.
 """
 
 import json
@@ -21,22 +21,22 @@ _LAST: Final = datetime.max.replace(microsecond=0, tzinfo=UTC).timestamp()
 
 
 def moment(seconds: float) -> datetime:
-    """A stored time as it stands in documents. Of a clock that is far off it is the first or the last that a date can say."""
+    """A stored time, in UTC. Times of a clock that is far off are clamped to the range of datetime."""
     return datetime.fromtimestamp(min(max(seconds, _FIRST), _LAST), UTC)
 
 
 Quantity = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
-LONGEST_TEXT: Final = 64 * 1024  # characters of a message, or of a fact
+LONGEST_TEXT: Final = 64 * 1024  # characters of a message or a fact
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Label = Annotated[str, Field(max_length=256)]  # a node, a cluster, a digest, an id
 Locator = Annotated[str, Field(max_length=4096)]  # a source, a path, a job
 GivenGrant = Annotated[
     StrictStr, Field(min_length=1, max_length=64 * 1024)
 ]  # more than fits into the head of a request
-MOST_LISTED: Final = 100_000  # of what one document lists without a bound of its own
-MOST_FIELDS: Final = 64  # of an object that a caller sends; no document of ours has as many
-_WIDE: Final = 10**36  # of a number from outside that an error repeats
+MOST_LISTED: Final = 100_000  # items of a list in one document without a bound of its own
+MOST_FIELDS: Final = 64  # fields of an object that a caller sends; every document of ours has fewer
+_WIDE: Final = 10**36  # bound of a number from outside that an error repeats
 BoundedFact = (
     Text
     | Annotated[int, Field(ge=-_WIDE, le=_WIDE)]
@@ -49,12 +49,12 @@ Facts = Annotated[dict[Label, BoundedFact], Field(max_length=MOST_FIELDS)]
 
 
 def added(one: int, other: int) -> int:
-    """Their sum; the largest quantity where it would be more."""
+    """The sum, at most the largest quantity."""
     return min(one + other, LARGEST)
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:
-    """The JSON object that this is, or None. The parser's own error carries the whole text, so it ends here and is no cause."""
+    """The JSON object, or None. Drops the parser's own error, which contains the whole text."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -76,7 +76,7 @@ class Page(BaseModel, Generic[_Item]):
 
 
 class StrictModel(BaseModel):
-    """A request that refuses unknown fields. Pydantic reports each of them, so the number of fields is checked first."""
+    """A request that rejects unknown fields. Pydantic reports each one, so the number of fields is checked first."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -89,12 +89,11 @@ class StrictModel(BaseModel):
 
 
 class SelectingModel(StrictModel):
-    """A request that says by exactly one of ``selectors`` what it means."""
+    """A request with exactly one of ``selectors``."""
 
     selectors: ClassVar[tuple[str, ...]]
 
     def check(self) -> None:
-        """Refuse to select by nothing or by several things."""
         *others, last = self.selectors
         given = [name for name in self.selectors if getattr(self, name) not in (None, False)]
         if len(given) != 1:
@@ -103,7 +102,7 @@ class SelectingModel(StrictModel):
 
 
 class OperationModel(BaseModel):
-    """What is recorded of an operation of any kind."""
+    """The record of an operation of any kind."""
 
     id: str
     status: str
@@ -128,7 +127,7 @@ class ServiceUnreachableError(ServiceError):
 
 
 class UntrustedServiceError(ServiceUnreachableError):
-    """What answers there shows a certificate that this program does not believe."""
+    """The server at the address has a certificate that this program does not trust."""
 
     transient = False
 
@@ -137,7 +136,7 @@ class UntrustedServiceError(ServiceUnreachableError):
 
 
 class ServiceStoppedError(ServiceError):
-    """A service that a command used has ended, or answers no more. ``holder`` is the program that the command found there."""
+    """A command's service stopped, or no longer answers. ``holder`` is the program that the command found there."""
 
     code = "STORE_UNAVAILABLE"
     transient = True
@@ -151,9 +150,9 @@ class ServiceStoppedError(ServiceError):
 
 
 class WrongDocumentError(ServiceError):
-    """An answer is not what its name says: it was damaged on its way, belongs to another request, or was wrong where it lay.
+    """An answer does not match its name: damaged in transit, from another request, or wrong where it was stored.
 
-    Only the last does not pass by asking again.
+    Retrying helps in all cases but the last.
     """
 
     code = "CHECKSUM_MISMATCH"
@@ -195,7 +194,7 @@ STATUS: Final[dict[type[BdnError], int]] = {
 
 
 class ErrorBody(BaseModel):
-    """What went wrong, for people (``message``) and programs (``code``, ``retryable``, ``details``)."""
+    """An error for people (``message``) and programs (``code``, ``retryable``, ``details``)."""
 
     code: Label
     message: Text
@@ -218,23 +217,22 @@ class ErrorDocument(BaseModel, json_schema_extra={"examples": [{"error": _EXAMPL
 
 
 class ReportedError(BdnError):
-    """An error that another of our programs reported; it keeps the code, the message and the facts."""
+    """An error reported by another of our programs, with its code, message and facts."""
 
     body: ErrorBody
 
     def __post_init__(self) -> None:
-        self.code = self.body.code  # type: ignore[misc] # the class attribute is a default; here every instance has its own
+        self.code = self.body.code  # type: ignore[misc] # the class attribute is a default for instances
         self.transient = self.body.retryable  # type: ignore[misc]
 
     def __str__(self) -> str:
         return self.body.message
 
     def details(self) -> dict[str, errors.Fact]:
-        """The facts as they were reported."""
         return self.body.details
 
 
-# A code's own class, so that an error which another program reported has the status that it had there.
+# The class of each code, so that a reported error keeps the status it had in the other program.
 _KINDS: Final = {
     kind.code: kind
     for kind in vars(errors).values()
@@ -249,13 +247,13 @@ def status_of(error: BdnError) -> int:
 
 
 def body_of(error: BdnError) -> ErrorBody:
-    """The document's inside, as it is stored, sent and printed."""
+    """The document's inside, as stored, sent and printed."""
     message, details = str(error)[:LONGEST_TEXT], {name: _short(fact) for name, fact in error.details().items()}
     return ErrorBody(code=error.code, message=message, retryable=error.transient, details=details)
 
 
 def _short(fact: errors.Fact) -> errors.Fact:
-    """The fact, within the bounds of a document: it may repeat what was sent."""
+    """The fact within the bounds of a document: it may repeat what was sent."""
     match fact:
         case str():
             return fact[:LONGEST_TEXT]
@@ -268,12 +266,11 @@ def _short(fact: errors.Fact) -> errors.Fact:
 
 
 def document_of(error: BdnError) -> dict[str, Any]:
-    """The whole document, ready for JSON."""
     return ErrorDocument(error=body_of(error)).model_dump()
 
 
 def error_from(status: int, content: bytes) -> BdnError:
-    """The error that an answer of one of our services reports, or an internal one when it reports none."""
+    """The error reported by an answer of one of our services, or an internal error if it reports none."""
     try:
         return ReportedError(ErrorDocument.model_validate_json(content).error)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Stages and the cache: what the agent's control API takes and answers."""
+"""Stages and the cache: requests and answers of the agent's control API."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,13 +18,13 @@ WarmState = Literal["WARMING", "WARM", "SKIPPED", "STOPPED"]
 
 
 def stage_id_of(job_id: str, reader: str, manifests: Mapping[str, str]) -> str:
-    """The id of the stage of these manifests, by mount location: equal content, equal id, so that asking twice is asking once.
+    """The id of the stage of these manifests, by mount location. Equal content, equal id: requests are idempotent.
 
-    A renewed grant differs in its expiry alone and therefore names the same stage. ``reader`` is the organisation or the team whose
-    grant it is: a job of another one that has the same id has a stage of its own, which it releases by itself.
+    A renewed grant differs only in its expiry, so it names the same stage. ``reader`` is the organisation or team of
+    the grant: a job of another reader with the same id has its own stage, and releases it independently.
     """
     lines = sorted(f"{mount_location}\0{manifest}" for mount_location, manifest in manifests.items())
-    text = "".join(f"{len(part)}:{part}" for part in (job_id, reader, *lines))  # no two lists make one text
+    text = "".join(f"{len(part)}:{part}" for part in (job_id, reader, *lines))  # unambiguous: length-prefixed
     return f"stg_{digest_of(text.encode('utf-8', 'surrogatepass')).hex[:24]}"
 
 
@@ -45,7 +45,7 @@ _Directory = Annotated[StrictStr, Field(pattern=r"^/[^\x00]*$", max_length=4096)
 
 
 class PullCheck(StrictModel, json_schema_extra={"examples": [{"destination": "/home/me/model"}]}):
-    """Whether a pull could put files at a directory, and with ``grant`` what would go there."""
+    """Whether a pull could write to a directory, and with ``grant`` which earlier files it would remove or replace."""
 
     destination: _Directory
     grant: GivenGrant | None = None
@@ -63,7 +63,7 @@ class PullRequest(
 
 
 class PullLosses(BaseModel):
-    """The manifest that an earlier pull put at the directory, empty if none did, and its paths that this one would remove or replace."""
+    """``earlier``: the last pull's manifest there, or empty. ``lost``: its paths that this pull removes or replaces."""
 
     earlier: str = ""
     lost: list[str] = []
@@ -84,12 +84,11 @@ class BytesFrom(BaseModel):
 
     @property
     def total(self) -> int:
-        """All tiers together."""
         return self.node + self.cluster + self.mirror
 
 
 class MountFacts(BaseModel):
-    """One manifest of a stage: what the agent records of it and says of it."""
+    """One manifest of a stage, as the agent records and reports it."""
 
     mount_location: str
     manifest: str
@@ -105,7 +104,7 @@ class MountFacts(BaseModel):
 class StageMount(MountFacts):
     """One manifest of a stage. ``path`` is where its files are on this host, once the stage is READY.
 
-    ``bytes_under_way`` have come from the cluster or the mirror, and are not among ``bytes_done`` yet.
+    ``bytes_under_way`` were received from the cluster or the mirror, and are not included in ``bytes_done`` yet.
     """
 
     path: str
@@ -113,15 +112,15 @@ class StageMount(MountFacts):
     bytes_under_way: int = 0
 
 
-# What a chunk of a stage waits for, in the order in which it comes to them; docs/architecture.md says what each is for.
+# What a chunk of a stage waits for, in order; docs/architecture.md describes each step.
 ChunkStep = Literal["bandwidth", "order", "thread", "owner", "cluster", "same_chunk", "mirror", "disk"]
 
 
 class Transfer(BaseModel):
-    """What a stage has spent on sources that failed or were slow, and where its chunks are now.
+    """A stage's effort on failed or slow sources, and the current state of its chunks.
 
-    ``bytes_hedged`` were asked for again elsewhere, because their first source was late; ``peers_avoided`` are left alone
-    for a while, by all stages of the agent. ``chunks_at`` counts the chunks that were begun by what they wait for.
+    ``bytes_hedged`` were requested again elsewhere, because their first source was slow; all stages of the agent avoid
+    ``peers_avoided`` for a while. ``chunks_at`` counts started chunks by what they wait for.
     """
 
     retries: int = 0
@@ -132,7 +131,7 @@ class Transfer(BaseModel):
 
 
 class Warm(BaseModel):
-    """How far a stage's files were read into memory. ``reason`` says why not all of them were: SKIPPED, or STOPPED on the way."""
+    """How much of a stage's files was read into memory. ``reason`` is set for SKIPPED and STOPPED."""
 
     state: WarmState
     bytes: int
@@ -142,9 +141,10 @@ class Warm(BaseModel):
 
 
 class StageDocument(BaseModel):
-    """The files of a job on this node, and how far they are.
+    """The files of a job on this node, and their progress.
 
-    ``transfer`` is null until it is known what is missing; ``warm`` until the stage is READY, and where nobody wants it.
+    ``transfer`` is null until the missing chunks are known; ``warm`` until the stage is READY, and if it was not
+    requested.
     """
 
     id: str
@@ -164,9 +164,9 @@ class StageDocument(BaseModel):
 class TierUse(BaseModel):
     """The space of one tier, in bytes. ``leased`` is part of committed and reserved.
 
-    ``pressed`` is part of the budget: others fill the disk, which has that much less for this tier than it keeps. ``problem``
-    says why nothing new comes in, such as a disk that fails; where that does not say how much room it has, the budget is
-    what is held.
+    ``pressed`` is the part of the budget for which the disk has no room, because other data fills it. ``problem`` is
+    the reason why nothing new is admitted, such as a failing disk; if the disk cannot report its free space, the budget
+    is what is held.
     """
 
     budget: Number
@@ -178,15 +178,15 @@ class TierUse(BaseModel):
 
 
 class Writes(BaseModel):
-    """How content gets onto the disk: past the page cache, or through it for a reason."""
+    """How content is written to the disk: past the page cache, or for a reason through it."""
 
     direct: bool
     reason: str | None = None
 
 
 class Cache(BaseModel):
-    """What this node's cache holds, least recently used first."""
+    """This node's cache, least recently used first."""
 
     tiers: dict[str, TierUse]
     manifests: list[Holding]
-    writes: Writes | None = None  # of an agent that is older than this field
+    writes: Writes | None = None  # null from agents older than this field

@@ -1,6 +1,6 @@
-"""Buckets of Google Cloud Storage, and of emulators that speak its JSON API: listings and addresses, with our errors.
+"""Buckets of Google Cloud Storage, and of emulators with its JSON API: listings and addresses, with our errors.
 
-The real ``gcsfs`` asks, with one attempt per request; only what is passed in counts, not the machine's own login.
+Requests go through ``gcsfs``, one attempt each. Only the credentials that are passed in count, not the machine's login.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from urllib.parse import quote
 
 import aiohttp
 
-# From the core, because the package's own GCSFileSystem asks a gRPC service about every bucket, through no proxy or emulator.
+# From the core, because the package's own GCSFileSystem queries a gRPC service about every bucket, past proxies and
+# emulators.
 from gcsfs.core import GCSFileSystem
 
 from bdn.core.errors import (
@@ -38,33 +39,34 @@ from bdn.sources.sign_in import SourceContext
 from bdn.wire.http_fields import parse_retry_after
 
 _FIELDS: Final = "items(name,generation,size,crc32c,md5Hash),nextPageToken"
-# gcsfs's request (status, headers, what was asked, content), inside of two of its layers that do harm here: six attempts with
-# sleeps that know of no Retry-After, and a log of the headers that hold the token.
+# gcsfs's request (returns status, headers, request info, content) without two of its layers: one makes six attempts
+# with sleeps that ignore Retry-After, the other logs the headers that hold the token.
 _ONE_ATTEMPT: Final = GCSFileSystem._request.__wrapped__  # noqa: SLF001
 _PATIENCE: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)  # seconds
 
 
 @dataclass(eq=False)
 class RefusedError(Exception):
-    """An answer that is not 200. Neither aiohttp's nor gcsfs's error: those keep neither reason nor ``Retry-After``."""
+    """An answer other than 200. Not an error of aiohttp or gcsfs: theirs drop the reason and ``Retry-After``."""
 
     status: int
-    reason: str  # Google's word for it, such as "rateLimitExceeded", or ""
+    reason: str  # Google's reason code, such as "rateLimitExceeded", or ""
     headers: Mapping[str, str] = field(repr=False)
 
     @classmethod
     def of(cls, status: int, body: bytes, headers: Mapping[str, str]) -> Self:
-        """From an error document of the JSON API; any other body tells no reason."""
+        """Parse an error document of the JSON API. Any other body gives an empty reason."""
         try:
             reason = json.loads(body)["error"]["errors"][0]["reason"]
         except (ValueError, LookupError, TypeError, RecursionError):
             reason = ""
-        # It stands in messages, and a server that is not Google's may say anything.
+        # The reason goes into messages, and a server that is not Google's may send anything.
         return cls(status, reason if isinstance(reason, str) and _WORD.fullmatch(reason) else "", headers)
 
 
 _WORD: Final = re.compile(r"[A-Za-z]{1,60}")
-# After aiohttp's and OSError, for timeouts and resets: how an answer that is not Google's fails to be read.
+# The errors after aiohttp's and OSError (timeouts, resets) are what an answer that is not Google's raises when it is
+# parsed.
 SDK_ERRORS: Final = (
     RefusedError,
     aiohttp.ClientError,
@@ -75,7 +77,7 @@ SDK_ERRORS: Final = (
     TypeError,
     ValueError,
 )
-_SLOW_DOWN: Final = ("quotaExceeded", "rateLimitExceeded", "userRateLimitExceeded")  # also told with status 403
+_SLOW_DOWN: Final = ("quotaExceeded", "rateLimitExceeded", "userRateLimitExceeded")  # also sent with status 403
 
 _NO_PROJECT: Final = "userProjectMissing"
 _ACCOUNTS: Final = ("accountDisabled", "UserProjectAccountProblem", "userProjectAccountProblem")
@@ -96,8 +98,6 @@ class GcsSource(BucketSource):
         self._files = files
 
     async def page(self, prefix: str, limit: int, token: str | None) -> BucketPage:
-        """See ``BucketSource``."""
-
         async def read() -> BucketPage:
             headers, _ = await self._signed()
             asked = {"prefix": prefix or None, "maxResults": limit, "pageToken": token, "fields": _FIELDS}
@@ -107,16 +107,17 @@ class GcsSource(BucketSource):
             except SDK_ERRORS as error:
                 raise translate(error, str(self._uri), anonymous=self._tokens is None) from error
 
-        # Renewed before a slot is taken: its failures are its own, and inside, each attempt of ours would be many of its.
+        # Renew the token before acquiring a slot: token requests have their own retries, which inside would multiply
+        # ours.
         await self._signed()
         return await self._asker.ask(self._endpoint, read)
 
     async def locate(self, file: UpstreamFile) -> Location:
-        """The address of this generation, made without a request unless the token has to be renewed.
+        """The address of this generation. Sends no request unless the token must be renewed.
 
-        Any other bytes are a 404, so the answers' ``ETag`` need not be compared. GCS unpacks objects that were stored with
-        ``Content-Encoding: gzip``, and ignores ranges of them, unless the client takes gzip. Listed size and checksum are
-        those of the stored bytes, so the stored bytes are what is asked for.
+        Other bytes would be a 404, so the ``ETag`` of answers need not be compared. GCS decompresses objects that were
+        stored with ``Content-Encoding: gzip``, and ignores ranges of them, unless the client accepts gzip. Listed size
+        and checksum describe the stored bytes, so the request asks for the stored bytes.
         """
         headers, expires_at = await self._signed()
         bucket, name = quote(self._uri.bucket, safe=""), quote(file.handle, safe="")
@@ -137,9 +138,9 @@ class GcsSource(BucketSource):
 
 @asynccontextmanager
 async def open_gcs(uri: BucketUri, context: SourceContext) -> AsyncIterator[GcsSource]:
-    """The source, without a request yet; its connections are closed at the end."""
+    """Open the source without a request; its connections are closed at the end."""
     settings = context.settings
-    # In a thread, because reading a private key takes milliseconds, and a file as long as its disk.
+    # In a thread: parsing a private key takes milliseconds, and reading a file depends on its disk.
     tokens = await asyncio.to_thread(tokens_of, uri, context)
     trusted: ssl.SSLContext | bool = True
     if settings.ca_bundle:
@@ -150,14 +151,14 @@ async def open_gcs(uri: BucketUri, context: SourceContext) -> AsyncIterator[GcsS
         proxy=proxy_for(settings.gcs_endpoint_url),
     ) as session:
         files = GCSFileSystem(
-            token="anon",  # noqa: S106 - our headers sign; its own credentials would block the event loop to refresh
+            token="anon",  # noqa: S106 - our headers sign; gcsfs's credentials refresh on the event loop, blocking
             endpoint_url=settings.gcs_endpoint_url,
             requests_timeout=_PATIENCE,
             asynchronous=True,
             skip_instance_cache=True,
             use_listings_cache=False,
         )
-        files._session = session  # noqa: SLF001 - else it makes one that nobody closes
+        files._session = session  # noqa: SLF001 - otherwise gcsfs opens a session that is never closed
         yield GcsSource(uri, context, tokens, files)
 
 
@@ -181,17 +182,17 @@ def _object(entry: Mapping[str, str]) -> BucketObject:
 
 
 def _whole(text: str) -> int:
-    """GCS writes numbers as texts of digits."""
+    """GCS writes numbers as strings of digits."""
     if not re.fullmatch(r"[0-9]{1,30}", text):
         raise ValueError
     return int(text)
 
 
 def _checksum(entry: Mapping[str, str]) -> Checksum | None:
-    """CRC32C where there is one: Google has it for every object, an MD5 not for composite ones.
+    """The CRC32C where there is one: Google computes it for every object, an MD5 not for composite ones.
 
-    It is also read at memory speed and chunk by chunk in any order, where MD5 is a tenth as fast and wants the bytes in
-    order. Both guard against accidents only; what guards against malice is TLS.
+    A CRC32C is computed at memory speed, chunk by chunk in any order; MD5 is ten times slower and needs the bytes in
+    order. Both guard against accidents only; TLS guards against malice.
     """
     for kind, name, size in ((ChecksumKind.CRC32C, "crc32c", 4), (ChecksumKind.MD5, "md5Hash", 16)):
         if stated := entry.get(name):
@@ -203,7 +204,10 @@ def _checksum(entry: Mapping[str, str]) -> Checksum | None:
 
 
 def read_refusal(source: str, path: str, status: int, body: bytes) -> BdnError | None:
-    """Why no token can read an object, from the answer to a GET; None: another token may read it, or the status explains the failure."""
+    """Why no token can read an object, from the answer to a GET.
+
+    None: another token may read it, or the status explains the failure.
+    """
     error = RefusedError.of(status, body, {})
     reason = error.reason
     if reason in _SLOW_DOWN:
@@ -221,7 +225,7 @@ def read_refusal(source: str, path: str, status: int, body: bytes) -> BdnError |
 
 
 def translate(error: Exception, source: str, *, anonymous: bool) -> BdnError:
-    """Our error for one of ``SDK_ERRORS``. The client's own text stays out of it: it may hold addresses and tokens."""
+    """Map one of ``SDK_ERRORS`` to our error, without the client's own text: it may contain addresses and tokens."""
     match error:
         case RefusedError():
             return _refused(error, source, anonymous=anonymous)

@@ -1,4 +1,4 @@
-"""As whom a bucket of Google is read, in the only form that its requests need: a token, and until when it is good."""
+"""OAuth tokens for buckets of Google, from a service account's key or by workload identity federation."""
 
 import asyncio
 import re
@@ -33,19 +33,19 @@ from bdn.wire.http_fields import parse_retry_after
 from bdn.wire.shapes import json_object
 
 SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_only"
-TOKEN_SECONDS: Final = 3600  # the most that impersonation gives without a policy of the organisation
+TOKEN_SECONDS: Final = 3600  # the most that impersonation allows without a policy of the organisation
 _AMBIENT: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 _JWT: Final = "urn:ietf:params:oauth:token-type:jwt"
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=10)
 _LONGEST_ANSWER: Final = 256 * 1024
 _CODE: Final = re.compile(r"[A-Za-z_]{1,60}")
-_OF_A_KEY: Final = (400, 401, 403)  # other answers of a token endpoint say nothing about the key
+_OF_A_KEY: Final = (400, 401, 403)  # other statuses of a token endpoint say nothing about the key
 _OF_A_FEDERATION: Final = frozenset(range(400, 500)) - {408, 425}
 
 
 @dataclass(frozen=True, slots=True)
 class AccessToken:
-    """An OAuth 2.0 access token. ``expires_at`` is in seconds since the epoch; None where it is not known to expire."""
+    """An OAuth 2.0 access token. ``expires_at`` is in seconds since the epoch; None if no expiry is known."""
 
     value: str = field(repr=False)
     expires_at: float | None
@@ -55,7 +55,7 @@ TokenProvider = CredentialsProvider[AccessToken]
 
 
 def tokens_of(uri: BucketUri, context: SourceContext) -> TokenProvider | None:
-    """Where the tokens for a bucket come from; None is anonymous. Blocking: reads and parses keys.
+    """The provider of tokens for a bucket; None reads anonymously. Blocking: reads and parses keys.
 
     Raises:
         InvalidRequestError: a sign-in of another cloud.
@@ -74,7 +74,7 @@ def tokens_of(uri: BucketUri, context: SourceContext) -> TokenProvider | None:
 
 
 def ambient_key(context: SourceContext) -> Secret | None:
-    """The process's own key, where that counts. ``SecretMalformedError``: it cannot be read. Blocking."""
+    """The process's own key, if it counts. Raises ``SecretMalformedError`` if it cannot be read. Blocking."""
     if not (context.ambient_credentials and context.settings.gcs_key_file):
         return None
     try:
@@ -84,9 +84,9 @@ def ambient_key(context: SourceContext) -> Secret | None:
 
 
 def key_tokens(secret: Secret, source: str, context: SourceContext) -> Refreshing[AccessToken]:
-    """The tokens of a service account, from its JSON; ``source`` is what is read with them, for messages.
+    """Tokens of a service account, from its JSON key; ``source`` is for messages.
 
-    Raises ``SecretMalformedError``: it is not a service account's key.
+    Raises ``SecretMalformedError``: not a service account's key.
     """
     key = service_account_key(secret)
     url = key.token_url or context.settings.google_token_url
@@ -115,7 +115,10 @@ def key_tokens(secret: Secret, source: str, context: SourceContext) -> Refreshin
 def service_account_tokens(
     sign_in: GoogleServiceAccount, source: str, context: SourceContext
 ) -> Refreshing[AccessToken]:
-    """The tokens of a service account, for an identity token of this mirror; a refusal says by whom, and what to change."""
+    """Tokens of a service account, for an identity token of this mirror.
+
+    A refusal names the service that refused, and what to change.
+    """
     url = context.settings.google_sts_url
 
     def credentials() -> Any:  # noqa: ANN401 - each exchange takes a fresh identity token
@@ -145,7 +148,7 @@ class _Supplier(identity_pool.SubjectTokenSupplier):
 
 @dataclass(frozen=True, slots=True)
 class GoogleAnswer:
-    """An answer as google-auth wants it (``google.auth.transport.Response``)."""
+    """The ``google.auth.transport.Response`` of google-auth."""
 
     status: int
     headers: Mapping[str, str]
@@ -158,7 +161,6 @@ async def _exchange(
     context: SourceContext,
     refusal: Callable[[GoogleAnswer, str], BdnError],
 ) -> AccessToken:
-    """One exchange, with connections of its own."""
     connector = guarded_connector(
         context.settings.egress, ssl=await asyncio.to_thread(_authorities, context.settings.ca_bundle)
     )
@@ -167,7 +169,7 @@ async def _exchange(
         try:
             found = credentials()
             await asyncio.to_thread(found.refresh, transport)
-            expires_at = cast("datetime", found.expiry).replace(tzinfo=UTC)  # the library's times are bare
+            expires_at = cast("datetime", found.expiry).replace(tzinfo=UTC)  # the library's datetimes are naive
             return AccessToken(str(found.token), expires_at.timestamp())
         except (GoogleAuthError, AttributeError, LookupError, TypeError, ValueError) as error:
             # Not the cause: the library's own errors repeat what was received.
@@ -177,15 +179,15 @@ async def _exchange(
 
 @dataclass(frozen=True, slots=True)
 class GoogleTransport:
-    """``google.auth.transport.Request``, which asks with the session in its loop.
+    """A ``google.auth.transport.Request`` that sends with the session, on the session's event loop.
 
-    A refusal is our error at once: the library would ask again, after sleeping, and forget status and ``Retry-After``.
+    A refusal becomes our error at once: the library would sleep, retry, and drop the status and ``Retry-After``.
     """
 
     session: aiohttp.ClientSession
     loop: asyncio.AbstractEventLoop
     source: str
-    refusal: Callable[[GoogleAnswer, str], BdnError]  # for an answer other than 200 from this address
+    refusal: Callable[[GoogleAnswer, str], BdnError]  # maps an answer other than 200 from the URL
 
     def __call__(
         self,
@@ -195,7 +197,7 @@ class GoogleTransport:
         headers: Mapping[str, str] | None = None,
         **_: object,
     ) -> GoogleAnswer:
-        """The answer, when its status is 200. Blocking; not called on the event loop."""
+        """Return the answer if its status is 200. Blocking; not called on the event loop."""
         asking = self._ask(url, method, body, dict(headers or {}))
         return asyncio.run_coroutine_threadsafe(asking, self.loop).result()
 
@@ -208,11 +210,11 @@ class GoogleTransport:
                 async for piece in response.content.iter_any():
                     content += piece
                     if len(content) > _LONGEST_ANSWER:
-                        break  # cut, it is no JSON
+                        break  # cut off, it is not JSON
                 answer = GoogleAnswer(response.status, response.headers, bytes(content))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = f"{urlsplit(url).hostname} could not be asked for a token ({type(error).__name__})"
-            raise unreachable(self.source, reason, error) from None  # its text may repeat what was sent
+            raise unreachable(self.source, reason, error) from None  # the error's text may repeat what was sent
         if answer.status != 200:
             raise self.refusal(answer, url)
         return answer
@@ -220,14 +222,14 @@ class GoogleTransport:
 
 @cache
 def _authorities(ca_bundle: str | None) -> ssl.SSLContext:
-    """Read once: it takes a tenth of a second."""
+    """Cached: loading takes 0.1 s."""
     return ssl.create_default_context(cafile=ca_bundle)
 
 
 def _refusal(
     source: str, denials: Collection[int], denial: Callable[[str, str], BdnError], answer: GoogleAnswer, url: str
 ) -> BdnError:
-    """For an answer other than 200. Descriptions stay out of it: they may repeat what was sent."""
+    """The error for an answer other than 200. Leaves out descriptions: they may repeat what was sent."""
     wait = parse_retry_after(answer.headers)
     if answer.status == 429:
         return UpstreamRateLimitedError(source, wait)

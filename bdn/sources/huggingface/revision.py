@@ -1,7 +1,8 @@
-"""Which commit a revision of a hub's repository is now, requested without the hub's client, whose import takes longer than a whole second pull.
+"""The commit of a revision of a Hugging Face repository, requested without the hub's client.
 
-The same two requests as ``HuggingFaceSource.resolve``. For an unexpected answer the result is None: then the real
-client asks, and reports what is wrong.
+Importing the client takes longer than an entire repeated pull. Sends the same two requests as
+``HuggingFaceSource.resolve``. An unexpected answer gives None; the caller then uses the client, which reports the
+error.
 """
 
 import json
@@ -18,11 +19,11 @@ from bdn.sources.environment import check_environment
 from bdn.sources.settings import UpstreamSettings
 
 _TIMEOUT_SECONDS: Final = 10.0
-_LONGEST_ANSWER: Final = 1024 * 1024  # bytes; of a space it holds the list of its files
+_LONGEST_ANSWER: Final = 1024 * 1024  # bytes; the answer for a space lists its files
 
 
 def commit_now(uri: HuggingFaceUri, settings: UpstreamSettings) -> str | None:
-    """The commit that the revision names, if the token of ``settings`` may read it; None if that is unknown. Blocking.
+    """The commit of the revision, if the token of ``settings`` may read it; None if unknown. Blocking.
 
     Raises ``InvalidRequestError``: a variable of the environment cannot be used.
     """
@@ -53,13 +54,13 @@ def _document(pool: ConnectionPool, url: str, headers: Mapping[str, str]) -> dic
             return None
         size = answer.fill(memoryview(content), StallPolicy())
     try:
-        found = json.loads(content[:size])  # cut off, a longer answer is not JSON
+        found = json.loads(content[:size])  # a longer answer is cut off and not JSON
     except RecursionError:
         return None
     return found if isinstance(found, dict) else None
 
 
 def _is_admitted(pool: ConnectionPool, url: str, headers: Mapping[str, str]) -> bool:
-    """Whether the token may read a gated repository, which the hub describes to any caller."""
+    """Whether the token may read a gated repository; the hub describes gated repositories to any caller."""
     with pool.get(url, headers) as answer:
         return 200 <= answer.status < 300

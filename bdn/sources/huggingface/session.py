@@ -1,14 +1,14 @@
-"""The HTTP session of ``huggingface_hub``, with one attempt and an end to waiting, and what a failure of it means.
+"""The HTTP session of ``huggingface_hub``, limited to one attempt with timeouts, and the meaning of its failures.
 
-Left alone, the SDK repeats a failed page of a listing up to five times with sleeps of its own, waits for an answer for
-ever, and closes the shared session under other threads on a failed connection. Retries are the caller's here
-(``core/pace/retry.py``), who alone knows how long an upstream asked to wait. The SDK has one session per process and one door
-to it, ``set_client_factory``; calls outside :func:`one_attempt` behave as before.
+Unmodified, the SDK retries a failed page of a listing up to five times with its own sleeps, has no timeout, and on a
+failed connection closes the shared session under other threads. Here only the caller retries (``core/pace/retry.py``),
+because only the caller knows how long an upstream asked to wait. The SDK has one session per process, replaced only
+through ``set_client_factory``; calls outside :func:`one_attempt` behave as before.
 
-Within it every request passes the egress guard, redirects included: the host as it is written in a hook that httpx2 calls
-for each of them, by way of a proxy too, and the addresses that it resolves to where the connection is made. The same hook takes
-the token out of a request to any other origin than the configured endpoint: the SDK itself sends it along to each host that it
-takes for a hub's.
+Inside it every request passes the egress guard, redirects included: a hook of httpx2 checks the host as written for
+each request, through a proxy too, and the connection checks the addresses that the host resolves to. The same hook
+removes the token from requests to any origin other than the configured endpoint: the SDK sends it to every host that it
+assumes to be a hub.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -51,7 +51,7 @@ from bdn.net.http1.pool import resolve
 from bdn.net.unreachable import unreachable
 from bdn.wire.http_fields import parse_retry_after
 
-PATIENCE: Final = {"connect": 10.0, "read": 60.0, "write": 60.0, "pool": 60.0}  # seconds, where the SDK names none
+PATIENCE: Final = {"connect": 10.0, "read": 60.0, "write": 60.0, "pool": 60.0}  # seconds, where the SDK sets none
 _REPEATED_BY_THE_SDK: Final = (408, 429, 500, 502, 503, 504)
 _AGENT_REGISTRY: Final = "/api/agent-harnesses"
 
@@ -61,15 +61,15 @@ _installing: Final = Lock()
 
 
 class HubUnreachableError(Exception):
-    """The connection failed, before an answer or inside one. Not an httpx2 error, because the SDK repeats those."""
+    """The connection failed, before or during an answer. Not an httpx2 error, because the SDK retries those."""
 
 
 @contextmanager
 def one_attempt(egress: EgressPolicy, endpoint: str = "") -> Iterator[None]:
-    """Within this, a call of the SDK makes each request once and fails at once, with a status or HubUnreachableError.
+    """Inside, a call of the SDK sends each request once and fails at once, with a status or HubUnreachableError.
 
-    Requests that the policy refuses fail with EgressRefusedError, which the SDK lets through. A token is sent to the origin of
-    ``endpoint`` alone.
+    Requests that the policy refuses fail with EgressRefusedError, which the SDK passes on. A token is sent to the
+    origin of ``endpoint`` alone.
     """
     with _installing:
         _install()
@@ -83,7 +83,7 @@ def one_attempt(egress: EgressPolicy, endpoint: str = "") -> Iterator[None]:
 
 @cache
 def warm_up() -> None:
-    """Make the session, once: loading certificates takes a tenth of a second, which the first request need not wait for."""
+    """Open the session in advance: loading certificates takes 0.1 s, which delays the first request otherwise."""
     with one_attempt(PUBLIC_INTERNET):
         get_session()
 
@@ -92,7 +92,7 @@ def warm_up() -> None:
 def _install() -> None:
     hooks = get_session().event_hooks  # the SDK's own: offline mode, request ids
     hooks = {**hooks, "request": [*hooks.get("request", ()), _judge]}
-    # Built as the SDK builds it, without ``transport=``: one given would switch HTTPS_PROXY off.
+    # Built as the SDK builds it, without ``transport=``, which would disable HTTPS_PROXY.
     set_client_factory(lambda: _Session(event_hooks=hooks, follow_redirects=True, timeout=None))
 
 
@@ -104,13 +104,13 @@ def _judge(request: httpx2.Request) -> None:
 
 
 def origin_of(url: str) -> tuple[str, str | None, int | None]:
-    """Scheme, host and port, for which a token is valid. ``ValueError``: not an address."""
+    """Scheme, host and port: the scope of a token. Raises ``ValueError`` if not an address."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 class _Session(httpx2.Client):
-    # The options are passed on as they come; the names of their types are private to httpx2.
+    # The options are passed on unchanged; their types have private names in httpx2.
     def __init__(self, **options: Any) -> None:  # noqa: ANN401
         super().__init__(**options)
         if not isinstance(self._transport, DirectTransport):
@@ -125,7 +125,7 @@ class _Session(httpx2.Client):
         if _egress.get() is None:
             return super().send(request, **options)
         if request.url.path == _AGENT_REGISTRY:
-            # Telemetry, and sent to the SDK's idea of the endpoint, which need not be the one that we were given.
+            # Telemetry, sent to the SDK's default endpoint, which may differ from the configured one.
             return httpx2.Response(404, request=request)
         named = {name: limit for name, limit in request.extensions.get("timeout", {}).items() if limit is not None}
         request.extensions = {**request.extensions, "timeout": {**PATIENCE, **named}}
@@ -153,11 +153,11 @@ class GuardedBackend(httpcore2.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.NetworkStream:
-        """A connection to the first address that answers; certificates go by the name all the same.
+        """Connect to the first address that answers; certificates are still checked against the name.
 
         Raises:
             EgressRefusedError: nothing was sent.
-            httpcore2.ConnectError, httpcore2.ConnectTimeout: as of the default.
+            httpcore2.ConnectError, httpcore2.ConnectTimeout: as in the default backend.
         """
         try:
             found = resolve(host, port, timeout, self._policy)
@@ -173,11 +173,10 @@ class GuardedBackend(httpcore2.NetworkBackend):
 
 
 class GuardedTransport(httpx2.HTTPTransport):
-    """httpx2's own transport on a pool of guarded connections."""
-
     def __init__(self, policy: EgressPolicy, tls: SSLContext, limits: httpx2.Limits) -> None:
         super().__init__(verify=tls, limits=limits)
-        # Closing the default pool also proves that it still has this name: a version without it must not go out unguarded.
+        # Closing the default pool also proves that it still has this name: another version must fail here, not run
+        # unguarded.
         self._pool.close()
         self._pool = httpcore2.ConnectionPool(
             ssl_context=tls,
@@ -189,9 +188,9 @@ class GuardedTransport(httpx2.HTTPTransport):
 
 
 class DirectTransport(httpx2.BaseTransport):
-    """Connections without a proxy, by the policy of the call that is being made; without a policy, as httpx2 makes them.
+    """Connections without a proxy, guarded by the policy of the current call; without a policy, as httpx2 makes them.
 
-    Idle connections are kept apart by policy, so that none is reused under one that would not have made it.
+    Each policy has its own pool, so that no connection is reused under a policy that would have refused it.
     """
 
     def __init__(self, policy_of_call: Callable[[], EgressPolicy | None], limits: httpx2.Limits) -> None:
@@ -202,7 +201,6 @@ class DirectTransport(httpx2.BaseTransport):
         self._lock = Lock()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """One request; a redirect is another one."""
         policy = self._policy_of_call()
         with self._lock:
             if policy not in self._transports:
@@ -215,12 +213,11 @@ class DirectTransport(httpx2.BaseTransport):
         return transport.handle_request(request)
 
     def close(self) -> None:
-        """Close every idle connection."""
         for transport in self._transports.values():
             transport.close()
 
 
-# The last five are how the SDK fails on an answer that is not a hub's, such as a proxy's HTML page with status 200.
+# The last five are what the SDK raises on an answer that is not a hub's, such as a proxy's HTML page with status 200.
 SDK_ERRORS: Final = (
     HubUnreachableError,
     OfflineModeIsEnabled,
@@ -243,10 +240,10 @@ _GATED: Final = f"Accept its terms on the hub with your account, and then {_SIGN
 
 
 def translate(error: Exception, uri: HuggingFaceUri, path: str, *, anonymous: bool) -> BdnError:
-    """Our error for one of ``SDK_ERRORS``, met while asking for ``path`` (empty: for the repository)."""
+    """Map one of ``SDK_ERRORS``, raised by a request for ``path`` (empty: for the repository), to our error."""
     source = str(uri)
     match error:
-        # Subclasses first: to the SDK, a gated repository is also one that was not found.
+        # Subclasses first: in the SDK, a gated repository is also a repository not found.
         case GatedRepoError():
             return AuthRequiredError(source, "it is gated", _GATED) if anonymous else GatedSourceError(source)
         case DisabledRepoError():
@@ -273,11 +270,12 @@ def _failed(error: Exception, source: str) -> BdnError:
 
 def _refused(error: HfHubHTTPError, source: str, *, anonymous: bool) -> BdnError:
     status = error.response.status_code
-    # Its own first line. The SDK's message is left out: it holds addresses and advice for its users.
+    # The first line of the hub's message. The SDK's own message is left out: it contains addresses and advice for its
+    # users.
     said = (error.server_message or error.response.reason_phrase).partition("\n")[0][:200]
     answer = f"the hub answered {status}: {said}"
     if status == 401:
-        # The hub does not tell strangers whether a private repository exists.
+        # The hub does not reveal to strangers whether a private repository exists.
         hidden = "the hub answered 401: it does not exist, or it is private"
         said, remedy = (hidden, _HIDDEN) if anonymous else (f"the token is not valid: {answer}", "")
         return AuthRequiredError(source, said, remedy)

@@ -1,7 +1,7 @@
-"""Repositories of a Hugging Face hub, asked through the real client and read from the hub's own addresses.
+"""Repositories of a Hugging Face hub: listings through the hub's client, bytes from the hub's own addresses.
 
-Nothing is downloaded by the client and its shared cache is never used: on 401, 403 and 5xx it would silently serve what
-it has, which is no proof of access.
+The client downloads nothing and its shared cache is never used: on 401, 403 and 5xx it would silently serve cached
+files, which do not prove access.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # that is where it is documented
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # documented there
 
 from bdn.core.errors import SourceChangedError, UpstreamUnavailableError
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Location, Resolution, UpstreamFile, listed_path
@@ -35,7 +35,7 @@ class _Repository:
 
 
 class HuggingFaceSource:
-    """One repository. One request resolves it, two if it is gated, and each 1000 entries of its tree cost another.
+    """One repository. Resolving costs one request, two if it is gated; a listing costs one per 1000 entries.
 
     ``token`` None reads anonymously.
     """
@@ -49,12 +49,12 @@ class HuggingFaceSource:
         self._repository: _Repository | None = None
 
     async def resolve(self) -> Resolution:
-        """The commit that the revision names now, after a check that we may read it."""
+        """The current commit of the revision, once access is confirmed."""
         self._repository = await self._inspect(self._uri.revision)
         return Resolution(self._repository.commit)
 
     async def list(self, resolution: Resolution, within: Sequence[str] = ("",)) -> AsyncIterator[UpstreamFile]:
-        """The files of the commit, page by page. A resolution from elsewhere is checked for access first."""
+        """Yield the files of the commit, page by page. Checks access first unless this source resolved it."""
         if self._repository is None or self._repository.commit != resolution.revision:
             self._repository = await self._inspect(resolution.revision)
         repository = self._repository
@@ -65,11 +65,11 @@ class HuggingFaceSource:
                 yield self._file(entry, repository)
 
     async def locate(self, file: UpstreamFile) -> Location:
-        """The address of the pinned file: of a CDN, signed and for about an hour, or of the hub itself.
+        """The address of the pinned file: on a CDN, signed and valid for about an hour, or on the hub itself.
 
-        A file of one chunk is asked of the hub without another word: its redirect is followed like any other, and its
-        checksum tells whether it is the right file. ``etag`` stays None: a CDN's differs from the one that the hub tells,
-        and the commit in the address pins the bytes.
+        A file of one chunk gets the hub's address without a request: its redirect is followed like any other, and its
+        checksum proves the bytes. ``etag`` stays None: a CDN's ETag differs from the hub's, and the commit in the
+        address pins the bytes.
         """
         url = hf_hub_url(
             self._uri.repo_id,
@@ -95,16 +95,16 @@ class HuggingFaceSource:
 
     async def _inspect(self, revision: str | None) -> _Repository:
         repo_id, kind = self._uri.repo_id, self._uri.kind
-        # "expand" keeps the list of siblings out of the answer: megabytes for large repositories, and incomplete there
+        # "expand" omits the list of siblings from the answer: megabytes for large repositories, and incomplete there
         # (huggingface_hub#3122). Spaces do not offer "gated" that way; they are small.
         expand: Any = None if kind == "space" else ["sha", "private", "gated"]
         info = await self._call(lambda: self._api.repo_info(repo_id, revision=revision, repo_type=kind, expand=expand))
         if info.sha is None or not COMMIT.fullmatch(info.sha):
             raise UpstreamUnavailableError(str(self._uri), "the answer does not look like a hub's (no commit)")
         if info.gated:
-            # The hub describes and lists gated repositories to anybody; only this tells who may read them.
+            # The hub describes and lists gated repositories to any caller; only this request checks the token's access.
             await self._call(lambda: self._api.auth_check(repo_id, repo_type=kind))
-        # Shared with other organisations only when the hub says in so many words that it is not private.
+        # Shared with other organisations only if the hub explicitly says that it is not private.
         return _Repository(info.sha, public=info.private is False and not info.gated)
 
     def _file(self, entry: RepoFile, repository: _Repository) -> UpstreamFile:
@@ -119,11 +119,12 @@ class HuggingFaceSource:
         return UpstreamFile(listed_path(entry.path), entry.size, identity, entry.path, repository.commit, checksum)
 
     async def _call(self, work: Callable[[], T], path: str = "") -> T:
-        """Run blocking SDK work, one request of it, in a thread. Cancelled, it leaves a thread that ends with it."""
+        """Run one blocking request of the SDK in a thread. After a cancellation the thread ends with its request."""
         egress = self._context.settings.egress
 
         def once() -> T:
-            # The session judges it as well, but its URLs refuse some spellings first, as if that might pass.
+            # The session checks the host too, but its URLs reject some spellings first, with an error that looks
+            # transient.
             egress.admit(urlsplit(self._endpoint).hostname or "")
             with one_attempt(egress, self._endpoint):
                 return work()
@@ -139,7 +140,6 @@ class HuggingFaceSource:
 
 @asynccontextmanager
 async def open_hugging_face(uri: HuggingFaceUri, context: SourceContext) -> AsyncIterator[HuggingFaceSource]:
-    """The source, without a request yet."""
     token = context.settings.hf_token if context.ambient_credentials else None
     if isinstance(context.sign_in, Secret):
         token = hugging_face_token(context.sign_in)
@@ -152,7 +152,7 @@ _NAME: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # SHA-1 of a git blob, 
 
 @dataclass(frozen=True, slots=True)
 class TreePage:
-    """The files of one page, the paths of the folders on it, and where the next one is, None at the end."""
+    """The files of one page, the paths of its folders, and the address of the next page, None on the last one."""
 
     files: tuple[RepoFile, ...] = ()
     folders: tuple[str, ...] = ()
@@ -160,10 +160,10 @@ class TreePage:
 
 
 def at_endpoint(address: str, endpoint: str) -> str:
-    """The same path and query at the configured endpoint, below its own path if it has one.
+    """The same path and query at the configured endpoint, below the endpoint's own path if it has one.
 
-    A mirror of the hub passes the hub's ``Link`` headers on, which name the hub. What the endpoint's token may be sent to is the
-    endpoint.
+    A mirror of the hub passes on the hub's ``Link`` headers, which name the hub. The token may go to the endpoint
+    alone.
     """
     here, there = urlsplit(endpoint), urlsplit(address)
     if origin_of(address) == origin_of(endpoint):
@@ -173,7 +173,7 @@ def at_endpoint(address: str, endpoint: str) -> str:
 
 
 def read_page(address: str, headers: Mapping[str, str], endpoint: str) -> TreePage:
-    """One request. Blocking; raises what the SDK raises: RemoteEntryNotFoundError for a folder that the commit lacks."""
+    """One request. Blocking. Raises the SDK's errors: RemoteEntryNotFoundError for a folder that the commit lacks."""
     response = get_session().get(address, headers=dict(headers))
     hf_raise_for_status(response)
     entries = response.json()
@@ -188,7 +188,7 @@ def read_page(address: str, headers: Mapping[str, str], endpoint: str) -> TreePa
 
 
 def _file(entry: Mapping[str, object]) -> RepoFile:
-    """The SDK takes whatever stands in the answer for what should stand there."""
+    """The SDK does not check types, so they are checked here."""
     file = RepoFile(**entry)  # type: ignore[no-untyped-call]
     _text(file.path)
     name = _text(file.lfs.sha256 if file.lfs else file.blob_id)
@@ -203,18 +203,17 @@ def _text(value: object) -> str:
     return value
 
 
-_NO_SEGMENTS = {"", ".", ".."}  # no normalised path has them
+_NO_SEGMENTS = {"", ".", ".."}  # not in any normalised path
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder, ``""`` for the root. With ``stems`` only what begins with one of them in it, otherwise everything below."""
+    """A folder (``""``: the root): everything below it, or with ``stems`` only names that begin with a stem."""
 
     path: str
     stems: tuple[str, ...]
 
     def wants(self, path: str) -> bool:
-        """Whether this path in the folder, or below it, begins as it should."""
         below = f"{self.path}/" if self.path else ""
         return path.startswith(below) and (not self.stems or path[len(below) :].startswith(self.stems))
 
@@ -224,7 +223,7 @@ class Folder:
 
 
 def folders_of(within: Sequence[str]) -> tuple[Folder, ...]:
-    """Every path that begins with one of ``within`` is wanted by exactly one of these."""
+    """Folders such that each path beginning with one of ``within`` is wanted by exactly one of them."""
     stems: dict[str, list[str]] = {}
     for prefix in within:
         folder, _, stem = prefix.rpartition("/")
@@ -234,7 +233,7 @@ def folders_of(within: Sequence[str]) -> tuple[Folder, ...]:
 
 
 def nearest_above(folders: Sequence[Folder]) -> str:
-    """The folder that holds all of them."""
+    """The deepest folder that contains all of them."""
     first, last = (found(folder.path.split("/") for folder in folders) for found in (min, max))
     shared = 0
     while shared < min(len(first), len(last)) and first[shared] == last[shared]:
@@ -242,12 +241,12 @@ def nearest_above(folders: Sequence[Folder]) -> str:
     return "/".join(first[:shared])
 
 
-FOLDERS_ASKED_FOR: Final = 16  # of more, the folder that holds them all is listed
+FOLDERS_ASKED_FOR: Final = 16  # for more, the folder that contains them all is listed
 
 
 @dataclass(frozen=True)
 class HubTree:
-    """The tree of one commit. ``root`` is its address; ``call`` runs each request in a thread and maps its failure."""
+    """The tree of one commit at the address ``root``; ``call`` runs each request in a thread and maps its failure."""
 
     root: str
     headers: Mapping[str, str]
@@ -255,13 +254,13 @@ class HubTree:
     call: Callable[[Callable[[], TreePage]], Awaitable[TreePage]]
 
     async def files(self, within: Sequence[str]) -> AsyncIterator[Sequence[RepoFile]]:
-        """The files whose paths begin with one of ``within``, page by page, each file once.
+        """Yield the files whose paths begin with one of ``within``, page by page, each file once.
 
-        One page after the other is asked for, when the one before it is used up.
+        A page is requested only after the caller has used up the page before it.
         """
         folders = folders_of(within)
         if len(folders) > 1:
-            # Most repositories fit one page, which is one request; their folders one by one would be several.
+            # Most repositories fit one page, which is one request; listing their folders one by one would be several.
             page = await self._first(nearest_above(folders), recursive=True)
             if page.following is None:
                 yield [file for file in page.files if any(folder.wants(file.path) for folder in folders)]
@@ -275,7 +274,7 @@ class HubTree:
                     yield page.files
 
     async def _part(self, folder: Folder) -> AsyncIterator[Sequence[RepoFile]]:
-        """What in a folder begins as it should: first the files directly in it, then all that is below its folders."""
+        """The wanted files of a folder: first those directly in it, then all below its wanted subfolders."""
         deeper: list[str] = []
         async for page in self._pages(folder.path, recursive=False):
             deeper += filter(folder.wants, page.folders)
@@ -296,7 +295,7 @@ class HubTree:
             yield page
 
     async def _first(self, folder: str, *, recursive: bool) -> TreePage:
-        """Of everything below the folder, or of what is directly in it; empty where the commit has no such folder."""
+        """Page one of all below the folder, or of its direct entries; empty if the commit lacks the folder."""
         below = f"/{quote(folder, safe='')}" if folder else ""
         address = f"{self.root}{below}?recursive={str(recursive).lower()}&expand=false"
 

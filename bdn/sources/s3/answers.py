@@ -1,4 +1,4 @@
-"""What the answers of S3 mean: a page of a listing, the checksum of an object, a failure."""
+"""Parses the answers of S3: a page of a listing, the checksum of an object, an error."""
 
 import base64
 import binascii
@@ -31,20 +31,21 @@ _SIZE: Final = re.compile(r"[0-9]{1,30}")
 
 
 def read_page(document: bytes) -> BucketPage:
-    """A page, with ETags as they stand in the header of an answer, quotes included. Blocking, for some milliseconds.
+    """Parse a page, with ETags quoted as in the header of an answer. Blocking, for some milliseconds.
 
     Raises:
-        NotAListingError: also for a listing that goes on and does not tell where, which must not pass for its end.
+        NotAListingError: also for a truncated listing without a continuation token, which must not pass for the last
+            page.
     """
     try:
-        # Entity bombs are refused by expat itself.
+        # expat itself refuses entity bombs.
         root = ET.fromstring(document)  # noqa: S314
     except ET.ParseError:
         raise NotAListingError("the answer is not XML") from None
     space, _, name = root.tag.rpartition("}")
     if name != _ROOT:
         raise NotAListingError(f"the answer is a document {name[:100]!a}")
-    prefix = f"{space}}}" if space else ""  # some servers leave the namespace out
+    prefix = f"{space}}}" if space else ""  # some servers omit the namespace
     is_quoted = root.findtext(f"{prefix}EncodingType") == "url"
     key, etag, size, modified = (f"{prefix}{name}" for name in ("Key", "ETag", "Size", "LastModified"))
     try:
@@ -75,7 +76,7 @@ def _key(text: str | None, is_quoted: bool) -> str:
 
 
 def _size(text: str) -> int:
-    if not _SIZE.fullmatch(text):  # int() would take "-5", "1_0" and the digits of every script
+    if not _SIZE.fullmatch(text):  # int() would accept "-5", "1_0" and the digits of every script
         raise ValueError
     return int(text)
 
@@ -83,11 +84,11 @@ def _size(text: str) -> int:
 def _etag(text: str | None) -> str:
     if not text:
         raise ValueError
-    return text if text[0] == '"' else f'"{text}"'  # some servers list it without its quotes
+    return text if text[0] == '"' else f'"{text}"'  # some servers list it unquoted
 
 
-# In the order of preference, with their length in bytes. Those that can be computed chunk by chunk come first, and of
-# these the strongest; MD5 comes last because the ETag holds it for objects that state nothing else.
+# In order of preference, with lengths in bytes. Checksums that can be computed chunk by chunk come first, the strongest
+# of them before the weaker; MD5 comes last because the ETag provides it for objects without a checksum.
 _STATED: Final = (
     (ChecksumKind.CRC64NVME, "x-amz-checksum-crc64nvme", 8),
     (ChecksumKind.CRC32C, "x-amz-checksum-crc32c", 4),
@@ -98,7 +99,7 @@ _STATED: Final = (
 )
 _MD5: Final = re.compile(r"[0-9a-fA-F]{32}")
 _OF_PARTS: Final = re.compile(r'-[0-9]+"?$')
-# With keys of KMS or of the customer's own, and in directory buckets, an ETag is something else of the same length.
+# With keys of KMS or of the customer, and in directory buckets, an ETag of this length is not an MD5.
 _CUSTOMER_KEY: Final = "x-amz-server-side-encryption-customer-algorithm"
 _DIRECTORY_BUCKET: Final = "EXPRESS_ONEZONE"
 
@@ -106,14 +107,14 @@ _DIRECTORY_BUCKET: Final = "EXPRESS_ONEZONE"
 def stated_checksum(headers: Headers) -> Checksum | None:
     """The best checksum of the whole object, from an answer to a GET without a range or to a HEAD.
 
-    S3 tells checksums only where ``x-amz-checksum-mode: ENABLED`` was asked for. One that cannot be read counts as absent.
+    S3 returns checksums only for requests with ``x-amz-checksum-mode: ENABLED``. An unreadable one counts as absent.
     """
     stated_type = headers.get("x-amz-checksum-type")
-    # Servers that do not tell types may state a checksum of the parts' checksums and leave its "-N" out.
+    # Servers that omit the type may return a checksum of the parts' checksums without its "-N".
     may_be_of_parts = stated_type is None and _OF_PARTS.search(headers.get("etag") or "")
     for kind, name, size in _STATED:
         if stated_type not in (None, "FULL_OBJECT") or (may_be_of_parts and kind is not ChecksumKind.CRC64NVME):
-            continue  # there is no CRC64NVME of parts
+            continue  # a CRC64NVME of parts does not exist
         value = headers.get(name)
         if value is not None and (digits := _hex(value, size)):
             return Checksum(kind, digits)
@@ -131,7 +132,7 @@ def _hex(value: str, size: int) -> str | None:
 
 def _md5_of_etag(headers: Headers) -> Checksum | None:
     etag = (headers.get("etag") or "").strip('"')
-    if not _MD5.fullmatch(etag):  # of parts, "<md5 of their md5s>-N"; weak ones are not of the bytes
+    if not _MD5.fullmatch(etag):  # an ETag of parts is "<md5 of their md5s>-N"; weak ETags do not name bytes
         return None
     if headers.get("x-amz-server-side-encryption") not in (None, "AES256") or headers.get(_CUSTOMER_KEY) is not None:
         return None
@@ -140,7 +141,8 @@ def _md5_of_etag(headers: Headers) -> Checksum | None:
     return Checksum(ChecksumKind.MD5, etag.lower())
 
 
-# The last three are how an answer that is not S3's fails to be read; OSError covers timeouts and what aiohttp lets through.
+# The last three are what an answer that is not S3's raises when it is parsed; OSError covers timeouts and what aiohttp
+# passes on.
 SDK_ERRORS: Final = (BotoCoreError, ClientError, OSError, KeyError, TypeError, ValueError)
 
 BAD_CREDENTIALS: Final = {
@@ -152,15 +154,15 @@ BAD_CREDENTIALS: Final = {
 }
 OTHER_REGION: Final = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
 _OTHER_REGION_STATUSES: Final = (301, 302, 307)
-_REGION: Final = re.compile(r"[a-z]{2,12}(?:-[a-z0-9]{1,20}){1,4}")  # it becomes part of a host's name
+_REGION: Final = re.compile(r"[a-z]{2,12}(?:-[a-z0-9]{1,20}){1,4}")  # becomes part of a host name
 _PATH_STYLE_REFUSED: Final = ("SecondLevelDomainForbidden", "VirtualHostDomainRequired", "PathStyleDomainForbidden")
 SLOW_DOWN: Final = ("RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests")
 
 
 def translate(error: Exception, source: str, *, anonymous: bool, path: str | None = None) -> BdnError:
-    """Our error for one of ``SDK_ERRORS``; ``path`` is of the listed object whose HEAD failed.
+    """Map one of ``SDK_ERRORS`` to our error; ``path`` is of the listed object whose HEAD failed.
 
-    The client's own text stays out of it: it may hold addresses and keys.
+    The client's own text is left out: it may contain addresses and keys.
     """
     match error:
         case ClientError():
@@ -183,9 +185,10 @@ _CODE: Final = re.compile(r"[A-Za-z0-9.]{1,80}")
 
 
 def read_refusal(source: str, path: str, status: int, body: bytes) -> BdnError | None:
-    """Why the object at ``path`` cannot be read with any address of it, from the beginning of a refused GET's answer.
+    """Why the object at ``path`` cannot be read with any address, from the first bytes of a refused GET's answer.
 
-    None: another address may do, or the status says all. The message stays out of the error: it may hold keys and addresses.
+    None: another address may work, or the status says it all. The message is left out: it may contain keys and
+    addresses.
     """
     try:
         document = ET.fromstring(body)  # noqa: S314 - as in ``read_page``
@@ -204,7 +207,7 @@ def read_refusal(source: str, path: str, status: int, body: bytes) -> BdnError |
 
 
 def _denial(code: str, message: str, status: int) -> tuple[str, str] | None:
-    """What an identity or an account lacks, and the remedy, where another address of the object changes nothing."""
+    """What an identity or account lacks, and the remedy, if no other address of the object helps."""
     if code.startswith("KMS.") or (code == "AccessDenied" and "kms" in message.lower()):
         return f"{code} for the key of AWS KMS that encrypts it", _KEY
     if status == 400 and code in ("InvalidRequest", "InvalidArgument") and "Server Side Encryption" in message:
@@ -219,7 +222,7 @@ def _denial(code: str, message: str, status: int) -> tuple[str, str] | None:
 
 
 def region_told(error: ClientError) -> str | None:
-    """The region that S3 sends us to, where that is the reason of the failure."""
+    """The region that S3 redirects to, if that is the reason of the failure."""
     code, status, headers = facts_of(error)
     if code not in OTHER_REGION and status not in (*_OTHER_REGION_STATUSES, 400):
         return None
@@ -228,14 +231,14 @@ def region_told(error: ClientError) -> str | None:
 
 
 def _of_head(error: ClientError, source: str, path: str) -> BdnError | None:
-    """The failures of a HEAD have a status and no code."""
+    """A failed HEAD has a status and no code."""
     _, status, headers = facts_of(error)
     match status:
         case 412:
             return SourceChangedError(source, path, "its ETag is another one")
-        case 404 | 405 | 410:  # 405: the version is a mark that it was deleted
+        case 404 | 405 | 410:  # 405: the version is a delete marker
             return SourceChangedError(source, path, "it is gone")
-        case 503:  # "Slow Down", in most cases
+        case 503:  # usually "Slow Down"
             return UpstreamRateLimitedError(source, parse_retry_after(headers))
         case 400:
             reason = (
@@ -247,7 +250,7 @@ def _of_head(error: ClientError, source: str, path: str) -> BdnError | None:
 
 
 def _misplaced(code: str, status: int, source: str) -> BdnError | None:
-    """An error of the bucket's region, addressing or state, which no credentials mend."""
+    """An error of the bucket's region, addressing or state, which other credentials do not fix."""
     if code in OTHER_REGION or status in _OTHER_REGION_STATUSES:
         return InvalidSourceError(source, f'{source} lies in another region ({code}); add "aws_region" to the secret')
     if code in _PATH_STYLE_REFUSED:
@@ -280,13 +283,13 @@ def _answered(error: ClientError, source: str, *, anonymous: bool) -> BdnError:
 
 
 def _where(error: BotoCoreError | OSError) -> str:
-    """The host, where the client's error keeps the address: a name that does not resolve is somebody's to mend."""
+    """The host, if the client's error contains the address: the operator can fix a name that does not resolve."""
     address = error.kwargs.get("endpoint_url") if isinstance(error, BotoCoreError) else None
     return f" at {urlsplit(address).hostname}" if isinstance(address, str) else ""
 
 
 def facts_of(error: ClientError) -> tuple[str, int, Mapping[str, str]]:
-    """The code of a refusal, its status, and its headers."""
+    """Error code, status and headers of a refusal."""
     metadata = error.response.get("ResponseMetadata", {})
     code = str(error.response.get("Error", {}).get("Code", "Unknown"))
     return code, int(metadata.get("HTTPStatusCode", 0)), metadata.get("HTTPHeaders", {})

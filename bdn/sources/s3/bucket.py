@@ -1,4 +1,4 @@
-"""A bucket of S3 that is asked, and whose objects are addressed, in the region where it lies."""
+"""A bucket of S3, queried and addressed in its own region."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,9 +20,9 @@ Answer = TypeVar("Answer")
 
 
 class RegionalBucket:
-    """A bucket of another region than it was opened in is followed there, once. ``open_client`` opens a client for a region.
+    """Follows a redirect to another region once. ``open_client`` opens a client for a region.
 
-    ``place`` is what the identities of its objects begin with, ``headers`` have to be sent to their addresses.
+    Identities of the bucket's objects begin with ``place``; requests to their addresses must send ``headers``.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class RegionalBucket:
         self._signer: AddressSigner | None = None
 
     async def ask(self, read: Callable[[Any], Awaitable[Answer]], path: str | None = None) -> Answer:
-        """One request; ``path`` is of the file that it is about.
+        """Run one request; ``path`` is the file that it is about.
 
-        Keys that are about to end are renewed before a slot is taken, which the token service on the same host may need.
-        Its failures are its own then: inside, each attempt of ours would be many of its.
+        Keys near their expiry are renewed before a slot is acquired, because the token service may need a slot of the
+        same host. The renewal has its own retries, which inside the slot would multiply ours.
         """
 
         async def once() -> Answer:
@@ -64,9 +64,9 @@ class RegionalBucket:
         return await self._context.asker.ask(base, once)
 
     async def address(self, key: str, version_id: str | None) -> tuple[str, float | None]:
-        """The address to read the object with ``headers``, and its expiry; computed without a request, in microseconds.
+        """The address to read the object with ``headers``, and its expiry. Computed without a request, in microseconds.
 
-        It is signed for the region in which the bucket answered before.
+        Signed for the region in which the bucket answered before.
         """
         base = self._base or await self._base_address()
         if self._credentials is None:
@@ -79,7 +79,7 @@ class RegionalBucket:
         return signer.address(key, version, headers=self.headers), signer.expires_at
 
     async def _base_address(self) -> str:
-        """The bucket's own address, with a final slash: the client knows the rules of all regions and partitions."""
+        """The bucket's own address, with a final slash, by the client's rules of regions and partitions."""
         if self._base is None:
             try:
                 client, _ = await self._current()
@@ -106,7 +106,7 @@ class RegionalBucket:
             return self._client, self._region
 
     async def _move(self, region: str) -> bool:
-        """Whether the bucket is asked in that region now; regions that send us to and fro are an error."""
+        """Change to the region. Returns False if another region was followed before: two redirects are an error."""
         async with self._opening:
             if self._region == self._home:
                 self._client = await self._open_client(region)
@@ -116,7 +116,7 @@ class RegionalBucket:
 
 @asynccontextmanager
 async def open_bucket(uri: BucketUri, context: SourceContext) -> AsyncIterator[RegionalBucket]:
-    """The bucket, without a request yet; its connections are closed at the end."""
+    """Open the bucket without a request; its connections are closed at the end."""
     endpoint = endpoint_of(uri, context)
     async with AsyncExitStack() as stack:
 

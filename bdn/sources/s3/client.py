@@ -1,6 +1,6 @@
-"""AWS clients as we want them: one attempt, nothing ambient, no redirects, behind the egress guard.
+"""AWS clients with one attempt, no redirects and the egress guard.
 
-They know only what they are given: no profiles, files or roles of the machine.
+They use only what they are given: no profiles, files or roles of the machine.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ _NOTHING_AMBIENT: Final = {
 }
 
 
-# Looked up when this is imported: a version of the client without it must not start, rather than go out unguarded.
+# Resolved at import: a version of the client without it must fail here, not run unguarded.
 _MAKES_CONNECTORS: Final = AIOHTTPSession._create_connector  # noqa: SLF001
 
 
 def guarded_config(egress: EgressPolicy, signature_version: str | None, **more: object) -> AioConfig:
-    """Of a client; without a signature version it sends no credentials. Made inside a running loop."""
+    """A client's configuration. Without a signature version it sends no credentials. Made inside a running loop."""
     return AioConfig(
         signature_version=signature_version or UNSIGNED,
         ignore_configured_endpoint_urls=True,
@@ -56,11 +56,11 @@ def guarded_config(egress: EgressPolicy, signature_version: str | None, **more: 
 
 
 class _Connector(GuardedConnector, _ProxySSLTCPConnector):  # type: ignore[misc]
-    """The client's own connector, guarded."""
+    pass
 
 
 class _WithoutRedirects:
-    def __init__(self, session: Any) -> None:  # noqa: ANN401 - aiohttp's, whose arguments are passed on as they come
+    def __init__(self, session: Any) -> None:  # noqa: ANN401 - aiohttp's, whose arguments are passed on unchanged
         self._session = session
 
     async def request(self, method: str, **options: Any) -> Any:  # noqa: ANN401
@@ -68,14 +68,12 @@ class _WithoutRedirects:
 
 
 class GuardedSession(AIOHTTPSession):  # type: ignore[misc]
-    """The client's own session. Refusals come out of a call as they are, not as one of the client's errors.
+    """Raises refusals of the egress guard unchanged, not wrapped in an error of the client.
 
-    A redirect is an answer like any other: aiohttp, following one, would take session tokens, and identity tokens in bodies,
-    to another host.
+    Redirects are not followed: aiohttp would send session tokens, and identity tokens in bodies, to another host.
     """
 
     async def send(self, request: AWSPreparedRequest) -> AioAWSResponse:
-        """One request."""
         try:
             return await super().send(request)
         except HTTPClientError as error:
@@ -94,7 +92,6 @@ class GuardedSession(AIOHTTPSession):  # type: ignore[misc]
 
 
 def aws_session() -> AioSession:
-    """A session for ``create_client``; cheap to make."""
     session = AioSession(session_vars=_NOTHING_AMBIENT)
     session.register_component("data_loader", _botocore_data())
     return session
@@ -102,13 +99,13 @@ def aws_session() -> AioSession:
 
 @cache
 def _botocore_data() -> Loader:
-    """The client's descriptions of services, read once: they are most of the time that a client takes to make (80 of 100 ms)."""
+    """Cached: loading the client's service descriptions takes 80 of the 100 ms of making a client."""
     return Loader()
 
 
 @dataclass(frozen=True, slots=True)
 class S3Endpoint:
-    """Which S3, and as whom. ``url`` None is AWS; ``credentials`` None is anonymous. Identities begin with ``place``."""
+    """``url`` None is AWS, ``credentials`` None is anonymous. Identities begin with ``place``."""
 
     url: str | None
     region: str
@@ -120,7 +117,7 @@ class S3Endpoint:
 
 @asynccontextmanager
 async def s3_client(bucket: str, endpoint: S3Endpoint, region: str, settings: UpstreamSettings) -> AsyncIterator[Any]:
-    """A client of S3 for this bucket, without a request yet; its connections are closed at the end."""
+    """Open a client of S3 for this bucket, without a request; its connections are closed at the end."""
     # Names with dots have no certificate under virtual hosting; servers other than AWS often have no wildcard DNS.
     style = "path" if endpoint.url or "." in bucket else "virtual"
     config = guarded_config(
@@ -134,7 +131,8 @@ async def s3_client(bucket: str, endpoint: S3Endpoint, region: str, settings: Up
     async with session.create_client(
         "s3", region_name=region, endpoint_url=endpoint.url, verify=settings.ca_bundle, config=config
     ) as client:
-        # Reads every body as XML to find errors with status 200; our reader of listings does, and there are no others.
+        # The handler parses every body as XML to find errors with status 200. Only listings have such bodies, and
+        # ``read_page`` detects the errors.
         client.meta.events.unregister("before-parse.s3.*", handlers._handle_200_error)  # noqa: SLF001
         client.meta.events.register("before-parse.s3.ListObjectsV2", _leave_listing_unread)
         client.meta.events.register_first("needs-retry.s3", _do_not_change_regions)
@@ -144,13 +142,13 @@ async def s3_client(bucket: str, endpoint: S3Endpoint, region: str, settings: Up
 
 
 async def bucket_address(client: Any, bucket: str) -> str:  # noqa: ANN401 - of ``s3_client``
-    """The bucket's own address, with a final slash: the client knows the rules of all regions and partitions."""
+    """The bucket's own address, with a final slash, by the client's rules of regions and partitions."""
     address = await client.generate_presigned_url("get_object", {"Bucket": bucket, "Key": "k"})
     return str(address).partition("?")[0].removesuffix("k")
 
 
 class _ProvidedKeys:
-    """In the client's place for finding credentials: asks our provider for each request that is signed."""
+    """Replaces the client's credential chain: requests the keys from our provider for each signed request."""
 
     def __init__(self, provider: CredentialsProvider[S3Credentials] | None) -> None:
         self._provider = provider
@@ -172,7 +170,7 @@ class _CurrentKeys(AioCredentials):  # type: ignore[misc]
 def _leave_listing_unread(
     response_dict: MutableMapping[str, Any], customized_response_dict: MutableMapping[str, object], **_: object
 ) -> None:
-    """Take the listing away from the client's parser, which is ten times slower than ours."""
+    """Bypass the client's parser, which is ten times slower than ``read_page``."""
     if response_dict["status_code"] == 200:
         customized_response_dict[LISTING] = response_dict["body"]
         response_dict["body"] = b""
@@ -184,5 +182,5 @@ def _pay(request: Any, **_: object) -> None:  # noqa: ANN401 - the client's own
 
 
 def _do_not_change_regions(request_dict: Mapping[str, Any], **_: object) -> None:
-    """Tell the client that it did so already: it would follow a bucket without letting us know where it is."""
+    """Disable the client's own redirect to another region: it would hide the bucket's region from us."""
     request_dict["context"].setdefault("s3_redirect", {})["redirected"] = True

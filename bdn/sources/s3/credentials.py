@@ -1,7 +1,7 @@
-"""As whom a bucket of S3 or R2 is read: anonymously, with keys, or in a role of a user's AWS account.
+"""Credentials for buckets of S3 and R2: anonymous, keys, or a role of a user's AWS account.
 
-A role is taken at STS for an hour and taken again before the hour is over. Only what is passed in counts: the machine's AWS
-profiles, files and roles are left alone.
+STS issues the keys of a role for an hour; they are renewed before that. Only credentials that are passed in count: the
+machine's AWS profiles, files and roles are ignored.
 """
 
 from collections.abc import MutableMapping
@@ -29,19 +29,19 @@ from bdn.sources.settings import S3Credentials, UpstreamSettings, r2_address
 from bdn.sources.sign_in import AWS_AUDIENCE, AwsAssumedRole, AwsWebIdentity, Secret, SourceContext, s3_credentials
 from bdn.wire.http_fields import parse_retry_after
 
-SESSION_SECONDS: Final = 3600  # what every role allows, and all that a role taken with another role's keys may have
-_AWS: Final = "aws"  # in identities, for every region: names of buckets are unique over all of them
+SESSION_SECONDS: Final = 3600  # allowed by every role, and the limit of role chaining
+_AWS: Final = "aws"  # in identities, for every region: names of buckets are unique across regions
 _R2_REGION: Final = "auto"  # the only one that R2 has
 
 AwsSignIn = AwsWebIdentity | AwsAssumedRole
 
 
 def endpoint_of(uri: BucketUri, context: SourceContext) -> S3Endpoint:
-    """Where the bucket is, and as whom it is read.
+    """The bucket's endpoint, and the credentials to read it.
 
     Raises:
         InvalidRequestError: a sign-in of another cloud.
-        SecretMalformedError: the secret holds no keys.
+        SecretMalformedError: the secret does not contain keys.
     """
     settings, is_r2 = context.settings, uri.scheme == "r2"
     credentials: CredentialsProvider[S3Credentials] | None = None
@@ -50,7 +50,7 @@ def endpoint_of(uri: BucketUri, context: SourceContext) -> S3Endpoint:
         case Secret() as secret:
             keys = s3_credentials(secret)
             credentials, region = StaticS3Credentials(keys), keys.region
-        case None if is_r2:  # the process's own AWS keys belong to an account with another company
+        case None if is_r2:  # the process's own AWS keys are not for Cloudflare
             credentials = _NoKeys(str(uri))
         case AwsWebIdentity() | AwsAssumedRole() as sign_in if not is_r2:
             credentials, region = role_credentials(sign_in, str(uri), context), sign_in.role.region
@@ -77,18 +77,15 @@ def endpoint_of(uri: BucketUri, context: SourceContext) -> S3Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class StaticS3Credentials:
-    """Keys that stay what they are."""
-
     credentials: S3Credentials
 
     async def get(self) -> S3Credentials:
-        """The keys."""
         return self.credentials
 
 
 @dataclass(frozen=True, slots=True)
 class _NoKeys:
-    """Public buckets of R2 serve objects to everybody, but at other addresses, and never their listing."""
+    """R2 serves objects of public buckets without keys, but at other addresses, and never their listing."""
 
     source: str
 
@@ -97,11 +94,11 @@ class _NoKeys:
 
 
 def role_credentials(sign_in: AwsSignIn, source: str, context: SourceContext) -> Refreshing[S3Credentials]:
-    """The keys of a role; ``source`` is what is read with them, for messages.
+    """The keys of a role; ``source`` is for messages.
 
-    Its ``get`` raises ``AuthRequiredError`` where the role cannot be taken, with what to change, and where.
+    Its ``get`` raises ``AuthRequiredError`` if the role cannot be assumed, with what to change, and where.
 
-    Raises ``InvalidRequestError``: this mirror has no keys to take the role with.
+    Raises ``InvalidRequestError``: this mirror has no keys to assume the role with.
     """
     settings, role = context.settings, sign_in.role
     if isinstance(sign_in, AwsAssumedRole) and settings.s3_credentials is None:
@@ -111,7 +108,7 @@ def role_credentials(sign_in: AwsSignIn, source: str, context: SourceContext) ->
         )
 
     async def ask() -> S3Credentials:
-        # The address is for the budget of requests; the client knows the names of other partitions.
+        # The address is for the request budget; the client knows the names of other partitions.
         url = settings.sts_endpoint_url or f"https://sts.{role.region}.amazonaws.com"
         return await context.asker.ask(url, lambda: _take_role(sign_in, source, settings))
 
@@ -143,7 +140,7 @@ async def _take_role(sign_in: AwsSignIn, source: str, settings: UpstreamSettings
 
 
 def _sts_client(sign_in: AwsSignIn, settings: UpstreamSettings) -> AbstractAsyncContextManager[Any]:
-    """With keys of our own only where these take the role."""
+    """A client with our own keys only if these assume the role."""
     own = settings.s3_credentials if isinstance(sign_in, AwsAssumedRole) else None
     client: AbstractAsyncContextManager[Any] = aws_session().create_client(
         "sts",
@@ -158,7 +155,8 @@ def _sts_client(sign_in: AwsSignIn, settings: UpstreamSettings) -> AbstractAsync
     return client
 
 
-# The last three are how an answer that is not STS's fails to be read; OSError covers timeouts and what aiohttp lets through.
+# The last three are what an answer that is not from STS raises when it is parsed; OSError covers timeouts and what
+# aiohttp passes on.
 SDK_ERRORS: Final = (
     BotoCoreError,
     ClientError,
@@ -184,7 +182,7 @@ _OWN_KEYS: Final = {
 
 
 def keep_status(response_dict: MutableMapping[str, Any], **_: object) -> None:
-    """A hook of the client (``before-parse``): from a refusal without XML, as gateways send, it would not tell the status."""
+    """Hook of the client (``before-parse``): keeps the status of a refusal without XML, as gateways send it."""
     if response_dict["status_code"] >= 300:
         try:
             ET.fromstring(response_dict["body"])  # noqa: S314 - as the client does next
@@ -193,7 +191,7 @@ def keep_status(response_dict: MutableMapping[str, Any], **_: object) -> None:
 
 
 def translate(error: Exception, sign_in: AwsSignIn, source: str) -> BdnError:
-    """Our error for one of ``SDK_ERRORS``. The client's own text stays out of it: it may hold tokens and keys."""
+    """Map one of ``SDK_ERRORS`` to our error, without the client's own text: it may contain tokens and keys."""
     match error:
         case ClientError():
             return _answered(error, sign_in, source)

@@ -1,4 +1,4 @@
-"""The AWS role of the pod, task or instance that the mirror runs on. Its store alone is read with it: sources are users'."""
+"""The AWS role of the mirror's pod, task or instance. Used for the mirror's store alone: sources belong to users."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,8 @@ from bdn.sources.settings import S3Credentials
 def role_of_machine(clock: Callable[[], float]) -> Refreshing[S3Credentials]:
     """Keys as the AWS SDK finds them: a web identity token, a profile, the container's or the instance's metadata.
 
-    Its ``get`` raises ``InvalidRequestError`` where there are none, and ``StoreUnavailableError`` where whoever gives them
-    out does not answer.
+    Its ``get`` raises ``InvalidRequestError`` if there are none, and ``StoreUnavailableError`` if the service that
+    issues them does not answer.
     """
     return Refreshing(_find_keys, clock, "the AWS role of this machine")
 
@@ -31,6 +31,6 @@ async def _find_keys() -> S3Credentials:
             "BDN_STORE needs credentials: name a secret that holds them with BDN_STORE_SECRET, set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or give this machine a role of AWS"
         )
-    ends = getattr(found, "_expiry_time", None)  # what refreshes itself does not say when
+    ends = getattr(found, "_expiry_time", None)  # credentials that refresh themselves have none
     expires_at = None if ends is None else ends.timestamp()
     return S3Credentials(keys.access_key, keys.secret_key, keys.token, expires_at=expires_at)

@@ -1,4 +1,4 @@
-"""Buckets of S3, and of what speaks S3, R2 among them: listings, heads and addresses of objects, with our errors."""
+"""Buckets of S3 and of compatible services, R2 included: listings, heads and addresses of objects, with our errors."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,11 +14,11 @@ from bdn.sources.s3.answers import LISTING, read_page, read_refusal, stated_chec
 from bdn.sources.s3.bucket import RegionalBucket, open_bucket
 from bdn.sources.sign_in import SourceContext
 
-_NO_VERSION: Final = "null"  # what S3 calls the version of an object that was written while versioning was off
+_NO_VERSION: Final = "null"  # S3's name for the version of an object written while versioning was off
 
 
 class S3Source(BucketSource):
-    """Each file of more than one chunk costs one request when it is located."""
+    """Locating a file of more than one chunk costs one request."""
 
     is_size_in_identity: ClassVar[bool] = True
 
@@ -28,7 +28,6 @@ class S3Source(BucketSource):
         self._may_read_versions: bool | None = None  # not known yet
 
     async def page(self, prefix: str, limit: int, token: str | None) -> BucketPage:
-        """See ``BucketSource``."""
         request: dict[str, object] = {"Bucket": self._uri.bucket, "Prefix": prefix, "MaxKeys": limit}
         request["EncodingType"] = "url"  # XML cannot hold every character that a key can
         if token:
@@ -43,9 +42,9 @@ class S3Source(BucketSource):
     async def locate(self, file: UpstreamFile) -> Location:
         """A presigned address, or the plain one for anonymous reading.
 
-        For a file of one chunk it is made without a request, and the answer to the GET states the checksum; that of a
-        larger one is asked for here, because S3 does not state it for ranges. ``If-Match`` goes beside the signature, not
-        inside it, so that any HTTP client can use the address.
+        For a file of one chunk it is made without a request, and the answer to the GET contains the checksum. For a
+        larger file a HEAD requests the checksum, because S3 does not return it for ranges. ``If-Match`` is not part of
+        the signature, so any HTTP client can use the address.
         """
         version_id = checksum = None
         if not file.is_one_chunk:
@@ -61,13 +60,13 @@ class S3Source(BucketSource):
             checksum=checksum,
             stated=stated_checksum if file.is_one_chunk else None,
             refused=partial(read_refusal, str(self._uri), file.path),
-            may_be_encoded=True,  # S3 gives bytes as they were put, with the encoding that was put with them
+            may_be_encoded=True,  # S3 returns bytes as they were put, with the encoding that was put with them
         )
 
     async def _versions_may_be_read(self, file: UpstreamFile, version_id: str) -> bool:
-        """Reading a version needs a permission of its own (s3:GetObjectVersion), which many readers do not have.
+        """Whether this reader has s3:GetObjectVersion, which many readers lack.
 
-        Asked once for a source. Without it, If-Match alone pins what is read.
+        Requested once per source. Without it, If-Match alone pins the bytes.
         """
         if self._may_read_versions is None:
             try:
@@ -79,9 +78,9 @@ class S3Source(BucketSource):
         return self._may_read_versions
 
     async def _head(self, file: UpstreamFile, version_id: str | None = None) -> tuple[str | None, Checksum | None]:
-        """The version and the checksum of a listed file; the version is None where the bucket does not keep versions.
+        """Version and checksum of a listed file; the version is None if the bucket is not versioned.
 
-        Raises ``SourceChangedError``: it is not the listed one any more.
+        Raises ``SourceChangedError``: the file differs from the listed one.
         """
         request: dict[str, object] = {"Bucket": self._uri.bucket, "Key": file.handle, "IfMatch": file.version}
         request["ChecksumMode"] = "ENABLED"
@@ -94,7 +93,7 @@ class S3Source(BucketSource):
             return head["ETag"].strip('"'), head["ContentLength"], head.get("VersionId"), checksum
 
         etag, size, found, checksum = await self._bucket.ask(read, file.path)
-        if etag != file.version.strip('"'):  # where If-Match is not understood
+        if etag != file.version.strip('"'):  # for servers that ignore If-Match
             raise SourceChangedError(str(self._uri), file.path, "its ETag is another one")
         if size != file.size:
             raise SourceChangedError(str(self._uri), file.path, f"its size was {file.size} and is {size}")
@@ -103,6 +102,6 @@ class S3Source(BucketSource):
 
 @asynccontextmanager
 async def open_s3(uri: BucketUri, context: SourceContext) -> AsyncIterator[S3Source]:
-    """The source, without a request yet; its connections are closed at the end."""
+    """Open the source without a request; its connections are closed at the end."""
     async with open_bucket(uri, context) as bucket:
         yield S3Source(uri, context, bucket)
