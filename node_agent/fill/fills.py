@@ -53,7 +53,6 @@ class Fill:
 
     @property
     def is_over(self) -> bool:
-        """Whether it ended, successfully or not."""
         return self.task.done()
 
     @property
