@@ -99,7 +99,6 @@ class SuspectFiles:
             self._contents.pop(content, None)
 
     def restore(self, contents: Iterable[Digest]) -> None:
-        """Add contents that an earlier run suspected."""
         with self._lock:
             self._contents |= dict.fromkeys(contents)
 

@@ -228,6 +228,5 @@ class CacheFiles:
         return found
 
     def unbegun(self, contents: Iterable[Digest]) -> list[Digest]:
-        """Contents without any byte on disk."""
         with disk_errors(self.places.filling):
             return [content for content in contents if not self.places.part(content).exists()]

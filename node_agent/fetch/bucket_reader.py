@@ -40,7 +40,6 @@ class MirrorReader:
     on_bytes: Callable[[int], object]
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Read the missing bytes, without verifying them."""
         missing = chunk.missing
         deadline = SourceDeadline.of_mirror(missing, self.stop, self.peers.clock, self.waits)
         chunk.begin_source("mirror", MIRROR)
@@ -80,7 +79,6 @@ class Bucket:
 
     @property
     def limit(self) -> int:
-        """Maximum number of requests in flight now."""
         return self._slots.limit
 
     def claim(self) -> bool:

@@ -54,7 +54,6 @@ class ChunkLists:
     async def _once(
         self, known: dict[Digest, _Value], manifest: Digest, read: Callable[[], Awaitable[_Value]]
     ) -> _Value:
-        """One read for all concurrent callers."""
         key = manifest, known is self._roots
         while (found := known.pop(manifest, None)) is None:
             if (flight := self._asking.flight(key)) is not None:

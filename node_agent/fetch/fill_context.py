@@ -203,7 +203,6 @@ class RetryBudget:
             return self._rounds.failed(sent, time.monotonic())
 
     def arrived(self, sent: float) -> None:
-        """Count a successful request, sent at ``sent``."""
         with self._lock:
             self._rounds.arrived(sent)
 

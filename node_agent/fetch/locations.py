@@ -65,12 +65,10 @@ class Reading:
         return chain((self._unanswered.pop(0) for _ in range(len(self._unanswered))), self.ahead)
 
     def put_back(self, digests: Sequence[Digest]) -> None:
-        """Return chunks whose request was not answered."""
         self._unanswered[:0] = digests
 
     @property
     def right(self) -> "_Right":
-        """The right that addresses are requested by."""
         return self.manifest, self.bearer
 
 

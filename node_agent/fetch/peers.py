@@ -195,8 +195,7 @@ class SourceDeadline:
     many times the usual time. Once ``is_at_fault``, because another request to the same peer was late, this one is late
     too unless it will be in time: usually the link is slow, not one chunk. A late request that may not be left waits
     for as long again, then fails; if the peer was at fault before, it fails at once. Towards the end of a stage the
-    wait for heads is shorter: otherwise the last chunks would be those of the slowest peer, before it was found to be
-    slow.
+    wait for heads is shorter: otherwise the stage would end waiting for the slowest peer, not yet known to be slow.
     """
 
     size: int
@@ -253,7 +252,6 @@ class SourceDeadline:
             self._judge(other, seconds, 0, is_late=is_late)  # 0: no bytes arrived, so none would be sent twice
 
     def at_work(self) -> None:
-        """Register a sign of life."""
         self._heard = self.clock()
 
     def receiving(self, count: int) -> None:
@@ -442,7 +440,6 @@ class Peers:
             )
 
     def avoided(self) -> tuple[str, ...]:
-        """Members that are avoided now."""
         with self._lock:
             self._standing.keep({MIRROR, *(member.node for member in self.members.current().members)})
             return tuple(name for name in self._standing.avoided(self.clock()) if name != MIRROR)
