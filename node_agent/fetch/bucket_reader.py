@@ -28,7 +28,7 @@ REASONS: Final[tuple[Reason, ...]] = ("unlocated", "refused", "absent", "unreach
 
 @dataclass(frozen=True)
 class MirrorReader:
-    """One request to the mirror within its deadlines.
+    """One unverified request to the mirror within its deadlines.
 
     The outcome counts in the mirror's health for all fills of this node.
     """
