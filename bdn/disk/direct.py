@@ -60,7 +60,7 @@ class DirectWrites:
 
 
 class DirectFile:
-    """A file that several threads write at different offsets: whole blocks directly, the rest through the page cache.
+    """A file that several threads write at different offsets: whole blocks directly, other bytes through the page cache.
 
     ``descriptor`` uses the page cache, for all other operations. Methods raise ``OSError``.
     """

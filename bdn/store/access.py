@@ -31,7 +31,7 @@ Pairs = Sequence[tuple[str, str]]
 Reread = Callable[[], Awaitable[Secret]]
 _Result = TypeVar("_Result")
 _ADDRESS_SECONDS: Final = 900
-# For a PUT or DELETE. The mirror considers one without an answer over after 900 s: within the rest of that time the
+# For a PUT or DELETE. The mirror considers one without an answer over after 900 s: within the remaining time the
 # server may still retry it, and its clock may be slow.
 _CHANGE_SECONDS: Final = 300
 _REREAD_SECONDS: Final = 1200.0  # a secret is read again when a quarter of this is left: after a quarter of an hour

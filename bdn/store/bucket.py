@@ -126,7 +126,6 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """Number of requests not sent yet."""
         return self._shares.waiting
 
     @contextmanager
@@ -284,7 +283,6 @@ class Bucket:
             raise StoreUnavailableError(str(error)) from None
 
     def list_some(self, prefix: str, limit: int = PAGE) -> BucketPage:
-        """The first objects with this key prefix."""
         return self._page(prefix, limit, None)
 
     def list_all(self, prefix: str) -> Iterator[BucketPage]:
@@ -367,7 +365,6 @@ class Bucket:
                 raise UpstreamUnavailableError(self._where, reason_of(error)) from cause
 
     def _refused(self, answer: Answer, code: str) -> BdnError:
-        """Map an unexpected answer to an error."""
         status, where = answer.status, self._where
         said = f"{where} answered {status} {code}".rstrip()
         wait = parse_retry_after(answer.headers)

@@ -60,7 +60,6 @@ class BucketStore:
         self._quarantine = f"{self._prefix}quarantine/"
 
     def check(self) -> None:
-        """Lists one object."""
         self._bucket.check(self._chunks)
 
     def owner(self, new: str | None = None, *, replace: bool = False) -> str | None:
@@ -95,7 +94,6 @@ class BucketStore:
                 raise StoreUnavailableError(f"chunk {digest} came into the bucket with other bytes than were sent")
 
     def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:
-        """Reads the whole chunk into memory."""
         found = self._bucket.of(reader or "").get(self._key(digest), for_reader=reader is not None)
         if found is None:
             raise NotFoundError(f"chunk {digest}")
@@ -136,7 +134,6 @@ class BucketStore:
                         yield StoredChunk(digest, entry.size)
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """Removes probes of the server."""
         sizes: list[int] = []
         for page in self._bucket.list_all(f"{self._prefix}probe/"):
             for entry in page.objects:

@@ -60,7 +60,6 @@ class DirectoryStore:
         return StoreDisk(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, device, str(self._root))
 
     def owner(self, new: str | None = None, *, replace: bool = False) -> str | None:
-        """In the file ``owner``."""
         path = self._root / "owner"
         with self._failures_mapped():
             if new is not None:
@@ -72,7 +71,6 @@ class DirectoryStore:
         return None
 
     def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:  # noqa: ARG002 - a disk has no turns
-        """Write, sync, rename, sync the folder."""
         target = self._chunks / digest.fanout
         with self._failures_mapped():
             written = self._incoming / self._own_name()
@@ -113,7 +111,6 @@ class DirectoryStore:
             raise NotDeletedError(reason, frozenset(failed))
 
     def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
-        """One ``stat`` per file."""
         found: dict[Digest, int] = {}
         with self._failures_mapped():
             for digest in digests:
@@ -123,7 +120,6 @@ class DirectoryStore:
         return found
 
     def listed(self) -> Iterator[StoredChunk]:
-        """Walks folder by folder."""
         with self._failures_mapped():
             self._check_is_there()
             for digest in self._every_digest():
@@ -144,7 +140,6 @@ class DirectoryStore:
                             yield digest
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """Files in ``incoming/``."""
         sizes: list[int] = []
         with self._failures_mapped():
             for path in self._incoming.iterdir():

@@ -70,7 +70,6 @@ class Slots:
                 self._call(self._waiting.popleft())
 
     def withdraw(self, turn: SlotRequest) -> None:
-        """Stop waiting for a slot."""
         with self._lock:
             turn.is_withdrawn = True
             if turn in self._waiting:
@@ -131,7 +130,7 @@ class ByteThreads:
         """Run ``work`` on a buffer of ``size`` bytes in a thread.
 
         Cancellation waits for the thread: an abandoned thread would still write where its caller has cleaned up.
-        ``on_cancel`` may tell the thread to stop early.
+        ``on_cancel`` may let the thread stop early.
         """
         if not self._in_hand:
             self._buffers.keep(self.count)
@@ -154,7 +153,7 @@ class ByteThreads:
                 self._buffers.keep(self._slots.limit)
 
     def received(self) -> None:
-        """Called by work once all its bytes are received: the rest is disk work, and another thread may receive.
+        """Called by work once all its bytes are received: only disk work is left, and another thread may receive.
 
         This keeps network and disk busy at the same time with few threads.
         """

@@ -100,8 +100,8 @@ class OrderedChecksum:
 
     A chunk that arrives at its turn is hashed while it is in memory. An early chunk may wait briefly for its turn, in
     its byte thread and with its buffer. If that takes too long, it is left out, and so are all chunks after it: in the
-    end the caller reads the rest back from the store. So the common case reads nothing twice, and no thread is blocked
-    for long. Shared by the byte threads that fetch one file's chunks.
+    end the caller reads these chunks back from the store. So the common case reads nothing twice, and no thread is
+    blocked for long. Shared by the byte threads that fetch one file's chunks.
     """
 
     def __init__(self, expected: Checksum, size: int) -> None:
@@ -113,7 +113,6 @@ class OrderedChecksum:
 
     @property
     def next_index(self) -> int:
-        """The first chunk that was not hashed."""
         with self._turn:
             return self._next
 

@@ -46,7 +46,6 @@ class PartialChunk:
         self.restart()
 
     def restart(self) -> None:
-        """Drop all bytes received so far."""
         self.done = self._arriving.received = 0
         self._sources: list[tuple[Tier, str, int]] = []  # tier, name, and bytes received before it
         self._hasher = blake3()

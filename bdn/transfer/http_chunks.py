@@ -23,7 +23,7 @@ _WORDS_LIMIT: Final = 64 * 1024  # bytes of a redirect or an error
 
 @dataclass(frozen=True)
 class HttpChunkReader:
-    """A ``ChunkReader`` over HTTP. ``bearer`` is a grant for a manifest that contains the chunks.
+    """A ``ChunkReader`` over HTTP, without verification. ``bearer`` is a grant for a manifest that contains the chunks.
 
     ``manifest`` is for a peer that owns the chunks: the peer obtains chunks that it does not hold. ``is_suspect``: the
     chunks had wrong content before, so the server verifies them before sending. ``deadline`` is for one request;
@@ -38,7 +38,6 @@ class HttpChunkReader:
     is_suspect: bool = False
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Read the missing bytes, without verifying them."""
         if chunk.done and not chunk.missing:
             return
         with _naming(urlsplit(self.base_url).netloc, is_ours=True):
@@ -85,7 +84,7 @@ class BucketBusyError(StoreUnavailableError):
 
 @dataclass(frozen=True)
 class LocatedChunkReader:
-    """A ``ChunkReader`` of the one chunk at ``location``.
+    """A ``ChunkReader`` of the one chunk at ``location``, without verification.
 
     It sends the location's headers, no grant, and follows no redirect.
 
@@ -98,7 +97,6 @@ class LocatedChunkReader:
     deadline: AnswerDeadline | None = None
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Read the missing bytes, without verifying them."""
         start, size = chunk.done, len(chunk.buffer)
         headers = dict(self.location.headers)
         if start:

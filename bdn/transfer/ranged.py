@@ -1,7 +1,8 @@
 """Reads ranges of one upstream file over HTTP into a buffer: every way an answer can be wrong is an error, never data.
 
-When a connection breaks or stalls inside a body, the bytes received count, and the rest of the range is requested on a
-new connection. Both parts are of one version: every request carries the location's pin, and both answers the same ETag.
+When a connection breaks or stalls inside a body, the bytes received count, and the remainder of the range is requested
+on a new connection. Both parts are of one version: every request carries the location's pin, and both answers the same
+ETag.
 """
 
 import time
@@ -163,7 +164,7 @@ class RangedReader:
         """Fill ``buffer``, which has exactly the size of the range.
 
         ``goes_on`` is called with the number of bytes received, whenever some arrive and once per window of the stall
-        policy. It returns whether the rest is still wanted.
+        policy. It returns whether more is still wanted.
 
         Returns the checksum that the answer states for the whole file, if the location can parse it and the range is
         the whole file. The file is then requested without a Range, because some upstreams state it only for whole
@@ -196,7 +197,7 @@ class Reading:
     ignored: int = 0  # answers with the whole file where a range was requested
 
     def run(self) -> Checksum | None:
-        """Request until the buffer is full, or until an immediate request for the rest is pointless."""
+        """Request until the buffer is full, or until an immediate request for the remainder is pointless."""
         persistence = None
         while True:
             before = self.done
@@ -213,7 +214,8 @@ class Reading:
             except NETWORK_ERRORS as error:
                 persistence = persistence or Persistence(self.reader.resume, self.reader.stall)
                 gained, stalled = self.done - before, isinstance(error, StalledError)
-                # A server that frames a body wrongly may have sent anything; and a full buffer has no rest to request.
+                # A server that frames a body wrongly may have sent anything; and a full buffer leaves nothing to
+                # request.
                 is_sound = not isinstance(error, ProtocolError) and self.done < len(self.buffer)
                 if not (is_sound and persistence.goes_on(gained, stalled=stalled)):
                     self.fail(error)

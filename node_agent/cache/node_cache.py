@@ -251,7 +251,7 @@ class NodeCache:
     ) -> None:
         """Give whole files of a manifest to its ``holder`` for good, except files that a stage outside ``idle`` needs.
 
-        ``take`` gets the files to give and moves what it can out of ``files``; the rest stays held. It blocks. The
+        ``take`` gets the files to give and moves what it can out of ``files``; other files stay held. It blocks. The
         manifest stays, and the next stage fills it again.
 
         Raises what ``take`` raises: files that it has moved are no longer held.

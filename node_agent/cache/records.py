@@ -160,7 +160,7 @@ class ManifestRecords:
         return content
 
     def forget(self, digest: Digest) -> None:
-        """Remove the root first, then the rest of the folder."""
+        """Remove the root first, then its folder."""
         self.recent.forget(digest)
         path = self._places.manifest(digest)
         with disk_errors(path):

@@ -1,4 +1,4 @@
-"""Schedules this node's network reads: stages first, background work with the rest of the bandwidth."""
+"""Schedules this node's network reads: stages first, background work with the remaining bandwidth."""
 
 import asyncio
 import heapq

@@ -1,6 +1,6 @@
 """The members of this cluster as sources of chunks: which of them to avoid, and how long to wait for each.
 
-A source has time limits for a sign of life, for its first byte, and for the rest, by the usual speed.
+A source has time limits for a sign of life, for its first byte, and for its last byte, by the usual speed.
 """
 
 import json
@@ -143,7 +143,7 @@ class Waits:
 
 
 class LateError(Exception):
-    """Leave the peer, and request the rest elsewhere. Never leaves a fill.
+    """Leave the peer, and request the remaining bytes elsewhere. Never leaves a fill.
 
     ``failure`` is empty if a limit has passed and the hedge budget allows a second request. ``is_fault``: whether the
     peer is to blame; False if this node merely has nothing else left to do.
