@@ -60,7 +60,7 @@ class DirectWrites:
 
 
 class DirectFile:
-    """A file that several threads write at different offsets: whole blocks directly, other bytes through the page cache.
+    """A file that several threads write at different offsets: whole blocks directly, others through the page cache.
 
     ``descriptor`` uses the page cache, for all other operations. Methods raise ``OSError``.
     """
@@ -83,10 +83,7 @@ class DirectFile:
                 self._writes.refused(self.path, error)
 
     def write(self, content: memoryview, offset: int, *, least: int = LEAST_BYTES) -> None:
-        """Write all of ``content``.
-
-        Fewer than ``least`` bytes go through the page cache. Either way durable after a sync.
-        """
+        """Write ``content``; fewer than ``least`` bytes through the page cache. Durable after a sync, either way."""
         done = self._write_blocks(content, offset) if len(content) >= least else 0
         write_all(self.descriptor, content[done:], offset + done)
 

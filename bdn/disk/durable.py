@@ -31,9 +31,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def try_lock(descriptor: int, folder: Path) -> bool:
-    """Lock a file in ``folder`` exclusively with ``flock(2)``, until it is closed.
-
-    Returns False if another process has it.
+    """Lock a file in ``folder`` with ``flock(2)`` until it is closed. Returns False if another process has it.
 
     Raises ``DiskFailedError``: the file system or a sandbox does not support such locks.
     """
@@ -57,10 +55,7 @@ def write_durably(path: Path, content: bytes | Iterator[bytes], mode: int = 0o60
 
 
 def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace a small file, atomically for readers and across a kill.
-
-    A power cut may undo it or leave the file empty.
-    """
+    """Replace a small file atomically, also across a kill. A power cut may undo it or leave the file empty."""
     _replace(path, content, mode, is_synced=False)
 
 

@@ -295,10 +295,7 @@ class Bucket:
 
     @contextmanager
     def signed_in(self) -> Iterator[None]:
-        """Around work that needs credentials.
-
-        Raises ``UpstreamError`` if their renewal failed, and may succeed later.
-        """
+        """Around work that needs credentials. ``UpstreamError``: renewing them failed, and may succeed later."""
         try:
             yield
         except UpstreamError:
@@ -339,10 +336,7 @@ class Bucket:
     def _once(
         self, request: _Request, read: Callable[[Answer], _Result], check_seconds: float | None = None
     ) -> _Result | None:
-        """One attempt.
-
-        Raises ``UpstreamError``: a retry may succeed. ``check_seconds``: a check, with this limit on its turn.
-        """
+        """One attempt; a check if ``check_seconds`` limits its turn. Raises ``UpstreamError``: a retry may succeed."""
         connections = self._connections if check_seconds is None else self._check_connections
         with self.signed_in():
             url = self.access.address(request.method, request.key, request.query, request.headers)

@@ -5,8 +5,8 @@ the server; ``owner`` for the id of the database that owns the store. Objects ap
 means durable: so nothing is ever half-written.
 
 A PUT or DELETE without an answer may be carried out later, but not after its signature has expired. A PUT is retried at
-once: all writers of a chunk write the same bytes. A DELETE is sent once, because the chunk may be put again after an
-answer to a retry.
+once: all writers of a chunk write the same bytes. A DELETE is sent once: after a retry was answered, the chunk may be
+put again, and the first DELETE could still remove it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def open_bucket_store(bucket: Bucket) -> BucketStore:
 
 
 class BucketStore:
-    """A ``MirrorStore`` and ``LocatableStore`` in a bucket, or below a prefix of it.
-
-    Safe for several threads and processes.
+    """A ``MirrorStore`` and ``LocatableStore`` in a bucket or below a prefix. Safe for several threads and processes.
 
     ``compared`` is the checksum by which the server rejects wrong bytes. None: each chunk is read again after its
     write.

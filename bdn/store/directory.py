@@ -127,10 +127,7 @@ class DirectoryStore:
                     yield StoredChunk(digest, (self._chunks / digest.fanout).stat().st_size)
 
     def _every_digest(self) -> Iterator[Digest]:
-        """Files in the right place with a chunk's name.
-
-        Others are not ours, such as NFS's names of open deleted files.
-        """
+        """Files at a chunk's path. Other files are not ours, such as NFS's names of open deleted files."""
         for above in _entries(self._chunks):
             for folder in _entries(self._chunks / above):
                 for name in _entries(self._chunks / above / folder):
@@ -177,10 +174,7 @@ class DirectoryStore:
                 return unreadable(error.__cause__)
 
     def set_aside(self, digest: Digest) -> bool:
-        """Adds a hard link in quarantine.
-
-        Raises ``StoreUnavailableError`` if reading is denied: the chunk may be right.
-        """
+        """Link the file into quarantine. ``StoreUnavailableError`` if reading is denied: the chunk may be right."""
         path = self._chunks / digest.fanout
         taken = self._quarantine / f"{time.time_ns()}-{digest.hex}"  # when it was found, and the expected digest
         with self._failures_mapped(), suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
@@ -216,10 +210,7 @@ class DirectoryStore:
             file.close()
 
     def _make_fanout(self, folder: Path) -> None:
-        """Make a chunk's folder durable.
-
-        An existing one may be another thread's or a killed process's, and not synced.
-        """
+        """Make a chunk's folder durable: another thread or a killed process may have made it, and not synced."""
         for one in (folder.parent, folder):
             if one not in self._durable or not one.is_dir():  # an operator may have removed it while repairing the disk
                 one.mkdir(exist_ok=True)
@@ -265,9 +256,7 @@ _UNREADABLE: Final = _LOST | _KEPT_FROM_US | {errno.ENOTDIR}
 
 
 def fault_of(file: BinaryIO, digest: Digest) -> str | None:
-    """What is wrong with the chunk in this file, or None.
-
-    Blocking; reads it once, and leaves nothing in the page cache.
+    """What is wrong with the chunk in this file, or None. Blocking; one read, which leaves nothing in the page cache.
 
     Raises ``OSError`` if that cannot be determined.
     """

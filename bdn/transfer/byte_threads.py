@@ -253,10 +253,7 @@ def _pages() -> mmap.mmap:
 
 
 class Pacer:
-    """A rate limit shared by threads: returns the wait before ``size`` bytes are sent.
-
-    The caller must then send them.
-    """
+    """A rate limit shared by threads: the wait before ``size`` bytes are sent, which the caller must then send."""
 
     def __init__(self, rate_bytes_per_second: int, clock: Callable[[], float] = time.monotonic) -> None:
         burst = max(_LEAST_BURST, int(rate_bytes_per_second * _BURST_SECONDS))

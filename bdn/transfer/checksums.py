@@ -144,9 +144,7 @@ class OrderedChecksum:
         return True
 
     def hand_over(self) -> tuple[int, RunningChecksum]:
-        """Stop accepting and waiting.
-
-        The caller continues with the bytes of the returned chunk and the chunks after it.
+        """Stop accepting and waiting. The caller continues with the returned chunk and the chunks after it.
 
         If the index equals the number of chunks, only the check is left.
         """
@@ -159,10 +157,7 @@ class OrderedChecksum:
 
 
 def part_checksum(kind: ChecksumKind, content: Buffer) -> int:
-    """Checksum of one chunk, for ``PartChecksums``.
-
-    Releases the GIL: for byte threads, while the chunk is in the CPU cache.
-    """
+    """Checksum of one chunk, for ``PartChecksums``. Releases the GIL. Cheap while the chunk is in the CPU cache."""
     return CYCLIC[kind].go_on(content, 0)
 
 

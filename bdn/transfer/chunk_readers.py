@@ -35,10 +35,7 @@ class PartialChunk:
         store: Callable[[], None] | None = None,
         arriving: Arriving | None = None,
     ) -> None:
-        """``store`` stores the whole chunk where this node serves it from.
-
-        ``arriving`` counts bytes from other nodes.
-        """
+        """``store`` puts the whole chunk where this node serves it from; ``arriving`` counts bytes from other nodes."""
         self.digest = digest
         self.buffer = buffer
         self._store = store

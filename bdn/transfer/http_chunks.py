@@ -84,9 +84,7 @@ class BucketBusyError(StoreUnavailableError):
 
 @dataclass(frozen=True)
 class LocatedChunkReader:
-    """A ``ChunkReader`` of the one chunk at ``location``, without verification.
-
-    It sends the location's headers, no grant, and follows no redirect.
+    """Reads the chunk at ``location``, unverified. Sends the location's headers, no grant, and follows no redirect.
 
     Raises, besides the errors of every reader: ``AddressRefusedError``, ``BucketBusyError``, and ``NotFoundError`` if
     there is no such object. Messages contain only the host of the address.

@@ -36,10 +36,7 @@ class FoundChunks:
 
 
 class ChunkFiles:
-    """Files of the cluster tier below ``root``.
-
-    Methods block, raise ``DiskFailedError``, and may run in several threads at once.
-    """
+    """Files below ``root``. Methods block, raise ``DiskFailedError``, and may run in several threads at once."""
 
     def __init__(self, root: Path, writes: DirectWrites) -> None:
         self._chunks = root / "chunks"
@@ -76,10 +73,7 @@ class ChunkFiles:
         return FoundChunks(manifest, chunks, folder.stat().st_mtime)
 
     def write(self, content: memoryview) -> Path:
-        """Write a verified chunk, durable and read-only, without a name in ``chunks``.
-
-        The caller names it with ``appear``.
-        """
+        """Write a verified chunk, durable and read-only. The caller names it with ``appear``."""
         aside = self._incoming / str(next(self._numbers))
         with disk_errors(aside):
             try:
@@ -176,10 +170,7 @@ class ClusterTier:
     # --- reading ---
 
     def open(self, chunk: Digest) -> BinaryIO | None:
-        """Open the chunk's file, which the caller closes; marks its manifests as used.
-
-        None if the chunk is not held.
-        """
+        """The chunk's file, which the caller closes, or None. Marks the chunk's manifests as used."""
         names = self.index.named_by(chunk)
         for manifest in names:
             file = self.files.open(manifest, chunk)
@@ -244,10 +235,7 @@ class ClusterTier:
         return True
 
     def keep(self, manifest: Digest, chunk: Digest, content: memoryview) -> bool:
-        """Hold a verified chunk that a fill of this node read.
-
-        Returns False if that failed; the fill continues without.
-        """
+        """Hold a verified chunk that a fill of this node read. Returns False on failure; the fill continues without."""
         try:
             self.bring(manifest, chunk, content, lambda _: None)
         except (CacheFullError, CacheTooSmallError):

@@ -80,9 +80,7 @@ class NodeCache:
     _idle: set[str] = field(default_factory=set)  # stages that hold leases, lack files and fill none
 
     async def admit(self, held: Sequence[Held], holder: Holder) -> frozenset[Digest]:
-        """Lease all these manifests for ``holder``, or change none of its leases.
-
-        Returns the contents still to be filled.
+        """Lease the manifests for ``holder``, or change none of its leases. Returns the contents still to be filled.
 
         Raises:
             CacheTooSmallError, CacheFullError: with numbers; nothing was evicted.
@@ -103,10 +101,7 @@ class NodeCache:
             return is_held
 
     async def leave(self, stage_id: str) -> None:
-        """End a stage's leases, after its fills have ended.
-
-        Room reserved for files that were never begun is released.
-        """
+        """End a stage's leases, after its fills. Releases room reserved for files that were never begun."""
         async with self._lock:
             await to_the_end(self._leave(stage_id))
 
@@ -130,10 +125,7 @@ class NodeCache:
         return any(self.index.ledger.size_of(content) is not None for content in self.index.contents_of(manifest))
 
     async def rest(self, stage_id: str) -> None:
-        """Mark a stage as idle: it holds its leases and fills nothing.
-
-        Room reserved for files never begun is released.
-        """
+        """Mark a stage that fills nothing as idle; it holds its leases. Releases room for files never begun."""
         async with self._lock:
             self._idle.add(stage_id)
             for manifest in self.index.leases.of(stage_id):
@@ -376,10 +368,7 @@ class _Admission:
         return self.cache.space.room(padding).budgets.node
 
     async def _count_in(self, budget: int, free_files: int | None, now: float) -> frozenset[Digest]:
-        """The index checks each manifest alone; this checks their sum, too.
-
-        ``free_files`` None: the disk has no limit on files.
-        """
+        """The index checks each manifest, this their sum. ``free_files`` None: the disk has no limit on files."""
         total = sum(self._contents.values())
         ledger, aside = self.index.ledger, self.cache.space.aside.promised
         if self._absent and total > budget:

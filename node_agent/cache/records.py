@@ -170,10 +170,7 @@ class ManifestRecords:
 
 @dataclass(frozen=True)
 class ScannedManifest:
-    """A manifest as found on disk.
-
-    ``present`` maps contents to whole (True) or in progress (False); others are absent.
-    """
+    """A manifest as found on disk. ``present``: which contents are whole (True) or in progress (False)."""
 
     manifest: Digest
     contents: Mapping[Digest, int]

@@ -37,10 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CacheTiers:
-    """``node`` holds whole files, and its ``chunks`` include the cluster tier's.
-
-    ``access`` authorizes peers' reads of them.
-    """
+    """``node`` holds whole files; its ``chunks`` include the cluster tier's. ``access`` authorizes peers' reads."""
 
     node: NodeCache
     access: PeerAccess

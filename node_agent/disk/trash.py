@@ -100,10 +100,7 @@ class Trash:
 
 @dataclass
 class _Sweep:
-    """One pass through a trash: an open folder, and its device.
-
-    ``complaint`` is the first reason why something is left.
-    """
+    """One pass through ``trash``, an open folder on ``device``. ``complaint``: why something is left."""
 
     trash: int
     device: int

@@ -28,10 +28,7 @@ REASONS: Final[tuple[Reason, ...]] = ("unlocated", "refused", "absent", "unreach
 
 @dataclass(frozen=True)
 class MirrorReader:
-    """One unverified request to the mirror within its deadlines.
-
-    The outcome counts in the mirror's health for all fills of this node.
-    """
+    """One unverified request to the mirror within its deadlines. Its outcome counts for all fills of this node."""
 
     http: HttpChunkReader
     peers: Peers

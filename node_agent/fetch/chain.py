@@ -140,10 +140,7 @@ class SingleFlightReader:
 
 
 def _found_here(held: HeldChunks, chunk: PartialChunk) -> bool:
-    """Whether the chunk was read from this node.
-
-    Bytes from elsewhere stay in the buffer unless the chunk seems to be here.
-    """
+    """Whether the chunk was read from this node. Bytes from elsewhere are kept unless it seems to be here."""
     if chunk.done:
         if not held.holds(chunk.digest):
             return False
@@ -156,9 +153,7 @@ def _found_here(held: HeldChunks, chunk: PartialChunk) -> bool:
 
 @dataclass(frozen=True)
 class PeersReader:
-    """Reads from this node, then from peers, then with the inner reader.
-
-    Each peer resumes where the one before broke off.
+    """Reads from this node, then peers, then the inner reader. Each peer resumes where the one before broke off.
 
     ``connections`` are for peers, with shorter timeouts than the mirror's, which has no substitute. ``on_mismatch``
     gets a chunk with wrong content before its bytes are dropped.

@@ -127,9 +127,7 @@ class Catalogue:
         return known
 
     async def _root(self, digest: Digest, bearer: str, known: Root | None) -> Root:
-        """Request the root from the mirror; on failure use the known root or a peer's, or retry.
-
-        A mirror restart fails no job.
+        """Request the root; on failure use a known root or a peer's, or retry: a mirror restart fails no job.
 
         A silent mirror delays a stage little if peers have the root. If no peer has it, the mirror gets its full time
         for a slow answer.

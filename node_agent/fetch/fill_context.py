@@ -87,10 +87,7 @@ class Routing:
         return made.placement.owner(index) if made is not None and index is not None else None
 
     def everybody(self, chunk: Digest) -> tuple[str, ...]:
-        """All other members, first those that own the chunk if this node, perhaps new, is left out.
-
-        Blocks like ``peers``.
-        """
+        """All other members, first the owners without this node, as before it joined. Blocks like ``peers``."""
         made, index = self._now(), self._index.get(chunk)
         if made is None or index is None:
             return ()

@@ -83,9 +83,7 @@ class _Located:
 
 
 class ChunkLocations:
-    """Addresses for all readers of this agent.
-
-    Thread-safe. A request for a missing address includes the chunks that come next.
+    """Addresses for all readers. Thread-safe. A request for a missing one includes the chunks that come next.
 
     The mirror states how long an address is valid; ``clock`` counts that time from before the request, since clocks
     differ.
@@ -132,10 +130,7 @@ class ChunkLocations:
             return found.location if found is not None and self._clock() < found.until else None
 
     def _asked(self, reading: Reading, chunk: Digest, stop: threading.Event) -> Location | None:
-        """One request at a time per right.
-
-        Waiting callers join the next request, or find their address in the running one.
-        """
+        """One request at a time per right; waiting callers join the next, or find their address in the running one."""
         while not stop.is_set() and self._clock() >= self._silent_until:
             with self._asking.lead(reading.right) as is_leader:
                 if is_leader:

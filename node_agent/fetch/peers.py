@@ -68,10 +68,7 @@ class Members:
         return self._view
 
     def load(self) -> None:
-        """Load the view of the last run.
-
-        Blocking. A damaged file is ignored: the next heartbeat's answer has the members.
-        """
+        """Load the last run's view. Blocking. A damaged file is ignored: the next heartbeat gets the members."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(self._path.read_bytes())
             members = [RingMember(**member) for member in content["members"]]

@@ -36,10 +36,7 @@ class Fill:
     error: Exception | None = None
 
     def report(self, file: Digest, tier: Tier, size: int) -> None:
-        """Notify all listeners.
-
-        The bytes were fetched for the leader; for other listeners they count as found on this node.
-        """
+        """Notify all listeners. For all but the leader the bytes count as found on this node."""
         file_fill = self.files[file]
         file_fill.done += size
         for listener in file_fill.listeners:

@@ -46,9 +46,7 @@ class Rate:
 
 
 class FillProgress:
-    """Counts arriving bytes.
-
-    Content is fetched once; for every further path and mount it counts as read from this node.
+    """Counts arriving bytes. Content is fetched once; further paths and mounts have it from this node.
 
     ``manifests`` belong to the mounts, and are not stored; ``missing`` are the contents to fetch. ``budget`` limits
     retries and hedges. ``on_bytes`` is called whenever bytes arrived.
