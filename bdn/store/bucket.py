@@ -60,7 +60,10 @@ _CODE: Final = re.compile(rb"<Code>([A-Za-z0-9.]{1,60})</Code>")
 
 
 class FailedOnItError(Exception):
-    """Cause of a ``StoreUnavailableError``: the server answered, and this request failed. Others may succeed."""
+    """Cause of a ``StoreUnavailableError``: the server answered, and this request failed.
+
+    Other requests may succeed.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ class BucketStore:
         return len(sizes), sum(sizes)
 
     def fault(self, digest: Digest) -> str | None:
-        """Reads the whole chunk. A chunk that cannot be read while others can is wrong."""
+        """Reads the whole chunk. A chunk that cannot be read while other objects can is wrong."""
         try:
             with self.open(digest) as file:
                 return fault_of(file, digest)

@@ -157,7 +157,7 @@ class DirectoryStore:
         self._chunks.stat()
 
     def fault(self, digest: Digest) -> str | None:
-        """Reads the whole chunk past the page cache. A chunk that cannot be read while others can is wrong.
+        """Reads the whole chunk past the page cache. A chunk that cannot be read in a readable store is wrong.
 
         The cause may be its folder, or the folder above; then only that part of the store is unreadable.
         """

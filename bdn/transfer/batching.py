@@ -9,7 +9,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Batched(Generic[_Item, _Answer]):
-    """Batches items of one event-loop iteration, or that come while an answer is awaited; at most ``limit`` at once.
+    """Batches the items of one event-loop iteration, or of the time of a running request; at most ``limit`` at once.
 
     ``ask`` returns answers in the order of items. Its error goes to all callers in the batch; canceling one caller
     affects no other.

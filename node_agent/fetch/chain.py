@@ -4,11 +4,15 @@
     for a peer    (single flight → cluster tier) → retrying → verifying → (bucket →) mirror
 
 The mirror's bucket comes before the mirror if the mirror delivers directly (``bucket_reader.py``); the rules for the
-mirror hold for both. Single flight comes after the peers, not before. For a moment two nodes may know different
-members, and each requests the same chunk from the other: if a peer's request waited for a fill that requests the chunk
-from a peer, both would deadlock. A read from the mirror waits for no other node. For the same reason an owner obtains
-chunks for its peers from the mirror alone. The fill's retry is outermost, because peers may have the chunk by the next
-attempt. The owner's retry is inside the single flight, because the peers that wait for its one read have other sources.
+mirror hold for both.
+
+Single flight comes after the peers, not before. For a moment two nodes may know different members, and each requests
+the same chunk from the other: if a peer's request waited for a fill that requests the chunk from a peer, both would
+deadlock. A read from the mirror waits for no other node. For the same reason an owner obtains chunks for its peers from
+the mirror alone.
+
+The fill's retry is outermost, because peers may have the chunk by the next attempt. The owner's retry is inside the
+single flight, because the peers that wait for its one read have other sources.
 """
 
 import threading

@@ -28,7 +28,7 @@ from node_agent.fetch.reads_in_progress import ReadsInProgress, landed
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 4  # peers that are asked for a root at the same time
+_AT_ONCE: Final = 4  # concurrent requests for a root to peers
 _ROOT_SECONDS: Final = 10.0  # time limit for a peer to send a root
 _SILENCE_SECONDS: Final = 5.0
 
@@ -78,7 +78,7 @@ class Catalogue:
     """Obtains manifests.
 
     ``threads`` read pages; they are separate from fills' threads, so no page waits behind a stage's chunks.
-    ``answer_seconds`` are the time limits for the mirror to send a root: before peers were asked, and after.
+    ``answer_seconds`` are the time limits for the mirror to send a root: before the requests to peers, and after.
     ``on_obtained`` gets the tier of each document.
     """
 
@@ -93,7 +93,7 @@ class Catalogue:
     _reads: ReadsInProgress = field(default_factory=ReadsInProgress)
 
     async def obtain(self, digest: Digest, bearer: str, *, is_complete: bool) -> Held:
-        """Obtain a manifest. If it ``is_complete`` on this disk, the mirror is not asked.
+        """Obtain a manifest, without a request to the mirror if it ``is_complete`` on this disk.
 
         Raises ``BdnError``: it is not on this disk, and neither the mirror nor a peer sent it.
         """
@@ -104,7 +104,7 @@ class Catalogue:
         return known or await self.read(root, bearer)
 
     async def root(self, digest: Digest, bearer: str) -> Root:
-        """Obtain the root alone, for a peer whose grant was verified. The mirror is asked if the root is not here.
+        """Obtain the root alone, for a peer whose grant was verified. Requests a missing root from the mirror.
 
         Raises ``BdnError`` like ``obtain``.
         """

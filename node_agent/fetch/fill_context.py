@@ -52,7 +52,7 @@ class Routing:
         return len(owners | {self._members.me})
 
     def peers(self, chunk: Digest, is_avoided: Callable[[str], bool]) -> tuple[str, ...]:
-        """Owners to ask before the mirror. Blocks for a moment after members have changed."""
+        """Owners to request it from before the mirror. Blocks for a moment after members have changed."""
         made = self._now()
         index = self._index.get(chunk)
         if made is None or index is None:
@@ -62,9 +62,9 @@ class Routing:
     def sources(self, chunk: Digest, is_avoided: Callable[[str], bool]) -> Iterator[tuple[str, bool]]:
         """Peers in the order of requests, each with whether it should obtain the chunk as its owner.
 
-        If the owner does not serve, the next owner would read the chunk from the mirror once more. So first some peers
-        are asked only for what they hold: a random choice of those that read from the owner before this node, to spread
-        the load.
+        If the owner does not serve, the next owner would read the chunk from the mirror once more. So before the next
+        owner come some peers, only for what they hold: a random choice, to spread the load, of the peers that read from
+        the owner before this node.
         """
         made, first = self._now(), self.owner(chunk)
         if made is None or first is None:

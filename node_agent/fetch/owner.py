@@ -29,7 +29,7 @@ from node_agent.fetch.reads_in_progress import landed
 class Owner:
     """A ``ServedChunks`` that obtains missing chunks.
 
-    A chunk goes into the cluster tier. It comes from the mirror, never from another peer, so requests cannot go in
+    A chunk goes into the cluster tier. Its source is the mirror, never another peer, so requests cannot go in
     circles. ``threads`` are separate from this node's fills: no peer waits behind a whole stage of this node. Jobs of
     several organisations have grants for this port, so ``places``, one per thread, go round robin over organisations.
     Reads acquire places of ``origin`` as fills do, before all of them: a peer's request precedes this node's next

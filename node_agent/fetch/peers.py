@@ -118,7 +118,7 @@ _HELD_SECONDS: Final = 5.0  # added to the wait for a late peer when the hedge b
 
 # A slow link is distinguished from a busy one by its speed, in multiples of the usual time. A body is judged after
 # ``_TRIED`` at the earliest, and is late if the whole would take longer than ``_HOPELESS``; ``_LATE`` is for a peer at
-# fault. An owner asked by twenty nodes at once for a chunk that it has just read takes six times the usual time: a node
+# fault. An owner with requests of twenty nodes for a chunk that it has just read takes six times the usual time: a node
 # that leaves it finds no other holder of the chunk, and the mirror sends the chunk once more.
 _TRIED: Final = 1.5
 _LATE: Final = 2.0

@@ -74,8 +74,8 @@ async def landed(flight: Future[None]) -> None:
     """Wait on the loop for another caller's work. Afterwards the caller checks again, and may have to lead.
 
     Raises:
-        BdnError: the work failed transiently, which concerns the waiting callers as well: if each of them asked the
-            mirror again, that would not help. Errors of the leader alone, such as an expired grant or a released stage,
+        BdnError: the work failed transiently, which concerns the waiting callers as well: if each of them repeated
+            the request, that would not help. Errors of the leader alone, such as an expired grant or a released stage,
             are not raised.
     """
     # The future is shared: ``wait`` does not cancel it with one waiting caller. Its error is read below, or not at all

@@ -288,7 +288,7 @@ def _write_file(root: int, name: str, content: memoryview) -> None:
     try:
         descriptor = os.open(name, _NEW, 0o600, dir_fd=root)
     except FileExistsError:
-        # A file that an earlier attempt left may not be synced, so it is written anew.
+        # A file that an earlier attempt left may not be synced, so it is rewritten.
         os.unlink(name, dir_fd=root)
         descriptor = os.open(name, _NEW, 0o600, dir_fd=root)
     try:

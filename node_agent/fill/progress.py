@@ -83,7 +83,7 @@ class FillProgress:
         self._mounts[self._first[content]] -= self._coming.pop(content, Counter())
 
     def finish(self, content: Digest, size: int) -> None:
-        """The content is whole, also under its other paths. Idempotent, since fills may begin anew."""
+        """The content is whole, also under its other paths. Idempotent, since fills may restart."""
         first, coming = self._first.pop(content, None), self._coming.pop(content, None)
         if first is None:
             return

@@ -252,7 +252,7 @@ def _is_too_large(error: Exception) -> bool:
 class Heartbeats:
     """Two loops with shared state: one sends requests that the mirror keeps open, one reports changes soon.
 
-    One heartbeat at a time reports changes and final reports, and never one that is kept open: of two concurrent
+    One heartbeat at a time reports changes and final reports, and never one that stays open: of two concurrent
     changes to the same holdings the mirror applies one, and could apply an eviction's report without the change of the
     holdings.
 
@@ -341,7 +341,7 @@ class Heartbeats:
         state: dict[str, object] = {
             "tiers": await self._holdings.tiers(),
             "reports": reports,
-            # Not with a request that is kept open: other heartbeats would send them again before it is answered.
+            # Not with a request that stays open: other heartbeats would send them again before it is answered.
             "events": fitting(events, self._most_bytes),
             "epoch": self._members.current().epoch,
             "wait_seconds": wait_seconds,
