@@ -1,7 +1,7 @@
-"""Files written and read past the page cache (``O_DIRECT``), where the file system allows it.
+"""Files written and read with ``O_DIRECT``, past the page cache, if the file system supports it.
 
-Writing through the cache reaches a third of a disk's throughput, copies each byte once more, and evicts what jobs read
-(docs/adr/0011). Reading through it hides what the disk has become.
+Writes through the cache reach a third of a disk's throughput, copy each byte once more, and evict what jobs read
+(docs/adr/0011). Reads through it hide damage of the disk.
 """
 
 import errno
@@ -17,14 +17,14 @@ from bdn.disk.syscalls import REFUSED
 
 logger = logging.getLogger(__name__)
 
-# Offsets, lengths and memory are multiples of it, which is enough for every disk Linux boots from.
+# Offsets, lengths and memory are multiples of a page, which suits every disk that Linux boots from.
 BLOCK: Final = mmap.PAGESIZE
 _NOT_DIRECT: Final = REFUSED | {errno.EINVAL}
-LEAST_BYTES: Final = 256 * 1024  # writing less through the cache costs less than waiting for the disk
+LEAST_BYTES: Final = 256 * 1024  # fewer bytes through the cache cost less than waiting for the disk
 
 
 class DirectWrites:
-    """Whether the files of one directory are written directly and, if not, why. Shared by threads."""
+    """Whether the files of one directory are written directly and, if not, why. Thread-safe."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -32,13 +32,12 @@ class DirectWrites:
 
     @property
     def are_direct(self) -> bool:
-        """Whether the next file is opened for direct writes."""
         return self.reason is None
 
     def probe(self, folder: Path) -> None:
         """Write one block below ``folder``, so that the result is known before the first real file.
 
-        A disk that is full or broken leaves the question open; then the first write answers it.
+        A full or broken disk leaves the result open; the first write decides then.
         """
         file = DirectFile(folder / f"direct.probe-{os.getpid()}", self)
         with suppress(OSError):
@@ -51,9 +50,9 @@ class DirectWrites:
                 file.path.unlink(missing_ok=True)
 
     def refused(self, path: Path, error: OSError) -> None:
-        """The file system takes no direct writes: logged once, and not tried again.
+        """The file system refuses direct writes: log it once, and do not try again.
 
-        After a successful probe ``EINVAL`` says that this one buffer is not page-aligned, and nothing about the file system.
+        After a successful probe, ``EINVAL`` only means that this buffer is not page-aligned.
         """
         if self.reason is None and not self._is_proven:
             self.reason = f"{path.parent}: the file system takes no direct writes ({error.strerror})"
@@ -61,9 +60,9 @@ class DirectWrites:
 
 
 class DirectFile:
-    """A file that several threads write at different offsets: whole blocks directly, the rest through the page cache.
+    """A file that several threads write at different offsets: whole blocks directly, others through the page cache.
 
-    ``descriptor`` goes through the page cache, for everything else that is done with the file. Methods raise ``OSError``.
+    ``descriptor`` uses the page cache, for all other operations. Methods raise ``OSError``.
     """
 
     def __init__(self, path: Path, writes: DirectWrites) -> None:
@@ -73,7 +72,7 @@ class DirectFile:
         self._direct = -1
 
     def open(self) -> None:
-        """Open or create it, mode 0600. ``close`` is needed after a failure, too."""
+        """Open or create the file, mode 0600. Call ``close`` also after a failure."""
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if self._writes.are_direct:
             try:
@@ -84,12 +83,12 @@ class DirectFile:
                 self._writes.refused(self.path, error)
 
     def write(self, content: memoryview, offset: int, *, least: int = LEAST_BYTES) -> None:
-        """Write all of ``content``; less than ``least`` bytes go through the page cache. Durable after a sync, either way."""
+        """Write ``content``; fewer than ``least`` bytes through the page cache. Durable after a sync, either way."""
         done = self._write_blocks(content, offset) if len(content) >= least else 0
         write_all(self.descriptor, content[done:], offset + done)
 
     def _write_blocks(self, content: memoryview, offset: int) -> int:
-        """Write whole blocks for as long as the file system takes them; returns the bytes written."""
+        """Write whole blocks until the file system refuses. Returns the number of bytes written."""
         done, stop = 0, len(content) - len(content) % BLOCK
         while self._direct >= 0 and self._writes.are_direct and done < stop and (offset + done) % BLOCK == 0:
             try:
@@ -99,25 +98,24 @@ class DirectFile:
                     raise
                 self._writes.refused(self.path, error)
                 break
-            if not count:  # the write through the page cache fails with a reason
+            if not count:  # the write through the page cache will fail with a reason
                 break
             done += count
         return done
 
     def close(self) -> None:
-        """Close both descriptors. Idempotent."""
         for descriptor in (self._direct, self.descriptor):
             if descriptor >= 0:
-                with suppress(OSError):  # some file systems report lost pages here; whoever synced knows already
+                with suppress(OSError):  # some file systems report lost pages here; a sync has reported them before
                     os.close(descriptor)
         self._direct = self.descriptor = -1
 
 
 class UncachedFile:
-    """A file read from the disk itself: directly or, where the file system refuses that, after its pages were dropped.
+    """Reads a file from the disk itself: directly or, if the file system refuses that, after dropping its pages.
 
-    A context manager. Methods raise ``OSError``. Dirty pages are written back first. Mapped pages cannot be dropped, and none
-    in a sandbox that refuses direct reads and advice: there the page cache may answer after all.
+    A context manager. Methods raise ``OSError``. Dirty pages are written back first. Mapped pages cannot be dropped,
+    nor can any in a sandbox that refuses direct reads and advice; the page cache may then answer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -127,7 +125,7 @@ class UncachedFile:
     def __enter__(self) -> Self:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(self._path, flags)
-        with suppress(OSError):  # reading through the cache then reports what is wrong
+        with suppress(OSError):  # reads through the cache then report the problem
             self._direct = os.open(self._path, flags | os.O_DIRECT)
         return self
 
@@ -138,11 +136,10 @@ class UncachedFile:
 
     @property
     def status(self) -> os.stat_result:
-        """The file's size, mode and times."""
         return os.fstat(self._descriptor)
 
     def read(self, buffer: memoryview, offset: int, size: int) -> int:
-        """Up to ``size`` bytes from ``offset``, a multiple of a block; fewer only at the end of the file.
+        """Read up to ``size`` bytes at ``offset``, a multiple of a block; fewer only at the end of the file.
 
         ``buffer`` is page-aligned and has room for whole blocks.
         """
@@ -172,5 +169,5 @@ class UncachedFile:
 
     def _drop(self, offset: int, size: int) -> None:
         os.fdatasync(self._descriptor)
-        with suppress(OSError):  # a sandbox refuses it: the page cache answers
+        with suppress(OSError):  # refused by a sandbox: the page cache answers
             os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)

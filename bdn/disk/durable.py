@@ -1,4 +1,4 @@
-"""Small files and folders that survive a power cut; ``disk_errors`` maps the disk's errors to ours."""
+"""Small files and folders that survive a power cut; ``disk_errors`` maps ``OSError`` to DISK_FAILED."""
 
 import errno
 import fcntl
@@ -21,7 +21,7 @@ _REMEDIES: Final = {
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Around disk work on ``path``: an ``OSError`` is DISK_FAILED with the path and the reason."""
+    """Around disk work on ``path``: raises ``DiskFailedError`` with path and reason for an ``OSError``."""
     try:
         yield
     except OSError as error:
@@ -31,9 +31,9 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def try_lock(descriptor: int, folder: Path) -> bool:
-    """``flock(2)`` of a file in ``folder``, exclusive, until it is closed. False: another process has it.
+    """Lock a file in ``folder`` with ``flock(2)`` until it is closed. Returns False if another process has it.
 
-    Raises ``DiskFailedError``: the file system, or a sandbox, has no such locks.
+    Raises ``DiskFailedError``: the file system or a sandbox does not support such locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,18 +49,18 @@ def try_lock(descriptor: int, folder: Path) -> bool:
 
 
 def write_durably(path: Path, content: bytes | Iterator[bytes], mode: int = 0o600) -> None:
-    """Replace a file, whose content may come in pieces: written aside, synced, renamed, and the folder synced. Old or new, never half."""
+    """Replace a file atomically and durably: write aside, sync, rename, sync the folder. Content may come in pieces."""
     _replace(path, content, mode, is_synced=True)
     sync_folder(path.parent)
 
 
 def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace a small file, old or new for whoever kills us. A power cut may undo it or leave the file empty."""
+    """Replace a small file atomically, also across a kill. A power cut may undo it or leave the file empty."""
     _replace(path, content, mode, is_synced=False)
 
 
 def kept_key(path: Path, new: Callable[[], bytes]) -> bytes:
-    """The key in this file, readable by its owner alone, which is made when there is none. Raises ``DiskFailedError``."""
+    """Read the key file; create it, mode 0600, if absent. Raises ``DiskFailedError``."""
     with disk_errors(path):
         if not path.exists():
             _make_key(path, new())
@@ -74,14 +74,14 @@ def _make_key(path: Path, key: bytes) -> None:
         file.write(key)
         file.flush()
         os.fsync(file.fileno())
-    # A link never replaces: of two that start together, the first one's key stays.
+    # A link never replaces: of two processes that start together, the first one's key stays.
     try:
         path.hardlink_to(partial)
     except FileExistsError:
         pass
     finally:
         partial.unlink()
-    sync_folder(path.parent)  # what was signed stays good, whatever becomes of the power
+    sync_folder(path.parent)  # signatures by this key stay valid after a power cut
 
 
 def _replace(path: Path, content: bytes | Iterator[bytes], mode: int, *, is_synced: bool) -> None:
@@ -102,7 +102,7 @@ def _replace(path: Path, content: bytes | Iterator[bytes], mode: int, *, is_sync
 
 
 def write_all(descriptor: int, content: memoryview, offset: int) -> None:
-    """Write all of it at ``offset``, however many calls the kernel takes."""
+    """Write all of ``content`` at ``offset``, across partial writes."""
     while content:
         count = os.pwrite(descriptor, content, offset)
         content, offset = content[count:], offset + count
@@ -121,7 +121,7 @@ def opened(
 
 
 def open_existing(path: Path) -> BinaryIO | None:
-    """The file, unbuffered; None when there is none. Raises ``DiskFailedError``."""
+    """The file, unbuffered; None if it is absent. Raises ``DiskFailedError``."""
     with disk_errors(path):
         try:
             return path.open("rb", buffering=0)
@@ -130,28 +130,26 @@ def open_existing(path: Path) -> BinaryIO | None:
 
 
 def open_folder(folder: Path) -> AbstractContextManager[int]:
-    """A descriptor for work relative to the folder, which saves looking up its path for each of thousands of files."""
+    """A descriptor for work relative to the folder, which saves a path lookup for each of thousands of files."""
     return opened(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's entries durable."""
     with open_folder(folder) as descriptor:
         os.fsync(descriptor)
 
 
 def sync_folders(root: Path) -> None:
-    """Make every name below ``root`` durable."""
     for folder, _, _ in os.walk(root):
         sync_folder(Path(folder))
 
 
 def make_folder(folder: Path, mode: int | None = None, *, is_durable: bool = False) -> None:
-    """Make a folder and its parents, as far as they are absent; one that exists stays as it is.
+    """Make a folder and its absent parents. An existing folder stays unchanged.
 
     Args:
         folder: may exist.
-        mode: exactly that, whatever the umask; None for what the umask leaves.
+        mode: exact, whatever the umask; None for the umask's default.
         is_durable: sync each new name, so that it survives a power cut.
     """
     if folder.is_dir():
@@ -165,7 +163,7 @@ def make_folder(folder: Path, mode: int | None = None, *, is_durable: bool = Fal
 
 
 def remove_tree(root: Path) -> None:
-    """Remove a folder and everything below it, or a file or link; an absent one changes nothing."""
+    """Remove a folder with its contents, a file or a link. No error if it is absent."""
     if root.is_symlink() or root.is_file():
         root.unlink(missing_ok=True)
     elif root.exists():
@@ -173,12 +171,12 @@ def remove_tree(root: Path) -> None:
 
 
 def remove_empty(folder: Path, stop: Path) -> None:
-    """Remove ``folder`` and its parents below ``stop`` as far as they are empty or absent."""
+    """Remove ``folder`` and its parents below ``stop`` while they are empty or absent."""
     while folder != stop and stop in folder.parents:
         try:
             folder.rmdir()
         except FileNotFoundError:
             pass
         except OSError:
-            return  # not empty: something else needs it
+            return  # not empty
         folder = folder.parent

@@ -1,4 +1,4 @@
-"""The Linux calls that the standard library does not have. Those that can fail raise ``OSError`` with the path they failed for."""
+"""Linux calls missing from the standard library. Failures raise ``OSError`` with the path."""
 
 import ctypes
 import errno
@@ -11,7 +11,7 @@ from typing import Final
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# A kernel or a file system without the call; a filter of a sandbox, which answers EPERM or EACCES as a rule.
+# The kernel or the file system lacks the call; or a sandbox filters it, usually with EPERM or EACCES.
 REFUSED: Final = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EACCES})
 
 MS_RDONLY: Final = 0x1
@@ -25,7 +25,7 @@ MNT_DETACH: Final = 0x2
 UMOUNT_NOFOLLOW: Final = 0x8
 _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
-_OPEN_TREE: Final = 428  # of every architecture that Python runs on; glibc has functions for these since 2.36
+_OPEN_TREE: Final = 428  # on every architecture that Python supports; glibc has functions for these since 2.36
 _MOVE_MOUNT: Final = 429
 _MOUNT_SETATTR: Final = 442
 _OPEN_TREE_CLONE: Final = 0x1
@@ -37,35 +37,35 @@ _STATX_BTIME: Final = 0x800
 _STATX_BTIME_AT: Final = 80  # bytes into struct statx, on every architecture
 _STATX_SIZE: Final = 256
 _IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30, "riscv64": 30}
-_IOPRIO_WHO_PROCESS: Final = 1  # of which 0 is the calling thread
+_IOPRIO_WHO_PROCESS: Final = 1  # with id 0: the calling thread
 _IOPRIO_IDLE: Final = 3 << 13
 
 
 def trim_heaps() -> None:
-    """``malloc_trim(3)``: what was freed goes back to the system, also where it lies between what is used. Without glibc nothing happens."""
+    """``malloc_trim(3)``: return freed memory to the system, also from between used blocks. No-op without glibc."""
     with suppress(AttributeError):
         _libc.malloc_trim(ctypes.c_size_t(0))
 
 
 def allocate(descriptor: int, size: int) -> None:
-    """``fallocate(2)``: blocks for the first ``size`` bytes. Without glibc's emulation, which writes them all."""
+    """``fallocate(2)``: allocate the first ``size`` bytes, without glibc's emulation, which writes them all."""
     _check(_libc.fallocate(descriptor, 0, ctypes.c_long(0), ctypes.c_long(size)), "")
 
 
 def prefer_others() -> None:
-    """``ioprio_set(2)``: what this thread reads and writes waits for everybody else's. Nothing happens where no scheduler looks at it.
+    """``ioprio_set(2)``: give this thread idle I/O priority. No effect if the disk's scheduler ignores it.
 
-    Its share of the CPU stays: a thread that holds Python's lock and is not run holds up all others.
+    CPU priority stays: a thread that holds the GIL and does not run would block all other threads.
     """
     number = _IOPRIO_SET.get(os.uname().machine)
-    if number is not None:  # a filter may forbid it, which changes nothing but who comes first
+    if number is not None:  # a sandbox may forbid it, which changes only the priority
         _libc.syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
 
 
 def sync_file_system(descriptor: int) -> bool:
-    """``syncfs(2)``: everything that was written to this file system is durable. Tells errors since Linux 5.8, once.
+    """``syncfs(2)``: make everything written to this file system durable. Reports errors since Linux 5.8, once.
 
-    False: a sandbox refuses the call, and nothing was synced.
+    Returns False if a sandbox refuses the call; nothing was synced then.
     """
     result = _libc.syncfs(descriptor)
     if result < 0 and ctypes.get_errno() in REFUSED:
@@ -75,21 +75,21 @@ def sync_file_system(descriptor: int) -> bool:
 
 
 def file_system_magic(descriptor: int) -> int:
-    """``f_type`` of ``fstatfs(2)``: which kind of file system this is."""
-    found = (ctypes.c_long * 64)()  # struct statfs is 120 bytes and begins with it
+    """``f_type`` of ``fstatfs(2)``: the type of the file system."""
+    found = (ctypes.c_long * 64)()  # struct statfs is 120 bytes, and f_type is its first field
     _check(_libc.fstatfs(descriptor, ctypes.byref(found)), "")
     return int(found[0])
 
 
 def birth_time(descriptor: int) -> int | None:
-    """``statx(2)``: the birth time of a file, in ns since 1970, which no program can change; None where it is unknown.
+    """``statx(2)``: the birth time of a file in ns since 1970, which no program can change. None if unknown.
 
-    Some file systems do not keep it, and some sandboxes refuse the call.
+    Some file systems do not store it, and some sandboxes refuse the call.
     """
     found = ctypes.create_string_buffer(_STATX_SIZE)
     try:
         result = _libc.statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, found)
-    except AttributeError:  # neither glibc before 2.28 nor some others have it
+    except AttributeError:  # glibc before 2.28, and some other C libraries
         return None
     if result < 0 and ctypes.get_errno() in REFUSED:
         return None
@@ -110,10 +110,10 @@ class _MountAttr(ctypes.Structure):
 
 
 def attach_read_only(source: Path, target: Path) -> None:
-    """``open_tree(2)``, ``mount_setattr(2)``, ``move_mount(2)``: bind ``source`` at ``target``, private, read-only, nosuid and nodev.
+    """``open_tree(2)``, ``mount_setattr(2)``, ``move_mount(2)``: bind ``source`` at ``target``.
 
-    It is so before it is attached, and so are the copies of it that other mount namespaces get by propagation. ``ENOSYS``
-    before Linux 5.12.
+    The mount is private, read-only, nosuid and nodev before it is attached, and so are its copies that other mount
+    namespaces get by propagation. ``ENOSYS`` before Linux 5.12.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
     tree = _check(_libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(source), flags), str(source))
@@ -133,12 +133,12 @@ def mount(source: Path | None, target: Path, flags: int) -> None:
 
 
 def unmount(target: Path, flags: int = 0) -> None:
-    """``umount2(2)``, never through a symbolic link. ``EINVAL`` means that nothing is mounted there."""
+    """``umount2(2)``, never through a symbolic link. ``EINVAL``: nothing is mounted there."""
     _check(_libc.umount2(os.fsencode(target), flags | UMOUNT_NOFOLLOW), str(target))
 
 
 def exchange(first: Path, second: Path) -> None:
-    """``renameat2(2)``: two names change places in one step."""
+    """``renameat2(2)``: exchange two names atomically."""
     names = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second))
     _check(_libc.renameat2(*names, _RENAME_EXCHANGE), str(second))
 

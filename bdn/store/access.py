@@ -1,7 +1,7 @@
-"""How a bucket of S3, of what speaks S3, or of Google Cloud Storage is asked: where a request goes, and what signs it.
+"""Addresses and signatures of requests to a bucket of S3, an S3-compatible server, or Google Cloud Storage.
 
-Google's storage is asked through its XML API, which is S3's with other names for some headers. So the requests are the same,
-and all are signed in their addresses.
+Google Cloud Storage is used through its XML API, which is S3's with other names for some headers. So the requests are
+the same, and all are signed in their addresses.
 """
 
 import asyncio
@@ -31,23 +31,23 @@ Pairs = Sequence[tuple[str, str]]
 Reread = Callable[[], Awaitable[Secret]]
 _Result = TypeVar("_Result")
 _ADDRESS_SECONDS: Final = 900
-# Of what changes an object. The mirror takes a PUT or a DELETE without an answer for over after 900 s: in the rest of that time it
-# may be tried again, and the server's clock may be behind.
+# For a PUT or DELETE. The mirror considers one without an answer over after 900 s: within the remaining time the
+# server may still retry it, and its clock may be slow.
 _CHANGE_SECONDS: Final = 300
-_REREAD_SECONDS: Final = 1200.0  # a secret is read again when a quarter of that is left: after a quarter of an hour
-_PATIENCE_SECONDS: Final = 60.0  # for credentials; their own requests give up earlier
+_REREAD_SECONDS: Final = 1200.0  # a secret is read again when a quarter of this is left: after a quarter of an hour
+_PATIENCE_SECONDS: Final = 60.0  # for credentials; requests for them time out earlier
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The names of headers, in lower case; ``vendor`` is what a server's own begin with."""
+    """Header names in lower case; ``vendor`` is the prefix of the server's own headers."""
 
     vendor: str
     only_if_absent: tuple[str, str]
-    crc32c: tuple[str, str]  # a header, and what stands before the value
+    crc32c: tuple[str, str]  # a header, and the prefix of its value
 
     def checked(self, crc32c: str) -> tuple[str, str]:
-        """The header with which the server shall compare a body."""
+        """The header by which the server verifies a body."""
         name, before = self.crc32c
         return name, before + crc32c
 
@@ -57,7 +57,7 @@ GCS_DIALECT: Final = Dialect("x-goog-", ("x-goog-if-generation-match", "0"), ("x
 
 
 class LoopInThread:
-    """An event loop of its own, on which credentials are renewed: byte threads never wait for the program's loop."""
+    """A separate event loop that renews credentials, so that byte threads never wait for the program's loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -65,11 +65,10 @@ class LoopInThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Its result, in any other thread. ``TimeoutError`` after a minute."""
+        """Run from another thread. Raises ``TimeoutError`` after a minute."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE_SECONDS)
 
     def close(self) -> None:
-        """End it."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -79,8 +78,8 @@ class LoopInThread:
 class Access:
     """Signs addresses.
 
-    ``sign`` makes a signer as of one second, for addresses that are good for so many seconds; it blocks while credentials are
-    renewed, and raises ``BdnError``.
+    ``sign(now, seconds)`` makes a signer for addresses that are valid for ``seconds`` from ``now``. It blocks while
+    credentials are renewed, and raises ``BdnError``.
     """
 
     dialect: Dialect
@@ -91,13 +90,13 @@ class Access:
 
     @property
     def signer(self) -> AddressSigner:
-        """For addresses that are good for a quarter of an hour, or until the keys end. Safe for several threads."""
+        """Signs addresses that are valid for a quarter of an hour, or until the keys expire. Thread-safe."""
         return self._signer(_ADDRESS_SECONDS)
 
     def address(self, method: str, key: str, query: Mapping[str, str], headers: Pairs) -> str:
-        """Of one request with these headers. The signature covers those that are the server's own, as it wants it.
+        """The signed address of one request. The signature covers the server's own headers, as the server requires.
 
-        The server refuses a PUT or a DELETE that was held up for longer than its signature is good for.
+        The server refuses a PUT or DELETE that arrives after its signature has expired.
         """
         own = [pair for pair in headers if pair[0].startswith(self.dialect.vendor)]
         signer = self._signer(_CHANGE_SECONDS) if method in ("PUT", "DELETE") else self.signer
@@ -111,13 +110,13 @@ class Access:
 
 
 def open_access(uri: BucketUri, context: SourceContext, reread: Reread | None = None) -> Access:
-    """As whom the bucket is asked, and where. Without a request; blocking, for some tenths of a second.
+    """Set up credentials and the address of the bucket. Sends no request to it; blocks for some tenths of a second.
 
-    ``reread`` brings the secret of ``context`` as it is later: keys of S3 are often good for hours alone.
+    ``reread`` reads the secret of ``context`` again later: S3 keys are often valid only for hours.
 
     Raises:
-        InvalidRequestError: no credentials, or those of another cloud.
-        SecretMalformedError: the secret does not hold what this cloud needs.
+        InvalidRequestError: no credentials, or credentials of another cloud.
+        SecretMalformedError: the secret does not contain what this cloud needs.
     """
     if uri.scheme == "gs":
         return _google(uri, context)
@@ -152,7 +151,7 @@ def _reread_keys(reread: Reread, context: SourceContext) -> Refreshing[S3Credent
 
 
 def _google(uri: BucketUri, context: SourceContext) -> Access:
-    """With the key of a service account: one that has no key could sign for nobody else."""
+    """Requires a service account's key: other credentials cannot sign addresses for agents."""
     secret = context.sign_in if isinstance(context.sign_in, Secret) else ambient_key(context)
     if secret is None:
         raise _no_credentials("GOOGLE_APPLICATION_CREDENTIALS")

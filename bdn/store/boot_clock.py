@@ -1,4 +1,4 @@
-"""A clock for what has to be sent within some time."""
+"""A clock for deadlines of requests to the store."""
 
 import time
 

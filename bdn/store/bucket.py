@@ -1,6 +1,6 @@
-"""One bucket, asked from byte threads: requests that are signed, retried and paced, and errors that say what to do.
+"""Requests to one bucket from byte threads: signed, retried and paced, with errors that name the remedy.
 
-The bytes of an object come into memory, in a file without a name: that can be read, hashed, and sent on like any other.
+An object's bytes are read into an anonymous file in memory, which can be read, hashed and sent like any other file.
 """
 
 import io
@@ -41,33 +41,36 @@ from bdn.store.boot_clock import since_boot
 from bdn.wire.http_fields import parse_retry_after
 
 _Result = TypeVar("_Result")
-# For so long a request is made again. A reader who waits for it has somebody else to ask, and a copy is made again as a whole.
+# Time limits of retries. A waiting reader has other sources, and a copy is repeated as a whole.
 PATIENCE: Final = RetryPolicy(outage_seconds=20.0, attempts=4, longest_seconds=4.0, longest_retry_after_seconds=20.0)
-AT_ONCE: Final = 32  # requests in flight, at most
-OPEN_AT_ONCE: Final = 48  # chunks in memory that are sent to clients, of at most 8 MiB; half for one organisation
-_OWN_AT_ONCE: Final = 8  # and those that the store and copies look at, which are closed soon
-_OWN_SECONDS: Final = 30.0  # to wait until one of these is closed
-_LISTING: Final = 8 * 1024 * 1024  # bytes of a page, at most
-_SMALL: Final = 64 * 1024  # bytes of what else is said
+AT_ONCE: Final = 32  # maximum requests in flight
+OPEN_AT_ONCE: Final = 48  # chunks in memory being sent to clients, at most 8 MiB each; half for one organisation
+_OWN_AT_ONCE: Final = 8  # likewise for the store itself and copies, which close theirs soon
+_OWN_SECONDS: Final = 30.0  # time limit for one of these to be closed
+_LISTING: Final = 8 * 1024 * 1024  # maximum bytes of a listing's page
+_SMALL: Final = 64 * 1024  # maximum bytes of other answers
 _TIMEOUT_SECONDS: Final = 30.0
-_CHECK_SECONDS: Final = 4.0  # before whoever asks whether the bucket answers has gone
-_BEGIN_SECONDS: Final = 40.0  # no attempt is begun later: a bucket that hangs fails within two timeouts
+_CHECK_SECONDS: Final = 4.0  # shorter than the timeouts of health checks
+_BEGIN_SECONDS: Final = 40.0  # no attempt begins later, so a hanging bucket fails within two timeouts
 _LONGEST_PAUSE_SECONDS: Final = (
-    30.0  # that a server gets when it asks for more: one answer shall not close the store for an hour
+    30.0  # even if a server requests a longer one: a single answer must not close the store for an hour
 )
 _STALL: Final = StallPolicy()
 _CODE: Final = re.compile(rb"<Code>([A-Za-z0-9.]{1,60})</Code>")
 
 
 class FailedOnItError(Exception):
-    """The cause of a ``StoreUnavailableError``: the server answered, and this request failed. Others may not."""
+    """Cause of a ``StoreUnavailableError``: the server answered, and this request failed.
+
+    Other requests may succeed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """``content`` None is no body. ``but`` are refusals that are answers; ``expected`` are bytes that will come.
+    """``but`` are error statuses that count as an answer; ``expected`` is the number of bytes to come.
 
-    With ``until``, by ``since_boot``, it is not sent later, and not again unless the server has refused it.
+    After ``until``, by ``since_boot``, the request is not sent; with it, only a rate-limited request is repeated.
     """
 
     method: str
@@ -81,28 +84,27 @@ class _Request:
 
 
 class ChunkInMemory(io.FileIO):
-    """What was read of an object; ``release`` is called once, when it is closed."""
+    """An object's bytes. ``release`` is called once, on close."""
 
     def __init__(self, descriptor: int, release: Callable[[], object]) -> None:
         super().__init__(descriptor, "rb")
         self._release = release
 
     def close(self) -> None:
-        """Give its memory back."""
         if not self.closed:
             super().close()
             self._release()
 
 
 class Room:
-    """Memory for ``count`` chunks, shared by organisation. Any thread."""
+    """Memory for ``count`` chunks, shared by organisation. Thread-safe."""
 
     def __init__(self, count: int) -> None:
         self._shares = Shares(count, spares=True)
         self._lock = threading.Lock()
 
     def acquire(self, organisation: str) -> Callable[[], None] | None:
-        """What releases the memory of one chunk; None while the organisation is at its share."""
+        """Returns the function that releases one chunk's memory; None while the organisation is at its share."""
         with self._lock:
             place = self._shares.request(organisation)
             self._shares.grant()
@@ -117,7 +119,7 @@ class Room:
 
 
 class Turns:
-    """Requests in flight: as many as the server copes with, round robin over organisations; none while it asks to wait."""
+    """Requests in flight: limited to the server's capacity, round robin over organisations, paused at its request."""
 
     def __init__(self, where: str, most: int) -> None:
         self._where = where
@@ -127,14 +129,15 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """Requests that are not sent yet."""
         return self._shares.waiting
 
     @contextmanager
     def turn(self, size: int, seconds: float | None = None, owner: str = "") -> Iterator[None]:
-        """One request for ``owner``, which moves ``size`` bytes. Raises ``UpstreamRateLimitedError`` at once while the server asks to wait.
+        """Hold a turn for one request of ``owner``, which moves ``size`` bytes.
 
-        ``UpstreamUnavailableError``: there was no turn in ``seconds``, where that is not None.
+        Raises:
+            UpstreamRateLimitedError: at once, while the server asks for a pause.
+            UpstreamUnavailableError: there was no turn within ``seconds``, unless None.
         """
         with self._changed:
             place = self._shares.request(owner)
@@ -162,7 +165,7 @@ class Turns:
                 self._grant()
 
     def _wait(self, place: Place, seconds: float | None) -> float:
-        """When the request may be sent: now."""
+        """Returns the time at which the request is sent: now."""
         if not self._changed.wait_for(lambda: place.is_granted, seconds):
             raise UpstreamUnavailableError(self._where, "the requests before this one are not answered")
         now = time.monotonic()
@@ -178,52 +181,51 @@ class Turns:
 
 @dataclass
 class Bucket:
-    """Each method is one request, made again until it is answered, for a while. Blocking; safe for several threads.
+    """Each method is one request, retried for a while. Blocking; thread-safe.
 
-    All raise ``StoreUnavailableError``, which holds no secret and no address with a signature.
+    All raise ``StoreUnavailableError``, which contains no secret and no signed address.
     """
 
     uri: BucketUri
     access: Access
     patience: RetryPolicy = PATIENCE
     pause: Callable[[float], None] = time.sleep
-    owner: str = ""  # the organisation whose requests these are; empty: the store itself
+    owner: str = ""  # the organisation that requests are for; empty: the store itself
     _closed: threading.Event = field(default_factory=threading.Event, init=False)
     _connections: ConnectionPool = field(init=False)
     _check_connections: ConnectionPool = field(init=False)
 
     def __post_init__(self) -> None:
         self._where = str(self.uri)
-        self._connections = ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS)  # the operator's own: no egress rule
+        self._connections = ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS)  # no egress rule: the operator's server
         self._check_connections = ConnectionPool(timeout_seconds=_CHECK_SECONDS, idle_limit=1)
         self._turns = Turns(self._where, AT_ONCE)
         self._room, self._own_room = Room(OPEN_AT_ONCE), threading.BoundedSemaphore(_OWN_AT_ONCE)
 
     @property
     def dialect(self) -> Dialect:
-        """How the server is spoken to."""
         return self.access.dialect
 
     def put(self, key: str, content: bytes | Buffer, headers: Pairs = (), but: tuple[int, ...] = ()) -> bool:
-        """Write the object. False: the answer was one of ``but``."""
+        """Write the object. Returns False if the status was one of ``but``."""
         return self._ask(_Request("PUT", key, headers, content, but=but), _heard) is not None
 
     def head(self, key: str) -> Mapping[str, str] | None:
-        """What is said of the object; None where there is none, and the bucket is there."""
+        """The object's headers. None if it is absent; an absent bucket raises."""
         found = self._ask(_Request("HEAD", key, but=(404,)), lambda answer: answer.headers)
         if found is None:
-            self.list_some(key, 1)  # an answer to HEAD does not say whether the bucket is gone
+            self.list_some(key, 1)  # the answer to HEAD does not show whether the bucket is missing
         return found
 
     def of(self, organisation: str) -> Self:
-        """The same bucket, with connections, limits and memory in common, whose requests take their turns as this organisation's."""
+        """The same bucket, with shared connections, limits and memory, for requests on behalf of an organisation."""
         same = copy(self)
         same.owner = organisation
         return same
 
     @contextmanager
     def with_new_connections(self) -> Iterator[Self]:
-        """The same bucket for some requests in a row: a server closes an idle connection whenever it likes, maybe under a request."""
+        """The same bucket with fresh connections: a server may close an idle one at any time, even during a request."""
         same = copy(self)
         same._connections = ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS)  # noqa: SLF001 - its own
         try:
@@ -232,10 +234,10 @@ class Bucket:
             same._connections.close()  # noqa: SLF001
 
     def get(self, key: str, *, for_reader: bool = False) -> BinaryIO | None:
-        """All of the object, or as much as shows that it is longer than a chunk; None where there is none.
+        """The object's bytes, cut off at one byte more than a chunk. None if it is absent.
 
-        Waits while too many are open. ``for_reader``: the organisation reads it, and at its share this fails at once: so many
-        threads that wait for each other would close none.
+        Waits while too many chunks are open. ``for_reader``: memory counts as the organisation's, and fails at once
+        when it is at its share: threads that wait for each other would never close a chunk.
         """
         release = self._memory(for_reader=for_reader)
         descriptor = -1
@@ -255,7 +257,7 @@ class Bucket:
         return None
 
     def _memory(self, *, for_reader: bool) -> Callable[[], object]:
-        """Memory for one chunk; returns what releases it. Raises ``StoreUnavailableError``."""
+        """Memory for one chunk. Returns the function that releases it. Raises ``StoreUnavailableError``."""
         if for_reader:
             release = self._room.acquire(self.owner)
             if release is None:
@@ -266,29 +268,28 @@ class Bucket:
         return self._own_room.release
 
     def delete(self, key: str) -> None:
-        """Remove the object, if it is there, asking as often as it takes: only for what nobody puts again under this name."""
+        """Remove the object, if present, with retries: only for names that are never put again."""
         self._ask(_Request("DELETE", key, but=(404,)), _heard)
 
     def delete_once(self, key: str, until: float) -> None:
-        """Remove the object, if it is there; no request is sent after ``until``, by ``since_boot``.
+        """Remove the object, if present. No request is sent after ``until``, by ``since_boot``.
 
-        ``StoreUnavailableError``: nobody knows whether it was, or will be, removed.
+        Raises ``StoreUnavailableError``: the object may have been removed, or may be later.
         """
         self._ask(_Request("DELETE", key, but=(404,), until=until), _heard)
 
     def check(self, prefix: str) -> None:
-        """List one object, once, in a few seconds."""
+        """List one object, without retries, within a few seconds."""
         try:
             self._once(_listing_of(prefix, 1, None), _listed, _CHECK_SECONDS)
         except UpstreamError as error:
             raise StoreUnavailableError(str(error)) from None
 
     def list_some(self, prefix: str, limit: int = PAGE) -> BucketPage:
-        """The first objects whose keys begin so."""
         return self._page(prefix, limit, None)
 
     def list_all(self, prefix: str) -> Iterator[BucketPage]:
-        """All of them, page by page."""
+        """All objects with this key prefix, page by page."""
         page = self._page(prefix, PAGE, None)
         yield page
         while page.following:
@@ -297,7 +298,7 @@ class Bucket:
 
     @contextmanager
     def signed_in(self) -> Iterator[None]:
-        """Around what needs credentials. ``UpstreamError``: they could not be renewed, and may be later."""
+        """Around work that needs credentials. ``UpstreamError``: renewing them failed, and may succeed later."""
         try:
             yield
         except UpstreamError:
@@ -306,7 +307,7 @@ class Bucket:
             raise StoreUnavailableError(f"{self._where} cannot be signed in to: {error}") from error
 
     def close(self) -> None:
-        """Let go of connections; who waits for an answer fails now."""
+        """Close connections; requests in flight fail."""
         self._closed.set()
         self._connections.close()
         self._check_connections.close()
@@ -314,12 +315,12 @@ class Bucket:
 
     def _page(self, prefix: str, limit: int, token: str | None) -> BucketPage:
         page = self._ask(_listing_of(prefix, limit, token), _listed)
-        if page is None:  # only what a request is ready for
+        if page is None:  # only a status in ``but`` gives None
             raise StoreUnavailableError(f"{self._where} cannot be listed")
         return page
 
     def _ask(self, request: _Request, read: Callable[[Answer], _Result]) -> _Result | None:
-        """What was read of a good answer, or None for the other answer that the request is ready for."""
+        """The result of ``read`` on success; None for a status in ``but``."""
         outage, began = Outage(self.patience), time.monotonic()
         while True:
             sent = time.monotonic()
@@ -338,12 +339,12 @@ class Bucket:
     def _once(
         self, request: _Request, read: Callable[[Answer], _Result], check_seconds: float | None = None
     ) -> _Result | None:
-        """``check_seconds`` bound its turn, and it is a check then. Raises ``UpstreamError``: another request may succeed."""
+        """One attempt; a check if ``check_seconds`` limits its turn. Raises ``UpstreamError``: a retry may succeed."""
         connections = self._connections if check_seconds is None else self._check_connections
         with self.signed_in():
             url = self.access.address(request.method, request.key, request.query, request.headers)
         with self._turns.turn(len(request.content or b"") or request.expected, check_seconds, self.owner):
-            # Signing and waiting for a turn take their time.
+            # Signing, and waiting for a turn, take time.
             if request.until is not None and since_boot() > request.until:
                 raise StoreUnavailableError(f"a {request.method} to {self._where} was held up, and was not sent")
             cause = None
@@ -361,7 +362,6 @@ class Bucket:
                 raise UpstreamUnavailableError(self._where, reason_of(error)) from cause
 
     def _refused(self, answer: Answer, code: str) -> BdnError:
-        """Our error for an answer that nobody is ready for."""
         status, where = answer.status, self._where
         said = f"{where} answered {status} {code}".rstrip()
         wait = parse_retry_after(answer.headers)
@@ -369,7 +369,7 @@ class Bucket:
             return UpstreamRateLimitedError(where, wait)
         if (
             code == "BadDigest" or status in (408, 409) or (status >= 500 and status != 501)
-        ):  # the bytes changed on their way
+        ):  # BadDigest: the bytes changed on the way
             return UpstreamUnavailableError(where, f"it answered {status} {code}".rstrip(), wait)
         return StoreUnavailableError(f"{said}{_remedy(answer, code)}")
 
@@ -378,7 +378,7 @@ _CREDENTIALS: Final = "the credentials of the store (BDN_STORE_SECRET, or those 
 
 
 def _remedy(answer: Answer, code: str) -> str:
-    """What the operator should do about a refusal, after a colon."""
+    """The operator's remedy for a refusal, after a colon."""
     if code in OTHER_REGION or 300 <= answer.status < 400:
         told = answer.headers.get("x-amz-bucket-region")
         return f": it lies in another region; set BDN_STORE_REGION{f'={told}' if told else ''}"
@@ -403,12 +403,12 @@ def _listing_of(prefix: str, limit: int, token: str | None) -> _Request:
 
 
 def _heard(answer: Answer) -> bool:
-    answer.read(_SMALL)  # or the connection could not be used again
+    answer.read(_SMALL)  # otherwise the connection could not be reused
     return True
 
 
 def _memory_file() -> int:
-    """A file without a name, in memory. Where a sandbox refuses that, such as the kernel with ``vm.memfd_noexec=2``, in the temporary directory."""
+    """An anonymous file in memory, or in the temporary directory if a sandbox or ``vm.memfd_noexec=2`` refuses that."""
     try:
         return os.memfd_create("chunk")
     except OSError as error:
@@ -419,11 +419,11 @@ def _memory_file() -> int:
 
 
 def _fill(descriptor: int, answer: Answer) -> bool:
-    """The body into a file in memory, in one copy."""
+    """Read the body into a file in memory, with one copy."""
     if answer.length is None:
         raise ProtocolError("the answer does not tell the size of the object")
     size = min(answer.length, CHUNK_SIZE + 1)
-    os.ftruncate(descriptor, 0)  # of an earlier attempt
+    os.ftruncate(descriptor, 0)  # drop bytes of an earlier attempt
     os.ftruncate(descriptor, size)
     if size and answer.fill(memoryview(mmap.mmap(descriptor, size)), _STALL) < size:
         raise ConnectionResetError("the connection ended inside the answer")
@@ -435,6 +435,6 @@ def _listed(answer: Answer) -> BucketPage:
 
 
 def _code_in(body: bytes) -> str:
-    """The server's word for a refusal, or nothing. It stands in messages, and a server may say anything."""
+    """The error code in a body, or an empty string. It appears in messages, so only safe characters are accepted."""
     found = _CODE.search(body)
     return found[1].decode() if found else ""

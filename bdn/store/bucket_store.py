@@ -1,11 +1,12 @@
-"""Chunks as objects of a bucket: of S3, of what speaks S3, of R2, of Google Cloud Storage.
+"""Chunks as objects of a bucket: S3, S3-compatible, R2 or Google Cloud Storage.
 
-``b3/aa/bb/<hex>`` are the chunks; ``quarantine/<time>-<hex>`` is wrong content that is kept for people; ``probe/`` is what the
-server is tried with; ``owner`` is the id of the database that the store belongs to. An object appears whole or not at all, and
-what was answered with 200 is durable: so nothing here is ever half-written.
+Keys: ``b3/aa/bb/<hex>`` for chunks; ``quarantine/<time>-<hex>`` for wrong content, as evidence; ``probe/`` for tests of
+the server; ``owner`` for the id of the database that owns the store. Objects appear atomically, and an answer of 200
+means durable: so nothing is ever half-written.
 
-A PUT or a DELETE that gets no answer may be carried out later, but not once its signature has expired. A PUT is sent again at once:
-whoever writes a chunk writes the same. A DELETE is sent once, because the chunk may be put anew after a second one was answered.
+A PUT or DELETE without an answer may be carried out later, but not after its signature has expired. A PUT is retried at
+once: all writers of a chunk write the same bytes. A DELETE is sent once: after a retry was answered, the chunk may be
+put again, and the first DELETE could still remove it.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ from bdn.transfer.checksums import CYCLIC
 logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_AT_ONCE: Final = 16  # requests of one batch
+_AT_ONCE: Final = 16  # concurrent requests of one batch
 
 
 def open_bucket_store(bucket: Bucket) -> BucketStore:
-    """The store, once its server was tried. ``StoreUnavailableError``: it does not answer."""
+    """Test the server, and open the store. Raises ``StoreUnavailableError`` if the server does not respond."""
     return BucketStore(bucket, _compared(bucket, f"{_prefix_of(bucket)}probe/{_nonce()}"))
 
 
 class BucketStore:
-    """A ``MirrorStore`` and ``LocatableStore`` in a bucket, or below a prefix of it. Safe for several threads and processes at once.
+    """A ``MirrorStore`` and ``LocatableStore`` in a bucket or below a prefix. Safe for several threads and processes.
 
-    ``compared`` is the checksum by which the server refuses wrong bytes; None: what was written has to be read again.
+    ``compared`` is the checksum by which the server rejects wrong bytes. None: each chunk is read again after its
+    write.
     """
 
     def __init__(self, bucket: Bucket, compared: str | None = "crc32c") -> None:
@@ -56,17 +58,16 @@ class BucketStore:
         self._quarantine = f"{self._prefix}quarantine/"
 
     def check(self) -> None:
-        """By a listing of one object."""
         self._bucket.check(self._chunks)
 
     def owner(self, new: str | None = None, *, replace: bool = False) -> str | None:
-        """In the object ``owner``. A server that overwrites what is there keeps the last id of several that are written at once."""
+        """In the object ``owner``. Of concurrent writes the last one wins if the server ignores conditions."""
         key = f"{self._prefix}owner"
         if new is not None and replace:
             self._bucket.put(key, new.encode())
         elif new is not None and self._bucket.head(key) is None:
             is_written = self._bucket.put(key, new.encode(), [self._bucket.dialect.only_if_absent], (412, 501))
-            if not is_written and self._bucket.head(key) is None:  # the server knows no condition
+            if not is_written and self._bucket.head(key) is None:  # the server does not support conditions
                 self._bucket.put(key, new.encode())
         file = self._bucket.get(key)
         if file is None:
@@ -75,14 +76,13 @@ class BucketStore:
             return file.read().decode("utf-8", "replace").strip()
 
     def disk(self) -> None:
-        """None: its room is the provider's."""
+        """None: the provider limits the room."""
 
     def close(self) -> None:
-        """Close the connections."""
         self._bucket.close()
 
     def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:
-        """One PUT with a checksum, which the server compares, or which is followed by a GET."""
+        """One PUT with a checksum, which the server verifies; otherwise followed by a GET."""
         bucket = self._bucket.of(writer)
         bucket.put(self._key(digest), content, _checked(bucket.dialect, self._compared, content))
         if self._compared is not None:
@@ -92,14 +92,13 @@ class BucketStore:
                 raise StoreUnavailableError(f"chunk {digest} came into the bucket with other bytes than were sent")
 
     def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:
-        """All of it, in memory."""
         found = self._bucket.of(reader or "").get(self._key(digest), for_reader=reader is not None)
         if found is None:
             raise NotFoundError(f"chunk {digest}")
         return found
 
     def delete(self, digests: Collection[Digest], *, began: float | None = None) -> None:
-        """A DELETE for each, several at a time: each has an answer of its own, and Google knows no other."""
+        """One DELETE per chunk, several at a time: each is answered on its own, and Google has no batch delete."""
         until = (since_boot() if began is None else began) + DELETE_SENT_SECONDS
         failed: dict[Digest, str] = {}
         with self._bucket.with_new_connections() as bucket:
@@ -115,7 +114,7 @@ class BucketStore:
             raise NotDeletedError(reason, frozenset(failed))
 
     def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
-        """By a HEAD for each, several at a time."""
+        """One HEAD per chunk, several at a time."""
         wanted = list(digests)
         found = _each(lambda digest: self._bucket.head(self._key(digest)), wanted)
         return {
@@ -125,16 +124,14 @@ class BucketStore:
         }
 
     def listed(self) -> Iterator[StoredChunk]:
-        """By listing the bucket."""
         for page in self._bucket.list_all(self._chunks):
             for entry in page.objects:
-                with suppress(ValueError):  # not ours
+                with suppress(ValueError):  # not a chunk
                     digest = Digest(entry.name.rpartition("/")[2])
                     if self._key(digest) == entry.name:
                         yield StoredChunk(digest, entry.size)
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """What is left of trying the server."""
         sizes: list[int] = []
         for page in self._bucket.list_all(f"{self._prefix}probe/"):
             for entry in page.objects:
@@ -145,7 +142,7 @@ class BucketStore:
         return len(sizes), sum(sizes)
 
     def fault(self, digest: Digest) -> str | None:
-        """By reading all of it. One that cannot be read where others can is wrong."""
+        """Reads the whole chunk. A chunk that cannot be read while other objects can is wrong."""
         try:
             with self.open(digest) as file:
                 return fault_of(file, digest)
@@ -156,7 +153,7 @@ class BucketStore:
             return f"it cannot be read ({error})"
 
     def set_aside(self, digest: Digest) -> bool:
-        """A copy of what was read of it. ``StoreUnavailableError``: it cannot be read."""
+        """Copies the bytes into quarantine. Raises ``StoreUnavailableError`` if they cannot be read."""
         file = self._bucket.get(self._key(digest))
         if file is None:
             return False
@@ -164,18 +161,17 @@ class BucketStore:
             if fault_of(file, digest) is None:
                 return False
             file.seek(0)
-            # When it was found, and what it should have been.
+            # The name: when it was found, and the expected digest.
             self._bucket.put(f"{self._quarantine}{time.time_ns()}-{digest.hex}", file.read())
         for name in sorted(self._quarantined())[:-KEPT]:
             self._bucket.delete(name)
         return True
 
     def evidence(self) -> int:
-        """Objects in ``quarantine/``."""
         return len(self._quarantined())
 
     def locate(self, digests: Sequence[Digest]) -> list[Location]:
-        """Signed for a quarter of an hour, or until the store's keys end: each address opens one chunk, and nothing else."""
+        """Each address opens one chunk, for a quarter of an hour or until the store's keys expire."""
         try:
             with self._bucket.signed_in():
                 signer = self._bucket.access.signer
@@ -187,10 +183,10 @@ class BucketStore:
         return f"{self._chunks}{digest.fanout}"
 
     def _check_others(self, error: StoreUnavailableError) -> None:
-        """Of a request for one object: raise the error again, unless that object alone fails, and another is written and read."""
+        """Raise the error again unless only this object fails: another one can be written and read."""
         if not isinstance(error.__cause__, FailedOnItError):
             raise error
-        # As large as a chunk: where a link or a proxy breaks, small answers may well get through.
+        # As large as a chunk: through a broken link or proxy small answers may still pass.
         probe, content = f"{self._prefix}probe/{_nonce()}", os.urandom(CHUNK_SIZE)
         self._bucket.put(probe, content)
         file = self._bucket.get(probe)
@@ -206,14 +202,14 @@ class BucketStore:
 
 
 def _compared(bucket: Bucket, key: str) -> str | None:
-    """By which checksum the server refuses wrong bytes. It is tried with a small object, which is removed again."""
+    """The checksum by which the server rejects wrong bytes, found with a small object, which is removed again."""
     content, found = b"bdn tries what this server does", None
     for kind in ("crc32c", "md5"):
         wrong, right = (_checked(bucket.dialect, kind, one) for one in (b"other bytes", content))
         if not bucket.put(key, content, wrong, (400, 501)) and bucket.put(key, content, right, (400, 501)):
             found = kind
             break
-    bucket.list_some(key, 1)  # the keys may lack this
+    bucket.list_some(key, 1)  # fails early if the credentials do not allow listing
     bucket.delete(key)
     if found != "crc32c":
         logger.warning(
@@ -224,7 +220,7 @@ def _compared(bucket: Bucket, key: str) -> str | None:
 
 
 def _prefix_of(bucket: Bucket) -> str:
-    """Of every key: nothing, or with a final slash."""
+    """The prefix of every key: empty, or with a final slash."""
     prefix = bucket.uri.prefix.strip("/")
     return f"{prefix}/" if prefix else ""
 
@@ -239,7 +235,7 @@ def _crc32c(content: bytes | Buffer) -> str:
 
 
 def _checked(dialect: Dialect, checks: str | None, content: bytes | Buffer) -> list[tuple[str, str]]:
-    """The header by which the server compares this content."""
+    """The header by which the server verifies this content."""
     match checks:
         case "crc32c":
             return [dialect.checked(_crc32c(content))]
@@ -250,7 +246,7 @@ def _checked(dialect: Dialect, checks: str | None, content: bytes | Buffer) -> l
 
 
 def _seconds(text: str) -> float:
-    """When a listing says that an object was written. ``StoreUnavailableError``: it does not."""
+    """Parse a listing's time of writing. Raises ``StoreUnavailableError`` if it is missing."""
     try:
         written = datetime.fromisoformat(text)
     except ValueError:
@@ -259,7 +255,7 @@ def _seconds(text: str) -> float:
 
 
 def _each(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """The results in order; several at once."""
+    """Results in the order of items; several calls run at once."""
     if len(items) < 2:
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(len(items), _AT_ONCE)) as threads:

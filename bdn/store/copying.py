@@ -1,8 +1,8 @@
-"""A store is copied into another one, beside whoever uses the first, until the other one lacks nothing.
+"""Copies one store into another, while the first may be in use, until the second lacks nothing.
 
-Both are listed side by side, in the order of digests, so that a copy holds a page of each, however many chunks there are. A chunk
-that the other one has with the same size is passed over: whatever ended an earlier copy, the next one goes on there. What is
-missing is read, compared with its name, and put, which makes it durable. What came behind a listing is found by the next one.
+Both are listed side by side in the order of digests, so a copy holds one page of each, however many chunks there are. A
+chunk that the second has with the same size is skipped, so an interrupted copy resumes. A missing chunk is read,
+verified and put, which makes it durable. Chunks added behind a listing are found by the next one.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from bdn.core.store import MirrorStore, StoredChunk
 from bdn.store.directory import leave_cache
 from bdn.transfer.byte_threads import ByteThreads
 
-_AT_ONCE: Final = 8  # a bucket that is read by no more never makes one of them wait
-_AHEAD: Final = 2 * _AT_ONCE  # chunks that threads have or wait for
-_BATCH: Final = 1024  # chunks that one trip to a thread lists
-_ROUNDS: Final = 10  # a mirror that goes on writing is not waited for
+_AT_ONCE: Final = 8  # low enough that a bucket makes no read wait
+_AHEAD: Final = 2 * _AT_ONCE  # chunks in threads, or waiting for one
+_BATCH: Final = 1024  # chunks listed per call in a thread
+_ROUNDS: Final = 10  # the most listings, since a mirror may go on writing
 
-Show = Callable[[int, int | None, int], object]  # bytes done, all of them, and those that moved
+Show = Callable[[int, int | None, int], object]  # bytes done, bytes in total, bytes copied
 
 
 @dataclass
 class Listed:
-    """What the first store holds, what of that is ``missing`` in the other one, and what that one alone has."""
+    """Counts of the first store's chunks, of those ``missing`` in the second, and of those only in the second."""
 
     chunks: int = 0
     bytes: int = 0
@@ -40,7 +40,7 @@ class Listed:
     target_only: int = 0
 
     def add(self, ours: StoredChunk | None, theirs: StoredChunk | None) -> bool:
-        """Count one chunk, as each of both has it; whether it is missing."""
+        """Count one chunk as found in each store. Returns whether it is missing."""
         if ours is None:
             self.target_only += 1
             return False
@@ -55,9 +55,9 @@ class Listed:
 
 @dataclass
 class Copied:
-    """What has been done. ``wrong`` are chunks that are not what their names say, and why; they are not copied.
+    """Results so far. ``wrong`` maps chunks that do not match their digest to the reason; they are not copied.
 
-    ``changed`` counts those that were not as they had been listed any more.
+    ``changed`` counts chunks that changed since they were listed.
     """
 
     chunks: int = 0
@@ -68,7 +68,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class CopyReport:
-    """The last listing, what was copied in all, and what was wrong when it was last read."""
+    """The last listing, totals of the copies, and the chunks that were wrong when last read."""
 
     listed: Listed
     chunks: int
@@ -77,23 +77,23 @@ class CopyReport:
 
 
 class _ChangedError(Exception):
-    """A chunk went, or was replaced, since it was listed: the next listing tells."""
+    """A chunk was removed or replaced since it was listed; the next listing shows which."""
 
 
 @dataclass(frozen=True)
 class StoreCopy:
-    """From ``source`` to ``target``, which stay the caller's. Whenever it ends, nothing is left half-done."""
+    """Copies ``source`` to ``target``; the caller closes them. An interrupted copy leaves no partial chunk."""
 
     source: MirrorStore
     target: MirrorStore
     progress: Callable[[], AbstractContextManager[Show]]
 
     async def run(self, *, dry_run: bool) -> CopyReport:
-        """Copy until nothing is missing, or nothing but what is wrong, or it was listed often enough; a rehearsal lists once.
+        """Copy until nothing but wrong chunks is missing, at most ``_ROUNDS`` times. A dry run lists once.
 
         Raises:
-            NoRoomError: what is missing does not fit the target's disk.
-            StoreUnavailableError: one of them is away, or the target takes nothing. What was copied stays.
+            NoRoomError: the missing chunks do not fit on the target's disk.
+            StoreUnavailableError: a store does not respond, or the target refuses writes. Chunks copied so far stay.
         """
         chunks = size = 0
         wrong: dict[Digest, str] = {}
@@ -118,7 +118,7 @@ class StoreCopy:
         return listed
 
     async def _copy(self, size: int, threads: ByteThreads) -> Copied:
-        """All that is missing, once; ``size`` bytes when it was listed."""
+        """Copy each missing chunk once; ``size`` is their sum at the listing."""
         copied, done, free = Copied(), 0, asyncio.Semaphore(_AHEAD)
 
         async def copy(chunk: StoredChunk, show: Show) -> None:
@@ -147,23 +147,23 @@ class StoreCopy:
         return copied
 
     async def _missing(self, listed: Listed) -> AsyncIterator[list[StoredChunk]]:
-        """What is missing, some at a time, as both are listed and counted."""
+        """Missing chunks in batches, while both stores are listed and counted."""
         pairs = _pairs(self.source.listed(), self.target.listed())
         while batch := await asyncio.to_thread(lambda: list(islice(pairs, _BATCH))):
             yield [ours for ours, theirs in batch if listed.add(ours, theirs) and ours is not None]
 
     def _move(self, chunk: StoredChunk, buffer: memoryview) -> str | None:
-        """In a thread. Why the chunk is wrong, when it is; then it was not moved."""
+        """Runs in a thread. Returns why the chunk is wrong and was not copied, or None."""
         if self._is_read(chunk, buffer):
             self.target.put(chunk.digest, buffer)
             return None
         reason = self.source.fault(chunk.digest)
-        if reason is None:  # somebody has repaired it, or it could not be read for a moment
+        if reason is None:  # repaired meanwhile, or unreadable only for a moment
             raise _ChangedError
         return reason
 
     def _is_read(self, chunk: StoredChunk, buffer: memoryview) -> bool:
-        """Whether all of the buffer is the chunk."""
+        """Whether the chunk was read completely and matches its digest."""
         done = 0
         try:
             with self.source.open(chunk.digest) as file:
@@ -181,7 +181,7 @@ _Pair = tuple[StoredChunk | None, StoredChunk | None]
 
 
 def _pairs(ours: Iterator[StoredChunk], theirs: Iterator[StoredChunk]) -> Iterator[_Pair]:
-    """Every chunk of both, as each of them has it."""
+    """Every chunk of either store, as each of them has it."""
     both = heapq.merge(
         ((chunk.digest.hex, 0, chunk) for chunk in ours), ((chunk.digest.hex, 1, chunk) for chunk in theirs)
     )

@@ -1,9 +1,9 @@
 """Chunks as files below a directory: the embedded default.
 
-``chunks/aa/bb/<hex>`` holds whole chunks, read-only; ``incoming/`` holds what is being written, ``owner`` the id of the database
-that the store belongs to. A chunk is written aside, synced, and appears under its name with one rename; the folder is synced
-before ``put`` returns. After a crash ``incoming/`` holds rubbish that nothing refers to, and ``chunks/`` holds nothing but whole
-chunks. What a disk has made of them since is found by ``fault`` and kept in ``quarantine/``.
+``chunks/aa/bb/<hex>`` are whole chunks, read-only; ``incoming/`` are chunks being written; ``owner`` is the id of the
+database that owns the store. A chunk is written aside, synced and renamed to its name; the folder is synced before
+``put`` returns. After a crash ``incoming/`` contains unreferenced garbage, and ``chunks/`` only whole chunks. Later
+damage by the disk is found by ``fault`` and stored in ``quarantine/``.
 """
 
 import errno
@@ -26,12 +26,12 @@ from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import kept_key, make_folder, sync_folder
 from bdn.store.boot_clock import since_boot
 
-_PRIVATE: Final = 0o700  # chunks are tenants' bytes: other users of the machine read none
-KEPT: Final = 64  # chunks in quarantine; the oldest go
+_PRIVATE: Final = 0o700  # chunks are tenants' bytes: other users of the machine must not read them
+KEPT: Final = 64  # chunks in quarantine; the oldest are removed
 
 
 class DirectoryStore:
-    """A ``MirrorStore`` in ``root``, which is made if it is absent. Safe for several threads and processes at once."""
+    """A ``MirrorStore`` in ``root``, which is created if absent. Safe for several threads and processes."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -40,7 +40,7 @@ class DirectoryStore:
         self._quarantine = root / "quarantine"
         self._nonce = os.urandom(4).hex()
         self._numbers = itertools.count()  # a count can be shared by threads; a generator cannot
-        self._durable: set[Path] = set()  # folders of chunks whose names this process has synced
+        self._durable: set[Path] = set()  # folders whose names this process has synced
         self._writes = DirectWrites()
         with self._failures_mapped():
             make_folder(self._root, is_durable=True)
@@ -49,19 +49,17 @@ class DirectoryStore:
             self._writes.probe(self._incoming)
 
     def check(self) -> None:
-        """By the folder of all chunks. When it cannot be reached, a chunk that cannot says nothing about that chunk."""
-        # The dot: to look it up takes what it takes to look up a chunk.
+        """Reads the folder of all chunks. If that fails, an unreadable chunk says nothing about the chunk itself."""
+        # The dot makes the kernel look up the folder as it does for a chunk.
         with self._failures_mapped(), os.scandir(f"{self._chunks}/.") as found:
             next(found, None)
 
     def disk(self) -> StoreDisk:
-        """Its disk."""
         with self._failures_mapped():
             found, device = os.statvfs(self._root), self._root.stat().st_dev
         return StoreDisk(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, device, str(self._root))
 
     def owner(self, new: str | None = None, *, replace: bool = False) -> str | None:
-        """In the file ``owner``."""
         path = self._root / "owner"
         with self._failures_mapped():
             if new is not None:
@@ -73,7 +71,6 @@ class DirectoryStore:
         return None
 
     def put(self, digest: Digest, content: Buffer, *, writer: str = "") -> None:  # noqa: ARG002 - a disk has no turns
-        """Write, sync, rename, sync the folder."""
         target = self._chunks / digest.fanout
         with self._failures_mapped():
             written = self._incoming / self._own_name()
@@ -82,13 +79,12 @@ class DirectoryStore:
                 self._make_fanout(target.parent)
                 written.rename(target)
             except OSError:
-                with suppress(OSError):  # the first failure says more
+                with suppress(OSError):  # the first failure is more informative
                     written.unlink()
                 raise
             sync_folder(target.parent)
 
     def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:  # noqa: ARG002 - needs no memory
-        """The chunk's file."""
         with self._failures_mapped():
             with suppress(FileNotFoundError):
                 return (self._chunks / digest.fanout).open("rb", buffering=0)
@@ -96,13 +92,13 @@ class DirectoryStore:
             raise NotFoundError(f"chunk {digest}")
 
     def close(self) -> None:
-        """Nothing is open."""
+        pass
 
     def delete(self, digests: Collection[Digest], *, began: float | None = None) -> None:
-        """Unlink, then sync the folders: also of files that are gone, which may be an unlink that was not synced."""
+        """Unlink, then sync the folders, also of files already gone: an earlier unlink may not be synced."""
         until = (since_boot() if began is None else began) + DELETE_SENT_SECONDS
         failed: dict[Digest, OSError] = {}
-        # All names first: a sync writes what other folders lost as well.
+        # All unlinks first: one sync then covers several of them.
         for step in (partial(_unlink, until), _sync_above):
             for digest in digests:
                 try:
@@ -115,7 +111,6 @@ class DirectoryStore:
             raise NotDeletedError(reason, frozenset(failed))
 
     def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
-        """By looking at each file."""
         found: dict[Digest, int] = {}
         with self._failures_mapped():
             for digest in digests:
@@ -125,7 +120,6 @@ class DirectoryStore:
         return found
 
     def listed(self) -> Iterator[StoredChunk]:
-        """Files, folder by folder."""
         with self._failures_mapped():
             self._check_is_there()
             for digest in self._every_digest():
@@ -133,7 +127,7 @@ class DirectoryStore:
                     yield StoredChunk(digest, (self._chunks / digest.fanout).stat().st_size)
 
     def _every_digest(self) -> Iterator[Digest]:
-        """What stands in its place under the name of a chunk. Anything else is not ours, such as what NFS makes of a file that is open."""
+        """Files at a chunk's path. Other files are not ours, such as NFS's names of open deleted files."""
         for above in _entries(self._chunks):
             for folder in _entries(self._chunks / above):
                 for name in _entries(self._chunks / above / folder):
@@ -143,11 +137,10 @@ class DirectoryStore:
                             yield digest
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """Files in ``incoming/``."""
         sizes: list[int] = []
         with self._failures_mapped():
             for path in self._incoming.iterdir():
-                with suppress(FileNotFoundError):  # its writer renames it, or clears it away
+                with suppress(FileNotFoundError):  # renamed or removed by its writer
                     found = path.stat()
                     if found.st_mtime < before:
                         if not dry_run:
@@ -156,17 +149,17 @@ class DirectoryStore:
         return len(sizes), sum(sizes)
 
     def _own_name(self) -> str:
-        """Nobody else's, in whatever process."""
+        """Unique across threads and processes."""
         return f"{os.getpid()}-{self._nonce}-{next(self._numbers)}"
 
     def _check_is_there(self) -> None:
-        """Raise when the store itself is gone: nobody may conclude that it never held a chunk."""
+        """Raise if the store itself is gone, so that no caller concludes that a chunk was never there."""
         self._chunks.stat()
 
     def fault(self, digest: Digest) -> str | None:
-        """By reading all of it past the page cache. One that cannot be read where others can is wrong.
+        """Reads the whole chunk past the page cache. A chunk that cannot be read in a readable store is wrong.
 
-        That may be its folder's doing, or the folder's above it; what cannot be looked into is then only a part of the store.
+        The cause may be its folder, or the folder above; then only that part of the store is unreadable.
         """
         with self._failures_mapped():
             try:
@@ -177,19 +170,19 @@ class DirectoryStore:
             except StoreUnavailableError as error:
                 if not isinstance(error.__cause__, OSError):
                     raise
-                self.check()  # otherwise it is the store that cannot be read
+                self.check()  # raises if the whole store is unreadable
                 return unreadable(error.__cause__)
 
     def set_aside(self, digest: Digest) -> bool:
-        """One more link to the file. What may not be read raises ``StoreUnavailableError``: it may be right."""
+        """Link the file into quarantine. ``StoreUnavailableError`` if reading is denied: the chunk may be right."""
         path = self._chunks / digest.fanout
-        taken = self._quarantine / f"{time.time_ns()}-{digest.hex}"  # when it was found, and what it should have been
+        taken = self._quarantine / f"{time.time_ns()}-{digest.hex}"  # when it was found, and the expected digest
         with self._failures_mapped(), suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
             if fault_of(file, digest) is None:
                 return False
             make_folder(self._quarantine, _PRIVATE)
             taken.hardlink_to(path)
-            if not os.path.samestat(os.fstat(file.fileno()), taken.stat()):  # right bytes have taken its place
+            if not os.path.samestat(os.fstat(file.fileno()), taken.stat()):  # replaced by right bytes meanwhile
                 taken.unlink()
                 return False
             for name in self._quarantined()[:-KEPT]:
@@ -198,7 +191,6 @@ class DirectoryStore:
         return False
 
     def evidence(self) -> int:
-        """Files in ``quarantine/``."""
         with self._failures_mapped():
             return len(self._quarantined())
 
@@ -218,9 +210,9 @@ class DirectoryStore:
             file.close()
 
     def _make_fanout(self, folder: Path) -> None:
-        """The folder for a chunk, durable: one that is there may be another thread's, or a killed process's, and not synced."""
+        """Make a chunk's folder durable: another thread or a killed process may have made it, and not synced."""
         for one in (folder.parent, folder):
-            if one not in self._durable or not one.is_dir():  # who mends a disk may take a folder away
+            if one not in self._durable or not one.is_dir():  # an operator may have removed it while repairing the disk
                 one.mkdir(exist_ok=True)
                 sync_folder(one.parent)
                 self._durable.add(one)
@@ -237,27 +229,26 @@ class DirectoryStore:
 
 
 def _unlink(until: float, path: Path) -> None:
-    """``until``: see ``DELETE_SENT_SECONDS``."""
     if since_boot() > until:
         raise TimeoutError(errno.ETIMEDOUT, "the deletion was held up")
     path.unlink(missing_ok=True)
 
 
 def _sync_above(path: Path) -> None:
-    with suppress(FileNotFoundError):  # no chunk was ever there
+    with suppress(FileNotFoundError):  # never contained a chunk
         sync_folder(path.parent)
 
 
 def _entries(folder: Path) -> list[str]:
-    """In order; none in what is gone, or is no folder. Raises ``OSError`` for one that cannot be looked into."""
+    """Sorted names; empty if the folder is absent or not a folder. Raises ``OSError`` if it cannot be read."""
     with suppress(FileNotFoundError, NotADirectoryError):
         return sorted(os.listdir(folder))  # noqa: PTH208 - names alone: there may be millions
     return []
 
 
 _PIECE: Final = 1024 * 1024
-# What a disk answers for a sector that it has lost, and a file system for a file that is not one of ours any more, or not for
-# us, or that lies in no folder. Any other failure, such as that of a server or of a process without descriptors, says nothing
+# Errors for a lost sector; and errors of a file system for a file that is damaged, denied, of another type, or below
+# something that is not a folder. Any other error, such as a server's, or of a process without descriptors, says nothing
 # about the bytes.
 _LOST: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA})
 _KEPT_FROM_US: Final = frozenset({errno.EPERM, errno.EACCES, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
@@ -265,9 +256,9 @@ _UNREADABLE: Final = _LOST | _KEPT_FROM_US | {errno.ENOTDIR}
 
 
 def fault_of(file: BinaryIO, digest: Digest) -> str | None:
-    """What is wrong with the chunk in this file, or None. Blocking; costs one read of it. Leaves nothing in the page cache.
+    """What is wrong with the chunk in this file, or None. Blocking; one read, which leaves nothing in the page cache.
 
-    Raises ``OSError``: it could not be found out.
+    Raises ``OSError`` if that cannot be determined.
     """
     leave_cache(file)
     hasher, piece, size = blake3(), bytearray(_PIECE), 0
@@ -285,13 +276,13 @@ def fault_of(file: BinaryIO, digest: Digest) -> str | None:
 
 
 def unreadable(error: OSError) -> str:
-    """What is wrong with a chunk that cannot be opened or read. Raises the error when it says nothing about the chunk."""
+    """The fault of a chunk that cannot be opened or read. Raises the error if it says nothing about the chunk."""
     if error.errno not in _UNREADABLE:
         raise error
     return f"it cannot be read ({error.strerror})"
 
 
 def leave_cache(file: BinaryIO) -> None:
-    """Do not keep what was read of a file in the page cache, where jobs, or this machine's agent, keep theirs."""
-    with suppress(io.UnsupportedOperation, OSError):  # a file in memory; a file system that has no such thing
+    """Drop the file's pages from the page cache, which jobs and this machine's agent need."""
+    with suppress(io.UnsupportedOperation, OSError):  # a file in memory, or a file system without advice
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""From the address in ``BDN_STORE`` to the store."""
+"""Opens the store whose address is in ``BDN_STORE``."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ from bdn.store.directory import DirectoryStore
 
 
 def settings_of_store(upstreams: UpstreamSettings, endpoint: str | None, region: str | None) -> UpstreamSettings:
-    """Where the store's server is: where sources are, but for what the operator says of the store."""
+    """The settings of upstreams, with the operator's settings for the store in their place."""
     found = replace(upstreams, s3_region=region or upstreams.s3_region, s3_requester_pays=False, s3_addressing="auto")
     if endpoint is None:
         return found
@@ -29,14 +29,15 @@ def open_store(
     exclusive: bool,
     reread: Callable[[], Awaitable[Secret]] | None = None,
 ) -> MirrorStore:
-    """The store at this address; a bucket is asked as ``context`` says. Blocking; the caller closes it.
+    """Open the store at this address; ``context`` has a bucket's credentials. Blocking; the caller closes the store.
 
-    ``reread`` brings the secret of ``context`` as it is later. It is called on a loop of its own. ``exclusive`` says that nobody else writes there, so leftovers of a directory may go.
+    ``reread`` reads the secret of ``context`` again later, on a loop of its own. ``exclusive``: no other process writes
+    there, so a directory's leftovers are removed.
 
     Raises:
-        InvalidRequestError: no such store, no credentials, or a variable of the environment that cannot be used.
-        SecretMalformedError: the secret does not hold what the bucket needs.
-        StoreUnavailableError: it does not answer.
+        InvalidRequestError: no such store, no credentials, or an unusable environment variable.
+        SecretMalformedError: the secret does not contain what the bucket needs.
+        StoreUnavailableError: the store does not respond.
     """
     url = urlsplit(address)
     if url.scheme in ("s3", "gs", "r2"):
@@ -53,7 +54,7 @@ def open_store(
 
 
 def _open_bucket(uri: BucketUri, context: SourceContext, reread: Callable[[], Awaitable[Secret]] | None) -> MirrorStore:
-    # Half a second of clouds' libraries, which nobody needs whose store is a directory.
+    # Imported late: half a second for cloud libraries, which a directory does not need.
     from bdn.store.access import open_access  # noqa: PLC0415
     from bdn.store.bucket import Bucket  # noqa: PLC0415
     from bdn.store.bucket_store import open_bucket_store  # noqa: PLC0415
@@ -68,7 +69,7 @@ def _open_bucket(uri: BucketUri, context: SourceContext, reread: Callable[[], Aw
 
 
 def bucket_of(address: str) -> BucketUri | None:
-    """The bucket and prefix of the store at this address; None for a directory."""
+    """The bucket and prefix at this address; None for a directory."""
     return None if address.startswith("file:") else _bucket_at(address)
 
 

@@ -1,4 +1,4 @@
-"""Many small questions as few large ones."""
+"""Batches small requests from concurrent tasks into few large ones."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,9 +9,10 @@ _Answer = TypeVar("_Answer")
 
 
 class Batched(Generic[_Item, _Answer]):
-    """What is asked in one turn of the event loop, or while an answer is under way, is asked together, at most ``limit`` items at once.
+    """Batches the items of one event-loop iteration, or of the time of a running request; at most ``limit`` at once.
 
-    ``ask`` answers items in their order. Its error is that of all who are in the question; one who is canceled takes nobody along.
+    ``ask`` returns answers in the order of items. Its error goes to all callers in the batch; canceling one caller
+    affects no other.
     """
 
     def __init__(self, ask: Callable[[Sequence[_Item]], Awaitable[Sequence[_Answer]]], limit: int) -> None:
@@ -21,14 +22,13 @@ class Batched(Generic[_Item, _Answer]):
         self._asking = asyncio.Lock()
 
     async def of(self, item: _Item) -> _Answer:
-        """The answer for this item."""
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         mine = (item, answer)
         self._waiting.append(mine)
         try:
             async with self._asking:
                 while not answer.done():
-                    await asyncio.sleep(0)  # others that are ready now ask with it
+                    await asyncio.sleep(0)  # let other ready tasks add their items
                     await self._ask_some()
             return await answer
         finally:
@@ -38,7 +38,7 @@ class Batched(Generic[_Item, _Answer]):
         some, self._waiting = self._waiting[: self._limit], self._waiting[self._limit :]
         try:
             answers = await self._ask([item for item, _ in some])
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is theirs
+        except Exception as error:  # noqa: BLE001 - the error goes to the callers in the batch
             for _, answer in some:
                 answer.set_exception(error)
         except BaseException:

@@ -1,6 +1,6 @@
-"""The threads that move bytes: a bounded number, each with a buffer of its own while it works. And how fast they may send.
+"""The threads that move bytes: a bounded number, each with its own buffer while it works; and a rate limit for sending.
 
-The buffers are the bound on memory: a thread that finds none waits. They are page-aligned (``mmap``) for direct I/O.
+The buffers bound the memory: a thread without one waits. They are page-aligned (``mmap``) for direct I/O.
 """
 
 import asyncio
@@ -19,13 +19,11 @@ from bdn.core.errors import CanceledError
 from bdn.core.pace.limit import Outcome, Pace, PaceRule
 from bdn.core.pace.rate_limit import TokenBucket
 
-_LOOK_SECONDS: Final = 0.1  # how long a waiting thread may overlook that it shall stop
+_LOOK_SECONDS: Final = 0.1  # the longest delay until a waiting thread notices ``stop``
 
 
 @dataclass(eq=False, slots=True)
 class SlotRequest:
-    """One thread's request to receive ``size`` bytes."""
-
     size: int
     called: threading.Event = field(default_factory=threading.Event)
     is_withdrawn: bool = False
@@ -33,7 +31,7 @@ class SlotRequest:
 
 
 class Slots:
-    """The pace's slots for threads. A slot is handed over to who waits for longest, so that nobody overtakes."""
+    """The pace's slots for threads, in first-come order: a released slot goes to the thread that has waited longest."""
 
     def __init__(self, pace: Pace, clock: Callable[[], float] = time.monotonic) -> None:
         self._pace = pace
@@ -43,11 +41,11 @@ class Slots:
 
     @property
     def limit(self) -> int:
-        """How many may receive at once now."""
+        """Maximum number of slots held at once now."""
         return self._pace.limit
 
     def take(self, turn: SlotRequest, stop: threading.Event | None = None) -> bool:
-        """Wait for a slot. False, without one, when the turn is withdrawn; ``stop`` withdraws it."""
+        """Wait for a slot. Returns False, without a slot, if the turn is withdrawn; ``stop`` withdraws it."""
         with self._lock:
             if not self._waiting and not self._pace.is_full:
                 self._call(turn)
@@ -56,12 +54,12 @@ class Slots:
         while not turn.called.wait(None if stop is None else _LOOK_SECONDS):
             if stop is not None and stop.is_set():
                 self.withdraw(turn)
-        if is_withdrawn := turn.is_withdrawn:  # looked at once: who withdraws after this look finds a thread at work
+        if is_withdrawn := turn.is_withdrawn:  # read once: a later withdrawal finds a thread at work
             self.give_back(turn, Outcome.ANSWERED)
         return not is_withdrawn
 
     def give_back(self, turn: SlotRequest, outcome: Outcome) -> None:
-        """Let the next one receive; nothing is done for a turn without a slot. The pace learns how it went."""
+        """Release the turn's slot, if it has one, to the next thread, and report the outcome to the pace."""
         with self._lock:
             if turn.begun is None:
                 return
@@ -72,7 +70,6 @@ class Slots:
                 self._call(self._waiting.popleft())
 
     def withdraw(self, turn: SlotRequest) -> None:
-        """Nobody waits for it any more."""
         with self._lock:
             turn.is_withdrawn = True
             if turn in self._waiting:
@@ -88,16 +85,16 @@ class Slots:
 
 _BURST_SECONDS: Final = 0.25
 _LEAST_BURST: Final = 1024 * 1024
-_WORTHWHILE: Final = 0.4  # threads that take the processor from each other seem to bring a little
+_WORTHWHILE: Final = 0.4  # high, since even threads that compete for the processor seem to gain a little
 _Result = TypeVar("_Result")
 
 
 class ByteThreads:
-    """At most ``count`` threads and as many buffers. Everybody who shares them waits in one fair queue.
+    """At most ``count`` threads with a buffer each, and one fair queue for all callers.
 
-    With ``least``, how many of them receive at once follows what they achieve, up and down and never below that; the others
-    write what they have received, or wait. Without it nobody waits, because somebody else decides how many requests pay off.
-    ``on_start`` is called in each thread before all else.
+    With ``least``, the number of threads that receive at once adapts to their throughput, but never falls below
+    ``least``; other threads write what they have received, or wait. Without ``least`` it is not limited: the caller
+    decides how many requests pay off. ``on_start`` is called first in each thread.
     """
 
     def __init__(
@@ -119,21 +116,21 @@ class ByteThreads:
 
     @property
     def limit(self) -> int:
-        """How many may receive at once now."""
+        """Maximum number of threads that receive at once now."""
         return self._slots.limit
 
     @property
     def buffers(self) -> int:
-        """How many buffers there are now, of 8 MiB each."""
+        """Number of buffers now, of 8 MiB each."""
         return self._buffers.made
 
     async def run(
         self, size: int, work: Callable[[memoryview], _Result], on_cancel: Callable[[], None] | None = None
     ) -> _Result:
-        """``work`` on a buffer of ``size`` bytes, in a thread.
+        """Run ``work`` on a buffer of ``size`` bytes in a thread.
 
-        Cancelling waits for the thread: a thread that is left behind would still write where its caller has cleaned up.
-        ``on_cancel`` may tell it to hurry.
+        Cancellation waits for the thread: an abandoned thread would still write where its caller has cleaned up.
+        ``on_cancel`` may let the thread stop early.
         """
         if not self._in_hand:
             self._buffers.keep(self.count)
@@ -152,13 +149,13 @@ class ByteThreads:
             raise
         finally:
             self._in_hand -= 1
-            if not self._in_hand:  # who has nothing to do holds no more memory than those who may receive will need
+            if not self._in_hand:  # idle: hold only the buffers that receiving threads will need
                 self._buffers.keep(self._slots.limit)
 
     def received(self) -> None:
-        """To be called by work that has received all its bytes: what it still does is the disk's, and another may receive.
+        """Called by work once all its bytes are received: only disk work is left, and another thread may receive.
 
-        Network and disk are kept busy at the same time that way, by few threads.
+        This keeps network and disk busy at the same time with few threads.
         """
         turn = getattr(self._here, "turn", None)
         if turn is not None:
@@ -166,7 +163,7 @@ class ByteThreads:
 
     def _work(self, turn: SlotRequest, work: Callable[[memoryview], _Result]) -> _Result:
         if not self._slots.take(turn):
-            raise CanceledError("the transfer")  # which nobody hears
+            raise CanceledError("the transfer")  # not awaited by any caller
         self._here.turn = turn
         outcome = Outcome.ANSWERED
         try:
@@ -179,14 +176,13 @@ class ByteThreads:
             self._slots.give_back(turn, outcome)
 
     def close(self) -> None:
-        """Wait for the threads to end."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 async def ended(work: asyncio.Future[_Result]) -> None:
-    """Wait for work that goes on after a cancellation. A second one, as by another Ctrl-C, does not end it sooner.
+    """Wait for work that continues after a cancellation, even through a second one, as by another Ctrl-C.
 
-    If the work fails, its error is lost with the cancellation.
+    If the work fails, its error is dropped.
     """
     while not work.done():
         with suppress(asyncio.CancelledError):
@@ -196,7 +192,7 @@ async def ended(work: asyncio.Future[_Result]) -> None:
 
 
 class BufferPool:
-    """``count`` buffers of ``CHUNK_SIZE`` bytes, made when first needed. Shared by threads."""
+    """``count`` buffers of ``CHUNK_SIZE`` bytes, created when first needed. Thread-safe."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -208,12 +204,11 @@ class BufferPool:
 
     @property
     def made(self) -> int:
-        """How many there are now, in use or not."""
         return self._made
 
     @contextmanager
     def take(self, size: int) -> Iterator[memoryview]:
-        """The first ``size`` bytes of a buffer, until the block ends. Blocks while all buffers are out."""
+        """The first ``size`` bytes of a buffer, until the block ends. Blocks while all buffers are in use."""
         with self._permits:
             buffer = self._take()
             try:
@@ -222,7 +217,7 @@ class BufferPool:
                 self._give_back(buffer)
 
     def keep(self, count: int) -> None:
-        """From now on no more than so many are kept; the memory of others goes back as soon as nobody uses them."""
+        """Hold at most ``count`` buffers from now on; memory of surplus buffers is freed as soon as they are unused."""
         with self._lock:
             self._kept = count
             while self._free and self._made > count:
@@ -246,19 +241,19 @@ class BufferPool:
 
 
 def _pages() -> mmap.mmap:
-    """A chunk's worth of memory, in huge pages where the kernel has them.
+    """Memory for one chunk, in huge pages if the kernel supports them.
 
-    A direct write then hands the disk 4 pages instead of 2048, in fewer and larger requests: measured here 3.4 GB/s instead
-    of 2.4, with a sixth of the processor time.
+    A direct write then passes 4 pages to the disk instead of 2048, in fewer and larger requests: measured here 3.4 GB/s
+    instead of 2.4, with a sixth of the processor time.
     """
     pages = mmap.mmap(-1, CHUNK_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
+    with suppress(OSError):  # a kernel without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
 
 
 class Pacer:
-    """A rate limit that threads share: how long to wait before so many bytes are sent. Who asks promises to send them then."""
+    """A rate limit shared by threads: the wait before ``size`` bytes are sent, which the caller must then send."""
 
     def __init__(self, rate_bytes_per_second: int, clock: Callable[[], float] = time.monotonic) -> None:
         burst = max(_LEAST_BURST, int(rate_bytes_per_second * _BURST_SECONDS))
@@ -267,11 +262,11 @@ class Pacer:
         self._lock = threading.Lock()
 
     def __call__(self, size: int) -> float:
-        """Seconds; 0 is now."""
+        """Seconds to wait; 0 for now."""
         with self._lock:
             return self._bucket.reserve(size, self._clock())
 
 
 def pacer(rate_bytes_per_second: int | None) -> Pacer | None:
-    """A pacer, or None where no limit was set."""
+    """None if there is no limit."""
     return None if rate_bytes_per_second is None else Pacer(rate_bytes_per_second)

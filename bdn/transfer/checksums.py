@@ -1,8 +1,8 @@
-"""Whole-file checksums that an upstream offers, over bytes in order, over chunks nearly in order, and over chunks in any order.
+"""Whole-file checksums of upstreams: over bytes in order, over chunks nearly in order, and over chunks in any order.
 
-The last is for cyclic ones (CRC), whose value for a whole follows from those of its parts. Measured on 8 MiB, one thread:
-CRC32 by zlib 7.1 GB/s (awscrt 3.5), CRC32C by awscrt 66 GB/s (google-crc32c 31, and it takes no memoryview), CRC64NVME by awscrt
-67 GB/s. zlib and awscrt release the GIL.
+The last is for cyclic checksums (CRC): the value of a whole follows from its parts' values. Measured on 8 MiB, one
+thread: CRC32 by zlib 7.1 GB/s (awscrt 3.5), CRC32C by awscrt 66 GB/s (google-crc32c 31, and it takes no memoryview),
+CRC64NVME by awscrt 67 GB/s. zlib and awscrt release the GIL.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ from bdn.core.source.upstream import Checksum, ChecksumKind
 
 @dataclass(frozen=True, slots=True)
 class Cyclic:
-    """One kind. The value of no bytes is 0."""
+    """A kind of cyclic checksum. The value of zero bytes is 0."""
 
     bits: int
-    go_on: Callable[[Buffer, int], int]  # content, value of what is before it
-    combine: Callable[[int, int, int], int]  # value of a part, value of the next one, its size
+    go_on: Callable[[Buffer, int], int]  # content, value of the bytes before it
+    combine: Callable[[int, int, int], int]  # value of a part, value of the next part, its size
 
     def format(self, value: int) -> str:
-        """As upstreams write it: big-endian, all digits."""
+        """In the form of upstreams: big-endian hexadecimal, all digits."""
         return f"{value:0{self.bits // 4}x}"
 
 
@@ -48,8 +48,6 @@ class _Hasher(Protocol):
 
 
 class _RunningCyclic:
-    """A cyclic checksum with the methods of ``hashlib``."""
-
     def __init__(self, cyclic: Cyclic) -> None:
         self._cyclic = cyclic
         self._value = 0
@@ -62,23 +60,23 @@ class _RunningCyclic:
 
 
 class RunningChecksum:
-    """Takes a file's bytes from the first to the last, then says whether they are the right ones."""
+    """The checksum of a file's bytes, given in order from the first to the last."""
 
     def __init__(self, expected: Checksum, size: int) -> None:
         self._expected = expected
         self._hasher = _new_hasher(expected.kind, size)
 
     def update(self, content: Buffer) -> None:
-        """The next bytes. Releases the GIL for large ones."""
+        """Add the next bytes. Releases the GIL for large pieces."""
         self._hasher.update(content)
 
     def check(self, subject: str) -> None:
-        """All bytes were given: raise ``ChecksumMismatchError`` when they are not the file's."""
+        """Call after the last byte. Raises ``ChecksumMismatchError`` if the checksum differs."""
         check_equal(self._expected, self._hasher.hexdigest(), subject)
 
 
 def check_equal(expected: Checksum, actual: str, subject: str) -> None:
-    """Raise ``ChecksumMismatchError`` with both values when ``actual`` is another one."""
+    """Raises ``ChecksumMismatchError`` with both values if they differ."""
     if actual != expected.hex:
         raise ChecksumMismatchError(subject, f"{expected.kind}:{expected.hex}", f"{expected.kind}:{actual}")
 
@@ -98,36 +96,35 @@ def _new_hasher(kind: ChecksumKind, size: int) -> _Hasher:
 
 
 class OrderedChecksum:
-    """A checksum that needs the bytes in order, over chunks that arrive out of order. The chunks are numbered from 0.
+    """A checksum over bytes in order, of chunks that arrive out of order. Chunks are numbered from 0.
 
-    A chunk that arrives when it is its turn is hashed while it is in memory. One that comes early may wait a little for its
-    turn, in its byte thread and with its buffer; when that takes too long, it is left out, and so is everything behind it: the
-    caller reads the rest back from the store in the end. So the common case reads nothing twice, and no case holds a thread
-    for long. Shared by the byte threads that bring one file's chunks.
+    A chunk that arrives at its turn is hashed while it is in memory. An early chunk may wait briefly for its turn, in
+    its byte thread and with its buffer. If that takes too long, it is left out, and so are all chunks after it: in the
+    end the caller reads these chunks back from the store. So the common case reads nothing twice, and no thread is
+    blocked for long. Shared by the byte threads that fetch one file's chunks.
     """
 
     def __init__(self, expected: Checksum, size: int) -> None:
         self._running = RunningChecksum(expected, size)
         self._next = 0
-        self._is_busy = False  # somebody hashes chunk ``_next``, without holding the lock
+        self._is_busy = False  # a thread is hashing chunk ``_next``, without holding the lock
         self._is_over = False
         self._turn = threading.Condition()
 
     @property
     def next_index(self) -> int:
-        """The first chunk that was not taken."""
         with self._turn:
             return self._next
 
     def offer(self, index: int, content: Buffer, wait_seconds: float) -> bool:
-        """Take chunk ``index`` if its turn is now or comes in ``wait_seconds``; returns whether it is taken.
+        """Hash chunk ``index`` if its turn is now or comes within ``wait_seconds``; returns whether it is hashed.
 
-        A chunk that was taken before, and had to be fetched once more because it could not be stored, is not taken twice.
-        The GIL is released while it is hashed; others may offer, wait and leave meanwhile.
+        A chunk that was hashed before, and fetched again because it could not be stored, is not hashed twice. The GIL
+        is released during hashing; other threads may offer, wait and leave meanwhile.
         """
         with self._turn:
             self._turn.wait_for(lambda: self._is_over or index <= self._next, wait_seconds)
-            # Two threads may hold the same chunk, when a fetch was given up as lost and was not: the second one waits.
+            # Two threads may have the same chunk, when a fetch was wrongly given up as lost: the second thread waits.
             while self._is_busy and index == self._next:
                 self._turn.wait()
             if index < self._next:
@@ -147,9 +144,9 @@ class OrderedChecksum:
         return True
 
     def hand_over(self) -> tuple[int, RunningChecksum]:
-        """No chunk is taken from now on, and nobody waits. Go on with the bytes of the returned chunk and those after it.
+        """Stop accepting and waiting. The caller continues with the returned chunk and the chunks after it.
 
-        When that is the number of chunks, there is nothing left but to check.
+        If the index equals the number of chunks, only the check is left.
         """
         with self._turn:
             self._is_over = True
@@ -160,12 +157,12 @@ class OrderedChecksum:
 
 
 def part_checksum(kind: ChecksumKind, content: Buffer) -> int:
-    """The checksum of one chunk, for ``PartChecksums``. Releases the GIL: for byte threads, while the chunk is hot."""
+    """Checksum of one chunk, for ``PartChecksums``. Releases the GIL. Cheap while the chunk is in the CPU cache."""
     return CYCLIC[kind].go_on(content, 0)
 
 
 class PartChecksums:
-    """Takes the checksums of a file's chunks in any order and from any thread, and combines them when all are there."""
+    """Combines checksums of a file's chunks, offered in any order and from any thread."""
 
     def __init__(self, expected: Checksum, size: int) -> None:
         if not expected.kind.is_combinable:
@@ -177,23 +174,22 @@ class PartChecksums:
 
     @property
     def kind(self) -> ChecksumKind:
-        """What to compute for each chunk."""
         return self._expected.kind
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The chunks that were not offered: those that an earlier attempt stored have to be read again."""
+        """Chunks not offered: those that an earlier attempt stored have to be read again."""
         with self._lock:
             return tuple(index for index in range(chunk_count(self._size)) if index not in self._parts)
 
     def offer(self, index: int, part: int) -> None:
-        """The checksum of chunk ``index``; the last word counts where a chunk was fetched twice."""
+        """Add the checksum of chunk ``index``; if it is offered twice, the last one counts."""
         chunk_range(self._size, index)  # ValueError: the file has no such chunk
         with self._lock:
             self._parts[index] = part
 
     def check(self, subject: str) -> None:
-        """All chunks were offered: raise ``ChecksumMismatchError`` when they do not make up the file."""
+        """Call after the last chunk. Raises ``ChecksumMismatchError`` if the chunks do not make up the file."""
         if missing := self.missing:
             raise ValueError(f"{len(missing)} chunks of {subject} were not offered")
         cyclic, whole = CYCLIC[self._expected.kind], 0

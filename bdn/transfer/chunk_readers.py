@@ -1,4 +1,4 @@
-"""Readers of chunks: one method, and readers that wrap other readers."""
+"""Readers of chunks: one Protocol, and readers that wrap other readers."""
 
 import random
 import threading
@@ -21,11 +21,11 @@ BytesByTier = Mapping[Tier, int]  # bytes of one chunk by the tier that they cam
 
 
 class PartialChunk:
-    """One chunk on its way into ``buffer``, which is exactly as long, from one source after the other.
+    """One chunk being read into ``buffer``, which has exactly its size, from one source after the other.
 
-    The next source goes on where the last one broke off. Each piece is hashed as it comes: to hash 8 MiB when all of them
-    are there costs half as much again for the whole of a transfer, because by then the first ones have left the processor's
-    cache.
+    The next source resumes where the last one broke off. Each piece is hashed as it arrives: hashing 8 MiB at the end
+    would add half as much again to the time of the whole transfer, because by then the first pieces have left the
+    processor's cache.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class PartialChunk:
         store: Callable[[], None] | None = None,
         arriving: Arriving | None = None,
     ) -> None:
-        """``store`` puts the whole chunk where this node serves it from. ``arriving`` counts what other sources send of it."""
+        """``store`` puts the whole chunk where this node serves it from; ``arriving`` counts bytes from other nodes."""
         self.digest = digest
         self.buffer = buffer
         self._store = store
@@ -43,44 +43,42 @@ class PartialChunk:
         self.restart()
 
     def restart(self) -> None:
-        """Nothing of what came so far is to be used."""
         self.done = self._arriving.received = 0
-        self._sources: list[tuple[Tier, str, int]] = []  # tier, name, and how much was there before it
+        self._sources: list[tuple[Tier, str, int]] = []  # tier, name, and bytes received before it
         self._hasher = blake3()
 
     @property
     def missing(self) -> int:
-        """Bytes that have not come."""
         return len(self.buffer) - self.done
 
     def begin_source(self, tier: Tier, name: str) -> None:
-        """What is ``received`` from now on comes from this one."""
+        """Attribute bytes ``received`` from now on to this source."""
         self._sources.append((tier, name, self.done))
         self.at("cluster" if tier == "cluster" else "mirror")
 
     def at(self, step: ChunkStep) -> None:
-        """What the chunk waits for from now on, for whoever watches the transfer."""
+        """Show what the chunk waits for from now on, for progress reports."""
         self._arriving.step = step
 
     def received(self, piece: memoryview) -> None:
-        """The next bytes are in the buffer."""
+        """Count the next bytes, which are already in the buffer."""
         self._hasher.update(piece)
         self.done += len(piece)
         self._arriving.received = self.done
 
     def found(self, tier: Tier) -> None:
-        """The whole chunk is in the buffer, verified, from a tier of this node."""
+        """The buffer contains the whole chunk, verified, from a tier of this node."""
         self._sources = [(tier, "", 0)]
         self.done = len(self.buffer)
 
     def check(self) -> None:
-        """Raises ``ChecksumMismatchError`` when what was received is not the chunk."""
+        """Raises ``ChecksumMismatchError`` if the received bytes are not the chunk."""
         actual = Digest(self._hasher.hexdigest())
         if actual != self.digest:
             raise ChecksumMismatchError(f"chunk {self.digest}", str(self.digest), str(actual))
 
     def store(self) -> None:
-        """Put the whole chunk where this node serves it from, once."""
+        """Store the whole chunk where this node serves it from, once."""
         if self._store is not None:
             store, self._store = self._store, None
             self.at("disk")
@@ -88,12 +86,11 @@ class PartialChunk:
 
     @property
     def senders(self) -> list[str]:
-        """The names of the sources that sent some of it, in order."""
+        """Names of the sources that sent at least one byte, in order."""
         return list(dict.fromkeys(name for _, name, count in self._counts() if count))
 
     @property
     def bytes_by_tier(self) -> BytesByTier:
-        """Where the bytes came from."""
         tiers = Counter[Tier]()
         for tier, _, count in self._counts():
             tiers[tier] += count
@@ -105,14 +102,14 @@ class PartialChunk:
 
 
 class ChunkReader(Protocol):
-    """Anything chunks can be read from: a tier of this node, peers, a mirror."""
+    """A source of chunks: a tier of this node, peers, a mirror."""
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Bring what is missing of the chunk. Blocking; called from byte threads.
+        """Read the missing bytes of the chunk. Blocking; called from byte threads.
 
         Raises:
-            BdnError: NotFoundError when this reader does not hold it, a transient error when it may later.
-                ``chunk.done`` then counts the bytes that came, and another reader may go on from there.
+            BdnError: NotFoundError if this reader does not hold the chunk, a transient error if it may later.
+                ``chunk.done`` then counts the bytes received, and another reader may resume there.
         """
 
 
@@ -123,7 +120,7 @@ def fetch(
     store: Callable[[], None],
     arriving: Arriving | None = None,
 ) -> BytesByTier:
-    """Read a chunk into ``buffer`` and ``store`` it where this node serves it from. Says where its bytes came from."""
+    """Read a chunk into ``buffer``, and ``store`` it. Returns the tiers that its bytes came from."""
     chunk = PartialChunk(digest, buffer, store, arriving)
     reader.read_into(chunk)
     chunk.store()
@@ -131,15 +128,15 @@ def fetch(
 
 
 class WrongLengthError(StoreUnavailableError):
-    """What would come cannot be the chunk: whoever sends it holds something else under its name."""
+    """The answer's length differs from the chunk's: the sender holds something else under its name."""
 
 
 @dataclass(frozen=True)
 class VerifyingReader:
-    """Believes nothing before its name has been computed again.
+    """Verifies the chunk's digest.
 
-    A chunk that is wrong is dropped and read once more with ``again``, because a wire can flip a bit; twice wrong is not
-    chance. ``again`` may tell the other side what came. ``on_mismatch`` is told before what came is dropped.
+    A wrong chunk is dropped and read once more with ``again``, because the network may flip a bit; a second time is not
+    chance. ``again`` may inform the sender. ``on_mismatch`` is called before the bytes are dropped.
     """
 
     inner: ChunkReader
@@ -147,7 +144,7 @@ class VerifyingReader:
     on_mismatch: Callable[[PartialChunk], None]
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Bring the right chunk. Raises ``ChecksumMismatchError`` besides what the inner reader raises."""
+        """Raises ``ChecksumMismatchError`` besides what the inner reader raises."""
         try:
             self._verified(self.inner, chunk)
         except (ChecksumMismatchError, WrongLengthError):
@@ -165,10 +162,10 @@ class VerifyingReader:
 
 @dataclass(frozen=True)
 class RetryingReader:
-    """Reads again after failures that may pass, with full jitter, until ``stop`` is set; goes on from what came.
+    """Retries after transient failures, with full jitter, until ``stop`` is set; resumes from the received bytes.
 
-    A byte thread sleeps on ``stop``, so that cancelling a fill does not wait for a backoff to end. ``may_retry`` is asked
-    before each further attempt, and ``on_arrival`` told of success, with the time at which the attempt was begun.
+    A byte thread sleeps on ``stop``, so that canceling a fill does not wait for a backoff. ``may_retry`` is called
+    before each retry, ``on_arrival`` on success, both with the time at which the attempt began.
     """
 
     inner: ChunkReader
@@ -179,7 +176,7 @@ class RetryingReader:
     draw: Callable[[], float] = random.random
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Bring the chunk, or raise the last error."""
+        """Read the chunk, or raise the last error."""
         outage = Outage(self.policy)
         while True:
             if self.stop.is_set():

@@ -8,7 +8,7 @@ from bdn.core.pace.shares import Place, Shares
 
 
 class FairLimit:
-    """``count`` places at once, each held for one piece of work. Made and used on one loop."""
+    """``count`` places, granted round robin over organisations. Created and used on one loop."""
 
     def __init__(self, count: int) -> None:
         self._shares = Shares(count)
@@ -16,14 +16,13 @@ class FairLimit:
 
     @asynccontextmanager
     async def place(self, owner: str) -> AsyncIterator[None]:
-        """Hold one place until the block ends."""
         place = self._shares.request(owner)
         granted = self._waiting[place] = asyncio.get_running_loop().create_future()
         self._grant()
         try:
             await granted
             yield
-        finally:  # also of a place that was granted just when its task was canceled
+        finally:  # also if a place was granted just when its task was canceled
             self._waiting.pop(place, None)
             self._shares.release(place)
             self._grant()

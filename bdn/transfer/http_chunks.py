@@ -1,4 +1,4 @@
-"""Chunks over HTTP: from another of our programs, the client side of the data plane, and from the bucket of the mirror's store."""
+"""Reads chunks over HTTP: from a mirror's or agent's data plane, and from the bucket of the mirror's store."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,17 +17,17 @@ from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError
 from bdn.wire.http_fields import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path, format_range, parse_content_range
 from bdn.wire.shapes import error_from
 
-_REDIRECT_LIMIT: Final = 2  # the mirror may send us to a signed URL of its store
-_WORDS_LIMIT: Final = 64 * 1024  # of a redirect or an error
+_REDIRECT_LIMIT: Final = 2  # the mirror may redirect to a signed URL of its store
+_WORDS_LIMIT: Final = 64 * 1024  # bytes of a redirect or an error
 
 
 @dataclass(frozen=True)
 class HttpChunkReader:
-    """A ``ChunkReader`` over HTTP. ``bearer`` is the grant that names a manifest with the chunks that will be asked for.
+    """A ``ChunkReader`` over HTTP, without verification. ``bearer`` is a grant for a manifest that contains the chunks.
 
-    ``manifest`` is for a peer that owns the chunks: it shall obtain what it does not hold. ``is_suspect`` tells that the chunks
-    came with wrong content before: who is asked shall look before it sends. ``deadline`` is of one request; without it, the
-    timeout of the connections is all there is.
+    ``manifest`` is for a peer that owns the chunks: the peer obtains chunks that it does not hold. ``is_suspect``: the
+    chunks had wrong content before, so the server verifies them before sending. ``deadline`` is for one request;
+    without it, only the timeout of the connections applies.
     """
 
     connections: ConnectionPool
@@ -38,7 +38,6 @@ class HttpChunkReader:
     is_suspect: bool = False
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Bring what is missing; content is *not* verified here."""
         if chunk.done and not chunk.missing:
             return
         with _naming(urlsplit(self.base_url).netloc, is_ours=True):
@@ -76,19 +75,19 @@ class HttpChunkReader:
 
 
 class AddressRefusedError(StoreUnavailableError):
-    """The bucket does not take a signed address: it has expired, by the bucket's clock, or its keys have."""
+    """The bucket refused a signed address: the address has expired, by the bucket's clock, or its keys have."""
 
 
 class BucketBusyError(StoreUnavailableError):
-    """The bucket is there, and cannot answer now: it asks for fewer requests (429, 503 SlowDown), or fails itself."""
+    """The bucket responds, but cannot serve now: it is throttling (429, 503 SlowDown) or failing."""
 
 
 @dataclass(frozen=True)
 class LocatedChunkReader:
-    """A ``ChunkReader`` of the one chunk that lies at ``location``. It sends what the location says, no grant, and goes nowhere else.
+    """Reads the chunk at ``location``, unverified. Sends the location's headers, no grant, and follows no redirect.
 
-    Raises, besides what every reader does: ``AddressRefusedError``, ``BucketBusyError``, and ``NotFoundError``: no such object.
-    No message holds more of the address than its host.
+    Raises, besides the errors of every reader: ``AddressRefusedError``, ``BucketBusyError``, and ``NotFoundError`` if
+    there is no such object. Messages contain only the host of the address.
     """
 
     connections: ConnectionPool
@@ -96,7 +95,6 @@ class LocatedChunkReader:
     deadline: AnswerDeadline | None = None
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Bring what is missing; content is *not* verified here."""
         start, size = chunk.done, len(chunk.buffer)
         headers = dict(self.location.headers)
         if start:
@@ -120,7 +118,7 @@ def _host_of(url: str) -> str:
 
 
 def _refusal(status: int) -> StoreUnavailableError:
-    if status in (400, 401, 403):  # S3 tells with a 400 that the keys of an address have expired (ExpiredToken)
+    if status in (400, 401, 403):  # S3 reports expired keys of an address with a 400 (ExpiredToken)
         return AddressRefusedError(f"status {status}")
     if status == 429 or status >= 500:
         return BucketBusyError(f"status {status}")
@@ -129,7 +127,7 @@ def _refusal(status: int) -> StoreUnavailableError:
 
 @contextmanager
 def _naming(place: str, *, is_ours: bool) -> Iterator[None]:
-    """Errors say where they come from, and what to do about TLS of our own; no more: what the network says may hold a signed address."""
+    """Errors name their origin, with advice on BDN's own TLS; no more: network errors may contain a signed address."""
     try:
         yield
     except NETWORK_ERRORS as error:
@@ -140,7 +138,7 @@ def _naming(place: str, *, is_ours: bool) -> Iterator[None]:
 
 
 def _check(answer: Answer, digest: Digest, start: int, size: int) -> None:
-    """Whether the body is what was asked for, by its head. Raises what is wrong instead."""
+    """Check the head against the request. Raises the matching error."""
     if answer.status == 404:
         answer.read(_WORDS_LIMIT)
         raise NotFoundError(f"chunk {digest}")
@@ -153,7 +151,7 @@ def _check(answer: Answer, digest: Digest, start: int, size: int) -> None:
 
 
 def _receive(answer: Answer, chunk: PartialChunk, deadline: AnswerDeadline | None) -> None:
-    """The whole body, or ``StoreUnavailableError`` after what came of it."""
+    """Read the whole body. Raises ``StoreUnavailableError`` after a part of it."""
     rest = chunk.buffer[chunk.done :]
     if deadline is None:
         answer.fill(rest, on_bytes=chunk.received)
@@ -177,5 +175,5 @@ def _receive_within(answer: Answer, rest: memoryview, chunk: PartialChunk, deadl
         try:
             answer.fill(rest[answer.received :], stall=TICK, is_wanted=goes_on, on_bytes=chunk.received)
         except StalledError:
-            continue  # a tick without bytes, which the deadline has heard of
+            continue  # a tick without bytes, which ``goes_on`` has reported to the deadline
         return

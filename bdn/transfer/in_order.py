@@ -1,4 +1,4 @@
-"""A file whose server ignores ``Range``: its ranges are read in order, out of one answer that holds the whole file."""
+"""Reads a file whose server ignores ``Range``: ranges in order, from one answer with the whole file."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,8 +17,8 @@ from bdn.transfer.ranged import RangedReader, RangeRequest, Reading, check_head,
 class InOrderReader:
     """Reads one file; ``with`` closes its connection. One range at a time, each after the one before it.
 
-    Between two ranges the connection stays open and nothing is received, so the buffer of a range is all that a file takes. After a
-    failure the next range begins a new answer, and the bytes before the range are received again and dropped.
+    Between two ranges the connection stays open and nothing is received, so a file needs only one range's buffer. After
+    a failure the next range begins a new answer; the bytes before the range are received again and dropped.
     """
 
     def __init__(self, ranges: RangedReader) -> None:
@@ -36,7 +36,7 @@ class InOrderReader:
         self.close()
 
     def close(self) -> None:
-        """Drop the answer: a body that was not read to its end closes its connection."""
+        """Drop the answer, and its connection if the body was not read to its end."""
         self._answer = None
         self._open.close()
 
@@ -49,7 +49,7 @@ class InOrderReader:
     ) -> Checksum | None:
         """Fill ``buffer`` with the range; see ``RangedReader.read_into``.
 
-        Raises ``SourceChangedError`` also where another answer has another ETag than the first one.
+        Also raises ``SourceChangedError`` if the ETag differs from the first answer's.
         """
         whole = RangeRequest(request.source, request.path, ByteRange(0, request.size), request.size)
         reading = Reading(self._ranges, location, whole, buffer, goes_on or (lambda _: True))
@@ -91,6 +91,6 @@ class InOrderReader:
     def _receive(self, reading: Reading, answer: Answer, part: memoryview, is_wanted: Callable[[], bool]) -> None:
         if answer.fill(part, self._ranges.stall, self._ranges.clock, is_wanted) == len(part):
             return
-        if "transfer-encoding" in answer.headers:  # the end of such a body is stated, so it is the end of the file
+        if "transfer-encoding" in answer.headers:  # such a body states its end, so the file ends here
             raise other_size(reading.request, f"is {answer.received}")
         raise ConnectionResetError(f"the answer ended after {answer.received} of {reading.request.size} bytes")

@@ -1,7 +1,8 @@
-"""Ranges of one upstream file over HTTP, into a buffer: every way an answer can be wrong is an error, never data.
+"""Reads ranges of one upstream file over HTTP into a buffer: every way an answer can be wrong is an error, never data.
 
-A connection that breaks or stalls inside a body does not cost what it brought: the rest of the range is asked for on a new
-one. Both halves are of one version, because every request carries the pin of the location, and both answers its ETag.
+When a connection breaks or stalls inside a body, the bytes received count, and the remainder of the range is requested
+on a new connection. Both parts are of one version: every request carries the location's pin, and both answers the same
+ETag.
 """
 
 import time
@@ -38,7 +39,7 @@ from bdn.wire.http_fields import format_range, parse_content_range, parse_retry_
 
 @dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """Which bytes of which file; ``source`` and ``path`` are for messages."""
+    """A range of a file; ``source`` and ``path`` are for messages."""
 
     source: str
     path: str
@@ -47,31 +48,30 @@ class RangeRequest:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the range is the file."""
         return self.range.size == self.size
 
 
 class LocationRefusedError(AuthRequiredError):
-    """401 or 403 for a location: signed URLs expire, so a fresh location may work; if it does not, access is refused."""
+    """401 or 403 for a location: signed URLs expire, so a fresh location may work; otherwise access is refused."""
 
 
 class RangesIgnoredError(UpstreamUnavailableError):
-    """The server sent a whole file of several chunks for a range, again and again: the file can only be read in order."""
+    """The server repeatedly sent a whole file of several chunks for a range: the file can only be read in order."""
 
     transient = False
 
 
 _REFUSAL_LIMIT: Final = 16 * 1024  # bytes of an error document
-_IGNORED_RANGES_LIMIT: Final = 3  # requests for one range; one answer without a range may come from one cache of many
+_IGNORED_RANGES_LIMIT: Final = 3  # requests for one range; a single answer may come from one faulty cache of many
 
 
 def check_head(answer: Answer, location: Location, request: RangeRequest, wanted: ByteRange | None) -> None:
-    """Accept an answer that holds the bytes ``wanted``, or, when no range was asked for (None), the whole file.
+    """Accept an answer that contains the bytes ``wanted`` or, if no range was requested (None), the whole file.
 
-    A server may ignore a range (RFC 9110, section 14.2): a 200 is the answer where the range is the whole file. Without a
+    A server may ignore a range (RFC 9110, section 14.2): a 200 is accepted if the range is the whole file. Without a
     length it is read to its end.
 
-    Raises ``BdnError``: the answer is something else; which one says who is to blame.
+    Raises ``BdnError``: the answer is something else; the type says which side is at fault.
     """
     headers = answer.headers
     if answer.status == 200 and (wanted is None or wanted.size == request.size):
@@ -92,13 +92,13 @@ def other_size(request: RangeRequest, found: str) -> SourceChangedError:
 
 
 def plain_etag(headers: Headers) -> str:
-    """The ETag without its quotes; nothing where there is none."""
+    """The ETag without quotes; empty if there is none."""
     return (headers.get("etag") or "").removeprefix("W/").strip('"')
 
 
 def _check_range(answer: Answer, location: Location, request: RangeRequest, wanted: ByteRange) -> None:
     stated = parse_content_range(answer.headers.get("content-range"))
-    if stated is not None and stated[1] != request.size:  # first: of a file that shrank, the range may be cut
+    if stated is not None and stated[1] != request.size:  # first: the range of a shrunken file may be cut
         raise other_size(request, f"is {stated[1]}")
     if stated is None or stated[0] != wanted:
         raise UpstreamUnavailableError(request.source, f"{request.path}: the answer holds other bytes than asked for")
@@ -108,9 +108,9 @@ def _check_range(answer: Answer, location: Location, request: RangeRequest, want
 
 
 def _check_encoding(answer: Answer, location: Location, request: RangeRequest, size: int) -> None:
-    """Encodings that the server applied change the bytes and their number; encodings that the file was stored with do not.
+    """Encodings applied by the server change the bytes and their number; encodings of the stored file do not.
 
-    ``aws-chunked`` frames an upload, never what is stored; some servers keep it and state it with every GET.
+    ``aws-chunked`` frames an upload, never the stored bytes; some servers store it and state it with every GET.
     """
     encodings = {name.strip().lower() for name in (answer.headers.get("content-encoding") or "").split(",")}
     if encodings <= {"", "identity", "aws-chunked"} or (location.may_be_encoded and answer.length == size):
@@ -120,7 +120,7 @@ def _check_encoding(answer: Answer, location: Location, request: RangeRequest, s
 
 def _error_for(status: int, headers: Headers, request: RangeRequest) -> BdnError:
     source, path = request.source, request.path
-    if status in (400, 401, 403):  # S3 tells with a 400 that the keys of an address have expired (ExpiredToken)
+    if status in (400, 401, 403):  # S3 reports expired keys of an address with a 400 (ExpiredToken)
         return LocationRefusedError(source, f"{path}: status {status}")
     if status in (404, 410, 412, 416):
         return SourceChangedError(source, path, "it is gone" if status in (404, 410) else f"status {status}")
@@ -138,7 +138,7 @@ def _error_for(status: int, headers: Headers, request: RangeRequest) -> BdnError
 
 
 def _refusal_told(answer: Answer, location: Location) -> BdnError | None:
-    """The error in the body of a refusal, from as much of the body as arrives before a stall; None where there is none."""
+    """Parse a refusal's body, as much as arrives before a stall. None if it contains no known error."""
     if location.refused is None or not 400 <= answer.status < 500:
         return None
     content = bytearray(_REFUSAL_LIMIT)
@@ -149,8 +149,6 @@ def _refusal_told(answer: Answer, location: Location) -> BdnError | None:
 
 @dataclass(frozen=True)
 class RangedReader:
-    """Reads ranges; shared by byte threads."""
-
     connections: ConnectionPool
     resume: ResumePolicy = field(default_factory=ResumePolicy)
     stall: StallPolicy = field(default_factory=StallPolicy)
@@ -163,28 +161,30 @@ class RangedReader:
         buffer: memoryview,
         goes_on: Callable[[int], bool] | None = None,
     ) -> Checksum | None:
-        """Fill ``buffer``, which is exactly as long as the range.
+        """Fill ``buffer``, which has exactly the size of the range.
 
-        ``goes_on`` is told how many bytes of it are there, whenever some have come and once in every window of the stall policy,
-        and says whether anybody wants the rest.
+        ``goes_on`` is called with the number of bytes received, whenever some arrive and once per window of the stall
+        policy. It returns whether more is still wanted.
 
-        Returns what the answer stated about the whole file, where the location knows how to read that and the range is the
-        whole file. It is then asked for without a Range, because some upstreams state it for whole objects alone.
+        Returns the checksum that the answer states for the whole file, if the location can parse it and the range is
+        the whole file. The file is then requested without a Range, because some upstreams state it only for whole
+        objects.
 
         Raises:
             LocationRefusedError: locate the file again, once.
             SourceChangedError: the file is not the one that was listed.
             UpstreamRateLimitedError, UpstreamUnavailableError: may work later; the buffer's content is then undefined.
-            UpstreamUntrustedError, RangesIgnoredError: will not work.
-            EgressRefusedError: the address, or one that it redirects to, may not be contacted.
-            CanceledError: ``goes_on`` said no while the body came. A trickle would hold its thread for many minutes.
+            UpstreamUntrustedError, RangesIgnoredError: permanent.
+            EgressRefusedError: the address, or a redirect's, may not be contacted.
+            CanceledError: ``goes_on`` returned False during the body; a slow body could otherwise occupy its thread for
+                minutes.
         """
         return Reading(self, location, request, buffer, goes_on or (lambda _: True)).run()
 
 
 @dataclass(slots=True)
 class Reading:
-    """One range under way: ``done`` bytes of the buffer are right."""
+    """One range being read: ``done`` bytes of the buffer are right."""
 
     reader: RangedReader
     location: Location
@@ -193,11 +193,11 @@ class Reading:
     goes_on: Callable[[int], bool]
     done: int = 0
     first: Headers | None = None  # of the answer that the buffer begins with
-    asked: str = ""  # the address asked last; it may be signed
+    asked: str = ""  # the last requested address; it may be signed
     ignored: int = 0  # answers with the whole file where a range was requested
 
     def run(self) -> Checksum | None:
-        """Ask until the buffer is full, or until asking at once for the rest is of no use."""
+        """Request until the buffer is full, or until an immediate request for the remainder is pointless."""
         persistence = None
         while True:
             before = self.done
@@ -214,7 +214,8 @@ class Reading:
             except NETWORK_ERRORS as error:
                 persistence = persistence or Persistence(self.reader.resume, self.reader.stall)
                 gained, stalled = self.done - before, isinstance(error, StalledError)
-                # Who frames a body wrongly may have sent anything, and of a full buffer there is no rest to ask for.
+                # A server that frames a body wrongly may have sent anything; and a full buffer leaves nothing to
+                # request.
                 is_sound = not isinstance(error, ProtocolError) and self.done < len(self.buffer)
                 if not (is_sound and persistence.goes_on(gained, stalled=stalled)):
                     self.fail(error)
@@ -225,7 +226,7 @@ class Reading:
         return self.location.stated(self.first)
 
     def _ask(self) -> None:
-        """One request, with its redirects, for what is missing."""
+        """One request for the missing bytes, with its redirects."""
         headers, wanted = dict(self.location.headers), self._missing()
         if wanted is not None:
             headers["Range"] = format_range(wanted)
@@ -236,7 +237,7 @@ class Reading:
 
     @contextmanager
     def answered(self, headers: Mapping[str, str], expected: int) -> Iterator[Answer]:
-        """The answer to one request at the end of its redirects, with a body of about ``expected`` bytes."""
+        """The answer at the end of the redirects, with a body of about ``expected`` bytes."""
         url, sent = self.location.url, dict(headers)
         for _ in range(REDIRECT_LIMIT + 1):
             self.asked = url
@@ -249,14 +250,14 @@ class Reading:
         raise self.unavailable(f"more than {REDIRECT_LIMIT} redirects")
 
     def _missing(self) -> ByteRange | None:
-        """What to ask for; None asks for the whole file without a Range."""
+        """The range to request; None requests the whole file without a Range."""
         if not self.done:
             is_plain = self.location.stated is not None and self.request.is_whole
             return None if is_plain else self.request.range
         return ByteRange(self.request.range.start + self.done, self.request.range.stop)
 
     def _check_same(self, headers: Headers) -> None:
-        """Answers with two ETags may be two versions, also where none was listed. Then neither is used."""
+        """Answers with two ETags may be two versions, even if none was listed. Then neither is used."""
         if self.first is None:
             self.first = headers
         elif plain_etag(self.first) != plain_etag(headers):
@@ -269,7 +270,7 @@ class Reading:
         finally:
             self.done += answer.received
             self.goes_on(self.done)
-        # The end of a body in pieces is stated, so it is the end of the file.
+        # A chunked body states its end, so the file ends here.
         is_whole = answer.status == 200 and "transfer-encoding" in answer.headers
         if is_whole and (self.done != len(self.buffer) or not answer.has_ended()):
             raise other_size(self.request, "the answer has another one")
@@ -283,7 +284,7 @@ class Reading:
         return UpstreamUnavailableError(self.request.source, f"{self.request.path}: {reason}")
 
     def fail(self, error: Exception) -> NoReturn:
-        """In our words, without the cause: its message may hold a signed address."""
+        """Raise our error without the cause, whose message may contain a signed address."""
         if isinstance(error, DowngradeError):
             raise UpstreamUntrustedError(
                 self.request.source, f"{self.request.path}: it redirects from https to http"
@@ -293,7 +294,7 @@ class Reading:
 
     @property
     def _host(self) -> str:
-        """Whose doing it is: a redirect may have led to another host than the source's."""
+        """The host at fault: a redirect may have led to another host than the source's."""
         try:
             return f"{urlsplit(self.asked).hostname}: "
         except ValueError:

@@ -1,4 +1,4 @@
-"""Bytes that have come and do not count as here yet: for those who watch a transfer, in memory alone."""
+"""Counts bytes received but not yet counted as present, for progress reports. In memory only."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,10 +10,10 @@ from bdn.wire.stage_schema import ChunkStep
 
 @dataclass(eq=False, slots=True)
 class Arriving:
-    """One read: ``received`` bytes of it have come and were neither thrown away nor counted by whoever asked for them.
+    """One read. ``received`` counts bytes that were neither dropped nor counted by the requesting task.
 
-    Its byte thread writes the number while bytes come; then whoever counts them sets it to 0. So there is no lock.
-    ``step`` is what the read waits for now, or does; of an agent's chunks alone.
+    Its byte thread writes the number while bytes arrive; then the requesting task counts them and sets it to 0. So no
+    lock is needed. ``step`` is what the read is waiting for or doing; set by agents only.
     """
 
     received: int = 0
@@ -21,14 +21,13 @@ class Arriving:
 
 
 class UnderWay:
-    """The reads that are under way. They begin, end and are added up on the event loop."""
+    """The reads in progress. They begin, end and are summed up on the event loop."""
 
     def __init__(self) -> None:
         self._reads: set[Arriving] = set()
 
     @contextmanager
     def read(self) -> Iterator[Arriving]:
-        """One more, until the block ends."""
         arriving = Arriving()
         self._reads.add(arriving)
         try:
@@ -38,10 +37,8 @@ class UnderWay:
 
     @property
     def received(self) -> int:
-        """Bytes of all reads together."""
         return sum(read.received for read in self._reads)
 
     @property
     def steps(self) -> Mapping[ChunkStep, int]:
-        """How many reads are at each step."""
         return Counter(read.step for read in self._reads if read.step is not None)

@@ -1,4 +1,4 @@
-"""What the tiers decide, as events: who was admitted and at whose cost, and what else was evicted; and who is told of it."""
+"""Events about cache decisions: admissions, refusals and evictions, with the facts that decided them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from node_agent.cache.records import Held
 
 Decisions = Sequence[Event]
 Decided = Callable[[Decisions], None]
-Account = Callable[[Victim], Event]  # why this victim goes
+Account = Callable[[Victim], Event]  # says why a victim is evicted
 
 
 @dataclass(frozen=True)
 class CacheEvents:
-    """Who is told: ``changed`` when manifests come, go, become whole or lose a lease, ``evicted`` what went and why.
+    """``changed`` is called when manifests come, go, become whole or lose a lease; ``evicted`` with victims and reason.
 
-    ``decided`` writes events down, before what they say is done. It blocks, is called in threads, and raises nothing.
+    ``decided`` records events before the events take effect. It blocks, runs in threads, and raises nothing.
     """
 
     changed: Callable[[], object]
@@ -28,7 +28,6 @@ class CacheEvents:
 
 
 def admitted(index: CacheIndex, held: Sequence[Held], holder: Holder, budget: int) -> list[Event]:
-    """One event for each manifest of a stage that was admitted just now."""
     ledger = index.ledger
     room = {"budget": budget, "committed": ledger.committed_bytes, "reserved": ledger.reserved_bytes}
     events: list[Event] = []
@@ -41,7 +40,7 @@ def admitted(index: CacheIndex, held: Sequence[Held], holder: Holder, budget: in
 
 
 def refused(index: CacheIndex, held: Sequence[Held], holder: Holder, error: BdnError) -> list[Event]:
-    """One event for each manifest of a stage that was not admitted. For another error there is none: the stage has failed."""
+    """Empty unless ``error`` is about space: any other error fails the stage without a refusal."""
     facts: dict[str, Fact]
     if isinstance(error, CacheTooSmallError):
         facts = {"needed": error.needed_bytes, "free": 0, "leased": 0, "budget": error.budget_bytes}
@@ -61,7 +60,7 @@ def refused(index: CacheIndex, held: Sequence[Held], holder: Holder, error: BdnE
 
 
 def _in_the_way(index: CacheIndex, asking: Holder) -> Iterable[str]:
-    """Who holds what could not be evicted, each once; of other organisations no names are told."""
+    """Holders of the manifests that could not be evicted, each once. Jobs of other organisations are not named."""
     holders = [one for manifest in index.leases.leased() for one in index.leases.holders(manifest)]
     for holder in {one.stage_id: one for one in holders if one.stage_id != asking.stage_id}.values():
         is_own = holder.organisation in (None, asking.organisation)
@@ -69,23 +68,22 @@ def _in_the_way(index: CacheIndex, asking: Holder) -> Iterable[str]:
 
 
 def about_holder(kind: str, manifest: Digest, holder: Holder, facts: Mapping[str, Fact]) -> Event:
-    """An event about the stage or prefetch that holds the manifest, or would."""
+    """Also for a stage or prefetch that does not hold the manifest yet."""
     facts = {"stage": holder.stage_id, "job": holder.job_id, **facts}
     return Event.of(kind, facts, manifest=manifest, organisation=holder.organisation)
 
 
 def kept(manifests: Iterable[Digest], error: BdnError) -> list[Event]:
-    """Written down as evicted, and still here."""
+    """Manifests that were recorded as evicted, but could not be deleted."""
     return [Event.of("kept", {"problem": str(error)}, manifest=manifest) for manifest in manifests]
 
 
 def dropped(manifests: Iterable[Digest], why: str) -> list[Event]:
-    """Manifests of which nothing is kept."""
     return [Event.of("dropped", {"why": why}, manifest=manifest) for manifest in manifests]
 
 
 def for_room(holder: Holder, newcomers: Sequence[Held]) -> Account:
-    """Victims that go from the node tier as the least recently used, for a stage."""
+    """Victims evicted from the node tier by LRU, to make room for a stage."""
     brought = ", ".join(str(one.manifest.digest) for one in newcomers)
 
     def account(victim: Victim) -> Event:
@@ -96,8 +94,6 @@ def for_room(holder: Holder, newcomers: Sequence[Held]) -> Account:
 
 
 def over_budget(tier: Tier, held: int, budget: int, allowed: int) -> Account:
-    """Victims that go because the tier holds more than it may."""
-
     def account(victim: Victim) -> Event:
         gone: dict[str, Fact] = {"tier": tier, "bytes": victim.size, "last_used": victim.last_used}
         return Event.of(
@@ -109,19 +105,17 @@ def over_budget(tier: Tier, held: int, budget: int, allowed: int) -> Account:
 
 @dataclass(frozen=True)
 class OnRequest:
-    """An eviction that somebody asked for: what goes, and what is spared. ``broken`` are leases that force has ended before."""
+    """An eviction by request. ``broken`` are the leases that force ended before the eviction."""
 
     command: EvictCommand
     tier: Tier
     broken: dict[Digest, tuple[Holder, ...]]
 
     def __call__(self, victim: Victim) -> Event:
-        """Why this victim goes."""
         facts: dict[str, Fact] = {"bytes": victim.size, "last_used": victim.last_used, "forced": self.command.force}
         return self._event("evicted", victim.manifest, self.broken.get(victim.manifest, ()), facts)
 
     def spared(self, leased: Iterable[Leased]) -> list[Event]:
-        """What was left alone."""
         return [self._event("eviction_refused", one.manifest, one.holders, {}) for one in leased]
 
     def _event(self, kind: str, manifest: Digest, holders: Iterable[Holder], facts: dict[str, Fact]) -> Event:

@@ -1,9 +1,9 @@
 """The cluster tier of one agent: the chunks that it holds for its peers, within a budget of their own.
 
-On disk it is ``cluster/chunks/<manifest>/<chunk>``, whole chunks under every manifest that names them. The folders are the
-whole truth: a manifest's chunks are what its folder holds, a chunk of two manifests is two links to one file, and a folder's
-modification time says when the manifest was used last. So there is no record that could disagree with the disk, and nothing
-to mend after a kill at any point: ``incoming`` holds rubbish then, and that is all.
+On disk: ``cluster/chunks/<manifest>/<chunk>``, whole chunks under every manifest that names them. The folders are the
+only record: a folder holds its manifest's chunks, a chunk of two manifests is two links to one file, and a folder's
+modification time is the manifest's last use. No other record can disagree with the disk, and a kill at any point leaves
+nothing to repair except partial files in ``incoming``.
 """
 
 import itertools
@@ -25,20 +25,18 @@ from bdn.disk.durable import disk_errors, make_folder, open_existing, remove_tre
 from node_agent.cache.cache_events import Account, CacheEvents, kept, over_budget
 
 logger = logging.getLogger(__name__)
-_TOUCH_SECONDS: Final = 30.0  # between two notes on disk about a manifest's use: what a kill costs LRU order
+_TOUCH_SECONDS: Final = 30.0  # between two writes of a manifest's last use to disk: the LRU order that a kill can lose
 
 
 @dataclass(frozen=True)
 class FoundChunks:
-    """A manifest's folder as it was found: its chunks with their sizes, and its last use."""
-
     manifest: Digest
     chunks: dict[Digest, int]
     last_used: float
 
 
 class ChunkFiles:
-    """Everything below ``root``. Methods block, raise ``DiskFailedError``, and may run in several threads at once."""
+    """Files below ``root``. Methods block, raise ``DiskFailedError``, and may run in several threads at once."""
 
     def __init__(self, root: Path, writes: DirectWrites) -> None:
         self._chunks = root / "chunks"
@@ -47,7 +45,7 @@ class ChunkFiles:
         self._numbers = itertools.count()  # a count can be shared by threads; a generator cannot
 
     def scan(self) -> list[FoundChunks]:
-        """Make the folders, remove what a kill left half-written, and look at what is here."""
+        """Make the folders, remove partial files that a kill left, and list the chunks on disk."""
         with disk_errors(self._chunks):
             for folder in (self._chunks, self._incoming):
                 make_folder(folder, 0o700)
@@ -57,7 +55,7 @@ class ChunkFiles:
         return [one for one in found if one is not None]
 
     def look_at(self, manifest: Digest) -> FoundChunks | None:
-        """What a manifest's folder holds now; None when that is nothing."""
+        """The folder's chunks now. None if it is empty or absent."""
         with disk_errors(self._chunks / manifest.hex):
             return self._look(self._chunks / manifest.hex)
 
@@ -66,7 +64,7 @@ class ChunkFiles:
             manifest = Digest(folder.name)
             with os.scandir(folder) as entries:
                 chunks = {Digest(entry.name): entry.stat(follow_symlinks=False).st_size for entry in entries}
-        except ValueError:  # nothing that we wrote
+        except ValueError:  # not a folder or chunk of ours
             remove_tree(folder)
             return None
         if not chunks:
@@ -75,7 +73,7 @@ class ChunkFiles:
         return FoundChunks(manifest, chunks, folder.stat().st_mtime)
 
     def write(self, content: memoryview) -> Path:
-        """A verified chunk on disk, durable and read-only, under no name yet: the caller lets it ``appear``."""
+        """Write a verified chunk, durable and read-only. The caller names it with ``appear``."""
         aside = self._incoming / str(next(self._numbers))
         with disk_errors(aside):
             try:
@@ -94,9 +92,10 @@ class ChunkFiles:
         return aside
 
     def appear(self, aside: Path, chunk: Digest, manifests: Iterable[Digest]) -> None:
-        """Let what was written be found under these manifests, or go. A name that a power cut takes is no harm.
+        """Link a written chunk into the folders of these manifests, or remove it if there are none.
 
-        Not while a folder of theirs is removed: it would be removed with the chunk, or not be there for it.
+        The names are not synced: a power cut may undo them, which does no harm. Do not call while one of the folders is
+        being removed: the removal would delete the chunk, or the folder would be missing.
         """
         with disk_errors(aside):
             try:
@@ -106,40 +105,34 @@ class ChunkFiles:
                 aside.unlink()
 
     def link(self, chunk: Digest, holder: Digest, manifest: Digest) -> None:
-        """The chunk that one manifest's folder holds shall stand in another's as well."""
+        """Link a chunk from the folder of ``holder`` into another manifest's folder."""
         with disk_errors(self.path(manifest, chunk)):
             self._link(self.path(holder, chunk), manifest, chunk)
 
     def open(self, manifest: Digest, chunk: Digest) -> BinaryIO | None:
-        """The chunk; None when it is not here."""
         return open_existing(self.path(manifest, chunk))
 
     def has(self, manifest: Digest, chunk: Digest) -> bool:
-        """Whether the chunk stands in this manifest's folder."""
         path = self.path(manifest, chunk)
         with disk_errors(path):
             return path.exists()
 
     def touch(self, manifest: Digest, now: float) -> None:
-        """The manifest was used at ``now``, also after a restart."""
         folder = self._chunks / manifest.hex
         with disk_errors(folder), suppress(FileNotFoundError):
             os.utime(folder, ns=(int(now * 1e9), int(now * 1e9)))
 
     def remove(self, manifests: Iterable[Digest], chunk: Digest) -> None:
-        """Remove one chunk from these manifests' folders."""
         for manifest in manifests:
             path = self.path(manifest, chunk)
             with disk_errors(path):
                 path.unlink(missing_ok=True)
 
     def remove_all(self, manifest: Digest) -> None:
-        """Remove a manifest's folder."""
         with disk_errors(self._chunks / manifest.hex):
             remove_tree(self._chunks / manifest.hex)
 
     def path(self, manifest: Digest, chunk: Digest) -> Path:
-        """Where the chunk stands in this manifest's folder."""
         return self._chunks / manifest.hex / chunk.hex
 
     def _link(self, file: Path, manifest: Digest, chunk: Digest) -> None:
@@ -151,13 +144,13 @@ class ChunkFiles:
 
 @dataclass(frozen=True)
 class ClusterTier:
-    """The rules of ``ChunkIndex``, carried out on disk. All methods may be called from any thread, and block.
+    """The rules of ``ChunkIndex``, carried out on disk. All methods block, and may be called from any thread.
 
-    One lock is held while the index changes and victims are deleted, so that nobody is given room that is still full, or
-    brings back a chunk that is about to be deleted. Whoever opens a chunk does not take it: a peer never waits for a
-    deletion, and a file that is open stays readable when it is evicted. What a failing disk does not delete is counted again.
+    One lock is held while the index changes and victims are deleted. So no call gets room that is still full, or adds a
+    chunk that is about to be deleted. ``open`` does not acquire the lock: a peer never waits for a deletion, and an
+    open file stays readable after its eviction. Files that a failing disk does not delete are counted again.
 
-    ``budget`` says in bytes what may be held now; ``events`` are told in the caller's thread.
+    ``budget`` is the limit in bytes now. ``events`` are called in the caller's thread.
     """
 
     files: ChunkFiles
@@ -166,18 +159,18 @@ class ClusterTier:
     clock: Callable[[], float]
     events: CacheEvents
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _used: dict[Digest, float] = field(default_factory=dict)  # uses that the index has not heard of
-    _noted: dict[Digest, float] = field(default_factory=dict)  # uses that the disk has heard of
+    _used: dict[Digest, float] = field(default_factory=dict)  # uses not yet applied to the index
+    _noted: dict[Digest, float] = field(default_factory=dict)  # last uses already written to disk
 
     def load(self) -> None:
-        """Count what is on disk. Before anything else."""
+        """Count what is on disk. Call before any other method."""
         for found in sorted(self.files.scan(), key=lambda one: one.last_used):
             self.index.restore(found.manifest, found.chunks, last_used=found.last_used)
 
     # --- reading ---
 
     def open(self, chunk: Digest) -> BinaryIO | None:
-        """The chunk's file, which the caller closes; None when it is not held. The manifests that name it are in use."""
+        """The chunk's file, which the caller closes, or None. Marks the chunk's manifests as used."""
         names = self.index.named_by(chunk)
         for manifest in names:
             file = self.files.open(manifest, chunk)
@@ -190,25 +183,26 @@ class ClusterTier:
         return None
 
     def holds(self, chunk: Digest) -> bool:
-        """Whether the chunk is whole here, as far as we know."""
+        """Whether the index counts the chunk as whole. The file may have been removed from disk since."""
         return self.index.ledger.is_committed(chunk)
 
     def manifests(self) -> tuple[Digest, ...]:
-        """The manifests of which some chunk is here or on its way."""
+        """Manifests with at least one chunk here or being read."""
         with self._lock:
             return self.index.manifests()
 
     def chunks_of(self, manifest: Digest) -> frozenset[Digest]:
-        """The chunks that are whole here for a manifest. Nobody uses them for that."""
+        """The manifest's whole chunks. Does not mark them as used."""
         with self._lock:
             return self.index.chunks_of(manifest)
 
     # --- taking in ---
 
     def bring(self, manifest: Digest, chunk: Digest, buffer: memoryview, read: Callable[[memoryview], object]) -> bool:
-        """Make room for a chunk, read it into ``buffer``, which is as long, and hold it.
+        """Make room for a chunk, read it into ``buffer`` (exactly the chunk's size), and hold it.
 
-        False when it was not read: it is here already, or another call brings it, and the manifest only names it as well.
+        Returns:
+            False if the chunk was not read: it is here, or another call is reading it. The manifest now names it, too.
 
         Raises:
             CacheTooSmallError, CacheFullError: nothing was read.
@@ -230,7 +224,7 @@ class ClusterTier:
         try:
             read(buffer)
             aside = self.files.write(buffer)
-            with self._lock:  # meanwhile others may have named it, and some or all may have been evicted
+            with self._lock:  # meanwhile more manifests may name the chunk, and some or all may have been evicted
                 self.files.appear(aside, chunk, self.index.named_by(chunk))
                 self.index.commit(chunk)
         except BaseException:
@@ -241,7 +235,7 @@ class ClusterTier:
         return True
 
     def keep(self, manifest: Digest, chunk: Digest, content: memoryview) -> bool:
-        """Hold a verified chunk that a fill of this node brought. False when that cannot be: the fill does without."""
+        """Hold a verified chunk that a fill of this node read. Returns False on failure; the fill continues without."""
         try:
             self.bring(manifest, chunk, content, lambda _: None)
         except (CacheFullError, CacheTooSmallError):
@@ -254,25 +248,25 @@ class ClusterTier:
     # --- taking out ---
 
     def lose(self, chunk: Digest) -> None:
-        """Hold the chunk no more: it did not come, or it is not what its name says."""
+        """Stop holding a chunk: its read failed, or its bytes do not match its digest."""
         with self._lock:
             self.files.remove(self.index.lose(chunk), chunk)
 
     def drop(self, is_elsewhere: Callable[[Digest], bool]) -> int:
-        """Let go of chunks that a whole file of this node has as well, and serves just as well; returns how many."""
+        """Remove chunks that a whole file of this node can serve as well. Returns how many."""
         with self._lock:
             covered = [chunk for chunk in self.index.committed() if is_elsewhere(chunk)]
             for chunk in covered:
-                self.files.remove(self.index.named_by(chunk), chunk)  # first: what cannot be removed stays counted
+                self.files.remove(self.index.named_by(chunk), chunk)  # before ``lose``: a failed removal stays counted
                 self.index.lose(chunk)
         return len(covered)
 
     def evict(
         self, plan: Callable[[ChunkIndex], EvictionPlan], reason: EvictionReason, account: Account
     ) -> EvictionPlan:
-        """Carry out what ``plan`` decides about the index as it is while nobody else changes it; ``account`` says why.
+        """Carry out the plan made from the index under the lock; ``account`` gives the reason for each victim.
 
-        Raises ``DiskFailedError``: what could not be deleted is held as before.
+        Raises ``DiskFailedError``: victims that could not be deleted are still held.
         """
         with self._lock:
             self._hear_of_uses()
@@ -282,13 +276,12 @@ class ClusterTier:
         return decided
 
     def plan(self, plan: Callable[[ChunkIndex], EvictionPlan]) -> EvictionPlan:
-        """What ``evict`` would do now."""
         with self._lock:
             self._hear_of_uses()
             return plan(self.index)
 
     def trim(self) -> None:
-        """Evict what is over the budget: the disk is fuller than it was, or the operator lowered it."""
+        """Evict what exceeds the budget, which shrinks when the disk fills or the operator lowers it."""
         held, budget = self.index.ledger.used_bytes, self.budget()
         if held > budget:
             account = over_budget("cluster", held, budget, budget)
@@ -305,15 +298,15 @@ class ClusterTier:
                 manifest: (index.size_of(manifest), index.recency.last_used(manifest)) for manifest in index.manifests()
             }
 
-    # --- inside; the lock is held, except where it says otherwise ---
+    # --- inside; callers hold the lock, unless a docstring says otherwise ---
 
     def _touch(self, manifest: Digest) -> None:
-        """Without the lock: storing into a dictionary is one step under the interpreter's."""
+        """Without the lock: storing into a dictionary is atomic under the GIL."""
         now = self.clock()
         self._used[manifest] = now
         if now - self._noted.get(manifest, 0) >= _TOUCH_SECONDS:
             self._noted[manifest] = now
-            with suppress(BdnError):  # the order of eviction after the next restart is all that is lost
+            with suppress(BdnError):  # loses only the LRU order after the next restart
                 self.files.touch(manifest, now)
 
     def _hear_of_uses(self) -> None:
@@ -325,16 +318,16 @@ class ClusterTier:
                 self._noted.pop(manifest, None)
 
     def _link(self, chunk: Digest, manifest: Digest) -> None:
-        """A manifest that names a whole chunk has it in its folder: so it stays when the others go."""
+        """Link a whole chunk into the manifest's folder, so that it survives the eviction of other manifests."""
         if not self.holds(chunk):
-            return  # on its way: whoever brings it lets it appear for all
+            return  # still being read: the reading call links it for all manifests
         names = self.index.named_by(chunk)
         source = next((name for name in names if name != manifest and self.files.has(name, chunk)), None)
         if source is not None:
             self.files.link(chunk, source, manifest)
 
     def _check(self, chunk: Digest) -> None:
-        """Without the lock: somebody has taken the file away behind our back; the disk wins."""
+        """Without the lock: another program may have removed the file; the disk wins."""
         with self._lock:
             names = self.index.named_by(chunk)
             if self.holds(chunk) and not any(self.files.has(name, chunk) for name in names):
@@ -342,7 +335,7 @@ class ClusterTier:
                 self.index.lose(chunk)
 
     def _delete(self, victims: Sequence[Victim], reason: EvictionReason, decisions: Sequence[Event]) -> None:
-        """The index has forgotten them."""
+        """Delete victims that the index has already dropped."""
         self.events.decided(decisions)
         count = 0
         try:
@@ -361,9 +354,9 @@ class ClusterTier:
                 self.events.changed()
 
     def _count_again(self, victims: Iterable[Victim]) -> None:
-        """What their folders still hold. Not by the folders' times: a deletion that began has set them."""
+        """Count what the folders still hold. Uses the victims' times: the started deletion changed the folders' own."""
         for victim in victims:
-            with suppress(BdnError):  # what cannot even be looked at cannot be served either; the next start counts it
+            with suppress(BdnError):  # a folder that cannot be scanned cannot be served; the next start counts it
                 found = self.files.look_at(victim.manifest)
                 if found is not None:
                     self.index.restore(victim.manifest, found.chunks, last_used=victim.last_used)

@@ -1,4 +1,4 @@
-"""Where the chunks lie that this node holds, whole or in files, for its own fills and for peers."""
+"""Finds the chunks that this node holds in whole files, parts and the cluster tier, for fills and for peers."""
 
 import os
 import threading
@@ -21,13 +21,11 @@ from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.records import Held
 from node_agent.disk.whole_files import WholeFiles
 
-_AT_ONCE: Final = 1_000  # chunks that come or go while those who look for others wait
+_AT_ONCE: Final = 1_000  # chunks added or removed per lock hold: lookups wait that long
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """Where a chunk lies in a file of several chunks."""
-
     file: Digest
     size: int  # of the file
     index: int
@@ -35,24 +33,24 @@ class ChunkPlace:
 
 @dataclass(slots=True)
 class _LargeFile:
-    """A file of several chunks. ``names`` are their digests, 32 bytes each."""
+    """A file of several chunks. ``names`` are the chunks' digests, 32 bytes each."""
 
     digest: Digest
     size: int
     names: bytes
-    manifests: int = 1  # that have it
+    manifests: int = 1  # number of manifests that contain it
 
 
 class HeldChunks:
-    """Chunks of the cluster tier, of the parts that are being filled, of ``files`` and of manifests' documents. Safe for any thread.
+    """Chunks of the cluster tier, of parts being filled, of whole ``files`` and of manifests' documents. Thread-safe.
 
-    A file of one chunk is found by its own name and costs no memory here; larger ones cost some 75 bytes per chunk.
+    A file of one chunk is found by its own name and needs no memory here; larger files need about 75 bytes per chunk.
     """
 
     def __init__(
         self, files: WholeFiles, index: CacheIndex, tier: ClusterTier, suspect: Callable[[Digest], object]
     ) -> None:
-        """``suspect`` is told of whole files that are not what their name says."""
+        """``suspect`` is called for whole files whose bytes do not match their digest."""
         self.tier = tier
         self._whole = files
         self._places = files.places
@@ -60,20 +58,20 @@ class HeldChunks:
         self._suspect = suspect
         self._lock = threading.Lock()
         self._roots: dict[Digest, Root] = {}
-        self._by_manifest: dict[Digest, list[int]] = {}  # the numbers of its larger files
-        self._documents: dict[Digest, frozenset[Digest]] = {}  # the manifests of roots and pages
+        self._by_manifest: dict[Digest, list[int]] = {}  # numbers of the manifest's files of several chunks
+        self._documents: dict[Digest, frozenset[Digest]] = {}  # root or page -> manifests that contain it
         self._files: dict[int, _LargeFile] = {}
-        self._numbers: dict[Digest, int] = {}  # of files; none is used twice
+        self._numbers: dict[Digest, int] = {}  # file -> its number; numbers are not reused
         self._last = 0
-        self._chunks = DigestTable(width=8)  # where each lies: a file's number, and the chunk's in the file
-        self._also: dict[Digest, array[int]] = {}  # where else
-        self._arrived: dict[Digest, set[int]] = {}  # of files that are being filled: which chunks are there
-        self._withheld: set[Digest] = set()  # whole files that are being repaired
+        self._chunks = DigestTable(width=8)  # chunk -> place: file number in the high 32 bits, chunk index in the low
+        self._also: dict[Digest, array[int]] = {}  # further places of the same chunk
+        self._arrived: dict[Digest, set[int]] = {}  # file being filled -> indices of its durable chunks
+        self._withheld: set[Digest] = set()  # whole files under repair
 
     # --- what is where ---
 
     def add(self, held: Held) -> None:
-        """Chunks and documents of this manifest can be served."""
+        """Let chunks and documents of this manifest be served."""
         digest = held.root.digest
         if digest in self._by_manifest:
             return
@@ -102,7 +100,7 @@ class HeldChunks:
         return number
 
     def remove(self, manifest: Digest) -> None:
-        """The manifest is gone; what another manifest names as well stays."""
+        """Remove a manifest. Chunks that another manifest names as well stay."""
         if (root := self._roots.pop(manifest, None)) is not None:
             with self._lock:
                 for document in _documents_of(root):
@@ -135,12 +133,12 @@ class HeldChunks:
                         self._also[chunk] = array("Q", left[1:])
 
     def arrived(self, file: Digest, index: int) -> None:
-        """A verified chunk lies at its place in a file's part: it can be served before the file is whole."""
+        """Register a verified chunk of a file's part: it can be served before the file is whole."""
         with self._lock:
             self._arrived.setdefault(file, set()).add(index)
 
     def departed(self, file: Digest) -> None:
-        """A fill of the file has ended, well or not. A part that is begun anew holds nothing until it is said again."""
+        """End of a fill, successful or not. A new part holds nothing until ``arrived`` is called again."""
         with self._lock:
             self._arrived.pop(file, None)
 
@@ -158,22 +156,23 @@ class HeldChunks:
     # --- reading ---
 
     def open(self, digest: Digest) -> OpenChunk | None:
-        """The chunk, wherever it lies; None when it is not here."""
         found = self._open(digest)
         return found[0] if found is not None else None
 
     def holds(self, digest: Digest) -> bool:
-        """Whether the chunk can be opened now."""
         chunk = self.open(digest)
         if chunk is not None:
             chunk.file.close()
         return chunk is not None
 
     def read_held(self, digest: Digest, buffer: memoryview) -> Tier | None:
-        """Fill ``buffer`` with the chunk and say from which tier it came; None when it is not here, or is not readable.
+        """Fill ``buffer`` with the chunk.
 
-        The bytes are verified, because disks rot. A chunk of the cluster tier that is not what its name says is dropped; a
-        file is suspected, so that the scrub looks at it soon, and the chunk is fetched again.
+        The bytes are verified, because disks corrupt them. A wrong chunk of the cluster tier is dropped. A wrong file
+        is suspected, so the scrub reads it soon, and the caller fetches the chunk again.
+
+        Returns:
+            The tier of the chunk. None if the chunk is not here, not readable or wrong.
         """
         found = self._open(digest)
         if found is None:
@@ -194,14 +193,14 @@ class HeldChunks:
         return None
 
     def has_whole(self, digest: Digest) -> bool:
-        """Whether some whole file of this node has the chunk, or it is a document beside one."""
+        """Whether a whole file of this node contains the chunk, or the chunk is a document of a held manifest."""
         ledger = self._index.ledger
         if digest in self._documents or ledger.is_committed(digest):
             return True
         return any(ledger.is_committed(one.file) for one in self._places_of(digest))
 
     def is_right(self, digest: Digest) -> bool:
-        """Whether what is here of the chunk is what its name says; what is not is dropped or suspected."""
+        """Verify the chunk; drop or suspect it if it is wrong. True if it is right or absent."""
         chunk = self.open(digest)
         if chunk is None:
             return True
@@ -209,8 +208,7 @@ class HeldChunks:
         return self.read_held(digest, memoryview(bytearray(chunk.size))) is not None
 
     def named_by(self, digest: Digest) -> frozenset[Digest]:
-        """The held manifests that name this chunk."""
-        # The index belongs to the event loop. Copying one of its sets is one step under the interpreter's lock.
+        # The index belongs to the event loop. Copying one of its sets is atomic under the GIL.
         files = {digest, *(place.file for place in self._places_of(digest))}
         documents = self._documents.get(digest, frozenset())
         return self.tier.index.named_by(digest).union(documents, *map(self._index.named_by, files))
@@ -218,12 +216,13 @@ class HeldChunks:
     # --- inside ---
 
     def _open(self, digest: Digest) -> tuple[OpenChunk, Tier, Digest | None] | None:
-        """The chunk, its tier, and the whole file that it lies in, if any."""
+        """The chunk, its tier, and the whole file that contains it, if any."""
         file = self.tier.open(digest)
         if file is not None:
             return OpenChunk(file, 0, file.seek(0, os.SEEK_END)), "cluster", None
         places = self._places_of(digest)
-        # Parts before files: B looks for a whole file and misses; A lets it appear; B looks for the part, which is gone.
+        # Parts before files. The other order: B finds no whole file; A renames the part to the whole file; B finds no
+        # part.
         for place in places:
             if place.index in self._arrived.get(place.file, ()):
                 chunk = _open_slice(self._places.part(place.file), place)
@@ -251,7 +250,7 @@ class HeldChunks:
         return [ChunkPlace(file.digest, file.size, index) for file, index in found]
 
     def _all_places(self, digest: Digest) -> list[int]:
-        """With the lock held."""
+        """Call with the lock held."""
         place = self._chunks.get(digest)
         return [] if place is None else [place, *self._also.get(digest, ())]
 
@@ -271,5 +270,5 @@ def _open_slice(path: Path, place: ChunkPlace) -> OpenChunk | None:
     size = file.seek(0, os.SEEK_END)
     if size <= CHUNK_SIZE:
         return OpenChunk(file, 0, size)
-    file.close()  # the name of a larger file, which is not the name of a chunk
+    file.close()  # the digest names a larger file, not a chunk
     return None

@@ -1,4 +1,4 @@
-"""The node's cache: the rules of the index, carried out on disk under one lock."""
+"""The node tier's cache: decisions of ``CacheIndex``, carried out on disk under one lock."""
 
 import asyncio
 import threading
@@ -31,14 +31,14 @@ from node_agent.cache.held_chunks import HeldChunks
 from node_agent.cache.records import CacheFiles, Held
 from node_agent.cache.space import Space
 
-_STEP_SECONDS: Final = 1e-6  # what a float of seconds since the epoch and a file's time can tell apart
+_STEP_SECONDS: Final = 1e-6  # both a float of epoch seconds and a file's time can represent this difference
 
 
 class UseClock:
-    """The wall's clock, except that it never goes back nor stands still. Shared by threads.
+    """The wall clock, but strictly increasing. Thread-safe.
 
-    A story: the clock is a day ahead, A is used, the clock is set right, B is used. By the wall's clock B was used a day
-    before A and would be evicted first. Here B's time is A's and a moment more, until the wall has caught up.
+    A story: the clock is a day ahead, A is used, the clock is set right, B is used. By the wall clock B was used a day
+    before A and would be evicted first. Here B's time is A's plus one step, until the wall clock has caught up.
     """
 
     def __init__(self, wall: Callable[[], float]) -> None:
@@ -47,13 +47,13 @@ class UseClock:
         self._last = 0.0
 
     def __call__(self) -> float:
-        """Now, in seconds since the epoch, and later than ever before."""
+        """Seconds since the epoch, later than every time before."""
         with self._lock:
             self._last = max(self._wall(), self._last + _STEP_SECONDS)
             return self._last
 
     def seen(self, at: float) -> None:
-        """Something was used at this time, perhaps before this process started."""
+        """Register a time of use that was read from disk, so that later times are greater."""
         with self._lock:
             self._last = max(self._last, at)
 
@@ -63,10 +63,10 @@ Clock = Callable[[], float]
 
 @dataclass
 class NodeCache:
-    """What the node holds. Decisions are the index's; here they are done, evictions before the room is given away.
+    """The node tier. ``CacheIndex`` decides; this class carries the decisions out on disk.
 
-    Committed and reserved bytes together never pass the budget, nor do the bytes on disk: victims are deleted under the
-    lock, before the admission that needs their room returns. Index and disk change together or, when the disk fails
+    Committed and reserved bytes together never exceed the budget, nor do the bytes on disk: victims are deleted under
+    the lock, before the admission that needs their room returns. Index and disk change together. If the disk fails
     half-way, the index is corrected from the disk.
     """
 
@@ -80,29 +80,28 @@ class NodeCache:
     _idle: set[str] = field(default_factory=set)  # stages that hold leases, lack files and fill none
 
     async def admit(self, held: Sequence[Held], holder: Holder) -> frozenset[Digest]:
-        """Lease all these manifests for ``holder``, or none more than it had; returns the contents that are still to be filled.
+        """Lease the manifests for ``holder``, or change none of its leases. Returns the contents still to be filled.
 
         Raises:
             CacheTooSmallError, CacheFullError: with numbers; nothing was evicted.
-            DiskFailedError: what was evicted by then is gone, and nothing more is leased.
+            DiskFailedError: victims deleted by then are gone; no lease was added.
         """
         async with self._lock:
             self._idle.discard(holder.stage_id)
             return await to_the_end(_Admission(self, held, holder).run())
 
     async def manifest(self, digest: Digest) -> Manifest | None:
-        """The manifest, if it is held."""
         return await in_thread(self.files.records.manifest, digest)
 
     async def lease(self, manifest: Digest, holder: Holder) -> bool:
-        """Keep a manifest from being evicted; False when it is not held."""
+        """Protect a manifest from eviction. Returns False if it is not held."""
         async with self._lock:
             if is_held := self.index.holds(manifest):
                 self.index.leases.take(manifest, holder)
             return is_held
 
     async def leave(self, stage_id: str) -> None:
-        """End a stage's leases. Its fills have ended. Space that was promised to files never begun is free again."""
+        """End a stage's leases, after its fills. Releases room reserved for files that were never begun."""
         async with self._lock:
             await to_the_end(self._leave(stage_id))
 
@@ -111,11 +110,11 @@ class NodeCache:
         left = [digest for digest in ended if not self.index.leases.is_leased(digest)]
         now = self.clock()
         self._idle.discard(stage_id)
-        for manifest in ended:  # those, too, that others lease: they may rest, and then nobody fills what was promised
+        for manifest in ended:  # also manifests leased by other stages: idle stages fill nothing that was reserved
             await self._give_back(manifest, stage_id)
         for manifest in left:
             self.index.recency.touch(manifest, now)
-            with suppress(BdnError):  # the order of eviction after the next restart is all that is lost
+            with suppress(BdnError):  # loses only the LRU order after the next restart
                 await in_thread(self.files.records.touch, manifest, now)
         gone = [digest for digest in left if not self._is_counted(digest)]
         why = dropped(gone, "its last stage ended, and nothing of it is in the cache")
@@ -126,19 +125,19 @@ class NodeCache:
         return any(self.index.ledger.size_of(content) is not None for content in self.index.contents_of(manifest))
 
     async def rest(self, stage_id: str) -> None:
-        """A stage keeps its leases and fills nothing now: space that was promised to files never begun is free again."""
+        """Mark a stage that fills nothing as idle; it holds its leases. Releases room for files never begun."""
         async with self._lock:
             self._idle.add(stage_id)
             for manifest in self.index.leases.of(stage_id):
                 await to_the_end(self._give_back(manifest, stage_id))
 
     async def _give_back(self, manifest: Digest, stage_id: str) -> None:
-        """Release space reserved for contents that were never begun, unless another stage may be about to fill them."""
+        """Release room reserved for contents never begun, unless another active stage may fill them."""
         for content in await in_thread(self.files.unbegun, self._reserved_for(manifest, stage_id)):
             self.index.lose(content)
 
     def _reserved_for(self, manifest: Digest, stage_id: str) -> list[Digest]:
-        """Reserved contents of the manifest that no other stage may be about to fill."""
+        """Contents of the manifest that are reserved, and that no other active stage may fill."""
         ledger = self.index.ledger
         if self.index.is_complete(manifest):
             return []
@@ -157,14 +156,15 @@ class NodeCache:
     async def evict(
         self, plan: Callable[[CacheIndex], Steps[EvictionPlan]], reason: EvictionReason, account: Account
     ) -> EvictionPlan:
-        """Carry out what ``plan`` decides about the index as it is once nobody else changes it; ``account`` says why."""
+        """Carry out ``plan``, made from the index under the lock; ``account`` gives the reason for each victim."""
         async with self._lock:
             return await to_the_end(self._evict(plan, reason, account))
 
     async def trim(self) -> None:
-        """Evict what is over the budget, which shrinks when others fill the disk, or when the operator lowers it.
+        """Evict what exceeds the budget, which shrinks when other data fills the disk or the operator lowers it.
 
-        The disk is looked at under the lock: what another is deleting is counted no more and not free yet either.
+        The disk is measured under the lock: bytes that another call is deleting are no longer counted, but not free
+        yet.
         """
         async with self._lock:
             await to_the_end(self._trim())
@@ -172,7 +172,8 @@ class NodeCache:
     async def _trim(self) -> None:
         room = await in_thread(self.space.room)
         if self.index.ledger.used_bytes > room.budgets.node:
-            # A file whose fill was just ending was neither a part nor whole. Nothing is evicted for that: the larger room counts.
+            # A fill that was ending was counted neither as a part nor as whole. The larger room counts, so nothing is
+            # evicted for it.
             room = max(room, await in_thread(self.space.room), key=lambda one: one.budgets.node)
         self.space.tell(room)
         budget, held = room.budgets.node, self.index.ledger.used_bytes
@@ -181,11 +182,11 @@ class NodeCache:
             await self._evict(lambda index: index.planning(size=held - budget), "trim", account)
 
     async def set_aside(self, name: str, size: int, occupied: Callable[[], int]) -> None:
-        """Promise bytes of the disk to what is no content, until ``space.aside.end(name)``, and evict what is in their way.
+        """Reserve bytes of the disk for job volumes until ``space.aside.end(name)``, evicting to make room.
 
         Raises:
-            CacheTooSmallError, CacheFullError: nothing is promised.
-            DiskFailedError: likewise; what was evicted by then is gone.
+            CacheTooSmallError, CacheFullError: nothing is reserved.
+            DiskFailedError: nothing is reserved; victims deleted by then are gone.
         """
         async with self._lock:
             await to_the_end(self._set_aside(name, size, occupied))
@@ -195,7 +196,7 @@ class NodeCache:
             raise CacheTooSmallError(size, most)
         self.space.aside.begin(name, size, occupied)
         try:
-            await self._check_room_beside(size)  # before anything is evicted in vain
+            await self._check_room_beside(size)  # before evicting in vain
             await self._trim()
             await in_thread(self.chunks.tier.trim)
             await self._check_room_beside(size, self.index.ledger.used_bytes)
@@ -204,7 +205,7 @@ class NodeCache:
             raise
 
     async def _check_room_beside(self, size: int, used: int = 0) -> None:
-        """Whether the rest is enough for what is leased, and for what is ``used``, if that is more."""
+        """Check that the remaining room is enough for leased content, or for ``used`` bytes if these are more."""
         room = await in_thread(self.space.room)
         leased = await in_steps(self.index.counting_leased())
         if room.is_pressed or max(leased, used) > room.budgets.node:
@@ -212,11 +213,11 @@ class NodeCache:
             raise CacheFullError(size, min(free, size - 1), leased, size + room.budgets.node)
 
     async def withdraw(self, content: Digest, take: Callable[[], bool]) -> None:
-        """Hold a whole file no more: it is wrong, or gone. Its manifests stay, and the next stage fills it again.
+        """Stop holding a whole file that is wrong or gone. Its manifests stay, and the next stage fills it again.
 
-        ``take`` moves the file out of ``files`` and says whether a part of it is left in ``filling``. Blocking.
+        ``take`` moves the file out of ``files`` and returns whether a part of it is left in ``filling``. It blocks.
 
-        Raises ``DiskFailedError``: the file may still be where it was; the next start finds it there.
+        Raises ``DiskFailedError``: the file may not have moved; the next start finds it there.
         """
         async with self._lock:
             await to_the_end(self._withdraw(content, take))
@@ -224,8 +225,8 @@ class NodeCache:
     async def _withdraw(self, content: Digest, take: Callable[[], bool]) -> None:
         names = self.index.named_by(content)
         if not names or not self.index.ledger.is_committed(content):
-            return  # it was evicted meanwhile
-        self.index.lose(content)  # before it goes: nobody shall be told that it is whole, and not find it
+            return  # evicted meanwhile
+        self.index.lose(content)  # before the move: a caller must not see a file as whole that is not there
         if await in_thread(take):
             name = next(iter(names))
             contents, last_used = self.index.contents_of(name), self.index.recency.last_used(name)
@@ -240,12 +241,12 @@ class NodeCache:
         idle: Collection[str],
         take: Callable[[AbstractSet[Digest]], None],
     ) -> None:
-        """Let whole files of a manifest go to its ``holder`` for good, as far as no stage needs them but this and ``idle`` ones.
+        """Give whole files of a manifest to its ``holder`` for good, except files that a stage outside ``idle`` needs.
 
-        ``take``, which is told which, moves what it can out of ``files``; the rest stays held. Blocking. The manifest stays, and
-        the next stage fills it again.
+        ``take`` gets the files to give and moves what it can out of ``files``; other files stay held. It blocks. The
+        manifest stays, and the next stage fills it again.
 
-        Raises what ``take`` raises: what it has moved is held no more.
+        Raises what ``take`` raises: files that it has moved are no longer held.
         """
         async with self._lock:
             await to_the_end(self._give(manifest, contents, holder, {holder.stage_id, *idle}, take))
@@ -270,7 +271,7 @@ class NodeCache:
             return
         facts = {"files": len(giving), "bytes": sum(giving.values())}
         await in_thread(self.events.decided, [about_holder("given", manifest, holder, facts)])
-        for content in giving:  # before they go: nobody shall be told that they are whole, and not find them
+        for content in giving:  # before the move: a caller must not see files as whole that are not there
             self.index.lose(content)
         try:
             await in_thread(take, giving.keys())
@@ -284,7 +285,7 @@ class NodeCache:
     async def _evict(
         self, plan: Callable[[CacheIndex], Steps[EvictionPlan]], reason: EvictionReason, account: Account
     ) -> EvictionPlan:
-        """What a failing disk keeps is counted again, and recorded as kept."""
+        """Victims that a failing disk does not delete are counted again, and recorded as kept."""
         decided = await in_steps(plan(self.index))
         await in_steps(self.index.evicting(decided.victims))
         try:
@@ -300,20 +301,20 @@ class NodeCache:
         return decided
 
     async def forget(self, manifests: Iterable[Digest], why: Decisions) -> None:
-        """Drop manifests of which nothing is left to keep."""
+        """Drop manifests without any content left to hold."""
         plan = await in_steps(self.index.planning(manifests))
         await in_steps(self.index.evicting(plan.victims))
         await in_thread(self._remove_chunks, plan.victims)
-        with suppress(BdnError):  # a record without content is rubbish, which the next start finds
+        with suppress(BdnError):  # the next start removes a record without content
             await in_thread(self.delete, plan.victims, why)
 
     def delete(self, victims: Sequence[Victim], decisions: Iterable[Event]) -> None:
-        """Record the decisions, then delete: after a kill in between, people can still be told why. Blocking."""
+        """Record the decisions before deleting, so that the reasons survive a kill in between. Blocking."""
         self.events.decided(list(decisions))
         self.files.delete(victims)
 
     async def announce(self, victims: Sequence[Victim], reason: EvictionReason) -> None:
-        """They are gone: nobody is served from them any more."""
+        """Stop serving chunks of the evicted manifests, and notify listeners."""
         await in_thread(self._remove_chunks, victims)
         if victims:
             await in_thread(self.events.evicted, reason, victims)
@@ -325,10 +326,10 @@ class NodeCache:
 
 
 class _Admission:
-    """Lets the manifests of one stage in: all of them, or none more than it had. Made, and run once, under the cache's lock.
+    """Admits all manifests of one stage, or none. Created, and run once, under the cache's lock.
 
-    lease what is here → count everything in, which chooses victims → write down and delete the victims → record the newcomers
-    ↘ one of these fails: count again what the disk still has, give back the leases that there were, forget the newcomers
+    lease what is here → count all in, which chooses victims → record and delete the victims → record the newcomers
+    ↘ if a step fails: count again what the disk still has, restore the leases held before, drop the newcomers
     """
 
     def __init__(self, cache: NodeCache, held: Sequence[Held], holder: Holder) -> None:
@@ -341,7 +342,6 @@ class _Admission:
         self._victims: list[Victim] = []
 
     async def run(self) -> frozenset[Digest]:
-        """As ``NodeCache.admit``."""
         budget = await in_thread(self._budget)
         free_files = await in_thread(self.cache.space.free_files)
         now = self.cache.clock()
@@ -363,12 +363,12 @@ class _Admission:
         return missing
 
     def _budget(self) -> int:
-        """What may be held, with what is about to be added: its last blocks are as large as all others."""
+        """The budget, less the padding of the files to be added: the file system fills up their last blocks."""
         padding = self.cache.space.padding([self._contents[content] for content in self._absent])
         return self.cache.space.room(padding).budgets.node
 
     async def _count_in(self, budget: int, free_files: int | None, now: float) -> frozenset[Digest]:
-        """Each manifest alone is checked by the index; together they must fit, too. ``free_files`` None: nothing counts them."""
+        """The index checks each manifest, this their sum. ``free_files`` None: the disk has no limit on files."""
         total = sum(self._contents.values())
         ledger, aside = self.index.ledger, self.cache.space.aside.promised
         if self._absent and total > budget:
@@ -393,11 +393,12 @@ class _Admission:
         return frozenset(missing)
 
     async def _undo(self, error: BdnError) -> None:
-        """Back to where we were, as far as the victims are still on disk. In one step for whoever reads the index."""
+        """Restore index and leases, as far as the victims are still on disk. One step for readers of the index."""
         refusal = refused(self.index, self.held, self.holder, error)
         left = await in_thread(self.cache.files.left_of, self._victims)
         self.index.leases.end(self.holder.stage_id)
-        # What went with a victim may have been promised to a later newcomer that shares it; now it is what the disk says.
+        # A victim's content may have been reserved for a later newcomer that shares it. Its state is now read from the
+        # disk.
         given_up = [content for victim in self._victims for content in victim.contents]
         for content in (*self._absent, *given_up):
             self.index.lose(content)
@@ -405,6 +406,7 @@ class _Admission:
             found.restore(self.index)
         for manifest in self._leased:
             self.index.leases.take(manifest, self.holder)
-        # Before a refusal nothing was written down; before any other error, what has not happened now.
+        # A refusal comes before anything is recorded. Other errors come after, and then the recorded decisions were not
+        # carried out.
         happened = kept((found.manifest for found in left), error) + dropped(self._new, str(error))
         await self.cache.forget(self._new, refusal or happened)

@@ -1,4 +1,4 @@
-"""What peers may read of what this node holds, over the data plane."""
+"""Authorizes peers' reads of this node's chunks on the data plane, and opens the chunks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from node_agent.cache.held_chunks import HeldChunks
 
 @dataclass(frozen=True)
 class PeerAccess:
-    """A ``ServedChunks``: a caller may read the chunks that a manifest of its grant names. Safe for any thread.
+    """A ``ServedChunks``: a caller may read the chunks that a manifest of its grant names. Thread-safe.
 
-    ``verify`` checks a grant; None lets everybody read, which is right on loopback only.
+    ``verify`` checks a grant. None allows every read, which is safe on loopback only.
     """
 
     held: HeldChunks
     verify: Callable[[str], Grant] | None
 
     def authorize(self, request: ChunkRequest) -> str:
-        """The bearer's grant must allow the manifest of the request or, without one, a held manifest that names the chunk."""
+        """The grant must allow the request's manifest or, if it names none, a held manifest that names the chunk."""
         if self.verify is None:
             return ""
         if request.bearer is None:
@@ -32,7 +32,7 @@ class PeerAccess:
         return grant.organisation
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
-        """The chunk, wherever it lies; ``NotFoundError`` when it is not here, or is not the manifest's."""
+        """Raises ``NotFoundError`` if the chunk is not here, or the request's manifest does not name it."""
         is_of_manifest = request.manifest is None or request.manifest in self.held.named_by(request.digest)
         found = self.open_named(request) if is_of_manifest else None
         if found is None:
@@ -40,11 +40,12 @@ class PeerAccess:
         return found
 
     def open_named(self, request: ChunkRequest) -> OpenChunk | None:
-        """The chunk, which the request's manifest names; None when it is not here.
+        """Open a chunk of the request's manifest without checking the manifest. None if the chunk is not here.
 
-        A reader that got wrong bytes once says so, and gets none before they have been read here and found right.
+        A reader that got wrong bytes marks its next request as suspect; the chunk is then verified here before it is
+        served.
 
-        Raises ``NotFoundError``: it is in a wrong file, which the scrub looks at now.
+        Raises ``NotFoundError``: a wrong file contains it, which the scrub now reads.
         """
         if request.is_suspect and not self.held.is_right(request.digest) and self.held.holds(request.digest):
             raise NotFoundError(f"chunk {request.digest}")

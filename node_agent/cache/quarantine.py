@@ -1,4 +1,4 @@
-"""Wrong bytes as they were found, for people who want to know what happened. Nothing is ever served from here."""
+"""Quarantine: wrong bytes as they were found, as evidence for operators. Never served."""
 
 import itertools
 import json
@@ -15,17 +15,17 @@ from bdn.core.errors import BdnError
 from bdn.disk.durable import disk_errors, remove_tree, write_at_once
 
 logger = logging.getLogger(__name__)
-KEPT: Final = 64  # items: of a disk that fails, the last ones tell as much as all of them
+KEPT: Final = 64  # items: on a failing disk the last ones show as much as all of them
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was wrong: seconds since the epoch, the file, which chunk of it, and its names. ``found`` is None when unreadable."""
+    """What was wrong. ``when`` is in seconds since the epoch; ``found`` is None if the bytes were unreadable."""
 
     when: float
     tier: str
     file: str
-    chunk: int | None  # its index; None: what stood beyond the end of the file
+    chunk: int | None  # its index; None: bytes beyond the end of the file
     expected: str
     found: str | None
     reason: str
@@ -33,15 +33,15 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Quarantine:
-    """The folder ``quarantine``, with a bounded number of items; the oldest go. Blocking."""
+    """The folder ``quarantine`` with a bounded number of items; the oldest are removed. Blocking."""
 
     folder: Path
     kept: int = KEPT
 
     def keep(self, evidence: Evidence, content: memoryview) -> None:
-        """The wrong bytes, at most a chunk of them, and beside them what they should have been.
+        """Write the wrong bytes, at most one chunk, and a JSON document that describes them.
 
-        When the disk does not take it, the log has to do: a full disk shall not keep anybody from a repair.
+        If the disk fails, the evidence is only logged: a full disk must not prevent a repair.
         """
         index = "end" if evidence.chunk is None else str(evidence.chunk)
         name = f"{evidence.expected.removeprefix('b3:')}.{index}.{int(evidence.when * 1000)}"
@@ -55,7 +55,7 @@ class Quarantine:
             logger.warning("the evidence %s cannot be kept: %s", evidence, error)
 
     def take(self, path: Path) -> Path:
-        """Move a whole file here; returns its new path. Whoever has it open or linked keeps it."""
+        """Move a whole file here; returns its new path. Open descriptors and hard links stay valid."""
         taken = (self.folder / f"{path.name}.{number}" for number in itertools.count())
         with disk_errors(path):
             place = next(place for place in taken if not place.exists())
@@ -64,7 +64,7 @@ class Quarantine:
         return place
 
     def _prune(self) -> None:
-        """Bytes and the document beside them are one item."""
+        """Counts bytes and the document beside them as one item."""
         items: defaultdict[str, list[Path]] = defaultdict(list)
         for path in self.folder.iterdir():
             items[path.name.removesuffix(".json").removesuffix(".bytes")].append(path)
@@ -77,9 +77,9 @@ class Quarantine:
 
 
 class SuspectFiles:
-    """Contents of the node tier, in the order in which they came under suspicion. Shared by threads.
+    """Suspected contents of the node tier, oldest suspicion first. Thread-safe.
 
-    ``on_news`` is called in the thread that suspects, for a file that was not suspected before.
+    ``on_news`` is called in the suspecting thread, for a file that was not suspected before.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,6 @@ class SuspectFiles:
         self._contents: dict[Digest, None] = {}
 
     def add(self, content: Digest) -> None:
-        """Its bytes are not what its name says, as it seems."""
         with self._lock:
             is_new = content not in self._contents
             self._contents[content] = None
@@ -96,16 +95,13 @@ class SuspectFiles:
             self.on_news()
 
     def clear(self, content: Digest) -> None:
-        """It was looked at."""
         with self._lock:
             self._contents.pop(content, None)
 
     def restore(self, contents: Iterable[Digest]) -> None:
-        """Those that an earlier run left."""
         with self._lock:
             self._contents |= dict.fromkeys(contents)
 
     def all(self) -> tuple[Digest, ...]:
-        """Who is to be looked at, the first one first."""
         with self._lock:
             return tuple(self._contents)

@@ -1,4 +1,4 @@
-"""The node tier on disk: manifests, each with its pages and its last use, and files whole or in progress."""
+"""The node tier on disk: manifests with their pages and last use, and files whole or in progress."""
 
 import os
 import threading
@@ -16,12 +16,12 @@ from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 
 _Result = TypeVar("_Result")
-FILES_KEPT: Final = 150_000  # about 90 MB; a larger manifest is parsed each time
+FILES_KEPT: Final = 150_000  # about 90 MB; a larger manifest is parsed at each use
 
 
 @dataclass(frozen=True)
 class Held:
-    """A manifest: its documents, and what they say. ``pages`` are in the root's order."""
+    """A manifest with its documents. ``pages`` are in the root's order."""
 
     root: Root
     manifest: Manifest
@@ -30,18 +30,18 @@ class Held:
 
     @classmethod
     def of(cls, root: Root, pages: Sequence[bytes]) -> Self:
-        """From documents of which the names were compared. Raises ``MalformedDocumentError``."""
+        """The caller has verified the documents' digests. Raises ``MalformedDocumentError``."""
         return cls(root, *read_documents(root, pages), pages)
 
     def file_layouts(self, wanted: Container[Digest]) -> Iterator[FileLayout]:
-        """The layouts of these contents, as far as the manifest names them."""
+        """The layouts of the wanted contents that the manifest names."""
         return (self.layout.files[digest] for digest in self.manifest.contents if digest in wanted)
 
 
 class RecentManifests:
-    """The last used ones, as many as have ``limit`` files together. Shared by threads.
+    """An LRU cache of parsed manifests, bounded by ``limit`` files in total. Thread-safe.
 
-    It knows nothing of the disk: whoever asks makes sure that the manifest's record is still there.
+    Does not check the disk: the caller checks that the manifest's record still exists.
     """
 
     def __init__(self, limit: int = FILES_KEPT) -> None:
@@ -51,7 +51,6 @@ class RecentManifests:
         self._files = 0
 
     def get(self, digest: Digest) -> Held | None:
-        """The manifest, if it is here; it is now the one used last."""
         with self._lock:
             found = self._manifests.get(digest)
             if found is not None:
@@ -59,7 +58,6 @@ class RecentManifests:
             return found
 
     def put(self, held: Held) -> None:
-        """Keep it, and let go of the oldest while there are too many files."""
         with self._lock:
             self._drop(held.manifest.digest)
             self._manifests[held.manifest.digest] = held
@@ -68,7 +66,6 @@ class RecentManifests:
                 self._drop(next(iter(self._manifests)))
 
     def forget(self, digest: Digest) -> None:
-        """It is evicted."""
         with self._lock:
             self._drop(digest)
 
@@ -81,22 +78,23 @@ class RecentManifests:
 class ManifestRecords:
     """Reads and writes the folder ``manifests``. Blocking.
 
-    The root is the commit point, both ways: pages and content without it are rubbish that the next start removes.
+    The root is written last and deleted first. Pages and content without a root are garbage that the next start
+    removes.
     """
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._damaged: set[Digest] = set()  # manifests of which a document on disk is not what its name says
+        self._damaged: set[Digest] = set()  # manifests with a document on disk that does not match its digest
         self.recent = RecentManifests()
 
     def save(self, held: Held, now: float) -> None:
-        """Make a manifest durable, used at ``now``: its pages first, its root last."""
+        """Make a manifest durable, used at ``now``: pages first, root last."""
         digest = held.root.digest
         path = self._places.manifest(digest)
         with disk_errors(path):
             if not path.exists() or digest in self._damaged:
                 path.parent.mkdir(exist_ok=True)
-                sync_folder(self._places.manifests)  # it may be left from a save whose sync failed
+                sync_folder(self._places.manifests)  # an earlier save may have made the folder and failed to sync
                 for page, content in zip(held.root.pages, held.pages, strict=True):
                     write_durably(self._places.document(digest, page.digest), content)
                 write_durably(path, held.root.content)
@@ -105,19 +103,18 @@ class ManifestRecords:
         self.touch(digest, now)
 
     def touch(self, digest: Digest, now: float) -> None:
-        """The manifest was used at ``now``; this is what keeps LRU order across restarts."""
+        """Set the manifest's last use to ``now``; LRU order survives restarts by these times."""
         path = self._places.manifest(digest)
         with disk_errors(path):
             os.utime(path, ns=(int(now * 1e9), int(now * 1e9)))
 
     def last_used(self, digest: Digest) -> float:
-        """What ``touch`` said last."""
         path = self._places.manifest(digest)
         with disk_errors(path):
             return path.stat().st_mtime
 
     def load(self, digest: Digest) -> Held | None:
-        """The manifest; None when it is absent or damaged. One that was read lately costs one look."""
+        """None if the manifest is absent or damaged. A recently read manifest costs one ``stat``."""
         recent = self.recent.get(digest)
         with disk_errors(path := self._places.manifest(digest)):
             if recent is not None and path.exists():
@@ -128,17 +125,16 @@ class ManifestRecords:
         return held
 
     def manifest(self, digest: Digest) -> Manifest | None:
-        """What ``load`` says of the files."""
         held = self.load(digest)
         return None if held is None else held.manifest
 
     def load_layout(self, digest: Digest) -> Layout | None:
-        """Its layout alone, which takes a tenth of the memory."""
+        """The layout alone, with a tenth of the memory of ``load``."""
         recent = self.recent.get(digest)
         return recent.layout if recent is not None else self._read(digest, Layout.of)
 
     def load_root(self, digest: Digest) -> Root | None:
-        """Its root; None when it is absent or damaged."""
+        """None if the manifest is absent or damaged."""
         return self._read(digest, lambda root, _: root)
 
     def _read(self, digest: Digest, of: Callable[[Root, Iterator[bytes]], _Result]) -> _Result | None:
@@ -152,7 +148,7 @@ class ManifestRecords:
             return None
 
     def _document(self, manifest: Digest, document: Digest) -> bytes:
-        """Raises ``MalformedDocumentError``: it is not what its name says, or not there."""
+        """Raises ``MalformedDocumentError`` if the document is absent or does not match its digest."""
         path = self._places.document(manifest, document)
         with disk_errors(path):
             try:
@@ -164,7 +160,7 @@ class ManifestRecords:
         return content
 
     def forget(self, digest: Digest) -> None:
-        """Remove the root first, then what is beside it."""
+        """Remove the root first, then its folder."""
         self.recent.forget(digest)
         path = self._places.manifest(digest)
         with disk_errors(path):
@@ -174,7 +170,7 @@ class ManifestRecords:
 
 @dataclass(frozen=True)
 class ScannedManifest:
-    """A manifest as it is on disk: its contents, which of them are whole (True) or in progress (False), its last use."""
+    """A manifest as found on disk. ``present``: which contents are whole (True) or in progress (False)."""
 
     manifest: Digest
     contents: Mapping[Digest, int]
@@ -182,24 +178,22 @@ class ScannedManifest:
     last_used: float
 
     def restore(self, index: CacheIndex) -> None:
-        """Count it."""
         index.restore(self.manifest, self.contents, self.present, last_used=self.last_used)
 
 
 @dataclass(frozen=True)
 class CacheFiles:
-    """Records of manifests, and files whole or in progress. Blocking; methods raise ``DiskFailedError``."""
+    """Records of manifests, and files whole or in progress. Methods block and raise ``DiskFailedError``."""
 
     whole: WholeFiles
     records: ManifestRecords
 
     @property
     def places(self) -> Places:
-        """Where they stand."""
         return self.whole.places
 
     def delete(self, victims: Iterable[Victim]) -> None:
-        """Records of manifests first, then contents: after a crash in between, the start-up scan deletes what nobody names."""
+        """Delete records before contents: after a crash in between, the next start deletes contents without a record."""
         for victim in victims:
             self.whole.forget(victim.contents)
             self.records.forget(victim.manifest)
@@ -209,7 +203,7 @@ class CacheFiles:
                         path.unlink(missing_ok=True)
 
     def left_of(self, victims: Iterable[Victim]) -> list[ScannedManifest]:
-        """After a deletion that failed half-way: what is still recorded. Manifests without a record are gone."""
+        """What is still recorded after a deletion that failed half-way. Manifests without a record are gone."""
         found: list[ScannedManifest] = []
         for victim in victims:
             held = self.records.load(victim.manifest)
@@ -231,6 +225,5 @@ class CacheFiles:
         return found
 
     def unbegun(self, contents: Iterable[Digest]) -> list[Digest]:
-        """Those of which not a byte is on disk."""
         with disk_errors(self.places.filling):
             return [content for content in contents if not self.places.part(content).exists()]

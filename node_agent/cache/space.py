@@ -1,4 +1,4 @@
-"""How many bytes the two tiers may hold: what the operator allows, and what the disk really has."""
+"""Budgets of the two tiers in bytes, from the operator's limits and the disk's free space."""
 
 import errno
 import logging
@@ -18,12 +18,12 @@ from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.settings import AgentSettings
 
 logger = logging.getLogger(__name__)
-_CLUSTER_PART: Final = 10  # of an agent with both roles: a tenth, as most chunks of a cluster lie in nodes' whole files
+_CLUSTER_PART: Final = 10  # one tenth with both roles, as whole files of the nodes contain most chunks of a cluster
 
 
 @dataclass(frozen=True, slots=True)
 class TierBudgets:
-    """Bytes that each tier may hold, committed and reserved together."""
+    """Maximum bytes of each tier, committed and reserved together."""
 
     node: int
     cluster: int
@@ -33,14 +33,14 @@ NOTHING: Final = TierBudgets(node=0, cluster=0)
 
 
 def tier_limits(roles: Collection[str], limit: int, cluster_limit: int | None, there: int) -> TierBudgets:
-    """The most that each tier may ever hold.
+    """The maximum of each tier, even on an empty disk.
 
     Args:
-        roles: what the agent is: ``node``, ``cluster`` or both. A tier whose role it lacks holds nothing.
-        limit: what the operator allows the cache.
-        cluster_limit: what the operator allows the cluster tier; None for all of ``limit`` when there is no other tier, and
-            otherwise for a tenth of what the cache can have.
-        there: what the disk really has for us.
+        roles: ``node``, ``cluster`` or both. A tier without its role holds nothing.
+        limit: the operator's limit for the cache.
+        cluster_limit: the operator's limit for the cluster tier. None: all of ``limit`` if there is no other tier,
+            otherwise a tenth of what the cache can have.
+        there: bytes that the disk has for the cache.
     """
     if "cluster" not in roles:
         return TierBudgets(node=limit, cluster=0)
@@ -51,9 +51,9 @@ def tier_limits(roles: Collection[str], limit: int, cluster_limit: int | None, t
 
 
 def kept(used: TierBudgets, limits: TierBudgets, disk: int, percent: int) -> TierBudgets:
-    """What each tier keeps of the bytes that it uses, however full others make the disk: ``percent`` of what it may hold.
+    """Bytes that each tier holds on to under foreign disk pressure: at most ``percent`` of its limit.
 
-    A limit beyond the ``disk``, in bytes, counts as all of the disk; otherwise such a cache would never give way.
+    A limit beyond the ``disk``, in bytes, counts as the whole disk; otherwise such a cache would never shrink.
     """
     return TierBudgets(
         node=min(used.node, min(limits.node, disk) * percent // 100),
@@ -62,13 +62,13 @@ def kept(used: TierBudgets, limits: TierBudgets, disk: int, percent: int) -> Tie
 
 
 def share(there: int, limits: TierBudgets, keep: TierBudgets = NOTHING) -> TierBudgets:
-    """What each tier may hold now that the disk has ``there`` bytes for both (less than nothing, when others took them).
+    """Split ``there`` bytes of disk between the tiers (negative if other data took them).
 
-    The cluster tier's room is set apart, so that the two can reserve without asking each other, and it is the last to
-    shrink: a chunk that it holds spares the whole cluster a read of the mirror, a node's file spares that to one node.
+    The cluster tier's room is separate, so the tiers reserve without coordination. It shrinks last: a chunk in the
+    cluster tier saves the whole cluster a read of the mirror, a node's file saves that read for one node.
 
-    Neither goes below what it is to ``keep``: it then holds more than the disk has for us, evicts no more for others' sake,
-    and takes in only as much as it evicts.
+    No tier goes below ``keep``. It then holds more than the disk has for it, evicts no more under foreign pressure, and
+    admits only as much as it evicts.
     """
     cluster = min(limits.cluster, max(keep.cluster, there - keep.node))
     return TierBudgets(node=min(limits.node, max(keep.node, there - cluster)), cluster=cluster)
@@ -76,7 +76,7 @@ def share(there: int, limits: TierBudgets, keep: TierBudgets = NOTHING) -> TierB
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the tiers may hold now, at the most, and how much of the first the disk does not have for us: held against others."""
+    """What the tiers may hold now, their upper limits, and the bytes held against foreign pressure (``pressed``)."""
 
     budgets: TierBudgets
     limits: TierBudgets
@@ -84,42 +84,38 @@ class Room:
 
     @property
     def is_pressed(self) -> bool:
-        """Whether a tier keeps what the disk would rather have back."""
         return self.pressed.node > 0 or self.pressed.cluster > 0
 
 
 class SetAside:
-    """Bytes of a disk that are promised to what is no content: to job volumes, by name. Shared by threads.
+    """Bytes of the disk reserved for job volumes, by name. Thread-safe.
 
-    Of each it is known how many of its bytes the disk has given it already: those are not free any more, and the others still are.
+    Bytes that a volume occupies already are not free on the disk; only its remaining bytes still have to be.
     """
 
     def __init__(self) -> None:
         self._promised: dict[str, tuple[int, Callable[[], int]]] = {}
 
     def begin(self, name: str, size: int, occupied: Callable[[], int]) -> None:
-        """Promise ``size`` bytes. ``occupied`` says how many of them are in use, may be called by any thread, and raises nothing."""
+        """``occupied`` returns the bytes already in use. It may be called by any thread, and raises nothing."""
         self._promised[name] = size, occupied
 
     def end(self, name: str) -> None:
-        """Promise them no more."""
         self._promised.pop(name, None)
 
     @property
     def promised(self) -> int:
-        """All together."""
         return sum(size for size, _ in list(self._promised.values()))
 
     @property
     def occupied(self) -> int:
-        """What of it is in use."""
         return sum(min(size, occupied()) for size, occupied in list(self._promised.values()))
 
 
 class Space:
-    """The budgets of one cache directory. ``node`` and ``cluster`` are the ledgers of its tiers. Methods block.
+    """Budgets of one cache directory. ``node`` and ``cluster`` are the ledgers of its tiers. Methods block.
 
-    What is set ``aside`` comes before both.
+    Bytes set ``aside`` are subtracted before both.
     """
 
     def __init__(
@@ -132,11 +128,11 @@ class Space:
         self._root = disk.places.root
         self._filling = disk.places.filling
         self._unnamed = disk.unnamed
-        self._most = 0  # bytes that the disk had for us at the best of times since the start
+        self._most = 0  # the most bytes that the disk had for the cache since the start
         self._is_told = False
 
     def room(self, padding: int = 0) -> Room:
-        """What each tier may hold now, less ``padding`` bytes that the file system is about to waste in its last blocks."""
+        """What each tier may hold now, less ``padding`` bytes that new files will waste in their last blocks."""
         used = TierBudgets(self.node.used_bytes, self.cluster.used_bytes)
         disk, there = self._look()
         self._most = max(self._most, there)
@@ -150,31 +146,31 @@ class Space:
         return Room(mine, limits, TierBudgets(max(0, mine.node - plain.node), max(0, mine.cluster - plain.cluster)))
 
     def most(self) -> int:
-        """What could be held and set aside together on an empty disk."""
+        """Bytes that content and set-aside data could occupy together on an empty disk."""
         with disk_errors(self._root):
             disk = os.statvfs(self._root)
         return min(self._limit(disk), disk.f_blocks * disk.f_frsize - self._headroom(disk))
 
     def padding(self, sizes: Collection[int]) -> int:
-        """Bytes that files of these sizes waste in their last blocks: much, for a million small ones."""
+        """Bytes that files of these sizes waste in their last blocks: significant for a million small files."""
         with disk_errors(self._root):
             block = os.statvfs(self._root).f_frsize
         return sum(-size % block for size in sizes)
 
     def free_files(self) -> int | None:
-        """How many files can be made, apart from those that are promised already; None where nothing counts them."""
+        """Files that can be created beyond those already reserved. None if the file system has no limit."""
         with disk_errors(self._root):
             disk = os.statvfs(self._root)
         return max(0, disk.f_favail - self.node.reserved_count) if disk.f_files else None
 
     def others(self) -> int:
-        """Bytes of the disk that are in use and not by content of ours."""
+        """Bytes of the disk in use by anything but the cache's content."""
         disk, there = self._look()
         ours = there + self._headroom(disk) - disk.f_bavail * disk.f_frsize + self.aside.occupied
         return (disk.f_blocks - disk.f_bfree) * disk.f_frsize - ours
 
     def tell(self, room: Room) -> None:
-        """Say it once, when others begin to press on what is kept, and when they end."""
+        """Log once when foreign data starts to press on the cache, and once when it stops."""
         if room.is_pressed and not self._is_told:
             size = format_size(room.pressed.node + room.pressed.cluster)
             logger.warning(
@@ -188,10 +184,11 @@ class Space:
         self._is_told = room.is_pressed
 
     def _look(self) -> tuple[os.statvfs_result, int]:
-        """The disk, and what it has for us: held on it + available - headroom.
+        """The disk, and the bytes it has for the cache: held on it + available - headroom.
 
-        A fill that ends meanwhile counts once or not at all, never twice: what is committed is read first, then come the
-        parts, then what is free. Neither does an eviction: what it frees is read again afterwards, and the smaller sum counts.
+        A fill that ends meanwhile counts once or not at all, never twice: committed bytes are read first, then the
+        parts, then the free space. An eviction does not count twice, either: committed bytes are read again afterwards,
+        and the smaller sum counts.
         """
         with disk_errors(self._root):
             before = self._committed()
@@ -218,12 +215,12 @@ class Space:
                 try:
                     occupied += entry.stat().st_blocks * 512
                 except FileNotFoundError:
-                    continue  # it was committed, or evicted, since
+                    continue  # committed or evicted meanwhile
         return occupied
 
 
 def check_fitness(folder: Path) -> None:
-    """Raises ``DiskFailedError`` when the folder's disk does not answer, is read-only, or has no block or inode left. Blocks."""
+    """Raises ``DiskFailedError`` if the disk does not respond, is read-only, or has no block or inode left. Blocks."""
     with disk_errors(folder):
         disk = os.statvfs(folder)
         if disk.f_flag & os.ST_RDONLY:
@@ -235,9 +232,9 @@ def check_fitness(folder: Path) -> None:
 
 @asynccontextmanager
 async def blaming(space: Space) -> AsyncIterator[None]:
-    """Around fills whose room is promised: a disk that is full all the same says what others have taken meanwhile.
+    """Around fills with reserved room: a full disk raises with the bytes that other data has taken meanwhile.
 
-    Room that was promised and is not there is a neighbour's doing, or a bug of ours; whoever reads the error shall know which.
+    Reserved room that is missing is a neighbour's doing or a bug in BDN; the error shows which.
     """
     before = await in_thread(space.others)
     try:
@@ -246,7 +243,7 @@ async def blaming(space: Space) -> AsyncIterator[None]:
         if not error.is_full:
             raise
         found = error
-        with suppress(DiskFailedError):  # a disk that cannot even be asked
+        with suppress(DiskFailedError):  # the disk does not even respond
             taken = await in_thread(space.others) - before
             found = replace(error, others_bytes=max(0, taken))
         raise found from error

@@ -1,6 +1,6 @@
-"""Both tiers of the cache on one disk, opened together: whole files for jobs, and chunks for peers.
+"""Opens both tiers of the cache on one disk: whole files for jobs, and chunks for peers.
 
-What is on disk decides what the cache holds. Interrupted evictions are finished, wrong files quarantined.
+The disk decides what the cache holds. The start-up scan finishes interrupted evictions and quarantines wrong files.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CacheTiers:
-    """``node`` holds whole files; its ``chunks`` know those of the cluster tier, too. ``access`` is what peers may read of them."""
+    """``node`` holds whole files; its ``chunks`` include the cluster tier's. ``access`` authorizes peers' reads."""
 
     node: NodeCache
     access: PeerAccess
@@ -54,9 +54,9 @@ async def open_tiers(
     on_change: Callable[[], None],
     clock: Clock,
 ) -> CacheTiers:
-    """Read what the last run has left on the disk; ``DiskFailedError`` when it cannot be read.
+    """Read what the last run left on disk. Raises ``DiskFailedError`` if it cannot be read.
 
-    ``on_evicted`` counts evictions; ``verify`` checks the grant that a peer sends, unless there is no authentication;
+    ``on_evicted`` counts evictions; ``verify`` checks the grant that a peer sends, unless authentication is off;
     ``on_change`` is called on the event loop when chunks or files come or go.
     """
     places, writes = disk.places, disk.writes
@@ -70,7 +70,7 @@ async def open_tiers(
             facts = {"tier": tier, "manifest": str(victim.manifest), "bytes": victim.size, "reason": reason}
             logger.info("evicted", extra=facts)
 
-    # Chunks come and go in byte threads; the event loop is told.
+    # Byte threads add and remove chunks; the event loop is notified.
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, on_change)
     cluster_events = CacheEvents(tell, partial(evicted, "cluster"), journal.record)
     chunk_files = ChunkFiles(places.root / "cluster", writes)
@@ -93,10 +93,10 @@ async def open_tiers(
 
 
 class Scanner:
-    """Looks through the cache directory once, before anything else uses it. Blocking; raises ``DiskFailedError``.
+    """Scans the cache directory once, before anything else uses it. Blocking; raises ``DiskFailedError``.
 
-    Costs one look at every file. Content is not hashed: a file under its name was verified before it got there, and one that
-    was changed since is suspected.
+    Costs one ``stat`` per file. Content is not hashed: a file got its name after verification, and a file that changed
+    since is suspected.
     """
 
     def __init__(self, files: WholeFiles, records: ManifestRecords, chunks: HeldChunks, suspects: SuspectFiles) -> None:
@@ -105,10 +105,10 @@ class Scanner:
         self._suspects = suspects
         self._records = records
         self._chunks = chunks
-        self.decisions: list[Event] = []  # what the look found and did
+        self.decisions: list[Event] = []  # what the scan found and did
 
     def run(self) -> list[ScannedManifest]:
-        """Find out, tidy up, and let what is held be served; the least recently used manifest is the first."""
+        """Scan, remove garbage, and let held content be served. Returns the least recently used manifest first."""
         found: list[ScannedManifest] = []
         with disk_errors(self._places.root):
             manifests: dict[Digest, Manifest] = {}
@@ -131,7 +131,7 @@ class Scanner:
         return sorted(found, key=lambda one: one.last_used)
 
     def _manifests(self) -> Iterator[Held]:
-        """What has no root was being written, or deleted."""
+        """Removes folders without a root: their manifest was being written or deleted."""
         for folder in sorted(self._places.manifests.iterdir()):
             digest = _digest(folder.name)
             if digest is None or not self._places.manifest(digest).exists():
@@ -148,17 +148,17 @@ class Scanner:
             self.decisions += dropped([digest], "its record was damaged when the agent started, and is in quarantine")
 
     def _whole_files(self, sizes: dict[Digest, int]) -> dict[Digest, int]:
-        """What is whole, and how it looks."""
+        """Whole files, each with its times as of ``seen``."""
         whole: dict[Digest, int] = {}
         unfinished = 0
         for entry in _walk(self._places.files):
             path, digest = Path(entry.path), _digest(entry.name)
             size = sizes.get(digest) if digest else None
             if entry.name.startswith("."):
-                path.unlink()  # a small file that was being written
+                path.unlink()  # a small file in progress
                 unfinished += 1
             elif size is None or digest is None:
-                self._remove(path)  # nobody names it: an eviction was interrupted
+                self._remove(path)  # no manifest names it: an eviction was interrupted
             elif (found := entry.stat(follow_symlinks=False)).st_size != size:
                 self._quarantine(path)
                 reason = f"the file had {found.st_size} bytes and not {size}, and is in quarantine"

@@ -1,4 +1,4 @@
-"""The cache directory of a running agent: locked by one agent, of a format that this version knows, and able to take files."""
+"""The cache directory of a running agent: locked by one agent, of a known format, and able to store files."""
 
 import errno
 import json
@@ -23,7 +23,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """The kernel's name for the time since this machine started. Raises ``DiskFailedError``: a sandbox hides it."""
+    """Names the time since the machine started. Raises ``DiskFailedError`` if a sandbox hides the file."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError as error:
@@ -33,14 +33,14 @@ def boot_id() -> str:
 
 @contextmanager
 def owned(path: Path) -> Iterator[bool]:
-    """Hold the directory's ``owner`` file locked; the kernel lets go of it however this process ends.
+    """Hold the directory's ``owner`` file locked; the kernel releases the lock however this process ends.
 
-    Yields whether the machine was started anew since the last owner began, as far as anybody knows: then no job of before
-    runs, and what was not synced may be gone.
+    Yields whether the machine has rebooted, as far as known, since the last owner began: then no earlier job runs, and
+    unsynced data may be lost.
 
     Raises:
-        InUseError: another agent holds it; names its process.
-        DiskFailedError: the lock file is absent and cannot be made; or the file system cannot lock files.
+        InUseError: another agent holds the lock; names its process.
+        DiskFailedError: the lock file is absent and cannot be made, or the file system does not support locks.
     """
     descriptor = _open(path)
     try:
@@ -56,7 +56,7 @@ def owned(path: Path) -> Iterator[bool]:
 
 
 def _open(path: Path) -> int:
-    """A lock needs no right to write: what a disk holds that has become read-only can still be served."""
+    """A read-only descriptor is enough for a lock: a disk that has become read-only can still be served."""
     with disk_errors(path):
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -67,9 +67,9 @@ def _open(path: Path) -> int:
 
 
 def _record(descriptor: int) -> None:
-    """Who it is, for people: on a disk that is full or read-only the last owner stays there, and the lock is ours all the same."""
+    """For operators, best effort: on a full or read-only disk the last owner's record stays; the lock holds anyway."""
     content = json.dumps({"pid": os.getpid(), "boot_id": boot_id()}).encode()
-    with suppress(OSError):  # written over what is there: that needs no block that is not the file's already
+    with suppress(OSError):  # overwriting needs no new block
         os.pwrite(descriptor, content, 0)
         os.ftruncate(descriptor, len(content))
 
@@ -83,9 +83,9 @@ def _recorded(descriptor: int) -> dict[str, object]:
 
 
 class UnnamedBytes:
-    """A count, in bytes, of small files that are being written beside whole ones. Shared by threads.
+    """Counts bytes of small files being written under dot names, before they are whole. Thread-safe.
 
-    Files in progress with a part in ``filling`` are not counted here: those can be seen.
+    Parts in ``filling`` are not counted here: a scan of that folder counts them.
     """
 
     def __init__(self) -> None:
@@ -93,14 +93,14 @@ class UnnamedBytes:
         self.size = 0
 
     def add(self, size: int) -> None:
-        """They are about to be written; negative when they are gone, or have become whole files."""
+        """``size`` is negative once the files are gone or whole."""
         with self._lock:
             self.size += size
 
 
 @dataclass(frozen=True)
 class CacheDirectory:
-    """``is_rebooted`` when the machine was started anew since an agent had it last."""
+    """``is_rebooted``: the machine has rebooted since an agent last held the directory."""
 
     places: Places
     files: WholeFiles
@@ -111,11 +111,11 @@ class CacheDirectory:
 
 
 async def open_cache_directory(stack: AsyncExitStack, places: Places) -> CacheDirectory:
-    """Take it until the stack ends.
+    """Lock and prepare the directory until the stack ends.
 
     Raises:
-        InvalidRequestError: it is of a format that this version does not know.
-        InUseError: another agent has it.
+        InvalidRequestError: the directory has an unknown format.
+        InUseError: another agent holds it.
         DiskFailedError: it cannot be used.
     """
     await in_thread(check_format, places)

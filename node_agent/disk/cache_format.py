@@ -1,4 +1,4 @@
-"""The format of a cache directory. It imports little: a pull that finds its files where they were needs no more of the cache."""
+"""The format of a cache directory. Imports little: a pull that finds its files in place needs no more of the cache."""
 
 from typing import Final
 
@@ -10,10 +10,10 @@ FORMAT: Final = b"2\n"
 
 
 def check_format(places: Places) -> None:
-    """Look before anything is made, locked or tidied up.
+    """Check the format before anything is made, locked or tidied up.
 
     Raises:
-        InvalidRequestError: another version wrote it; nothing was touched.
+        InvalidRequestError: another version wrote the directory; nothing was touched.
         DiskFailedError: the format file cannot be read.
     """
     with disk_errors(places.format):
@@ -31,7 +31,7 @@ def check_format(places: Places) -> None:
 
 
 def keep_format(places: Places) -> None:
-    """Say which format this is, for versions to come. The caller owns the directory."""
+    """Write the format file, if absent, for later versions. The caller holds the directory's lock."""
     with disk_errors(places.format):
         if not places.format.exists():
             write_durably(places.format, FORMAT, mode=0o644)

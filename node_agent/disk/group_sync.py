@@ -1,4 +1,4 @@
-"""Many small files made durable at once: syncing one after the other costs a trip to the disk for each."""
+"""Syncs many small files at once: syncing one after the other costs a trip to the disk for each."""
 
 import asyncio
 import os
@@ -12,20 +12,20 @@ from bdn.disk.durable import disk_errors, opened
 from bdn.disk.syscalls import file_system_magic, sync_file_system
 from node_agent.background_tasks import in_thread
 
-FEW: Final = 8  # files that are synced one by one: others' dirty pages on the same disk are not ours to wait for
+FEW: Final = 8  # below this, files are synced one by one, without waiting for other programs' dirty pages
 
-# File systems of which syncfs(2) is known to write everything back and to tell what failed: ext4, xfs, btrfs, f2fs, and
-# tmpfs, which has nothing to write. Not overlayfs, which does not tell errors of the file system below, nor FUSE, which
-# may not be told at all.
+# File systems whose syncfs(2) is known to write everything back and to report failures: ext4, xfs, btrfs, f2fs, and
+# tmpfs, which has nothing to write. Not overlayfs, which hides errors of the file system below, nor FUSE, where syncfs
+# may not reach the server at all.
 _TRUSTED: Final = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})
-_TELLS_ERRORS: Final = (5, 8)  # Linux; before, syncfs succeeded whatever became of the pages (its manual page)
+_TELLS_ERRORS: Final = (5, 8)  # Linux; before, syncfs succeeded even if pages were lost (its manual page)
 
 
 class GroupSync:
-    """One file system's ``syncfs``, shared by everybody who has files to make durable. A context manager.
+    """One file system's ``syncfs``, shared by concurrent callers. A context manager.
 
-    Who asks while one runs waits for the next, since the running one may have passed its pages already; one serves all
-    who wait.
+    A call during a running syncfs waits for the next one, since the running one may have passed its pages already. One
+    syncfs serves all waiting callers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,15 +45,15 @@ class GroupSync:
         os.close(self._descriptor)
 
     def mark(self) -> int:
-        """To be taken before the first byte is written, and to be given to ``sync``."""
+        """Call before the first byte is written, and pass the result to ``sync``."""
         return self._failures
 
     async def sync(self, paths: Sequence[str | os.PathLike[str]], mark: int) -> None:
-        """What was written to these files and folders since ``mark`` is durable.
+        """Make durable what was written to these files and folders since ``mark``.
 
         Raises:
-            DiskFailedError: perhaps not. The kernel tells each failure once, to the first who asks; so one that somebody
-                else was told since ``mark`` counts as ours.
+            DiskFailedError: the data may not be durable. The kernel reports each failure once, to the first caller; so
+                any failure since ``mark`` counts for all callers.
         """
         if len(paths) < FEW or not self._is_trusted:
             await in_thread(_sync_each, paths)
@@ -63,13 +63,13 @@ class GroupSync:
             if self._done < wanted:
                 self._begun += 1
                 await in_thread(self._call, self._begun)
-        if self._done < wanted:  # a sandbox refused it
+        if self._done < wanted:  # the kernel or a sandbox refused syncfs
             await in_thread(_sync_each, paths)
         if self._failures != mark:
             raise DiskFailedError(str(self._folder), "what was written before could not be written back")
 
     def _call(self, number: int) -> None:
-        """Notes the outcome here, because a canceled caller does not hear of it, and the kernel tells it once."""
+        """Records the outcome here, because a canceled caller does not see it, and the kernel reports it once."""
         try:
             with disk_errors(self._folder):
                 self._is_trusted = sync_file_system(self._descriptor)
@@ -81,14 +81,14 @@ class GroupSync:
 
 
 def _sync_each(paths: Sequence[str | os.PathLike[str]]) -> None:
-    """Files that were closed meanwhile: whoever opens a file next is told of a failure that nobody was told yet."""
+    """The files may be closed: a descriptor opened later gets failures that were not reported yet."""
     for path in paths:
         with disk_errors(Path(path)), opened(path, os.O_RDONLY) as descriptor:
             os.fsync(descriptor)
 
 
 def is_trusted(descriptor: int) -> bool:
-    """Whether ``syncfs`` of the file system of an open folder writes everything back, and tells what failed."""
+    """Whether ``syncfs`` on the folder's file system writes everything back, and reports failures."""
     return _kernel() >= _TELLS_ERRORS and file_system_magic(descriptor) in _TRUSTED
 
 

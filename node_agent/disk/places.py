@@ -1,4 +1,4 @@
-"""Where everything stands below the agent's cache directory."""
+"""Paths below the agent's cache directory."""
 
 from pathlib import Path
 from typing import Final
@@ -7,28 +7,28 @@ from bdn.core.chunk import Digest
 from bdn.disk.durable import make_folder, sync_folder
 
 _PRIVATE: Final = 0o700
-_PASSABLE: Final = 0o711  # who knows a stage's id may pass; nobody may list
+_PASSABLE: Final = 0o711  # other users may pass if they know a stage's id, but not list
 _PUBLIC: Final = 0o755
 
 
 def name_in_files(digest: Digest) -> str:
-    """Where a whole file stands, below ``Places.files``.
+    """Path of a whole file below ``Places.files``.
 
-    256 folders and not 65,536, as the mirror's store has: a million small files are 4,000 to a folder, which costs nothing,
+    256 folders, not 65,536 as in the mirror's store: a million small files make 4,000 per folder, which costs nothing,
     while making a folder costs as much as making four files.
     """
     return f"{digest.hex[:2]}/{digest.hex}"
 
 
 def temporary_name(digest: Digest) -> str:
-    """The name of a small file, below ``Places.files``, until it is whole. The dot keeps it from being taken for one that is."""
+    """Path of a small file below ``Places.files`` until it is whole. The dot distinguishes it from whole files."""
     return f"{digest.hex[:2]}/.{digest.hex}"
 
 
 class Places:
-    """Paths, and nothing else. ``files`` holds whole files by digest; whatever is not whole is in ``filling``.
+    """Paths only. ``files`` contains whole files by digest; files in progress are in ``filling``.
 
-    Content is private to the agent: other users of the machine reach it through the views that they were given.
+    Content is private to the agent: other users of the machine reach it through their views.
     """
 
     def __init__(self, root: Path, mounts: Path | None = None) -> None:
@@ -48,9 +48,9 @@ class Places:
         self.mounts = (mounts or self.root / "mounts").absolute()
 
     def make(self) -> None:
-        """Make what is absent, and let every name that counts be durable: a kill may have come between a name and its sync."""
+        """Make absent folders, and sync all names: a kill may have come between a name and its sync."""
         absent = [folder for folder in (self.root, *self.root.parents) if not folder.is_dir()]
-        make_folder(self.root, _PUBLIC)  # one that the operator made keeps its mode
+        make_folder(self.root, _PUBLIC)  # a folder that the operator made keeps its mode
         for folder in (self.files, self.filling, self.manifests, self.stages, self.quarantine):
             make_folder(folder, _PRIVATE)
         make_folder(self.views, _PASSABLE)
@@ -63,29 +63,25 @@ class Places:
             sync_folder(folder)
 
     def file(self, digest: Digest) -> Path:
-        """A whole, verified file."""
         return self.files / name_in_files(digest)
 
     def part(self, digest: Digest) -> Path:
-        """A file that is being filled."""
         return self.filling / f"{digest.hex}.part"
 
     def bitmap(self, digest: Digest) -> Path:
-        """Which chunks of a part are durable."""
+        """Records which chunks of a part are durable."""
         return self.filling / f"{digest.hex}.bitmap"
 
     def manifest(self, digest: Digest) -> Path:
-        """The root of a held manifest; its modification time is when it was used last."""
+        """The root of a held manifest; its modification time is the manifest's last use."""
         return self.document(digest, digest)
 
     def document(self, manifest: Digest, digest: Digest) -> Path:
-        """The root or a page of a held manifest."""
         return self.manifests / manifest.hex / digest.hex
 
     def pins(self, digest: Digest) -> Path:
-        """What a held manifest's whole files looked like when they were right; see ``WholeFiles``."""
+        """Times of a held manifest's whole files when their bytes were right; see ``WholeFiles``."""
         return self.manifests / digest.hex / "pins"
 
     def stage(self, stage_id: str) -> Path:
-        """The record of a stage."""
         return self.stages / f"{stage_id}.json"

@@ -1,7 +1,7 @@
-"""What is deleted in the background: one rename takes it away from where it stood, and a thread at idle priority deletes it later.
+"""Deletes files in the background: one rename moves them to the trash, and a thread at idle priority deletes them.
 
-What is discarded may have been written by root in a job's container, who may still have it open: nothing follows a link, and each step goes from
-an open folder to a name in it.
+Discarded files may come from root in a job's container, which may still have them open: no link is followed, and each
+step goes from an open folder to a name in it.
 """
 
 import logging
@@ -21,18 +21,18 @@ logger = logging.getLogger(__name__)
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _OURS: Final = 0o700
-_DEEPEST: Final = 64  # folders that are open at once; what lies deeper is moved up
+_DEEPEST: Final = 64  # folders open at once; deeper folders are moved up
 _PASSES: Final = (
-    100  # through one folder: some file systems leave out names while others are deleted, and a job may add some
+    100  # through one folder: some file systems omit names from a scan during deletions, and a job may add names
 )
-_AGAIN_SECONDS: Final = 60.0  # until what could not be deleted, or what another node discarded, is looked at
+_AGAIN_SECONDS: Final = 60.0  # until the next try of failed deletions, and of what another node discarded
 
 
 class Trash:
-    """A folder of rubbish, beside what is discarded into it: on the same file system. A context manager, in which the thread runs.
+    """A folder on the same file system as the files discarded into it. A context manager, which runs the thread.
 
-    After ``kill -9`` or a power cut at any step a directory is whole under its own name or absent there, and what is in the folder is deleted
-    by whoever opens it next. Several nodes may share it.
+    After ``kill -9`` or a power cut at any step a directory is whole under its own name or absent there. The next
+    process that opens the trash deletes what is in it. Several nodes may share it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,9 +52,10 @@ class Trash:
         self._thread.join()
 
     def discard(self, path: Path) -> bool:
-        """Take a file or a directory away, durably; its parents are ours. False: nothing has this name. Blocking.
+        """Remove a file or a directory from its place, durably; its parents are the agent's. Blocking.
 
-        A link goes itself, and not what it leads to. Costs the same whatever is below. Raises ``DiskFailedError``.
+        A link itself is discarded, not its target. Constant cost, whatever the size. Returns False if the name does not
+        exist. Raises ``DiskFailedError``.
         """
         with disk_errors(path):
             try:
@@ -64,22 +65,22 @@ class Trash:
                 return False
 
     def discard_in(self, folder: int, name: str) -> bool:
-        """As ``discard``, of a name in an open folder: for a path of which a job may have written each part."""
+        """Like ``discard``, for a name in an open folder: for paths whose parts a job may have written."""
         with disk_errors(self._folder / name):
             make_folder(self._folder, _OURS, is_durable=True)
             with open_folder(self._folder) as trash:
                 is_found = _move(folder, name, trash)
                 os.fsync(trash)
-            os.fsync(folder)  # also for whoever was killed before this line, and asks again
+            os.fsync(folder)  # always: an earlier process may have been killed before this line
         self._wake.set()
         return is_found
 
     def sweep(self) -> None:
-        """Delete what is there. Blocking. What cannot be deleted stays, and is named in the log once. Raises ``DiskFailedError``."""
+        """Delete the contents. Blocking. Failures are logged once and retried later. Raises ``DiskFailedError``."""
         with disk_errors(self._folder), suppress(FileNotFoundError), opened(self._folder, _FOLDER) as trash:
             sweep = _Sweep(trash, os.fstat(trash).st_dev, self._stop)
             while sweep.empty(trash, 0):
-                pass  # what lay too deep is here by now
+                pass  # folders that were too deep are at the top now
             if sweep.complaint not in ("", self._complaint):
                 logger.warning(
                     "something in %s cannot be deleted, and is tried again: %s", self._folder, sweep.complaint
@@ -99,7 +100,7 @@ class Trash:
 
 @dataclass
 class _Sweep:
-    """One time through a trash, an open folder on a device. ``complaint`` is the first reason why something is left."""
+    """One pass through ``trash``, an open folder on ``device``. ``complaint``: why something is left."""
 
     trash: int
     device: int
@@ -107,7 +108,7 @@ class _Sweep:
     complaint: str = ""
 
     def empty(self, folder: int, depth: int) -> bool:
-        """Delete what is in a folder; whether anything was deleted or moved up."""
+        """Delete a folder's contents. Returns whether anything was deleted or moved up."""
         is_changed = False
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -120,7 +121,7 @@ class _Sweep:
                         os.unlink(entry.name, dir_fd=folder)
                     is_changed = True
                 except FileNotFoundError:
-                    pass  # another node was faster
+                    pass  # another node deleted it first
                 except OSError as error:
                     self.complaint = self.complaint or str(error)
         return is_changed
@@ -131,7 +132,7 @@ class _Sweep:
             _move(folder, name, self.trash)
             return
         with opened(name, _FOLDER, folder) as below:
-            if os.fstat(below).st_dev == self.device:  # else something is mounted there, which is not ours to delete
+            if os.fstat(below).st_dev == self.device:  # otherwise a mount, which is not ours to delete
                 for _ in range(_PASSES):
                     if not self.empty(below, depth + 1):
                         break
@@ -139,11 +140,11 @@ class _Sweep:
 
 
 def _move(folder: int, name: str, trash: int) -> bool:
-    """Into the trash, under a name that nobody has. False: there is nothing to move."""
+    """Move into the trash, under a fresh random name. Returns False if there is nothing to move."""
     fresh = secrets.token_hex(16)
     try:
         with suppress(NotADirectoryError, PermissionError):
-            _open_up(folder, name)  # to move a folder elsewhere takes the right to write to it
+            _open_up(folder, name)  # moving a folder elsewhere requires write permission on the folder
         os.rename(name, fresh, src_dir_fd=folder, dst_dir_fd=trash)
     except FileNotFoundError:
         return False
@@ -151,7 +152,7 @@ def _move(folder: int, name: str, trash: int) -> bool:
 
 
 def _open_up(folder: int, name: str) -> None:
-    """Let us list and change a folder that may forbid it, where its owner is who we are."""
+    """Give the agent access to a folder that denies it, if the agent owns the folder."""
     with opened(name, _PLACE, folder) as place:
         if os.fstat(place).st_mode & _OURS != _OURS:
-            Path(f"/proc/self/fd/{place}").chmod(_OURS)  # of that very folder, whatever has its name by now
+            Path(f"/proc/self/fd/{place}").chmod(_OURS)  # this very folder, even if its name now belongs to another

@@ -1,8 +1,8 @@
-"""The folder of whole files, and what each looked like when its bytes were known to be right: its pin.
+"""The folder of whole files, and each file's pin: its times when its bytes were known to be right.
 
-A hard link lets others reach the cache's own file: root can write into it, and so can its owner after a chmod. Writing
-changes the modification time; setting that back changes the change time. A file that differs from its pin is not handed on
-before it was read and found right (docs/adr/0032).
+A hard link gives other users access to the cache's own file: root can write to it, and so can its owner after a chmod.
+Writing changes the modification time; setting that back changes the change time. A file that differs from its pin is
+verified before it is handed on (docs/adr/0032).
 """
 
 # ruff: noqa: PTH104, PTH116 - these calls are made for each of a million files, and a Path costs as much as the call
@@ -23,13 +23,13 @@ from bdn.disk.durable import disk_errors, opened, write_at_once
 from node_agent.disk.places import Places, name_in_files
 
 _MAGIC: Final = b"bdnpins1"
-_PIN_SIZE: Final = 16  # bytes: nanoseconds of modification and of change; zeros where there is no pin
+_PIN_SIZE: Final = 16  # bytes: modification and change time in nanoseconds; zeros if there is no pin
 _WORD: Final = (1 << 64) - 1
-_NO_RENAME: Final = frozenset({errno.EXDEV, errno.EPERM})  # another mount of one file system, another project's quota
+_NO_RENAME: Final = frozenset({errno.EXDEV, errno.EPERM})  # other mount of the file system, other project's quota
 
 
 class Alike(NamedTuple):
-    """What of a file is the same as of its copy: where it lies, and whose it is."""
+    """Attributes that a file and its copy would share: file system and ownership."""
 
     device: int
     owner: int
@@ -37,12 +37,11 @@ class Alike(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
-        """Of this file."""
         return cls(status.st_dev, status.st_uid, status.st_gid)
 
 
 class ChangedFilesError(Exception):
-    """Whole files are not as we left them: their bytes may be wrong. Whoever wants to hand them on has them read first."""
+    """Whole files differ from their pins: their bytes may be wrong. Verify them before handing them on."""
 
     def __init__(self, contents: Iterable[Digest]) -> None:
         super().__init__()
@@ -50,41 +49,41 @@ class ChangedFilesError(Exception):
 
 
 class WholeFiles:
-    """Everything that changes or compares whole files' times goes through here. Blocking; shared by threads."""
+    """All changes to and comparisons of whole files' times are done here. Blocking; thread-safe."""
 
     def __init__(self, places: Places) -> None:
         self.places = places
         self._root = f"{places.files}/"
-        self._lock = threading.Lock()  # held while a file's times change, and until its pin says so
+        self._lock = threading.Lock()  # held while a file's times change, until its pin is updated
         self._pins = DigestTable(width=_PIN_SIZE)
-        self._saving = threading.Lock()  # stages of one manifest write one file
+        self._saving = threading.Lock()  # stages of one manifest write the same file
 
-    # --- what we do with files; methods raise ``OSError`` ---
+    # --- operations on files; methods raise ``OSError`` ---
 
     def appear(self, content: Digest, aside: str | os.PathLike[str]) -> None:
-        """Let a verified file stand under its name, pinned as it is."""
+        """Rename a verified file to its name, and pin it."""
         path = self._path(content)
         with self._lock:
             os.rename(aside, path)
             self._pins[content] = seen(os.stat(path))
 
     def link(self, content: Digest, name: bytes | str, folder: int | None = None) -> None:
-        """Make a hard link. Raises ``ChangedFilesError``: the file is not as we left it."""
+        """Make a hard link. Raises ``ChangedFilesError``: the file differs from its pin."""
         with self._as_left(content) as path:
             os.link(path, name, dst_dir_fd=folder)
 
     def relink(self, content: Digest, aside: Path, shown: Path) -> None:
-        """Let a link take the place of what is ``shown`` there, in one step. Raises ``ChangedFilesError``."""
+        """Atomically replace ``shown`` with a link. Raises ``ChangedFilesError``."""
         with self._as_left(content) as path:
             aside.unlink(missing_ok=True)
             os.link(path, aside)
             aside.rename(shown)
 
     def give(self, content: Digest, name: bytes, folder: int, alike: Alike) -> bool:
-        """Let the file itself go to where a copy of it was wanted: from then on it is not ours. False: it stays, and can be copied.
+        """Move the file itself to where a copy was wanted; it then no longer belongs to the cache.
 
-        It stays where it is not as we left it, where others have a name for it, or where it cannot be what a copy would be.
-        Raises ``ChangedFilesError``: somebody wrote in the same moment; it has gone.
+        Returns False, and leaves the file, if it differs from its pin, has further links, or would differ from a copy.
+        Raises ``ChangedFilesError``: another process wrote to it at the same moment; it has been moved.
         """
         path = self._path(content)
         with self._lock:
@@ -115,7 +114,7 @@ class WholeFiles:
                 raise ChangedFilesError((content,))
 
     def unlink(self, content: Digest, name: str, folder: int) -> None:
-        """Remove a view's name of the file, or of a copy of it."""
+        """Remove a view's name of the file, or a view's copy of it."""
         own = self._path(content)
         with self._lock:
             try:
@@ -127,7 +126,10 @@ class WholeFiles:
                 self._follow(content, own, before)
 
     def _follow(self, content: Digest, path: str, before: os.stat_result) -> bool:
-        """Our link, rename or unlink has changed the change time. False: in the same moment somebody wrote, which changes the other, too."""
+        """Update the pin: a link, rename or unlink of ours has changed the change time.
+
+        Returns False if the modification time changed, too: another process wrote at the same moment.
+        """
         after = os.stat(path)
         is_ours = (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, before.st_size)
         if is_ours:
@@ -137,14 +139,14 @@ class WholeFiles:
     # --- comparing ---
 
     def is_as_left(self, content: Digest, found: os.stat_result, look: Callable[[], os.stat_result]) -> bool:
-        """Whether a file that was ``found`` is as we left it; ``look`` looks again."""
+        """Whether a file with the status ``found`` matches its pin; ``look`` returns its status again."""
         if self._pins.get(content) == seen(found):
             return True
-        with self._lock:  # a link of ours may have been under way
+        with self._lock:  # a link of ours may have been in progress
             return self._pins.get(content) == seen(look())
 
     def changed(self, contents: Iterable[Digest]) -> list[Digest]:
-        """Those of these whole files that are not as we left them, or not there. One look at each."""
+        """The whole files that differ from their pins or are absent. Costs one ``stat`` each."""
         found = []
         for content in contents:
             look = partial(os.stat, self._path(content))
@@ -155,27 +157,27 @@ class WholeFiles:
                 found.append(content)
         return found
 
-    # --- what was found right ---
+    # --- pins of verified files ---
 
     def look(self, content: Digest) -> os.stat_result | None:
-        """The file as it is now, before it is read; None when it is not there."""
+        """The file's status, before it is read; None if it is absent."""
         try:
             return os.stat(self._path(content))
         except OSError:
             return None
 
     def confirm(self, content: Digest, before: os.stat_result | None) -> None:
-        """Its bytes were read and are right: pin it, unless it has changed since ``before``."""
+        """Pin a verified file, unless it has changed since ``before``."""
         with self._lock:
             now = self.look(content)
             if before and now and seen(before) == seen(now):
                 self._pins[content] = seen(now)
 
     def verify(self, content: Digest, size: int) -> bool:
-        """Read the file, as whoever opens it would; one that is right is pinned. One that cannot be read is not right."""
+        """Read and verify the file, and pin it if it is right. A file that cannot be read is not right."""
         try:
             with opened(self._path(content), os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
-                os.fdatasync(descriptor)  # a page that is mapped and written tells of it again only once it was clean
+                os.fdatasync(descriptor)  # a mapped page updates the times at a write only after it was clean
                 before = os.fstat(descriptor)
                 with os.fdopen(os.dup(descriptor), "rb", buffering=0) as file:
                     pieces = map(digest_of, iter(lambda: file.read(CHUNK_SIZE), b""))
@@ -187,7 +189,6 @@ class WholeFiles:
         return is_right
 
     def forget(self, contents: Iterable[Digest]) -> None:
-        """They are not held any more."""
         for content in contents:
             with self._lock:
                 self._pins.pop(content, None)
@@ -195,9 +196,9 @@ class WholeFiles:
     # --- across restarts ---
 
     def save(self, manifest: Manifest) -> None:
-        """Note the pins of a manifest's contents. Raises ``DiskFailedError``.
+        """Write down the pins of a manifest's contents. Raises ``DiskFailedError``.
 
-        Not synced: a pin that was lost costs reading the file once more.
+        Not synced: a lost pin costs one more read of the file.
         """
         path = self.places.pins(manifest.digest)
         with self._saving, disk_errors(path):
@@ -205,9 +206,9 @@ class WholeFiles:
             write_at_once(path, _MAGIC + pins)
 
     def restore(self, found: Mapping[Digest, int], manifests: Iterable[Manifest]) -> set[Digest]:
-        """At the start: compare what is ``found``, as ``seen``, with what was noted; returns those that differ.
+        """At the start: compare files ``found``, as of ``seen``, with the saved pins. Returns the files that differ.
 
-        What no note tells of is pinned as it is found: an earlier version left it, or it was never handed on.
+        A file without a saved pin is pinned as found: an earlier version left it, or it was never handed on.
         """
         noted: set[Digest] = set()
         for manifest in manifests:
@@ -230,7 +231,7 @@ class WholeFiles:
             content = b""
         pins = memoryview(content)[len(_MAGIC) :]
         if not content.startswith(_MAGIC) or len(pins) != _PIN_SIZE * len(manifest.contents):
-            return ((one, 1) for one in manifest.contents)  # what it said is lost: like no file's times
+            return ((one, 1) for one in manifest.contents)  # damaged: a pin that matches no file's times
         places = range(0, len(pins), _PIN_SIZE)
         return zip(manifest.contents, (int.from_bytes(pins[at : at + _PIN_SIZE]) for at in places), strict=True)
 
@@ -239,5 +240,5 @@ class WholeFiles:
 
 
 def seen(status: os.stat_result) -> int:
-    """What of a file's state is compared: when it was modified and changed. Its size is the manifest's business."""
+    """The compared part of a file's status: modification and change time. The manifest has its size."""
     return (status.st_mtime_ns & _WORD) << 64 | status.st_ctime_ns & _WORD

@@ -1,4 +1,4 @@
-"""Whose bytes come next over this node's network: stages first, and background work with what they leave."""
+"""Schedules this node's network reads: stages first, background work with the remaining bandwidth."""
 
 import asyncio
 import heapq
@@ -15,9 +15,10 @@ Position = tuple[int, ...]
 
 
 class Bandwidth:
-    """Turns to read a chunk over the network. Waited for on the loop: a byte thread that waited would keep others from it.
+    """Turns to read a chunk over the network. Callers wait on the loop, so that no byte thread is blocked.
 
-    Rates are in bytes per second; None is no limit. Retries of a chunk are not counted again. Made and used on one loop.
+    Rates are in bytes per second; None is unlimited. Retries of a chunk are not counted again. Created and used on one
+    loop.
     """
 
     def __init__(self, download_rate: int | None, prefetch_rate: int | None) -> None:
@@ -27,7 +28,7 @@ class Bandwidth:
 
     @asynccontextmanager
     async def turn(self, traffic: TrafficClass, size: int) -> AsyncIterator[None]:
-        """Hold it while ``size`` bytes, at most a chunk, are being read."""
+        """Acquire a turn to read ``size`` bytes, at most a chunk; released at the end of the block."""
         async with self._precedence.held(traffic):
             if traffic is TrafficClass.PREFETCH:
                 await self._prefetch.wait(traffic, size)
@@ -36,7 +37,7 @@ class Bandwidth:
 
 
 class _Precedence:
-    """While stages read, the rest reads one chunk at a time: whatever the network's rate is, which nobody told us."""
+    """While stages read, other traffic reads one chunk at a time. Works without knowing the network's rate."""
 
     def __init__(self) -> None:
         self._stages = 0
@@ -68,7 +69,7 @@ class _Precedence:
 
 
 class _Limit:
-    """A rate limit on the loop. Everybody who waits wakes up for the next turn, and grants it to whomever it belongs."""
+    """A rate limit on the loop. Each waiting task wakes up for the next turn, and grants it to the task that is due."""
 
     def __init__(self, rate: int | None) -> None:
         self._limit = rate and RateLimit(rate, max(CHUNK_SIZE, int(rate * _BURST_SECONDS)), _now())
@@ -91,10 +92,9 @@ def _now() -> float:
 
 
 class OrderedLimit:
-    """``limit`` places, on one loop, which go to the lowest position first.
+    """``limit`` places on one loop, granted to the lowest position first, unlike ``asyncio.Semaphore``.
 
-    An ``asyncio.Semaphore`` would serve whoever came first. The limit may be changed; a higher one counts from the next time
-    that somebody gives a place back.
+    The limit may be changed. A higher limit takes effect at the next release.
     """
 
     def __init__(self, limit: int) -> None:
@@ -105,12 +105,11 @@ class OrderedLimit:
 
     @property
     def is_last(self) -> bool:
-        """Whether nobody waits for a place. Any thread may ask."""
+        """Whether the queue is empty. Thread-safe."""
         return not self._queue
 
     @asynccontextmanager
     async def place(self, position: Position) -> AsyncIterator[None]:
-        """Hold one place until the block ends."""
         await self._acquire(position)
         try:
             yield
@@ -126,7 +125,7 @@ class OrderedLimit:
         try:
             await mine
         except asyncio.CancelledError:
-            if not mine.cancelled():  # we were given a place just when we were canceled: it is somebody else's
+            if not mine.cancelled():  # granted a place just when canceled: pass it on
                 self._release()
             raise
 

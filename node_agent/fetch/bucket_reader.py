@@ -1,4 +1,4 @@
-"""The last link of the chain: the bucket of the mirror's store, at addresses that the mirror signs, or the mirror's data plane."""
+"""The last link of the chain: reads the mirror's bucket at signed addresses, or the mirror's data plane."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -20,15 +20,15 @@ from node_agent.fetch.peers import MIRROR, Clock, Peers, SourceDeadline, Waits
 
 _BUCKET: Final = "bucket"
 
-# Why the mirror's data plane is asked although the bucket should be: the mirror told no address · the bucket did not take the
-# second one either · it has no such object · it did not answer · it did not lately
+# Why the mirror's data plane is used instead of the bucket: the mirror gave no address · the bucket refused the second
+# address, too · the object is missing · the bucket did not respond · the bucket is avoided after a recent failure
 Reason = Literal["unlocated", "refused", "absent", "unreachable", "avoided"]
 REASONS: Final[tuple[Reason, ...]] = ("unlocated", "refused", "absent", "unreachable", "avoided")
 
 
 @dataclass(frozen=True)
 class MirrorReader:
-    """One request to the mirror, within its deadlines. How it went is remembered for all fills of this node."""
+    """One unverified request to the mirror within its deadlines. Its outcome counts for all fills of this node."""
 
     http: HttpChunkReader
     peers: Peers
@@ -37,7 +37,6 @@ class MirrorReader:
     on_bytes: Callable[[int], object]
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Bring what is missing, not verified."""
         missing = chunk.missing
         deadline = SourceDeadline.of_mirror(missing, self.stop, self.peers.clock, self.waits)
         chunk.begin_source("mirror", MIRROR)
@@ -53,10 +52,10 @@ class MirrorReader:
 
 
 class Bucket:
-    """The bucket as this agent reads it. Shared by all readers, and safe for threads.
+    """This agent's access to the bucket. Shared by all readers; thread-safe.
 
-    At most ``most`` requests are in flight, and fewer once the bucket asks for that. One that did not answer is avoided for a
-    while, as a peer is. ``on_instead`` is told why a chunk is asked of the mirror's data plane.
+    At most ``most`` requests are in flight, fewer when the bucket throttles. A bucket that did not respond is avoided
+    for a while, like a peer. ``on_instead`` is called with the reason for each chunk read from the mirror's data plane.
     """
 
     def __init__(
@@ -77,27 +76,24 @@ class Bucket:
 
     @property
     def limit(self) -> int:
-        """How many requests may be in flight now."""
         return self._slots.limit
 
     def claim(self) -> bool:
-        """Whether it may be asked now. The end is to be reported, by ``answered`` or ``failed``."""
+        """Whether a request may be sent now. The caller reports the outcome with ``answered`` or ``failed``."""
         with self._lock:
             return self._health.claim(_BUCKET, self._clock())
 
     def answered(self) -> None:
-        """It is there."""
         with self._lock:
             self._health.succeeded(_BUCKET, self._clock())
 
     def failed(self) -> None:
-        """This node gets nothing from it."""
         with self._lock:
             self._health.blame(_BUCKET, Fault.FAILED, self._clock())
 
     @contextmanager
     def slot(self, size: int, stop: threading.Event) -> Iterator[None]:
-        """The right to one request for ``size`` bytes. Waits while too many are in flight, until ``stop``: ``CanceledError``."""
+        """Hold a slot for one request of ``size`` bytes. Raises ``CanceledError`` if ``stop`` is set while waiting."""
         turn, outcome = SlotRequest(size), Outcome.ANSWERED
         if not self._slots.take(turn, stop):
             raise CanceledError("the transfer")
@@ -117,10 +113,10 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BucketReader:
-    """The bucket, and instead of it ``mirror`` where the bucket cannot be read; ``looking`` where it lacks the chunk.
+    """Reads the bucket; ``mirror`` if the bucket cannot be read, ``looking`` if it lacks the chunk.
 
-    A busy bucket is not spared by asking the mirror, which reads the same one: that fails, to be tried again. So does an answer
-    that breaks off, from where the next attempt goes on.
+    A busy bucket fails the attempt, to be retried: the mirror would read the same bucket. So does an answer that breaks
+    off; the next attempt resumes there.
     """
 
     bucket: Bucket
@@ -133,11 +129,11 @@ class BucketReader:
     on_bytes: Callable[[int], object]
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Bring what is missing, not verified. An address that is refused is asked for anew, once."""
+        """Read the missing bytes, without verifying them. A refused address is requested anew, once."""
         reason = self._try(self._location(chunk.digest), chunk)
         if reason == "refused":
             reason = self._try(self._location(chunk.digest), chunk)
-            if reason in ("refused", "avoided"):  # the latter: it was on trial, and did not stand it
+            if reason in ("refused", "avoided"):  # avoided: the bucket was on trial, and failed it
                 self.bucket.failed()
         if reason is not None:
             self.bucket.on_instead(reason)
@@ -147,7 +143,7 @@ class BucketReader:
         return self.bucket.locations.of(self.reading, digest, self.stop)
 
     def _try(self, location: Location | None, chunk: PartialChunk) -> Reason | None:
-        """Why somebody else is to be asked; None when the chunk is there."""
+        """Why another source is needed; None when the chunk is read."""
         if location is None:
             return "unlocated"
         if not self.bucket.claim():

@@ -1,14 +1,18 @@
-"""Where this node's chunks come from: one chain of readers, put together in ``ReaderChain``.
+"""The sources of this node's chunks: one chain of readers, assembled in ``ReaderChain``.
 
     for a fill    retrying → what is here, and peers → single flight → verifying → (bucket →) mirror
     for a peer    (single flight → cluster tier) → retrying → verifying → (bucket →) mirror
 
-The mirror's bucket stands before the mirror where that says so (``bucket_reader.py``); what is said of the mirror holds for both.
-Single flight stands behind the peers, not before them. For a moment two nodes may know of different members, and each
-asks the other for the same chunk: if a peer's request waited for a fill that asks a peer, both would wait for ever. Who reads
-from the mirror waits for nobody. For the same reason an owner obtains a chunk for its peers from the mirror alone.
-The fill's retry stands outermost, because peers may have the chunk by the next attempt. The owner's stands inside of the
-single flight, because the peers that wait for its one read have other sources to go to.
+The mirror's bucket comes before the mirror if the mirror delivers directly (``bucket_reader.py``); the rules for the
+mirror hold for both.
+
+Single flight comes after the peers, not before. For a moment two nodes may know different members, and each requests
+the same chunk from the other: if a peer's request waited for a fill that requests the chunk from a peer, both would
+deadlock. A read from the mirror waits for no other node. For the same reason an owner obtains chunks for its peers from
+the mirror alone.
+
+The fill's retry is outermost, because peers may have the chunk by the next attempt. The owner's retry is inside the
+single flight, because the peers that wait for its one read have other sources.
 """
 
 import threading
@@ -34,28 +38,27 @@ from node_agent.fetch.locations import Reading
 from node_agent.fetch.peers import MIRROR, Alternative, LateError, Peers, SourceDeadline, Waits
 from node_agent.fetch.reads_in_progress import ReadsInProgress
 
-_OWNER_OUTAGE_SECONDS: Final = 5.0  # peers that wait for their owner have other sources, and ask again
-_WAIT_SECONDS: Final = 60.0  # for another reader on this node, before looking again
+_OWNER_OUTAGE_SECONDS: Final = 5.0  # short: peers that wait for their owner have other sources, and retry
+_WAIT_SECONDS: Final = 60.0  # for another reader on this node, before checking again
 
 
 class MirrorPlane:
-    """How chunks are read from the mirror, by its last answer to a request for a root. Safe for any thread."""
+    """How to read chunks from the mirror, from its last answer to a request for a root. Thread-safe."""
 
     def __init__(self) -> None:
         self.current = DataPlane()
         self.is_known = False
 
     def tell(self, plane: DataPlane) -> None:
-        """The mirror has answered."""
         self.current, self.is_known = plane, True
 
 
 @dataclass(frozen=True)
 class ReaderChain:
-    """Makes the chains. ``on_mismatch`` counts chunks that arrived with the wrong content.
+    """Creates the chains. ``on_mismatch`` counts chunks that arrived with wrong content.
 
-    ``on_bytes`` is told how the bytes came that no peer sent. ``reads`` are the reads from the mirror that are going on, those
-    of fills and those for peers.
+    ``on_bytes`` is called with the delivery and size of bytes that did not come from a peer. ``reads`` are all reads
+    from the mirror in progress, of fills and for peers.
     """
 
     mirror_url: str
@@ -72,14 +75,14 @@ class ReaderChain:
     plane: MirrorPlane = field(default_factory=MirrorPlane)
 
     def of_fill(self, context: FillContext, stop: threading.Event) -> ChunkReader:
-        """For a fill. It stops trying when ``stop`` is set."""
+        """The chain of a fill. Retries end when ``stop`` is set."""
         mirror = self._mirror(Reading(context.manifest, context.bearer, context.ahead), stop)
         shared = SingleFlightReader(mirror, self.held, self.reads, stop)
         ring = PeersReader(shared, self.to_peers, self.peers, context, stop, self.waits, self._mismatched)
         return RetryingReader(ring, self.policy, stop, context.budget.retry, context.budget.arrived)
 
     def of_owner(self, reading: Reading, stop: threading.Event) -> ChunkReader:
-        """For what this node obtains for its peers, with the grant of the one that asks."""
+        """The chain for chunks obtained for peers, with the grant of the requesting peer."""
         return RetryingReader(self._mirror(reading, stop), owner_policy(self.policy), stop)
 
     def _mirror(self, reading: Reading, stop: threading.Event) -> ChunkReader:
@@ -100,12 +103,12 @@ class ReaderChain:
 
 
 def owner_policy(policy: RetryPolicy) -> RetryPolicy:
-    """For what is read from the mirror because a peer asked."""
+    """Retry policy for reads from the mirror on behalf of a peer."""
     return replace(policy, outage_seconds=min(policy.outage_seconds, _OWNER_OUTAGE_SECONDS))
 
 
 def at_port(api_url: str, data_port: int | None) -> str:
-    """The address of a service's data plane: its own host with another port, or its own address."""
+    """URL of a service's data plane: the same host with another port, or the API's own URL."""
     if data_port is None:
         return api_url
     parts = urlsplit(api_url)
@@ -115,7 +118,7 @@ def at_port(api_url: str, data_port: int | None) -> str:
 
 @dataclass(frozen=True)
 class SingleFlightReader:
-    """One thread of this node reads a chunk with the inner reader; the others wait, and find it here then."""
+    """One thread of this node reads a chunk with the inner reader; other threads wait, and then find the chunk here."""
 
     inner: ChunkReader
     held: HeldChunks
@@ -123,11 +126,11 @@ class SingleFlightReader:
     stop: threading.Event
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Bring the chunk. One that the inner reader brings is stored before the others look for it."""
+        """Obtain the chunk. A chunk from the inner reader is stored before the waiting threads check for it."""
         while True:
             with self.reads.lead(chunk.digest) as is_leader:
                 if is_leader:
-                    # It may have landed between our last look and the lead.
+                    # The chunk may have arrived between the last check and the lead.
                     if not _found_here(self.held, chunk):
                         self.inner.read_into(chunk)
                         chunk.store()
@@ -141,11 +144,11 @@ class SingleFlightReader:
 
 
 def _found_here(held: HeldChunks, chunk: PartialChunk) -> bool:
-    """Whether the chunk was read from this node. What came of it from elsewhere is kept, unless it seems to be here."""
+    """Whether the chunk was read from this node. Bytes from elsewhere are kept unless it seems to be here."""
     if chunk.done:
         if not held.holds(chunk.digest):
             return False
-        chunk.restart()  # reading overwrites the buffer, also where what is held turns out to be damaged
+        chunk.restart()  # the read overwrites the buffer, even if the held chunk turns out to be damaged
     tier = held.read_held(chunk.digest, chunk.buffer)
     if tier is not None:
         chunk.found(tier)
@@ -154,10 +157,10 @@ def _found_here(held: HeldChunks, chunk: PartialChunk) -> bool:
 
 @dataclass(frozen=True)
 class PeersReader:
-    """Looks on this node, then asks peers, then the inner reader. Each peer goes on where the one before it broke off.
+    """Reads from this node, then peers, then the inner reader. Each peer resumes where the one before broke off.
 
-    ``connections`` are those to peers, which are given up sooner: for the mirror there is no substitute. ``on_mismatch`` is
-    told a chunk that came with the wrong content, before what came is dropped.
+    ``connections`` are for peers, with shorter timeouts than the mirror's, which has no substitute. ``on_mismatch``
+    gets a chunk with wrong content before its bytes are dropped.
     """
 
     inner: SingleFlightReader
@@ -169,7 +172,7 @@ class PeersReader:
     on_mismatch: Callable[[PartialChunk], None]
 
     def read_into(self, chunk: PartialChunk) -> None:
-        """Bring the right chunk, from one source after the other."""
+        """Obtain the verified chunk, from one source after the other."""
         if _found_here(self.inner.held, chunk):
             return
         routing = self.context.routing
@@ -185,16 +188,16 @@ class PeersReader:
                 raise
 
     def _ask_everybody(self, chunk: PartialChunk) -> bool:
-        """From whoever holds it: a member that joined later than the others came to the chunk owns what only they have."""
+        """Request the chunk from all members: a member that joined late owns chunks that only older members have."""
         for peer in self.context.routing.everybody(chunk.digest):
             if not self.peers.is_avoided(peer) and self._ask(peer, chunk):
                 return True
         return False
 
     def _ask(self, peer: str, chunk: PartialChunk, *, is_owner: bool = False) -> bool:
-        """What is missing of the chunk from this peer, which obtains it as its owner or gives what it holds.
+        """Request the missing bytes from a peer, which obtains the chunk as its owner or serves only what it holds.
 
-        False when the next source is to go on, with what is there by then.
+        Returns False if the next source should continue with the bytes received so far.
         """
         if not is_owner:
             return self._request(peer, chunk, is_owner=False)
@@ -223,7 +226,7 @@ class PeersReader:
         except CanceledError:
             raise
         except BdnError as error:
-            if is_owner or not isinstance(error, NotFoundError):  # else it does not hold what it need not
+            if is_owner or not isinstance(error, NotFoundError):  # a peer that is not the owner need not hold it
                 self.peers.failed(peer)
                 if not self.context.budget.retry(sent):
                     raise
@@ -233,12 +236,12 @@ class PeersReader:
         return False
 
     def _make_look(self, peer: str, address: str, chunk: PartialChunk) -> None:
-        """Let it compare what it holds with its name, before it sends it to others. What it answers does not matter."""
+        """Make the peer verify what it holds before it serves the chunk again. Its answer does not matter."""
         reader = HttpChunkReader(
             self.connections, address, self.context.bearer, deadline=self._deadline(peer, 1), is_suspect=True
         )
         probe = PartialChunk(chunk.digest, chunk.buffer)
-        probe.done = max(0, len(chunk.buffer) - 1)  # no more than a byte is asked for
+        probe.done = max(0, len(chunk.buffer) - 1)  # requests one byte
         with suppress(BdnError, LateError):
             reader.read_into(probe)
 
@@ -255,7 +258,7 @@ class PeersReader:
         def may_leave(missing: int) -> bool:
             if self.context.budget.hedge(missing):
                 return True
-            self.peers.late(peer, has_begun=deadline.has_begun)  # new requests go elsewhere, at least
+            self.peers.late(peer, has_begun=deadline.has_begun)  # at least, new requests go elsewhere
             return False
 
         limits, is_at_fault = partial(self.peers.limits, peer, size), partial(self.peers.is_at_fault, peer)

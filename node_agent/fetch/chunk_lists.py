@@ -1,4 +1,4 @@
-"""Which chunks a manifest names, for an owner that obtains them because peers ask."""
+"""Which chunks a manifest names, and their sizes, for an owner that obtains chunks for peers."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,28 +18,27 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class ChunkLists:
-    """Sizes of pages and of other chunks, of the manifests that were asked for last. ``known`` may be called from any thread.
+    """Sizes of pages and other chunks of the manifests requested last. ``known`` is thread-safe.
 
-    A manifest is obtained with a peer's grant, which proves that the peer may read it. Which pages it has, its root tells, which
-    comes from the mirror: an owner that is asked for a page waits for no other owner.
+    A manifest is obtained with a peer's grant, which proves that the peer may read it. The root lists the pages, and
+    comes from the mirror: a request for a page never waits for another owner.
     """
 
     catalogue: Catalogue
-    _roots: dict[Digest, Root] = field(default_factory=dict)  # the one used last is the last
+    _roots: dict[Digest, Root] = field(default_factory=dict)  # in order of use, the last used at the end
     _chunks: dict[Digest, _Sizes] = field(default_factory=dict)
     _asking: ReadsInProgress = field(default_factory=ReadsInProgress)
 
     def known(self, manifest: Digest, chunk: Digest) -> bool:
-        """Whether the manifest is known to name the chunk."""
         root = self._roots.get(manifest)
         return chunk in self._chunks.get(manifest, ()) or (root is not None and _page_size(root, chunk) is not None)
 
     async def size(self, manifest: Digest, chunk: Digest, bearer: str) -> int:
-        """Of a chunk that the manifest names.
+        """Size of a chunk that the manifest names.
 
         Raises:
-            NotFoundError: it names no such chunk, or does not exist for this bearer.
-            BdnError: why the manifest cannot be had.
+                NotFoundError: the manifest does not name the chunk, or does not exist for this bearer.
+                BdnError: the manifest cannot be obtained.
         """
         root = await self._once(self._roots, manifest, lambda: self.catalogue.root(manifest, bearer))
         if (size := _page_size(root, chunk)) is not None:
@@ -55,13 +54,12 @@ class ChunkLists:
     async def _once(
         self, known: dict[Digest, _Value], manifest: Digest, read: Callable[[], Awaitable[_Value]]
     ) -> _Value:
-        """One request for all who ask at the same time."""
         key = manifest, known is self._roots
         while (found := known.pop(manifest, None)) is None:
             if (flight := self._asking.flight(key)) is not None:
                 await landed(flight)
                 continue
-            with self._asking.lead(key):  # nobody else does: the loop has not turned since we looked
+            with self._asking.lead(key):  # always leads: no other task ran on the loop since ``flight``
                 known[manifest] = await read()
         known[manifest] = found
         while len(known) > _REMEMBERED:

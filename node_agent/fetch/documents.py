@@ -1,4 +1,4 @@
-"""Manifests: their roots from the mirror or, while it does not answer, this disk or a peer; their pages from the chain of readers."""
+"""Obtains manifests: roots from the mirror or, in its outage, this disk or a peer; pages by the chain of readers."""
 
 import asyncio
 import logging
@@ -28,20 +28,20 @@ from node_agent.fetch.reads_in_progress import ReadsInProgress, landed
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 4  # peers that are asked for a root
-_ROOT_SECONDS: Final = 10.0  # that a peer has to send one
+_AT_ONCE: Final = 4  # concurrent requests for a root to peers
+_ROOT_SECONDS: Final = 10.0  # time limit for a peer to send a root
 _SILENCE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
 class PeerRoots:
-    """Asks the members of the cluster for roots that they hold. ``authorities`` are for peers that speak TLS."""
+    """Requests roots from members of the cluster. ``authorities`` are for peers with TLS."""
 
     peers: Peers
     authorities: Authorities = field(default_factory=Authorities)
 
     async def find(self, digest: Digest, bearer: str) -> Root | None:
-        """The root from some peer, in an order of chance; None when no peer has it for this bearer."""
+        """Request the root from peers in random order. None if no peer has it for this bearer."""
         members = self.peers.members
         peers = [member for member in members.current().members if member.node != members.me]
         random.shuffle(peers)
@@ -53,7 +53,7 @@ class PeerRoots:
         return None
 
     async def _ask(self, peer: RingMember, digest: Digest, bearer: str) -> Root | None:
-        """None whatever else it says or does, because the next one may have it."""
+        """None on any failure, because the next peer may have the root."""
         client = ContentClient(peer.advertise, silence_seconds=_SILENCE_SECONDS, authorities=self.authorities)
         try:
             async with asyncio.timeout(_ROOT_SECONDS), client:
@@ -75,10 +75,11 @@ class PeerRoots:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What a grant's manifests are.
+    """Obtains manifests.
 
-    ``threads`` read pages, and are not those of fills: no page waits behind a stage's chunks. ``answer_seconds`` is what the
-    mirror has for a root: before peers have been asked, and afterwards. ``on_obtained`` is told the tier of each document.
+    ``threads`` read pages; they are separate from fills' threads, so no page waits behind a stage's chunks.
+    ``answer_seconds`` are the time limits for the mirror to send a root: before the requests to peers, and after.
+    ``on_obtained`` gets the tier of each document.
     """
 
     records: ManifestRecords
@@ -92,9 +93,9 @@ class Catalogue:
     _reads: ReadsInProgress = field(default_factory=ReadsInProgress)
 
     async def obtain(self, digest: Digest, bearer: str, *, is_complete: bool) -> Held:
-        """The manifest. Where it ``is_complete`` on this disk the mirror is not asked.
+        """Obtain a manifest, without a request to the mirror if it ``is_complete`` on this disk.
 
-        Raises ``BdnError``: it is not here, and neither the mirror nor a peer gave it.
+        Raises ``BdnError``: it is not on this disk, and neither the mirror nor a peer sent it.
         """
         known = await in_thread(self.records.load, digest)
         if known is not None and is_complete:
@@ -103,7 +104,10 @@ class Catalogue:
         return known or await self.read(root, bearer)
 
     async def root(self, digest: Digest, bearer: str) -> Root:
-        """Its root alone: for peers, whose grant was verified. The mirror is asked where it is not here. Raises ``BdnError`` likewise."""
+        """Obtain the root alone, for a peer whose grant was verified. Requests a missing root from the mirror.
+
+        Raises ``BdnError`` like ``obtain``.
+        """
         recent = self.records.recent.get(digest)
         known = recent.root if recent else await in_thread(self.records.load_root, digest)
         if known is not None and self.chain.plane.is_known:
@@ -111,22 +115,22 @@ class Catalogue:
         return await self._root(digest, bearer, known)
 
     async def read(self, root: Root, bearer: str) -> Held:
-        """Its pages; once for all who ask at the same time. Raises ``BdnError``."""
+        """Read the pages, once for concurrent callers. Raises ``BdnError``."""
         while (known := self.records.recent.get(root.digest)) is None:
             if (flight := self._reads.flight(root.digest)) is not None:
                 await landed(flight)
                 continue
-            with self._reads.lead(root.digest):  # nobody else does: the loop has not turned since we looked
+            with self._reads.lead(root.digest):  # always leads: no other task ran on the loop since ``flight``
                 known = await self._read(root, bearer)
                 self.records.recent.put(known)
                 return known
         return known
 
     async def _root(self, digest: Digest, bearer: str, known: Root | None) -> Root:
-        """Ask the mirror; after a failure take the known one or a peer's, or ask again: a restart of the mirror fails no job.
+        """Request the root; on failure use a known root or a peer's, or retry: a mirror restart fails no job.
 
-        A mirror that says nothing at all costs a stage little where others have the root, and has its full time for a long
-        answer where no one has.
+        A silent mirror delays a stage little if peers have the root. If no peer has it, the mirror gets its full time
+        for a slow answer.
         """
         outage = Outage(self.policy)
         while True:
@@ -138,7 +142,7 @@ class Catalogue:
                 taken = time.monotonic() - sent
                 if known is not None:
                     return known
-                # Of a mirror that is not trusted, too: peers may have it.
+                # Also if the mirror is not trusted: peers may have the root.
                 may_pass = error.transient or isinstance(error, UntrustedServiceError)
                 if may_pass and (found := await self.peers.find(digest, bearer)) is not None:
                     self.on_obtained("cluster")
@@ -157,7 +161,7 @@ class Catalogue:
             await asyncio.sleep(delay)
 
     async def _read(self, root: Root, bearer: str) -> Held:
-        """Its pages, those first that peers will ask this node for."""
+        """Read the pages, beginning with the pages that peers will request from this node."""
         names, peers, stop = [page.digest for page in root.pages], self.chain.peers, Event()
         routing = Routing(lambda: names, peers.members)
         await in_thread(routing.prepare)
@@ -180,7 +184,7 @@ class Catalogue:
             raise InternalError(f"manifest {root.digest}: {error}") from error
 
     def _read_page(self, root: Root, page: PageRef, reader: ChunkReader, routing: Routing, buffer: memoryview) -> bytes:
-        """In a byte thread. An owner keeps it for its peers."""
+        """Runs in a byte thread. An owner stores the page for its peers."""
 
         def store() -> None:
             if routing.is_mine(page.digest):

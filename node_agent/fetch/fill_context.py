@@ -1,4 +1,4 @@
-"""What the readers of one stage share: its grant, who owns its chunks, and how many retries and hedges it has left."""
+"""What the readers of one stage share: its grant, the owners of its chunks, and its budget of retries and hedges."""
 
 from __future__ import annotations
 
@@ -22,25 +22,23 @@ _NAME: Final = 32  # bytes of a digest
 
 @dataclass(frozen=True, slots=True)
 class LanePlace:
-    """The lane of a chunk, and its place in that lane's order."""
-
     is_own: bool
     position: int
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Chunks of this node's own lane come first."""
+        """Sort key: chunks of this node's own lane come first."""
         return not self.is_own, self.position
 
 
 class Routing:
-    """The owners of chunks, by the members as they are. Safe for any thread.
+    """The owners of chunks among the current members. Thread-safe.
 
-    Members may change while a stage runs: chunks that are asked for afterwards go to their new owners.
+    Members may change while a stage runs: chunks requested afterwards go to their new owners.
     """
 
     def __init__(self, chunks: Callable[[], Sequence[Digest]], members: Members) -> None:
-        """``chunks`` are distinct, in the order that all nodes agree on; not called while this node is alone."""
+        """``chunks`` returns distinct chunks in the order common to all nodes; not called while this node is alone."""
         self._chunks = chunks
         self._members = members
         self._index: dict[Digest, int] = {}
@@ -49,12 +47,12 @@ class Routing:
 
     @property
     def count(self) -> int:
-        """How many members share the work with this node, itself included; 1 when it is alone."""
+        """Number of members, including this node; 1 if it is alone."""
         owners = {member.node for member in self._members.current().members}
         return len(owners | {self._members.me})
 
     def peers(self, chunk: Digest, is_avoided: Callable[[str], bool]) -> tuple[str, ...]:
-        """Whom to ask for it before the mirror. Blocks for a moment after members have changed."""
+        """Owners to request it from before the mirror. Blocks for a moment after members have changed."""
         made = self._now()
         index = self._index.get(chunk)
         if made is None or index is None:
@@ -62,10 +60,11 @@ class Routing:
         return route(made.placement.owners(index, OWNERS_LOOKED_AT), self._members.me, is_avoided)
 
     def sources(self, chunk: Digest, is_avoided: Callable[[str], bool]) -> Iterator[tuple[str, bool]]:
-        """Peers in the order in which they are asked, each with whether it is to obtain the chunk as its owner.
+        """Peers in the order of requests, each with whether it should obtain the chunk as its owner.
 
-        Where the owner does not serve, the next owner would read the chunk from the mirror once more. So others are asked
-        before it, only for what they hold: of those who asked the owner first, some by lot, that not all ask the same.
+        If the owner does not serve, the next owner would read the chunk from the mirror once more. So before the next
+        owner come some peers, only for what they hold: a random choice, to spread the load, of the peers that read from
+        the owner before this node.
         """
         made, first = self._now(), self.owner(chunk)
         if made is None or first is None:
@@ -82,13 +81,13 @@ class Routing:
             yield owner, True
 
     def owner(self, chunk: Digest) -> str | None:
-        """Who reads it from the mirror for the others; None when this node is alone. Blocks as ``peers`` does."""
+        """The member that reads the chunk from the mirror; None when this node is alone. Blocks like ``peers``."""
         made = self._now()
         index = self._index.get(chunk)
         return made.placement.owner(index) if made is not None and index is not None else None
 
     def everybody(self, chunk: Digest) -> tuple[str, ...]:
-        """All other members: first those who would own it without this node, and did before it joined. Blocks as ``peers`` does."""
+        """All other members, first the owners without this node, as before it joined. Blocks like ``peers``."""
         made, index = self._now(), self._index.get(chunk)
         if made is None or index is None:
             return ()
@@ -96,20 +95,20 @@ class Routing:
         return tuple(node for node in dict.fromkeys((*owners, *made.placement.members)) if node != self._members.me)
 
     def is_mine(self, chunk: Digest) -> bool:
-        """Whether peers will ask this node for it. Blocks as ``peers`` does."""
+        """Whether peers request the chunk from this node. Blocks like ``peers``."""
         return self.owner(chunk) == self._members.me
 
     def prepare(self) -> None:
-        """Work out what ``turn`` says. Blocking."""
+        """Compute what ``turn`` returns. Blocking."""
         self._now()
 
     def turn(self, chunk: Digest) -> LanePlace:
-        """Its turn, by the members of the last ``prepare`` or ``peers``. Does not block."""
+        """The chunk's place by the members of the last ``prepare`` or ``peers``. Does not block."""
         made, index = self._made, self._index.get(chunk)
         return made.turns[index] if made is not None and index is not None else LanePlace(is_own=True, position=0)
 
     def _now(self) -> _Made | None:
-        """The placement among the members as they are; None when this node is alone."""
+        """The placement among the current members; None when this node is alone."""
         members, made = self._members.current().members, self._made
         if not any(member.node != self._members.me for member in members):
             return None
@@ -141,41 +140,39 @@ class _Made:
 
 @dataclass(frozen=True, slots=True)
 class FillUnit:
-    """Files that one fetch or one file's fetches bring, and the layout that says so. A name takes 32 bytes here, a layout 500."""
+    """Files filled by one fetch or one file's fetches, and their layout. A name needs 32 bytes here, a layout 500."""
 
     layout: Layout
     names: bytes
 
     @property
     def manifest(self) -> Digest:
-        """For which they are fetched."""
         return self.layout.manifest
 
     @property
     def first(self) -> FileLayout:
-        """One of them: all are fetched alike."""
+        """One of the files; all are fetched the same way."""
         return self.layout.files[Digest.from_bytes(self.names[:_NAME])]
 
     def files(self) -> list[FileLayout]:
-        """Their layouts, made anew."""
         names = (self.names[at : at + _NAME] for at in range(0, len(self.names), _NAME))
         return [self.layout.files[Digest.from_bytes(name)] for name in names]
 
 
 def chunks_in_order(layout: Layout) -> list[Digest]:
-    """The distinct chunks of a manifest in the order that all nodes work through them: the largest files first, then by name.
+    """The distinct chunks of a manifest in the order in which all nodes fetch them: largest files first, then by name.
 
-    The whole layout's, whatever is missing here: otherwise nodes would not agree on the bound of everybody's load.
+    Includes chunks that this node has already: otherwise nodes would not agree on the bound of each member's load.
     """
     units = in_order(layout, layout.files.values())
     return list(dict.fromkeys(chunk for unit in units for chunk in unit.first.fetched))
 
 
 def in_order(layout: Layout, files: Iterable[FileLayout]) -> list[FillUnit]:
-    """Files of the layout, those of a slab together. The largest first, so that the last threads do not wait for a big one at the end."""
+    """Files of the layout, grouped by slab. The largest come first, so that no large file is left to the end."""
     found: defaultdict[tuple[int, str], bytearray] = defaultdict(bytearray)
     for file in files:
-        # By size as well: a layout that contradicts itself about a slab fails for the files that it is wrong about.
+        # The size is part of the key: a layout that contradicts itself about a slab fails only for the files concerned.
         name = file.slice.slab if file.slice else file.digest
         found[-file.fetched_size, name.hex] += file.digest.to_bytes()
     return [FillUnit(layout, bytes(found[key])) for key in sorted(found)]
@@ -183,14 +180,14 @@ def in_order(layout: Layout, files: Iterable[FileLayout]) -> list[FillUnit]:
 
 _FREE_ROUNDS: Final = 64  # of failures
 _BYTES_PER_ROUND: Final = 10 * CHUNK_SIZE
-HEDGED_SHARE: Final = 0.05  # of a stage's bytes, which may be asked for again because their source was late
+HEDGED_SHARE: Final = 0.05  # of a stage's bytes that may be requested again because their source was late
 
 
 class RetryBudget:
-    """How many retries, and bytes asked for again because their source was late, one stage has left. For all its threads."""
+    """Remaining retries, and bytes to be requested again from a late source, of one stage. Thread-safe."""
 
     def __init__(self, size: int, avoided: Callable[[], Sequence[str]]) -> None:
-        """For a stage that is to fetch ``size`` bytes. ``avoided`` names the peers that are avoided now."""
+        """``size``: bytes that the stage will fetch. ``avoided`` returns the peers avoided now."""
         self._retries = Allowance(_FREE_ROUNDS + size // _BYTES_PER_ROUND)
         self._rounds = FailureRounds(self._retries)
         self._hedges = Allowance(int(size * HEDGED_SHARE))
@@ -198,22 +195,20 @@ class RetryBudget:
         self._lock = threading.Lock()
 
     def retry(self, sent: float) -> bool:
-        """A request of then has failed; False when that was a round too many, and the stage shall fail with the last one."""
+        """Count a failed request, sent at ``sent``. Returns False when the budget is used up, and the stage fails."""
         with self._lock:
             return self._rounds.failed(sent, time.monotonic())
 
     def arrived(self, sent: float) -> None:
-        """A request of then has succeeded."""
         with self._lock:
             self._rounds.arrived(sent)
 
     def hedge(self, size: int) -> bool:
-        """Whether so many bytes may be asked for again elsewhere."""
+        """Whether ``size`` bytes may be requested again elsewhere; spends them."""
         with self._lock:
             return self._hedges.spend(size)
 
     def document(self) -> Transfer:
-        """The figures, for people."""
         with self._lock:
             return Transfer(
                 retries=self._retries.used,
@@ -227,8 +222,8 @@ class RetryBudget:
 class FillContext:
     """The chunks of ``manifest`` are read with the grant ``bearer``.
 
-    ``is_ending`` tells whether no chunk is left to be asked of peers but those that are being asked for; ``ahead`` are the chunks
-    that this node will read from the mirror, about in their order.
+    ``is_ending`` is true once all remaining chunks are already requested from peers. ``ahead`` are the chunks that this
+    node will read from the mirror, roughly in their order.
     """
 
     manifest: Digest

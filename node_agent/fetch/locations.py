@@ -1,4 +1,4 @@
-"""Where the mirror's bucket has chunks: addresses that the mirror signs, asked for ahead, and kept in memory alone."""
+"""Signed addresses of chunks in the mirror's bucket: requested ahead, and held in memory only."""
 
 import asyncio
 import logging
@@ -18,21 +18,22 @@ from bdn.wire.location_schema import Locations
 from node_agent.fetch.reads_in_progress import ReadsInProgress
 
 logger = logging.getLogger(__name__)
-_AT_ONCE: Final = 500  # chunks, 4 GB: at 1 GB/s a question every four seconds
-_KEPT: Final = 8000  # some 8 MB; with a session's token twice as much
-_USED_SHARE: Final = 0.9  # of an address's time: a request that is sent just before its end comes after it
+_AT_ONCE: Final = 500  # chunks, 4 GB: at 1 GB/s one request every four seconds
+_KEPT: Final = 8000  # addresses, some 8 MB; with a session token in each twice as much
+_USED_SHARE: Final = 0.9  # of an address's lifetime: a request sent just before the end would arrive after it
 _ANSWER_SECONDS: Final = 10.0  # for the mirror
-_LOOK_SECONDS: Final = 0.1  # how long a waiting thread may overlook that it shall stop
-_WAIT_SECONDS: Final = 60.0  # for somebody else's question, before looking again
-_PROXY_SECONDS: Final = 60.0  # for which a mirror that delivers through its data plane is not asked
-_FAILED_SECONDS: Final = 2.0  # likewise after a failure
+_LOOK_SECONDS: Final = 0.1  # the longest delay until a waiting thread notices ``stop``
+_WAIT_SECONDS: Final = 60.0  # for another thread's request, before checking again
+_PROXY_SECONDS: Final = 60.0  # pause of requests to a mirror that delivers through its data plane
+_FAILED_SECONDS: Final = 2.0  # pause of requests after a failure
 
-# Asks the mirror with a grant where the chunks of a manifest are. Blocking, until the event is set. Raises ``BdnError``.
+# Requests addresses of a manifest's chunks from the mirror, with a grant. Blocks until the event is set. Raises
+# ``BdnError``.
 Ask = Callable[[Digest, Sequence[Digest], str, threading.Event], Locations]
 
 
 def asking(client: MirrorClient, loop: asyncio.AbstractEventLoop) -> Ask:
-    """Asks the mirror's API, which runs on ``loop``, for byte threads."""
+    """Lets byte threads call the mirror's API on ``loop``."""
 
     def ask(manifest: Digest, digests: Sequence[Digest], bearer: str, stop: threading.Event) -> Locations:
         async def question() -> Locations:
@@ -51,7 +52,7 @@ def asking(client: MirrorClient, loop: asyncio.AbstractEventLoop) -> Ask:
 
 @dataclass(frozen=True)
 class Reading:
-    """Chunks of ``manifest`` are read with the grant ``bearer``; ``ahead`` are those that come next, each once."""
+    """A read of ``manifest`` with the grant ``bearer``. ``ahead`` are its next chunks, each once."""
 
     manifest: Digest
     bearer: str = field(repr=False)
@@ -60,16 +61,14 @@ class Reading:
     _unanswered: list[Digest] = field(default_factory=list, init=False, repr=False)
 
     def coming(self) -> Iterator[Digest]:
-        """What comes next. Whoever takes it takes it out."""
+        """The next chunks. Consumed as they are iterated."""
         return chain((self._unanswered.pop(0) for _ in range(len(self._unanswered))), self.ahead)
 
     def put_back(self, digests: Sequence[Digest]) -> None:
-        """They were taken for a question that was not answered."""
         self._unanswered[:0] = digests
 
     @property
     def right(self) -> "_Right":
-        """By which addresses are asked for."""
         return self.manifest, self.bearer
 
 
@@ -84,26 +83,27 @@ class _Located:
 
 
 class ChunkLocations:
-    """Of all readers of this agent. Safe for threads. Who needs one that is not known asks for it and for those that come next.
+    """Addresses for all readers. Thread-safe. A request for a missing one includes the chunks that come next.
 
-    Times are the mirror's word of how long an address is good, counted on ``clock`` from before it was asked: clocks differ.
+    The mirror states how long an address is valid; ``clock`` counts that time from before the request, since clocks
+    differ.
 
-    With ``requires_tls`` no address in the clear is used; the mirror's data plane is, as where it delivers through that itself.
+    With ``requires_tls`` no plain-HTTP address is used; chunks then come through the mirror's data plane.
     """
 
     def __init__(self, ask: Ask, clock: Callable[[], float], *, requires_tls: bool = False) -> None:
         self._ask = ask
         self._clock = clock
         self._requires_tls = requires_tls
-        self._has_warned = False  # of an address in the clear
-        self._known: dict[_Key, _Located] = {}  # the one that came last stands last
-        self._wanted: dict[_Right, set[Digest]] = {}  # by those who have none yet
+        self._has_warned = False  # about a plain-HTTP address
+        self._known: dict[_Key, _Located] = {}  # in order of arrival, the newest last
+        self._wanted: dict[_Right, set[Digest]] = {}  # chunks that threads wait for
         self._asking = ReadsInProgress()
-        self._silent_until = float("-inf")  # the mirror is not asked
+        self._silent_until = float("-inf")  # no request to the mirror before this time
         self._lock = threading.Lock()
 
     def of(self, reading: Reading, chunk: Digest, stop: threading.Event) -> Location | None:
-        """Where the chunk can be read now; None when the mirror tells none: the data plane is to be asked."""
+        """Where the chunk can be read now. None if the mirror gives no address: use the data plane."""
         if (found := self._good(reading, chunk)) is not None:
             return found
         with self._lock:
@@ -118,7 +118,7 @@ class ChunkLocations:
                     self._wanted.pop(reading.right, None)
 
     def forget(self, reading: Reading, chunk: Digest, location: Location) -> None:
-        """This address was used, or is refused."""
+        """Drop an address that was used or refused."""
         key = *reading.right, chunk
         with self._lock:
             if key in self._known and self._known[key].location is location:
@@ -130,7 +130,7 @@ class ChunkLocations:
             return found.location if found is not None and self._clock() < found.until else None
 
     def _asked(self, reading: Reading, chunk: Digest, stop: threading.Event) -> Location | None:
-        """With one question at a time for each right: those who wait are in the next one, or find that it was theirs, too."""
+        """One request at a time per right; waiting callers join the next, or find their address in the running one."""
         while not stop.is_set() and self._clock() >= self._silent_until:
             with self._asking.lead(reading.right) as is_leader:
                 if is_leader:
@@ -151,8 +151,8 @@ class ChunkLocations:
             except BdnError as error:
                 if error.code != NotFoundError.code or len(digests) == 1:
                     raise
-                answer = self._ask(reading.manifest, [chunk], reading.bearer, stop)  # another one is not for us
-        except BdnError as error:  # the data plane says why, if it is no better
+                answer = self._ask(reading.manifest, [chunk], reading.bearer, stop)  # another chunk may not be ours
+        except BdnError as error:  # if the data plane fails as well, its error gives the reason
             if error.transient:
                 reading.put_back(digests[1:])
                 self._silent_until = self._clock() + _FAILED_SECONDS
@@ -181,7 +181,7 @@ class ChunkLocations:
             )
 
     def _next(self, reading: Reading, chunk: Digest) -> list[Digest]:
-        """What to ask for together."""
+        """The chunks of the next request, at most ``_AT_ONCE`` unless more are waited for."""
         with self._lock:
             others = self._wanted[reading.right] - {chunk}
         wanted = [chunk, *(one for one in others if self._good(reading, one) is None)]

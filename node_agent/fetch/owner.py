@@ -1,4 +1,4 @@
-"""An owner obtains the chunks that its peers ask for: one read of the mirror, however many of them ask."""
+"""The owner's side of the ring: obtains chunks that peers request, with one read of the mirror for all of them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from node_agent.fetch.reads_in_progress import landed
 
 @dataclass(frozen=True)
 class Owner:
-    """A ``ServedChunks``: what is asked of an owner and is not here is obtained.
+    """A ``ServedChunks`` that obtains missing chunks.
 
-    It goes into the cluster tier, and comes from the mirror and never from another peer, so that no request goes in circles. ``threads`` are not those of this node's fills: no peer waits behind a whole stage of ours. Jobs of
-    several organisations have a grant for this port, so ``places``, one for each thread, go round robin over organisations. They
-    read in the same places, ``origin``: what a peer asks for comes before what this node wants next. ``on_obtained`` is told
-    the bytes of each chunk.
+    A chunk goes into the cluster tier. Its source is the mirror, never another peer, so requests cannot go in
+    circles. ``threads`` are separate from this node's fills: no peer waits behind a whole stage of this node. Jobs of
+    several organisations have grants for this port, so ``places``, one per thread, go round robin over organisations.
+    Reads acquire places of ``origin`` as fills do, before all of them: a peer's request precedes this node's next
+    chunks. ``on_obtained`` gets the size of each chunk.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -48,11 +49,11 @@ class Owner:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def authorize(self, request: ChunkRequest) -> str:
-        """Who may read a manifest may have its chunks obtained."""
+        """A grant that may read a manifest may have its chunks obtained."""
         return self.access.authorize(request)
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk | Future[object]:
-        """The chunk, or a Future until it is here. One that does not say to which manifest it belongs is not obtained."""
+        """The chunk, or a Future until it is here. A request without a manifest obtains nothing."""
         if request.manifest is None:
             return self.access.open_chunk(request)
         if self.lists.known(request.manifest, request.digest):
@@ -63,7 +64,7 @@ class Owner:
             return self._begin(partial(self.obtain, request))
 
     def _begin(self, obtain: Callable[[], Coroutine[object, object, None]]) -> Future[object]:
-        """Done when it is here, or with the reason why it cannot be. From any thread; blocks nobody."""
+        """Start obtaining. The Future is done when the chunk is here, or has the error. Thread-safe; does not block."""
         future: Future[object] = Future()
         self.loop.call_soon_threadsafe(self._start, obtain, future)
         return future
@@ -75,54 +76,54 @@ class Owner:
             if not future.done():
                 future.set_exception(CanceledError("the request of a peer"))
 
-        task.add_done_callback(end)  # not a finally of the task: one that is canceled before its first step has none
+        task.add_done_callback(end)  # not in a finally of the task: it never runs if canceled before the first step
 
     async def _answer(self, obtain: Callable[[], Coroutine[object, object, None]], future: Future[object]) -> None:
         try:
             await obtain()
-        except Exception as error:  # noqa: BLE001 - the server makes an answer of it, or a line in the log
+        except Exception as error:  # noqa: BLE001 - the server turns it into an answer, or a log line
             future.set_exception(error)
         else:
             future.set_result(None)
 
     async def obtain(self, request: ChunkRequest) -> None:
-        """The chunk is here when this returns, and ``lists`` knows that it is the manifest's.
+        """On return the chunk is here, and ``lists`` knows that the manifest names it.
 
         Raises:
-            NotFoundError: the manifest does not exist for this bearer, or does not have the chunk.
+            NotFoundError: the manifest does not exist for this bearer, or does not name the chunk.
             CacheTooSmallError, CacheFullError: there is no room; other sources may have some.
-            StoreUnavailableError: somebody else on this node is about to hold it, whom nobody can wait for.
+            StoreUnavailableError: another call on this node is storing the chunk, and cannot be waited for.
             BdnError: the mirror could not be read, or the disk failed.
         """
-        request = replace(request, is_suspect=False)  # it is checked when it is asked for again
-        assert request.manifest is not None  # noqa: S101 - without it nobody is asked to obtain anything
+        request = replace(request, is_suspect=False)  # checked when the peer requests it again
+        assert request.manifest is not None  # noqa: S101 - without a manifest nothing is obtained
         size = await self.lists.size(request.manifest, request.digest, request.bearer or "")
-        while (held := self.access.open_named(request)) is None:  # it may have come and have been evicted
+        while (held := self.access.open_named(request)) is None:  # it may have arrived and been evicted
             if (flight := self.chain.reads.flight(request.digest)) is not None:
                 await landed(flight)
                 continue
             members = self.chain.peers.members.current().members
             self.origin.limit = in_flight_each(len(members), self.threads.count)
-            # A peer's stage waits for it, and the peers' stages come to the same chunks in the same order.
+            # A peer's stage waits for this read, and all peers' stages reach the same chunks in the same order.
             async with (
                 self.places.place(request.organisation),
                 self.bandwidth.turn(TrafficClass.STAGE, size),
                 self.origin.place(()),
             ):
-                with self.chain.reads.lead(request.digest) as is_leader:  # only now: others need not wait for our turn
+                with self.chain.reads.lead(request.digest) as is_leader:  # only now: no reader waits while we queue
                     if is_leader and not self.chain.held.holds(request.digest):
-                        # Canceled it is when the agent ends, and then no thread shall go through its retries.
+                        # Canceled when the agent ends; the thread must then not go through its retries.
                         await self.threads.run(size, lambda buffer: self._read(request, buffer), self._stop.set)
         held.file.close()
 
     def _read(self, request: ChunkRequest, buffer: memoryview) -> None:
-        """In a byte thread: from the mirror into the cluster tier, where room is made before anything is read."""
+        """In a byte thread: read from the mirror into the cluster tier, which makes room before the read."""
         digest, manifest = request.digest, request.manifest
-        assert manifest is not None  # noqa: S101 - likewise
+        assert manifest is not None  # noqa: S101 - as in ``obtain``
         reader = self.chain.of_owner(Reading(manifest, request.bearer or ""), self._stop)
         if self.chain.held.tier.bring(
             manifest, digest, buffer, lambda room: reader.read_into(PartialChunk(digest, room))
         ):
             self.on_obtained(len(buffer))
-        elif not self.chain.held.holds(digest):  # to look again at once would be to look for ever, if it never comes
+        elif not self.chain.held.holds(digest):  # retrying at once could loop forever
             raise StoreUnavailableError(f"chunk {digest} is on its way to this node, and not here yet")

@@ -1,6 +1,6 @@
-"""The members of this cluster, and as sources of chunks: which are avoided, and how long each is waited for.
+"""The members of this cluster as sources of chunks: which of them to avoid, and how long to wait for each.
 
-A source is waited for until it gives a sign of life, until bytes come at all, and for bytes as fast as they usually come.
+A source has time limits for a sign of life, for its first byte, and for its last byte, by the usual speed.
 """
 
 import json
@@ -30,7 +30,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class RingMember:
-    """An owner of chunks: an agent with the role ``cluster``, and the address at which its peers read from it."""
+    """An owner of chunks: an agent with the role ``cluster``. ``advertise`` is its address for peers."""
 
     node: str
     advertise: str
@@ -38,50 +38,50 @@ class RingMember:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The owners at one epoch, in the order of their names. The same members make the same placement at any epoch."""
+    """The owners at one epoch, sorted by name. The same members give the same placement at any epoch."""
 
     epoch: int
     members: tuple[RingMember, ...]
 
 
 class Members:
-    """The newest view. ``me`` is this node's own name. May be used from any thread.
+    """The newest view of the members. ``me`` is this node's name. Thread-safe.
 
-    A view that the mirror asked about later is never undone by an answer to an earlier question: A asks, and waits with
-    its question open; B asks, is answered with epoch 7, and then A's answer comes with epoch 6. Otherwise the mirror is
-    believed, even when its epoch is an older one: then its database is another, or was set back.
+    A late answer to an older request never overrides a newer one: A sends a request, and waits; B sends one, is
+    answered with epoch 7, and then A's answer arrives with epoch 6. Otherwise the mirror is right even with an older
+    epoch: then its database was replaced or restored.
 
-    With ``requires_tls`` a member that would be spoken to in the clear is none: nothing is sent to it.
+    With ``requires_tls`` members with plain-HTTP addresses are left out: nothing is sent to them.
     """
 
     def __init__(self, me: str, path: Path, *, requires_tls: bool = False) -> None:
         self.me = me
         self._requires_tls = requires_tls
-        self._refused: frozenset[str] = frozenset()  # of those, whom the log has named
+        self._refused: frozenset[str] = frozenset()  # plain-HTTP members that were logged
         self._path = path
         self._view = View(0, ())
-        self._taken = 0  # answers taken up
+        self._taken = 0  # number of answers applied
         self._lock = threading.Lock()
 
     def current(self) -> View:
-        """The newest view; without members until a mirror was heard of."""
+        """Without members until the mirror has answered once."""
         return self._view
 
     def load(self) -> None:
-        """The view of the last run. Blocking. A damaged file is as good as none: the next heartbeat brings the members."""
+        """Load the last run's view. Blocking. A damaged file is ignored: the next heartbeat gets the members."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(self._path.read_bytes())
             members = [RingMember(**member) for member in content["members"]]
             self._view = View(int(content["epoch"]), self._admitted(members))
 
     def ask(self) -> int:
-        """To be called before the mirror is asked; ``take`` wants the result with the answer."""
+        """Call before a request to the mirror, and pass the result to ``take`` with the answer."""
         return self._taken
 
     def take(self, epoch: int, members: Iterable[MemberDocument], asked: int) -> None:
-        """Believe an answer, unless a newer one came while it was on its way.
+        """Apply an answer, unless a newer one was applied since its request.
 
-        Blocking when it is. Raises ``DiskFailedError``: the view is believed, but could not be kept for the next start.
+        Blocks when applying. Raises ``DiskFailedError``: the view is applied, but not saved for the next start.
         """
         owners = sorted(
             (RingMember(member.node, member.advertise) for member in members if _owns(member) and member.advertise),
@@ -114,12 +114,12 @@ def _owns(member: MemberDocument) -> bool:
     return "cluster" in member.roles
 
 
-_HELD_SECONDS: Final = 5.0  # and as long again we wait for a late peer, when nothing more may be asked for twice
+_HELD_SECONDS: Final = 5.0  # added to the wait for a late peer when the hedge budget is used up
 
-# A link that is as slow as one in trouble is told from a busy one by what it brings, in multiples of what is usual: after
-# the first of these at the earliest, when the whole would take longer than the last; the one between is for a peer at fault.
-# An owner that twenty ask at once for the chunk that it has just read takes six times as long as is usual: whoever leaves it
-# finds nobody else who has that chunk, and the mirror sends it once more.
+# A slow link is distinguished from a busy one by its speed, in multiples of the usual time. A body is judged after
+# ``_TRIED`` at the earliest, and is late if the whole would take longer than ``_HOPELESS``; ``_LATE`` is for a peer at
+# fault. An owner with requests of twenty nodes for a chunk that it has just read takes six times the usual time: a node
+# that leaves it finds no other holder of the chunk, and the mirror sends the chunk once more.
 _TRIED: Final = 1.5
 _LATE: Final = 2.0
 _HOPELESS: Final = 8.0
@@ -127,10 +127,10 @@ _HOPELESS: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The longest that nothing may come before a source is given up.
+    """The longest silence before a source is given up.
 
-    A peer that works on an answer says so every second, over a link that may be full. ``document_seconds`` are for the root
-    of a manifest from the mirror: the first time that it is asked, when peers may have it, and later.
+    A peer that works on an answer sends a sign of life every second, over a link that may be full. ``document_seconds``
+    are for a root from the mirror: for the first request, when peers may have the root, and for later ones.
     """
 
     peer_seconds: float = 10.0
@@ -140,10 +140,10 @@ class Waits:
 
 
 class LateError(Exception):
-    """The peer is to be left, and the rest asked for elsewhere. Never seen outside of a fill.
+    """Leave the peer, and request the remaining bytes elsewhere. Never leaves a fill.
 
-    ``failure`` is empty when a limit has passed and the stage may still ask for bytes a second time. ``is_fault`` is whether
-    the peer is to blame; it is not when we have nothing else to do than to ask elsewhere.
+    ``failure`` is empty if a limit has passed and the hedge budget allows a second request. ``is_fault``: whether the
+    peer is to blame; False if this node merely has nothing else left to do.
     """
 
     def __init__(self, failure: str = "", *, is_fault: bool = True) -> None:
@@ -154,9 +154,9 @@ class LateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds until an answer should begin, and from then on until it should have come; and what a body usually takes.
+    """Seconds until an answer should begin, seconds from then until its end, and the usual seconds of a body.
 
-    The last is for the end of a stage: when an answer that has not begun may be asked for elsewhere.
+    ``ending_head_seconds`` is for the end of a stage: when an answer that has not begun may be requested elsewhere.
     """
 
     head_seconds: float
@@ -167,10 +167,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """There is another source to go to: how late this one may be, and what is to be asked before it is left.
+    """Another source to go to: how late the current one may be, and what to check before leaving it.
 
-    ``limits`` are asked for at each judgement, because what others achieve meanwhile counts. ``may_leave`` is told the bytes
-    that would be asked for again; ``is_ending`` is whether the stage has nothing else left to ask of peers.
+    ``limits`` is called at each check, because they depend on other requests meanwhile. ``may_leave`` gets the number
+    of bytes to request again. ``is_ending``: whether the stage has nothing else left to request from peers.
     """
 
     limits: Callable[[], Limits]
@@ -184,15 +184,15 @@ _USUAL: Final = Waits()
 
 @dataclass(slots=True, eq=False)
 class SourceDeadline:
-    """How long one request for ``size`` bytes is waited for (an ``AnswerDeadline``).
+    """How long to wait for one request for ``size`` bytes (an ``AnswerDeadline``).
 
-    One that has an ``alternative`` is left when it is late. Head and body are judged apart: an owner that waits for the mirror
-    says that it is alive, and asking another one too soon would make the mirror send the chunk twice; but an owner whose link
-    is slow is slow with the mirror as well. A body is late, too, when the whole would take many times what is usual, at the
-    pace up to now. Once ``is_at_fault``, because another request to the same peer was late, this one is late as well unless it
-    will be in time: what is slow is a link, and seldom one chunk. One that is late and may not be left goes on for as long
-    again and then fails; to a peer that was at fault before, it fails at once. Towards the end of a stage a node waits less long for
-    answers to begin: its last chunks would else be those of the slowest peer, whom nobody had the time to find out.
+    A request with an ``alternative`` is left when it is late. Head and body are judged separately: an owner that waits
+    for the mirror sends signs of life, and leaving it too soon would make the mirror send the chunk twice; but an owner
+    with a slow link is slow with the mirror as well. A body is also late if the whole, at the pace so far, would take
+    many times the usual time. Once ``is_at_fault``, because another request to the same peer was late, this one is late
+    too unless it will be in time: usually the link is slow, not one chunk. A late request that may not be left waits
+    for as long again, then fails; if the peer was at fault before, it fails at once. Towards the end of a stage the
+    wait for heads is shorter: otherwise the stage would end waiting for the slowest peer, not yet known to be slow.
     """
 
     size: int
@@ -205,9 +205,9 @@ class SourceDeadline:
     _heard: float = field(init=False)
     _window: StallWindow | None = field(default=None, init=False)
     _begun: float | None = field(default=None, init=False)
-    _held_until: float | None = field(default=None, init=False)  # late, and not allowed to leave
+    _held_until: float | None = field(default=None, init=False)  # set if late, and not allowed to leave
     _unjudged: int = field(default=0, init=False)  # bytes
-    _next: float = field(default=0.0, init=False)  # when the body is judged again
+    _next: float = field(default=0.0, init=False)  # time of the next check of the body
 
     def __post_init__(self) -> None:
         self._asked = self._heard = self.clock()
@@ -216,28 +216,28 @@ class SourceDeadline:
     def of_peer(
         cls, size: int, stop: threading.Event, alternative: Alternative, clock: Clock, waits: Waits = _USUAL
     ) -> Self:
-        """Of a request to a peer, which is left for another source when it is late."""
+        """Deadline of a request to a peer, which is left for another source when late."""
         return cls(size, stop, waits.peer_seconds, alternative, waits.stall, clock)
 
     @classmethod
     def of_mirror(cls, size: int, stop: threading.Event, clock: Clock = time.monotonic, waits: Waits = _USUAL) -> Self:
-        """Of a request to the mirror, behind which there is nobody."""
+        """Deadline of a request to the mirror, which has no alternative."""
         return cls(size, stop, waits.mirror_seconds, stall=waits.stall, clock=clock)
 
     @property
     def has_begun(self) -> bool:
-        """Whether the head of the answer came."""
+        """Whether the head of the answer has arrived."""
         return self._begun is not None
 
     @property
     def taken(self) -> Limits:
-        """How long head and body took, up to now."""
+        """Seconds that head and body took so far."""
         now = self.clock()
         begun = now if self._begun is None else self._begun
         return Limits(begun - self._asked, now - begun)
 
     def waiting(self) -> None:
-        """Raises ``LateError`` when a peer is to be left, ``StoreUnavailableError`` when the mirror is silent for too long."""
+        """Raises ``LateError`` to leave a peer, ``StoreUnavailableError`` if the mirror is silent for too long."""
         self._check_stop()
         if (silence := self.clock() - self._heard) >= self.silence_seconds:
             self._fail(f"no sign of life for {silence:.1f} s")
@@ -246,21 +246,20 @@ class SourceDeadline:
             if seconds >= limits.ending_head_seconds and other.is_ending():
                 raise LateError(is_fault=False)
             is_late = seconds >= limits.head_seconds or other.is_at_fault()
-            self._judge(other, seconds, 0, is_late=is_late)  # nothing came: nothing comes twice
+            self._judge(other, seconds, 0, is_late=is_late)  # 0: no bytes arrived, so none would be sent twice
 
     def at_work(self) -> None:
-        """A sign of life."""
         self._heard = self.clock()
 
     def receiving(self, count: int) -> None:
-        """Raises ``LateError`` when a peer is to be left, ``StoreUnavailableError`` when the mirror's body has stalled."""
+        """Raises ``LateError`` to leave a peer, ``StoreUnavailableError`` if the mirror's body has stalled."""
         self._check_stop()
         now = self.clock()
         if self._window is None or self._begun is None:
             self._window = StallWindow(self.stall, self.size, now)
             self._begun, self._held_until = now, None
         self._unjudged += count
-        if now < self._next:  # bytes come in small pieces where the link is slow, and there is little to say about each
+        if now < self._next:  # a slow link delivers many small pieces; judging each would cost time
             return
         self._next = now + TICK_SECONDS
         count, self._unjudged = self._unjudged, 0
@@ -282,7 +281,7 @@ class SourceDeadline:
             was_at_fault = other.is_at_fault()
             if other.may_leave(missing):
                 raise LateError
-            if was_at_fault:  # what waits for a peer that is known to be in trouble waits in vain
+            if was_at_fault:  # waiting for a peer known to be in trouble is in vain
                 self._fail("others had to leave it")
             self._held_until = 2 * seconds + _HELD_SECONDS
         if self._held_until is not None and seconds >= self._held_until:
@@ -296,24 +295,24 @@ class SourceDeadline:
             raise CanceledError("the transfer")
 
 
-# Towards the end of a stage we wait for an answer twice as long as nine of ten took to begin lately: whoever is asked instead
-# has to read the chunk from the mirror first, which then sends it once more.
+# Towards the end of a stage the wait for a head is twice the 90th percentile of recent heads: the next source has to
+# read the chunk from the mirror first, which then sends it once more.
 _ENDING: Final = 2.0
 _LEAST_ENDING_SECONDS: Final = 10.0
-MIRROR: Final = ""  # among the names of sources; no node is called so
+MIRROR: Final = ""  # the mirror's name among sources; no node has this name
 
 
 class Peers:
-    """Shared by all stages of the agent: what one stage learns about a peer or the mirror, the others know. Safe for any thread."""
+    """Health of peers and the mirror, shared by all stages of the agent. Thread-safe."""
 
     def __init__(self, members: Members, most: int, clock: Clock = time.monotonic) -> None:
-        """``most`` is how many chunks this node may ask of all owners at once."""
+        """``most``: chunks that this node may request from all owners at once."""
         self.clock = clock
         self.members = members
         self._most = most
         self._in_flight: Counter[str] = Counter()  # requests to obtain a chunk, by owner
         self._waits: dict[SourceDeadline, str] = {}  # requests to obtain a chunk, with the owner
-        self._left: Counter[str] = Counter()  # how often an owner was left before its answer had begun
+        self._left: Counter[str] = Counter()  # how often an owner was left before its answer began
         self._standing = PeerHealth()
         self._heads = Deadlines(shortest=3.0)  # in a cold cluster owners wait for the mirror
         self._bodies = Deadlines()
@@ -321,33 +320,32 @@ class Peers:
         self._freed = threading.Condition(self._lock)
 
     def address(self, node: str) -> str | None:
-        """Where it serves chunks; None when it has left."""
+        """The member's address for chunks; None if it left."""
         return next((member.advertise for member in self.members.current().members if member.node == node), None)
 
     def is_avoided(self, node: str) -> bool:
-        """Whether it is left alone just now."""
         with self._lock:
             return self._standing.is_avoided(node, self.clock())
 
     def is_at_fault(self, node: str) -> bool:
-        """Whether its last fault, the mirror's or a peer's, is so new that nobody should wait for it."""
+        """Whether the last fault of a peer or the mirror is so recent that no request should wait for it."""
         with self._lock:
             return self._standing.is_at_fault(node, self.clock())
 
     def claim(self, node: str) -> bool:
-        """Whether it may be asked now. The end is to be reported, by ``served``, ``failed`` or ``late``."""
+        """Whether a request may be sent now. The caller reports the outcome with ``served``, ``failed`` or ``late``."""
         with self._lock:
             return self._standing.claim(node, self.clock())
 
     @contextmanager
     def place(self, owner: str, stop: threading.Event) -> Iterator[bool]:
-        """Wait for one of the requests that an owner may get from this node at once. Raises ``CanceledError`` once ``stop`` is set.
+        """Wait for one of this node's places at an owner. Raises ``CanceledError`` once ``stop`` is set.
 
-        Yields False when another thread left the owner meanwhile: then the chunk is to be asked for elsewhere.
+        Yields False if another thread left the owner meanwhile: request the chunk elsewhere.
 
-        The last chunks of a stage are those of the busiest owners. If every node asked them for all of those at once, each chunk would
-        come so late that it is asked for elsewhere, where nobody has it yet. A question whether a peer holds a chunk needs no
-        place: a node may ask it while it holds its own place at the mirror, for which other nodes wait.
+        The last chunks of a stage belong to the busiest owners. If every node requested all of them at once, each chunk
+        would arrive so late that nodes request it elsewhere, where no peer has it yet. A request for what a peer holds
+        needs no place: a node may send it while it holds its own place at the mirror, for which other nodes wait.
         """
         with self._freed:
             left = self._left[owner]
@@ -369,51 +367,50 @@ class Peers:
         return in_flight_each(len(self.members.current().members) - 1 - avoided, self._most)
 
     def served(self, node: str, size: int, taken: Limits) -> None:
-        """It sent so many bytes in so long, and the chunk is right."""
+        """Report ``size`` bytes and their times, of a chunk that is right."""
         with self._lock:
             self._standing.succeeded(node, self.clock())
             self._heads.came(0, taken.head_seconds)
             self._bodies.came(size, taken.body_seconds)
 
     def answered(self, node: str) -> None:
-        """It did its part, with something else than a chunk."""
+        """Report success with something other than a chunk."""
         with self._lock:
             self._standing.succeeded(node, self.clock())
 
     def read(self, size: int, taken: Limits) -> None:
-        """The mirror sent so many bytes in so long. An owner's answer begins when it has read as much."""
+        """Report ``size`` bytes from the mirror. An owner's answer begins after a read of the same length."""
         with self._lock:
             self._standing.succeeded(MIRROR, self.clock())
             self._heads.came(0, taken.head_seconds + taken.body_seconds)
             self._bodies.came(size, taken.body_seconds)
 
     def failed(self, node: str, fault: Fault = Fault.FAILED) -> None:
-        """It did not do its part."""
         with self._lock:
             self._standing.blame(node, fault, self.clock())
 
     def sent_wrong(self, senders: Sequence[str]) -> None:
-        """A chunk is wrong. Who sent all of it is at fault; of several, nobody knows which one is."""
+        """Report a wrong chunk. A single sender is at fault; of several, the culprit is unknown."""
         fault = Fault.WRONG if len(senders) == 1 else Fault.FAILED
         for sender in senders:
             if sender != MIRROR:
                 self.failed(sender, fault)
 
     def late(self, node: str, *, has_begun: bool) -> None:
-        """It was left at a limit, before or after its answer had begun."""
+        """Report that a request was left at a limit, before or after its answer began."""
         with self._lock:
             self._standing.blame(node, Fault.SLOW, self.clock())
             (self._bodies if has_begun else self._heads).left()
 
     def left(self, node: str) -> None:
-        """A thread left it before its answer began: the threads that wait for a place there go elsewhere, too."""
+        """A thread left the owner before its answer began: threads waiting for a place there go elsewhere, too."""
         with self._freed:
             self._left[node] += 1
             self._freed.notify_all()
 
     @contextmanager
     def waited_for(self, owner: str, deadline: SourceDeadline) -> Iterator[None]:
-        """An owner is asked to obtain a chunk. How long it keeps us waiting counts when others are judged."""
+        """While an owner obtains a chunk. The wait counts when other owners are judged."""
         with self._lock:
             self._waits[deadline] = owner
         try:
@@ -423,7 +420,7 @@ class Peers:
                 del self._waits[deadline]
 
     def limits(self, node: str, size: int) -> Limits:
-        """How long ``size`` bytes from this peer may take, by what is known now."""
+        """The current time limits for ``size`` bytes from this peer."""
         with self._lock:
             waits = [
                 (owner, deadline.taken.head_seconds)
@@ -440,7 +437,6 @@ class Peers:
             )
 
     def avoided(self) -> tuple[str, ...]:
-        """Who is avoided now, of those who are members."""
         with self._lock:
             self._standing.keep({MIRROR, *(member.node for member in self.members.current().members)})
             return tuple(name for name in self._standing.avoided(self.clock()) if name != MIRROR)

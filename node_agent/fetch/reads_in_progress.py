@@ -1,4 +1,4 @@
-"""What several want at once is done once: for byte threads and for the event loop."""
+"""Single flight, for byte threads and the event loop: concurrent callers share one piece of work per key."""
 
 import asyncio
 import threading
@@ -11,19 +11,19 @@ from typing import Final
 
 from bdn.core.errors import BdnError, CanceledError
 
-_LOOK_SECONDS: Final = 0.1  # how long a waiting thread may overlook that it shall stop
+_LOOK_SECONDS: Final = 0.1  # the longest delay until a waiting thread notices ``stop``
 
 
 class ReadsInProgress:
-    """What is being obtained now, by key. Safe for threads and event loops alike.
+    """Work in progress, by key. Safe for threads and event loops.
 
-    A and B need the same chunk, look for it and miss. A leads and reads; B is refused the lead and waits. A puts the chunk
-    where others find it and *then* leaves the block; B looks again and finds it. C, who had missed before A was through, asks
-    for the lead only now and gets it although the chunk is here: so whoever leads looks once more before it reads. If A
-    fails, B is woken as well, misses again, and may lead in A's place.
+    A and B need the same chunk, check for it and miss. A leads and reads; B is refused the lead and waits. A stores the
+    chunk and *then* leaves the block; B checks again and finds it. C, which missed before A was done, requests the lead
+    only now and gets it although the chunk is here: so each leader checks once more before it reads. If A fails, B
+    wakes up as well, misses again, and may lead in A's place.
 
-    Lead only where the work begins at once. A leader that had to wait for a thread could wait for ever: all threads may be
-    those of others that wait for it.
+    Lead only when the work begins at once. A leader that waits for a thread may deadlock: all threads may be waiting
+    for the leader.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class ReadsInProgress:
 
     @contextmanager
     def lead(self, key: Hashable) -> Iterator[bool]:
-        """Whether it is the caller's to do, until the block ends. Others hear of the block's ``BdnError``, if it raises one."""
+        """Yields whether the caller leads. If the leader's block raises a ``BdnError``, waiting callers get it."""
         with self._lock:
             is_leader = key not in self._flights
             if is_leader:
@@ -43,7 +43,7 @@ class ReadsInProgress:
         try:
             yield True
         except BaseException as error:
-            # What is no error of ours, such as a cancellation, is the leader's own affair.
+            # An exception of another type, such as a cancellation, concerns only the leader.
             self._end(key).set_exception(
                 error if isinstance(error, BdnError) else CanceledError("the read that others wait for")
             )
@@ -51,19 +51,19 @@ class ReadsInProgress:
         self._end(key).set_result(None)
 
     def flight(self, key: Hashable) -> Future[None] | None:
-        """Done once the leader is through, with its error if it failed; None when nobody leads. Not to be canceled."""
+        """Done when the leader is, with its error if it failed. None if there is no leader. Do not cancel it."""
         with self._lock:
             return self._flights.get(key)
 
     def wait(self, key: Hashable, timeout_seconds: float, stop: threading.Event) -> bool:
-        """Block until the leader is through; False when the time is over or ``stop`` is set before."""
+        """Block until the leader is done. Returns False on timeout, or if ``stop`` is set."""
         flight, deadline = self.flight(key), time.monotonic() + timeout_seconds
         while flight is not None and not flight.done():
             left = deadline - time.monotonic()
             if left <= 0 or stop.is_set():
                 return False
             wait_for([flight], min(left, _LOOK_SECONDS))
-        return True  # somebody else may lead already; whether the chunk is here is for the caller to see
+        return True  # another caller may lead by now; the caller checks whether the chunk is here
 
     def _end(self, key: Hashable) -> Future[None]:
         with self._lock:
@@ -71,15 +71,15 @@ class ReadsInProgress:
 
 
 async def landed(flight: Future[None]) -> None:
-    """Wait on the loop for somebody else's work. Whoever returns from here looks again, and may have to lead.
+    """Wait on the loop for another caller's work. Afterwards the caller checks again, and may have to lead.
 
     Raises:
-        BdnError: the work failed for a reason that would be ours as well, because it may pass for all: asking the mirror
-            once more for each of many that wait would not make it well. Work that ended for its leader's own reasons,
-            such as a grant that expired or a stage that was released, is no reason to fail.
+        BdnError: the work failed transiently, which concerns the waiting callers as well: if each of them repeated
+            the request, that would not help. Errors of the leader alone, such as an expired grant or a released stage,
+            are not raised.
     """
-    # The future is everybody's: ``wait`` does not cancel it with one who waits. Its error is looked at below, or, by one who
-    # was canceled, nowhere: asyncio is not to complain of that.
+    # The future is shared: ``wait`` does not cancel it with one waiting caller. Its error is read below, or not at all
+    # by a canceled caller; the callback retrieves it, so that asyncio does not log it.
     waiter = asyncio.wrap_future(flight)
     waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait([waiter])

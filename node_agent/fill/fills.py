@@ -1,4 +1,4 @@
-"""At most one fill per file on this node, whoever waits for it; and one fill for files that come together."""
+"""At most one fill per file on this node, shared by all waiting callers; one fill for files fetched together."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bdn.transfer.under_way import UnderWay
 from bdn.wire.operation_schema import Tier
 from node_agent.background_tasks import BackgroundTasks, to_the_end
 
-Report = Callable[[Tier, int], None]  # bytes that are here now, and the tier that they came from
-FileReport = Callable[[Digest, Tier, int], None]  # and of which file they are
+Report = Callable[[Tier, int], None]  # the tier of bytes that are here now, and how many
+FileReport = Callable[[Digest, Tier, int], None]  # likewise, with the file
 
 
 Start = Callable[["Fill"], Coroutine[object, object, None]]
@@ -23,9 +23,9 @@ Start = Callable[["Fill"], Coroutine[object, object, None]]
 
 @dataclass(eq=False)
 class Fill:
-    """A fill in progress. It belongs to nobody: its leader may leave, and it goes on while somebody waits.
+    """A fill in progress. It has no owner: its leader may leave, and it continues while any caller waits.
 
-    ``under_way`` is what has come and was not reported yet.
+    ``under_way`` counts bytes received and not reported yet.
     """
 
     leader: FileReport
@@ -36,7 +36,7 @@ class Fill:
     error: Exception | None = None
 
     def report(self, file: Digest, tier: Tier, size: int) -> None:
-        """Tell everybody. The bytes were fetched for the leader; the others find them on this node."""
+        """Notify all listeners. For all but the leader the bytes count as found on this node."""
         file_fill = self.files[file]
         file_fill.done += size
         for listener in file_fill.listeners:
@@ -44,37 +44,33 @@ class Fill:
 
     @property
     def traffic(self) -> TrafficClass:
-        """Whom it is for: the most urgent of those who wait for it now."""
+        """The most urgent class among the waiting callers."""
         waiting = (traffic for file_fill in self.files.values() for traffic in file_fill.listeners.values())
         return min(waiting, default=TrafficClass.STAGE)
 
     @property
     def is_over(self) -> bool:
-        """Whether it ended, in whatever way."""
         return self.task.done()
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether it ended well."""
         return self.is_over and self.error is None and not self.task.cancelled()
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether it goes on and nobody waits for any of its files."""
+        """Whether it is running and no caller waits for any of its files."""
         return not self.is_over and not any(file_fill.listeners for file_fill in self.files.values())
 
 
 @dataclass(eq=False)
 class FileFill:
-    """One file of a fill, and who waits for it."""
-
     fill: Fill
     listeners: dict[FileReport, TrafficClass] = field(default_factory=dict)
     done: int = 0
 
 
 class Fills:
-    """Fills in progress by file. Its background outlives the stages, so that no fill dies with the stage that began it."""
+    """Fills in progress by file. ``background`` outlives the stages, so a fill survives the stage that began it."""
 
     def __init__(self, background: BackgroundTasks) -> None:
         self._background = background
@@ -88,13 +84,13 @@ class Fills:
         restart: Callable[[Digest], None],
         traffic: TrafficClass = TrafficClass.STAGE,
     ) -> None:
-        """Wait until these files are whole, with one fill of those that nobody fills.
+        """Wait until these files are whole; starts one fill for the files that have none.
 
-        ``start`` makes the coroutine of a fill. ``report``, a callable of this caller alone, is told of progress, and ``restart``
-        that the progress of a file is void, because another fill begins. Canceled, it leaves their fills; the last one who leaves
-        a fill ends it, and waits until it has ended.
+        ``start`` makes the coroutine of a fill. ``report``, a callable unique to this caller, gets progress.
+        ``restart`` is called when the progress of a file is void, because another fill begins. On cancellation the
+        caller leaves its fills; the last caller to leave a fill ends it, and waits until it has ended.
 
-        Raises ``BdnError``: our own fill failed, or the disk did, whosesoever fill it was.
+        Raises ``BdnError``: the caller's own fill failed, or the disk did in any fill.
         """
         waiting = list(dict.fromkeys(files))
         joined: dict[Digest, FileFill] = {}
@@ -110,12 +106,12 @@ class Fills:
             await _leave(joined.values(), report)
 
     def under_way(self, file: Digest) -> UnderWay | None:
-        """The reads of the fill that this file is part of, if there is one."""
+        """Bytes under way in this file's fill, if there is one."""
         file_fill = self._files.get(file)
         return file_fill.fill.under_way if file_fill else None
 
     def stop_trying(self) -> None:
-        """The agent ends: no fill shall go through its retries any more."""
+        """Stop all fills' retries, because the agent ends."""
         for file_fill in self._files.values():
             file_fill.fill.stop.set()
 
@@ -126,7 +122,7 @@ class Fills:
         fill.files = {file: FileFill(fill) for file in files}
         self._files.update(fill.files)
         fill.task = self._background.start(_run(fill, start), f"fill {files[0]}")
-        # Not in a finally of the task: a task that is canceled before its first step never gets there.
+        # Not in a finally of the task: it never runs if the task is canceled before its first step.
         fill.task.add_done_callback(lambda _: self._forget(files))
 
     def _forget(self, files: Iterable[Digest]) -> None:
@@ -148,7 +144,7 @@ class Fills:
         report: FileReport,
         restart: Callable[[Digest], None],
     ) -> list[Digest]:
-        """The files that are not whole yet; raises the error of a fill that was ours, or that ended for all."""
+        """The files that are not whole yet. Raises the error of the caller's own fill, or of a failed disk."""
         left: list[Digest] = []
         for file in waiting:
             fill = joined[file].fill
@@ -159,7 +155,7 @@ class Fills:
             if fill.error and (fill.leader is report or isinstance(fill.error, DiskFailedError)):
                 raise fill.error
             if fill.is_over and not fill.has_succeeded:
-                # A led with a grant that expired, or left as the last one just before we came; B has a right of its own.
+                # A led with a grant that expired, or was the last to leave just before B came. B has its own right.
                 restart(file)
         return left
 
@@ -170,7 +166,7 @@ async def _leave(files: Iterable[FileFill], report: FileReport) -> None:
         file_fill.listeners.pop(report, None)
     abandoned = [fill for fill in dict.fromkeys(file_fill.fill for file_fill in left) if fill.is_abandoned]
     for fill in abandoned:
-        fill.stop.set()  # first, so that the threads do not go through their retries
+        fill.stop.set()  # before cancel, so that the threads do not go through their retries
         fill.task.cancel()
     if abandoned:
         await to_the_end(asyncio.wait([fill.task for fill in abandoned]))
@@ -179,5 +175,5 @@ async def _leave(files: Iterable[FileFill], report: FileReport) -> None:
 async def _run(fill: Fill, start: Start) -> None:
     try:
         await start(fill)
-    except Exception as error:  # noqa: BLE001 - it is raised again, by everybody who waits
+    except Exception as error:  # noqa: BLE001 - each waiting caller raises it again
         fill.error = error

@@ -1,10 +1,10 @@
-"""Partial files: chunks are written at their places in any order, and the whole file appears with one rename.
+"""Partial files: chunks are written at their offsets in any order, and one rename makes the whole file appear.
 
-The order of a commit: chunk data, a batched fdatasync, the bitmap record; once all chunks are there, fsync,
-rename, fsync of the folder. A kill at any point leaves a part that the next fill goes on from, or the whole file.
+Order of a commit: chunk data, a batched fdatasync, the bitmap; once all chunks are there, fsync, rename, fsync of the
+folder. A kill at any point leaves a part that the next fill resumes, or the whole file.
 
-The small files of a slab are committed together: all bytes under dot names, one sync, all renames, one sync of the folders.
-A kill leaves whole files, or files under dot names, which the next start removes.
+The small files of a slab are committed together: all bytes under dot names, one sync, all renames, one sync of the
+folders. A kill leaves whole files, or files under dot names, which the next start removes.
 """
 
 import errno
@@ -26,17 +26,17 @@ from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.disk.places import temporary_name
 from node_agent.disk.whole_files import WholeFiles
 
-SYNC_CHUNKS: Final = 16  # 128 MiB between two fdatasyncs: what a kill costs at most, besides the chunks in flight
+SYNC_CHUNKS: Final = 16  # 128 MiB between two fdatasyncs: the most that a kill costs, besides the chunks in flight
 _MAGIC: Final = b"bdnbits1"
 _HEADER_SIZE: Final = 16
 _NO_ALLOCATION: Final = REFUSED | {errno.EINVAL}
 
 
 class Bitmap:
-    """A set of chunk indices below ``count``, with a form on disk: 8 bytes of magic, the count, then the bits.
+    """A set of chunk indices below ``count``. On disk: 8 bytes of magic, the count, then the bits.
 
-    A torn write does no harm: bits only ever go from 0 to 1, after their chunk was synced, and are checked when a fill
-    goes on.
+    A torn write does no harm: a bit changes from 0 to 1 only, after its chunk was synced, and a resumed fill verifies
+    the chunk.
     """
 
     def __init__(self, count: int) -> None:
@@ -45,14 +45,13 @@ class Bitmap:
 
     @classmethod
     def parse(cls, content: bytes, count: int) -> Self:
-        """From its form on disk; empty when that belongs to something else."""
+        """Empty if ``content`` is of another format or count."""
         bitmap = cls(count)
         if content.startswith(bitmap._header()) and len(content) == _HEADER_SIZE + len(bitmap._bits):
             bitmap._bits[:] = content[_HEADER_SIZE:]
         return bitmap
 
     def to_bytes(self) -> bytes:
-        """Its form on disk."""
         return self._header() + self._bits
 
     def __contains__(self, index: int) -> bool:
@@ -60,11 +59,9 @@ class Bitmap:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no chunk is durable yet."""
         return not any(self._bits)
 
     def add(self, indices: Iterable[int]) -> None:
-        """These chunks are durable now."""
         for index in indices:
             self._bits[index >> 3] |= 1 << (index & 7)
 
@@ -75,7 +72,7 @@ class Bitmap:
 class PartialFile:
     """``filling/<hex>.part`` and its bitmap. Methods block; ``write`` and ``holds`` may run in several threads at once.
 
-    Every method raises ``DiskFailedError``. A file of one chunk has no bitmap: there is nothing to go on from.
+    Every method raises ``DiskFailedError``. A file of one chunk has no bitmap: there is nothing to resume.
     """
 
     def __init__(self, files: WholeFiles, layout: FileLayout, writes: DirectWrites) -> None:
@@ -90,12 +87,12 @@ class PartialFile:
         self._file = DirectFile(self._path, writes)
         self._bitmap_descriptor = -1
         self._is_open = False
-        self._is_suspect = False  # a sync failed: the kernel tells of lost pages once, so later ones tell nothing
+        self._is_suspect = False  # a sync failed: the kernel reports lost pages once, so later syncs prove nothing
 
     def open(self) -> None:
-        """Take up what an earlier fill left, or begin; all blocks are the file's own before the first byte is written.
+        """Resume the part of an earlier fill, or begin one, with all blocks allocated before the first write.
 
-        When the disk has no room for them, a new part is removed again and an old one stays as it was.
+        If the disk has no room for them, a new part is removed, and an old part stays as it was.
         """
         with disk_errors(self._path):
             is_new = not self._path.exists()
@@ -111,9 +108,9 @@ class PartialFile:
             self._is_open = True
 
     def holds(self, chunk: PlacedChunk, buffer: memoryview) -> bool:
-        """Whether the chunk is here already: recorded as durable, and its bytes, read back into ``buffer``, are right.
+        """Whether the chunk is here already: recorded as durable, and its bytes, read into ``buffer``, are right.
 
-        What cannot be read is not here; writing it again may succeed where reading failed.
+        False if it cannot be read; writing it again may succeed where reading failed.
         """
         if chunk.index not in self._bitmap:
             return False
@@ -124,7 +121,7 @@ class PartialFile:
         return size == chunk.range.size and digest_of(buffer) == chunk.digest
 
     def write(self, chunk: PlacedChunk, buffer: memoryview) -> None:
-        """Put a verified chunk at its place. Durable with its batch, at the latest with ``close``."""
+        """Write a verified chunk at its offset. Durable with its batch, at the latest with ``close``."""
         with disk_errors(self._path):
             self._file.write(buffer, chunk.range.start)
             with self._lock:
@@ -135,7 +132,7 @@ class PartialFile:
             self._record(batch)
 
     def commit(self) -> None:
-        """All chunks are here: sync, and let the file appear under its name, read-only."""
+        """After all chunks: sync, and rename the file to its name, read-only."""
         with disk_errors(self._path):
             os.fchmod(self._file.descriptor, 0o444)
             self._sync(os.fsync)
@@ -145,12 +142,12 @@ class PartialFile:
             self._bitmap_path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of the files. What was written and not committed is recorded first, as far as the disk still works.
+        """Close the files. Uncommitted chunks are recorded first, if the disk still works.
 
-        A part from which nobody could go on is removed, so that it takes no space.
+        A part without any durable chunk is removed, so that it takes no space.
         """
         if self._is_open and not self.is_committed:
-            with suppress(OSError):  # one batch is lost at most, and whoever closes a broken part knows why
+            with suppress(OSError):  # loses at most one batch, and the caller already has the first failure
                 self._record(self._unsynced)
                 if self._bitmap.is_empty:
                     self._remove()
@@ -167,7 +164,7 @@ class PartialFile:
     def _allocate(self) -> None:
         size, descriptor = self.layout.size, self._file.descriptor
         if os.fstat(descriptor).st_size > size:
-            os.ftruncate(descriptor, 0)  # not one of ours: it cannot be of this layout
+            os.ftruncate(descriptor, 0)  # not a part of this layout
         if not size:
             return
         try:
@@ -186,8 +183,8 @@ class PartialFile:
             self._bitmap = Bitmap.parse(content, self._bitmap.count)
         form = self._bitmap.to_bytes()
         write_all(self._bitmap_descriptor, memoryview(form), 0)
-        os.ftruncate(self._bitmap_descriptor, len(form))  # afterwards: a kill between the two must not cost the fill
-        sync_folder(self._path.parent)  # what is durable is found again only under its name
+        os.ftruncate(self._bitmap_descriptor, len(form))  # after the write: a kill in between must not cost the fill
+        sync_folder(self._path.parent)  # durable chunks are found again only if the name is durable
 
     def _record(self, batch: list[int]) -> None:
         if not batch or self._bitmap_descriptor < 0 or self._is_suspect:
@@ -212,8 +209,8 @@ _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 class PackedParts:
     """``files/<aa>/.<hex>`` of each file. ``write`` blocks; all methods raise ``DiskFailedError``.
 
-    Each stands in its final folder from the beginning: a rename within one folder holds up nobody, while those between
-    folders take turns on the whole file system.
+    Each file is in its final folder from the beginning: a rename within one folder blocks nothing, while renames
+    between folders take turns on the whole file system.
     """
 
     def __init__(self, disk: CacheDirectory, files: Sequence[FileLayout]) -> None:
@@ -224,12 +221,12 @@ class PackedParts:
         self._sync = disk.sync
         self._mark = disk.sync.mark()
         self._unnamed = disk.unnamed
-        self._written = 0  # bytes that ``unnamed`` counts for us
+        self._written = 0  # bytes counted in ``unnamed`` for this object
 
     def write(self, slab: memoryview) -> None:
-        """Cut a verified slab into the files, each checked against its own name before any is written.
+        """Cut a verified slab into the files, each verified before any is written.
 
-        Raises ``InternalError``: the slab does not hold what the layout says; names the file.
+        Raises ``InternalError``: the slab does not match the layout; names the file.
         """
         pieces = [cut(file, slab) for file in self.files]
         self._count(sum(map(len, pieces)))
@@ -238,7 +235,7 @@ class PackedParts:
                 _write_file(root, temporary_name(file.digest), piece)
 
     async def commit(self) -> None:
-        """All bytes are there: let the files appear under their names, read-only. Not to be canceled half-way."""
+        """After ``write``: make the files appear under their names, read-only. Do not cancel half-way."""
         root = f"{self._places.files}/"
         await self._sync.sync([root + temporary_name(file.digest) for file in self.files], self._mark)
         await in_thread(self._rename)
@@ -248,10 +245,10 @@ class PackedParts:
         self.is_committed = True
 
     def close(self) -> None:
-        """Remove what did not become a file: nobody could go on from it."""
+        """Remove files that were not committed; they cannot be resumed."""
         if self.is_committed:
             return
-        with suppress(OSError), open_folder(self._places.files) as root:  # whoever closes after a failure knows why
+        with suppress(OSError), open_folder(self._places.files) as root:  # the caller already has the first failure
             for file in self.files:
                 with suppress(OSError):
                     os.unlink(temporary_name(file.digest), dir_fd=root)
@@ -268,7 +265,7 @@ class PackedParts:
         self._drop_parts()
 
     def _drop_parts(self) -> None:
-        """Where a file lay by itself in another layout, a fill that broke off has left a part of it."""
+        """Remove parts left by a broken-off fill with another layout, in which a file was not in a slab."""
         with disk_errors(self._places.filling), os.scandir(self._places.filling) as entries:
             begun = {entry.name.partition(".")[0] for entry in entries}
         for file in self.files:
@@ -279,7 +276,7 @@ class PackedParts:
 
 
 def cut(file: FileLayout, slab: memoryview) -> memoryview:
-    """The small file's bytes in its slab. Raises ``InternalError``: they are not there."""
+    """The small file's bytes in its slab. Raises ``InternalError`` if they do not match its digest."""
     lies = file.slice
     piece = slab[lies.offset : lies.offset + file.size] if lies else slab[:0]
     if blake3(piece).hexdigest() != file.digest.hex:
@@ -291,7 +288,7 @@ def _write_file(root: int, name: str, content: memoryview) -> None:
     try:
         descriptor = os.open(name, _NEW, 0o600, dir_fd=root)
     except FileExistsError:
-        # What an earlier attempt left here was never synced for certain, so it is written anew.
+        # A file that an earlier attempt left may not be synced, so it is rewritten.
         os.unlink(name, dir_fd=root)
         descriptor = os.open(name, _NEW, 0o600, dir_fd=root)
     try:

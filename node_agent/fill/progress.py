@@ -1,4 +1,4 @@
-"""How far a request's fills are: bytes by the tier that they came from, and how fast they come."""
+"""Progress of a request's fills: bytes by the tier that they came from, and their rate."""
 
 import time
 from collections import Counter, deque
@@ -18,7 +18,7 @@ _WINDOW_SECONDS: Final = 5.0
 
 
 class Rate:
-    """Bytes per second over the last seconds. Times are monotonic and given by the caller."""
+    """Bytes per second over the last five seconds. The caller passes monotonic times."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
@@ -26,7 +26,6 @@ class Rate:
         self.total = 0
 
     def add(self, size: int, now: float) -> None:
-        """Bytes that came at ``now``."""
         if self._began is None:
             self._began = now
         self.total += size
@@ -34,7 +33,7 @@ class Rate:
         self._drop_old(now)
 
     def per_second(self, now: float) -> float | None:
-        """The rate now; None before the first bytes."""
+        """None before the first bytes."""
         if self._began is None:
             return None
         self._drop_old(now)
@@ -47,18 +46,18 @@ class Rate:
 
 
 class FillProgress:
-    """Counts what arrives, and says so. Content is fetched once; under every further path and mount it comes from this node.
+    """Counts arriving bytes. Content is fetched once; further paths and mounts have it from this node.
 
-    ``manifests`` are those of the mounts, and are not kept; ``missing`` is what was not on this node. ``budget`` is what may be
-    spent on sources that fail. ``on_bytes`` is called whenever bytes came.
+    ``manifests`` belong to the mounts, and are not stored; ``missing`` are the contents to fetch. ``budget`` limits
+    retries and hedges. ``on_bytes`` is called whenever bytes arrived.
     """
 
     def __init__(self, manifests: Sequence[Manifest], missing: Collection[Digest], budget: RetryBudget) -> None:
         self.budget = budget
         self.on_bytes: Callable[[], None] = lambda: None
         self._mounts: list[Counter[Tier]] = []
-        self._first = DigestTable(width=4)  # of what is to come: the first mount that has it
-        self._again: dict[Digest, Counter[int]] = {}  # mounts that have it once more, and how often
+        self._first = DigestTable(width=4)  # content to come -> the first mount that has it
+        self._again: dict[Digest, Counter[int]] = {}  # content to come -> further mounts, and how often each has it
         for mount, manifest in enumerate(manifests):
             to_come = 0
             for entry in manifest.files:
@@ -75,18 +74,16 @@ class FillProgress:
         self.rate = Rate()
 
     def report(self, content: Digest, tier: Tier, size: int) -> None:
-        """Bytes of a content that is coming."""
         self.rate.add(size, time.monotonic())
         self._coming.setdefault(content, Counter())[tier] += size
         self._mounts[self._first[content]][tier] += size
         self.on_bytes()
 
     def restart(self, content: Digest) -> None:
-        """What was reported of it is void."""
         self._mounts[self._first[content]] -= self._coming.pop(content, Counter())
 
     def finish(self, content: Digest, size: int) -> None:
-        """It is whole; its other paths have it, too. Whoever says so again, because the fills are begun anew, changes nothing."""
+        """The content is whole, also under its other paths. Idempotent, since fills may restart."""
         first, coming = self._first.pop(content, None), self._coming.pop(content, None)
         if first is None:
             return
@@ -96,7 +93,7 @@ class FillProgress:
 
     @contextmanager
     def awaiting(self, content: Digest, size: int, under_way: Callable[[], UnderWay | None]) -> Iterator[None]:
-        """During the block ``under_way`` has the reads of this content, and of more beside it: of ``size`` bytes in all."""
+        """During the block, ``under_way`` returns the reads of this content and of its slab, ``size`` bytes in all."""
         self._awaited[content] = size, under_way
         try:
             yield
@@ -104,20 +101,19 @@ class FillProgress:
             del self._awaited[content]
 
     def bytes_under_way(self) -> list[int]:
-        """What has come for each mount and was not reported yet."""
+        """Bytes of each mount that arrived and were not reported yet."""
         came = [0] * len(self._mounts)
         for content, (size, under_way) in self._awaited.items():
             mount, reads = self._first.get(content), under_way()
             if mount is not None and reads is not None:
-                came[mount] += min(reads.received, size)  # of a slab, others' files may come along
+                came[mount] += min(reads.received, size)  # a slab may include other files
         return came
 
     def transfer(self) -> Transfer:
-        """What was spent so far, and where the chunks are now."""
+        """Retries and hedges spent so far, and the current step of each chunk."""
         reads = {reads for _, under_way in self._awaited.values() if (reads := under_way()) is not None}
         steps = sum((Counter(one.steps) for one in reads), Counter[ChunkStep]())
         return self.budget.document().model_copy(update={"chunks_at": dict(steps)})
 
     def bytes_from(self) -> list[BytesFrom]:
-        """The bytes of each mount so far."""
         return [BytesFrom(node=came["node"], cluster=came["cluster"], mirror=came["mirror"]) for came in self._mounts]

@@ -1,7 +1,7 @@
-"""Manifests come onto this node: known, admitted, filled. For a stage, or for nobody yet. Read ``Provision.run`` first.
+"""Obtains, admits and fills manifests on this node, for a stage or a prefetch. Read ``Provision.run`` first.
 
-Chunks are fetched in byte threads, in two lanes: one reads from the mirror, the other asks peers. Each has threads of its own,
-so that waiting for peers never keeps a node from reading what its peers wait for.
+Chunks are fetched in byte threads, in two lanes: one reads from the mirror, the other from peers. Each lane has its own
+threads, so that waiting for peers never delays reads that peers wait for.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ from node_agent.fill.fills import Fill, Fills, Report
 from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.fill.progress import FillProgress
 
-_UNITS_AT_ONCE: Final = 16  # per stage and kind; the byte threads are the real limit
-_SHARED_UNITS_AT_ONCE: Final = 32  # of two chunks, these are enough to keep the threads busy with either lane
+_UNITS_AT_ONCE: Final = 16  # per stage and kind; the byte threads are the effective limit
+_SHARED_UNITS_AT_ONCE: Final = 32  # at two chunks each, these keep the threads of either lane busy
 _Work = Callable[[Arriving, memoryview], BytesByTier]
 
 
 @dataclass(frozen=True)
 class FillRequest:
-    """What is to be on this node, each as often as it is mounted; by which right, for whom.
+    """Manifests to be filled, one entry per mount, with the grant and the holder.
 
-    ``begin`` is called once it is known what is missing.
+    ``begin`` is called once the missing contents are known.
     """
 
     manifests: Sequence[Digest]
@@ -54,10 +54,10 @@ class FillRequest:
 
 @dataclass(frozen=True)
 class Pools:
-    """The agent's byte threads, which all stages share: for chunks from the mirror, and for those from peers.
+    """The agent's byte threads, shared by all stages: for chunks from the mirror, and for chunks from peers.
 
-    ``origin`` are the places to read from the mirror, for stages and for what peers ask for: more at once from this node
-    would come no sooner, and what its peers wait for would come later.
+    ``origin`` limits reads from the mirror, for stages and for peers: more at once would not be faster for this node,
+    and would delay the chunks that its peers wait for.
     """
 
     own: ByteThreads
@@ -67,7 +67,7 @@ class Pools:
 
 @dataclass(frozen=True)
 class Provision:
-    """Does it. What can fail raises ``BdnError`` and leaves ending the lease up to the caller."""
+    """Failures raise ``BdnError``; then the caller ends the lease."""
 
     catalogue: Catalogue
     disk: CacheDirectory
@@ -76,14 +76,14 @@ class Provision:
     chain: ReaderChain
     pools: Pools
     bandwidth: Bandwidth
-    on_bytes: Report  # for the metrics: every byte once, whoever waits for it
+    on_bytes: Report  # for the metrics: counts every byte once
 
     async def run(self, request: FillRequest) -> list[Manifest]:
-        """Obtain the manifests, make room for all of them, and fill what is missing. They are leased for the holder."""
+        """Obtain the manifests, make room for all of them, and fill what is missing. Leases them for the holder."""
         digests = dict.fromkeys(request.manifests)
         held = [await self._obtain(digest, request) for digest in digests]
         missing = await self.cache.admit(held, request.holder)
-        held = [replace(one, pages=()) for one in held]  # they are on disk; of a million files they are 200 MB
+        held = [replace(one, pages=()) for one in held]  # pages are on disk; for a million files they take 200 MB
         ledger = self.cache.index.ledger
         budget = RetryBudget(sum(ledger.size_of(content) or 0 for content in missing), self.chain.peers.avoided)
         known = {one.root.digest: one.manifest for one in held}
@@ -94,7 +94,7 @@ class Provision:
             async with blaming(self.cache.space):
                 await _RequestFill(self, request, progress).run(held, missing)
             for one in held:
-                with suppress(BdnError):  # whoever hands the files on notes it again, before
+                with suppress(BdnError):  # the caller saves the pins again before it hands files on
                     await in_thread(self.disk.files.save, one.manifest)
         return manifests
 
@@ -105,15 +105,13 @@ class Provision:
 
 @dataclass(frozen=True, eq=False)
 class _Lane:
-    """Some of a stage's chunks. ``places`` says whose turn it is."""
+    """Some of a stage's chunks. ``places`` orders their reads."""
 
     threads: ByteThreads
     places: OrderedLimit
 
 
 class _RequestFill:
-    """The fills of one request."""
-
     def __init__(self, provision: Provision, request: FillRequest, progress: FillProgress) -> None:
         self.provision = provision
         self.contexts: dict[Digest, FillContext] = {}
@@ -131,7 +129,7 @@ class _RequestFill:
             await in_thread(routing.prepare)
         members = max(routing.count for routing in routings)
         self.from_mirror.places.limit = in_flight_each(members, self.from_mirror.threads.count)
-        # Two queues: units that wait for peers must not keep those from being read that peers wait for.
+        # Two queues: units that wait for peers must not delay units that peers wait for.
         own, shared = list[FillUnit](), list[FillUnit]()
         for unit in units:
             turns = map(self.contexts[unit.manifest].routing.turn, unit.first.fetched)
@@ -144,14 +142,14 @@ class _RequestFill:
                         group.create_task(self._fill_from(waiting))
 
     def _ahead(self, manifest: Digest) -> Iterator[Digest]:
-        """What is to be read from the mirror, in the order of the units: two queues are worked through together."""
+        """Chunks to be read from the mirror, in the order of the units, since both queues are worked on together."""
         routing = self.contexts[manifest].routing
         for unit in self._units:
             if unit.manifest == manifest:
                 yield from (chunk for chunk in unit.first.fetched if routing.turn(chunk).is_own)
 
     async def _wanted(self, held: Iterable[Held], missing: frozenset[Digest]) -> list[FillUnit]:
-        """What is to be fetched, in the order of the ring. What several manifests name is fetched for the first one."""
+        """Units to fetch, in the order of the ring. Content of several manifests is fetched for the first one."""
         units: list[FillUnit] = []
         wanted = missing
         for one in held:
@@ -166,11 +164,11 @@ class _RequestFill:
         return sorted(units, key=lambda unit: unit.first.fetched_size, reverse=True)
 
     def _is_ending(self) -> bool:
-        """Whether all chunks that are left to ask of peers are in hand."""
+        """Whether all remaining chunks from peers are being read."""
         return self.from_peers.places.is_last
 
     async def _fill_from(self, queue: Iterator[FillUnit]) -> None:
-        """One of several that draw units from the same queue."""
+        """One of several tasks that take units from the same queue."""
         progress, fills = self._progress, self.provision.fills
         for unit in queue:
             files = unit.files()
@@ -188,7 +186,7 @@ class _RequestFill:
 
 
 class _UnitFill:
-    """One unit is fetched. ``fill`` names those of its files that nobody else fills, and is told what came."""
+    """The fill of one unit. ``fill`` names the files of the unit that no other fill has, and receives the reports."""
 
     def __init__(self, whole: _RequestFill, manifest: Digest, files: Sequence[FileLayout], fill: Fill) -> None:
         self._whole = whole
@@ -197,16 +195,16 @@ class _UnitFill:
         self._context = whole.contexts[manifest]
         self._fill = fill
         self._reader = whole.provision.chain.of_fill(self._context, fill.stop)
-        ledger = self._cache.index.ledger  # another stage may have finished some between our admission and now
+        ledger = self._cache.index.ledger  # another stage may have finished some files since the admission
         self._files = [file for file in files if file.digest in fill.files and not ledger.is_committed(file.digest)]
 
     async def run(self) -> None:
-        """Make the files whole; returns when they are committed.
+        """Make the files whole; returns once they are committed.
 
-        Canceled or failed, it leaves a part from which the next fill goes on, and its threads are idle again. Set
+        On cancellation or failure its threads become idle, and a part is left that the next fill resumes. Set
         ``fill.stop`` before canceling, otherwise a thread may still go through its retries.
 
-        Raises ``BdnError``: the first failure; the other chunks are given up.
+        Raises ``BdnError``: the first failure; other chunks are given up.
         """
         if not self._files:
             return
@@ -226,7 +224,7 @@ class _UnitFill:
                 self._cache.index.commit(layout.digest)
 
     async def _fill_from_slab(self, lies: Slice) -> None:
-        """One fetch, one thread, two syncs for all of them: a dataset of a million small files lives here."""
+        """One fetch, one thread and two syncs for all files of a slab: datasets have a million small files."""
         parts = PackedParts(self._provision.disk, self._files)
         lane, position = self._turn(lies.slab)
 
@@ -235,7 +233,7 @@ class _UnitFill:
                 lane.threads.received()
                 parts.write(buffer)
                 if self._context.routing.is_mine(lies.slab):
-                    # It was cut into files, of which nobody could make it again; its owner keeps it for its peers.
+                    # Nothing can rebuild the slab from its files, so its owner stores it for peers.
                     self._cache.chunks.tier.keep(self._context.manifest, lies.slab, buffer)
 
             return fetch(self._reader, lies.slab, buffer, store, arriving)
@@ -243,7 +241,7 @@ class _UnitFill:
         try:
             with self._fill.under_way.read() as arriving:
                 bytes_by_tier = await self._run(lane, position, lies.slab_size, work, arriving)
-                await to_the_end(parts.commit())  # without the thread, which others need to fetch the next slab
+                await to_the_end(parts.commit())  # without the thread, which can fetch the next slab meanwhile
             tier = max(bytes_by_tier, key=bytes_by_tier.__getitem__)
             for file in self._files:
                 self._report(file.digest, {tier: file.size})
@@ -255,7 +253,6 @@ class _UnitFill:
                 await in_thread(parts.close)
 
     async def _fill_at_once(self, part: PartialFile) -> None:
-        """One chunk, one thread, no bitmap."""
         layout = part.layout
         lane, position = self._turn(layout.digest)
 
@@ -301,7 +298,7 @@ class _UnitFill:
             await in_thread(part.close)
 
     async def _take_chunks(self, lane: _Lane, queue: Iterator[tuple[Position, PlacedChunk]], part: PartialFile) -> None:
-        """One of several that draw from the same queue, so that there is always a chunk waiting for a free thread."""
+        """One of several tasks that take chunks from the same queue, so that a chunk always waits for a free thread."""
         try:
             for position, chunk in queue:
                 with self._fill.under_way.read() as arriving:
@@ -309,13 +306,13 @@ class _UnitFill:
                     came = await self._run(lane, position, chunk.range.size, work, arriving)
                 self._report(part.layout.digest, came)
         except BaseException:
-            self._fill.stop.set()  # before the group cancels the others: they shall not go on trying
+            self._fill.stop.set()  # before the group cancels the other tasks: their threads must not go on retrying
             raise
 
     def _obtain(
         self, lane: _Lane, part: PartialFile, chunk: PlacedChunk, arriving: Arriving, buffer: memoryview
     ) -> BytesByTier:
-        """A chunk that an earlier fill left and that is still right, or one that is fetched, verified and written."""
+        """Verify a chunk that an earlier fill left; otherwise fetch, verify and write it."""
         file, chunks = part.layout.digest, self._cache.chunks
         if part.holds(chunk, buffer):
             chunks.arrived(file, chunk.index)
@@ -329,15 +326,14 @@ class _UnitFill:
         return fetch(self._reader, chunk.digest, buffer, store, arriving)
 
     def _turn(self, chunk: Digest) -> tuple[_Lane, Position]:
-        """Where a chunk is to be fetched, and when."""
         turn = self._context.routing.turn(chunk)
         return (self._whole.from_mirror if turn.is_own else self._whole.from_peers), (turn.position,)
 
     async def _run(self, lane: _Lane, position: Position, size: int, work: _Work, arriving: Arriving) -> BytesByTier:
-        """``work`` in a thread, once it is this chunk's turn.
+        """Run ``work`` in a thread when it is the chunk's turn.
 
-        First on this node's network, where a prefetch may wait for long without being in a stage's way, then in its lane.
-        Whom it is for is asked for each chunk, because a stage may join what a prefetch began.
+        The chunk waits first for its turn on the network, where a prefetch may wait long without delaying a stage, then
+        in its lane. The traffic class is read for each chunk, because a stage may join a prefetch's fill.
         """
         arriving.step = "bandwidth"
         async with self._provision.bandwidth.turn(self._fill.traffic, size):

@@ -1,4 +1,4 @@
-"""What the mirror asks of this node: evictions, prefetches and verifications. Read ``CommandInbox`` first."""
+"""Carries out the mirror's commands: evictions, prefetches and verifications. Read ``CommandInbox`` first."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ from node_agent.stage.lifecycle import Lifecycle
 from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
-_REMEMBERED: Final = 1000  # commands: an answer of the mirror's that was long on its way may repeat one
-_LARGEST_REPORT: Final = 3 * 1024**2  # bytes: some 15,000 manifests; a mirror takes 4 MiB at once
-_TELL_SECONDS: Final = 2.0  # between two words about the progress of a prefetch
+_REMEMBERED: Final = 1000  # command ids: a delayed answer of the mirror may repeat a command
+_LARGEST_REPORT: Final = 3 * 1024**2  # bytes, some 15,000 manifests; the mirror accepts 4 MiB per request
+_TELL_SECONDS: Final = 2.0  # between two progress reports of a prefetch
 
 
 Run = Callable[[Any, Callable[[Report], None]], Awaitable[None]]
 
 
 class CommandInbox:
-    """What the mirror asks: accepted once by its id, run in the background, reported until that is delivered.
+    """Accepts each command once by its id, runs it in the background, and reports it until the report is delivered.
 
-    Nothing is kept on disk: the mirror repeats to an agent that restarts what it has not reported.
+    Nothing is stored on disk: to a restarted agent the mirror repeats the commands without a final report.
 
-    ``runs`` carry out a command, by its field in ``Command``, and tell how far they are. ``wake`` is called when there is
-    something to report. One event loop.
+    ``runs`` maps each field of ``Command`` to its implementation, which reports progress. ``wake`` is called when there
+    is something to report. One event loop.
     """
 
     def __init__(self, background: BackgroundTasks, runs: Mapping[str, Run], wake: Callable[[], None]) -> None:
@@ -70,7 +70,7 @@ class CommandInbox:
         self._reports: dict[str, Report] = {}
 
     def accept(self, command: Command) -> None:
-        """Begin, unless it was begun."""
+        """Start the command, unless its id is known."""
         if command.id in self._seen:
             return
         self._seen[command.id] = None
@@ -80,17 +80,16 @@ class CommandInbox:
         self._background.start(self._run(command), f"command {command.id}")
 
     def reports(self, *, only_running: bool) -> list[Report]:
-        """How far each is. One that is over is told until ``delivered``, but not if ``only_running`` are asked for."""
+        """Progress of each command; final reports until ``delivered``, unless ``only_running``."""
         return [report for report in self._reports.values() if report.running or not only_running]
 
     def delivered(self, reports: Sequence[Report]) -> None:
-        """The mirror has these."""
         for report in reports:
             if not report.running:
                 self._reports.pop(report.id, None)
 
     async def _run(self, command: Command) -> None:
-        """Errors are reported, because somebody waits for them elsewhere."""
+        """Reports errors instead of raising: a client of the mirror waits for the result."""
         try:
             await self._carry_out(command)
         except BdnError as error:
@@ -109,13 +108,12 @@ class CommandInbox:
         raise InvalidRequestError("this version of the agent does not know the command; use the mirror's version")
 
     def _tell(self, report: Report) -> None:
-        """How far a command is."""
         self._reports[report.id] = report.model_copy(update={"running": True})
 
     def _end(self, command: Command, error: ErrorBody | None) -> None:
         report = self._reports[command.id].model_copy(update={"running": False})
         if (size := len(report.model_dump_json())) > _LARGEST_REPORT:
-            report = Report(id=command.id)  # it was carried out; the journal has what became of each
+            report = Report(id=command.id)  # the command was carried out; the journal has the details
             error = error or body_of(
                 LimitExceededError("bytes of what a command did, which is in the events", size, _LARGEST_REPORT)
             )
@@ -126,12 +124,12 @@ class CommandInbox:
 # --- Evictions: by manifest, by job, by age or everything ---
 
 
-Plan = Callable[[TierIndex[Any]], Steps[EvictionPlan]]  # of either tier
+Plan = Callable[[TierIndex[Any]], Steps[EvictionPlan]]  # for either tier
 
 
 @dataclass(frozen=True)
 class EvictionCommands:
-    """Carries out commands. All or nothing per manifest and tier; what was evicted before a failure stays evicted."""
+    """Carries out evictions, atomic per manifest and tier. Victims evicted before a failure stay evicted."""
 
     cluster: str
     node: str
@@ -140,15 +138,15 @@ class EvictionCommands:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self, command: EvictCommand, tell: Callable[[Report], None]) -> None:
-        """One at a time. Raises what ``evict`` raises."""
+        """Runs one command at a time. Raises what ``evict`` raises."""
         async with self._turn:
             tell(Report(id=command.id, evict=EvictReport(items=await self.evict(command))))
 
     async def evict(self, command: EvictCommand) -> list[EvictedItem]:
-        """What went, or in a dry run would go, and what was refused because of whom.
+        """Evict, or plan in a dry run. Returns victims, and refusals with the holders in the way.
 
         Raises:
-            InvalidRequestError: the command selects nothing, or several things.
+            InvalidRequestError: the command has no selection, or several.
             DiskFailedError, MountFailedError: something could not be removed.
         """
         plan = self._plan(command)
@@ -169,13 +167,13 @@ class EvictionCommands:
             forced = await in_steps(plan(cache.index))
             broken = {victim.manifest: victim.holders for victim in forced.victims}
             await self._break_leases(forced)
-            # Between breaking the leases and here somebody may have taken a new one: that one is respected.
+            # A stage may have acquired a new lease since the leases were broken; the new lease is respected.
             plan = self._plan(command.model_copy(update={"force": False}))
         account = OnRequest(command, "node", broken)
         done = await cache.evict(plan, "forced" if command.force else "request", account)
         victims = [replace(victim, holders=broken.get(victim.manifest, ())) for victim in done.victims]
         seen = {one.manifest for one in done.victims} | {one.manifest for one in done.refused}
-        # What was only begun went with its last holder, who is to be named all the same.
+        # A manifest that was only begun went with its last holder; the report names it all the same.
         begun = [
             Victim(manifest, (), 0, holders) for manifest, holders in broken.items() if holders and manifest not in seen
         ]
@@ -184,7 +182,7 @@ class EvictionCommands:
         return EvictionPlan((*victims, *begun), done.refused)
 
     async def _evict_cluster(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
-        """Nothing here is leased: a peer that reads a chunk goes on reading it, or reads it elsewhere."""
+        """The cluster tier has no leases: a peer that reads a chunk continues, or reads the chunk elsewhere."""
         tier = self.lifecycle.cache.chunks.tier
         if command.dry_run:
             return await in_thread(tier.plan, lambda index: at_once(plan(index)))
@@ -199,12 +197,12 @@ class EvictionCommands:
                 if await self.break_prefetch(holder.stage_id):
                     continue
                 stage = self.lifecycle.registry.get(holder.stage_id)
-                if stage is not None:  # otherwise it has ended by itself meanwhile
+                if stage is not None:  # otherwise it has ended meanwhile
                     error = CanceledError(f"{holder}, by a forced eviction,")
                     await self.lifecycle.release(stage, error, ending="forced")
 
     def _plan(self, command: EvictCommand) -> Plan:
-        """What the command selects, as a decision about an index at a later moment."""
+        """The command's selection, as a plan to be made from an index later."""
         manifests = self._manifests(command)
         size, force = command.lru_bytes, command.force
         if [size is not None, manifests is not None, command.all].count(True) != 1:
@@ -241,13 +239,13 @@ class EvictionCommands:
         )
 
 
-# --- Prefetches: manifests come onto this node before a job asks for them, and stay as ordinary content ---
+# --- Prefetches: fill manifests before a job requests them; they stay as ordinary content ---
 
 
 class PrefetchCommands:
-    """Carries out the mirror's commands. Their manifests are leased while they are being filled, and no longer.
+    """Carries out prefetches. Manifests are leased only while they are being filled.
 
-    A fill goes on from what is on disk. ``wake`` is called when there is progress to report. One event loop.
+    A fill resumes from the parts on disk. ``wake`` is called when there is progress to report. One event loop.
     """
 
     def __init__(self, provision: Provision, cache: NodeCache, trust: Trust, wake: Callable[[], None]) -> None:
@@ -258,9 +256,9 @@ class PrefetchCommands:
         self._runs: dict[str, _Run] = {}
 
     async def run(self, command: PrefetchCommand, tell: Callable[[Report], None]) -> None:
-        """Fill what the grant names.
+        """Fill the manifests of the grant.
 
-        Raises ``BdnError``: it could not be filled, which is recorded; ``CanceledError`` after ``cancel``.
+        Raises ``BdnError``: the fill failed, which is recorded as an event; ``CanceledError`` after ``cancel``.
         """
         run = self._runs[command.id] = _Run(command.id, tell, self._wake)
         try:
@@ -277,11 +275,11 @@ class PrefetchCommands:
             del self._runs[command.id]
 
     async def keep(self, volume_id: str, grant: str) -> None:
-        """Fill the newest checkpoint of a run that has ended. Raises as ``run``."""
+        """Fill the newest checkpoint of an ended run. Raises what ``run`` raises."""
         await self.run(PrefetchCommand(id=f"pre_{volume_id}", grant=grant), lambda _: None)
 
     async def cancel(self, prefetch_id: str) -> bool:
-        """End a prefetch and its lease, for a forced eviction; False when none is at work under this id."""
+        """End a prefetch and its lease, for a forced eviction. Returns False if no running prefetch has this id."""
         run = self._runs.get(prefetch_id)
         if run is None:
             return False
@@ -313,8 +311,6 @@ class PrefetchCommands:
 
 
 class _Run:
-    """One prefetch, and how far it is."""
-
     def __init__(self, prefetch_id: str, tell: Callable[[Report], None], wake: Callable[[], None]) -> None:
         self.id = prefetch_id
         self.holder = Holder(prefetch_id, "prefetch")
@@ -330,18 +326,15 @@ class _Run:
         self._told_at = 0.0
 
     def begin(self, manifests: Sequence[Manifest], progress: FillProgress) -> None:
-        """What is to come is known."""
         self._bytes_total = sum(manifest.bytes_total for manifest in manifests)
         self._progress, self._told_at = progress, time.monotonic()
         progress.on_bytes = self._tell_now_and_then
         self.tell()
 
     def came(self) -> list[BytesFrom]:
-        """Where the bytes of each manifest came from."""
         return self._progress.bytes_from() if self._progress else []
 
     def tell(self) -> None:
-        """How far it is."""
         total = Counter[str]()
         for one in self.came():
             total.update(one.model_dump())
@@ -355,18 +348,18 @@ class _Run:
             self._wake()
 
 
-# --- Verifications: what the mirror commands, and what somebody on this machine asks about a path ---
+# --- Verifications: commands of the mirror, and local requests about a path ---
 
 
 @dataclass(frozen=True)
 class VerificationCommands:
-    """Reads what is held again, for the mirror or for somebody on this machine."""
+    """Reads held content again and verifies it, for the mirror or for a local client."""
 
     scrubber: Scrubber
     staged: StagedFiles
 
     async def run(self, command: VerifyCommand, tell: Callable[[Report], None]) -> None:
-        """Read all that is named; what was read until an error is told, too."""
+        """Verify all selected content. Findings before an error are reported, too."""
         findings = Findings(command.repair)
         try:
             with self.scrubber.source.grants.using(command.grants):
@@ -381,9 +374,9 @@ class VerificationCommands:
                 await self.scrubber.look(position, findings)
 
     async def look_at(self, request: PathVerificationRequest) -> PathVerification:
-        """Staged files, and the files of the cache that they come from.
+        """Verify staged files, and the cache's files that they come from.
 
-        Raises ``NotFoundError``: there are none at this path.
+        Raises ``NotFoundError``: there are no staged files at this path.
         """
         findings = Findings(request.repair)
         for file in await in_thread(self.staged.find, request.path):
@@ -396,21 +389,20 @@ class VerificationCommands:
 
 
 def report_of(findings: Findings) -> tuple[VerifyReport, ErrorBody | None]:
-    """All that was found; or as much as is told, and the error that says so."""
+    """The findings; if they are too many for a report, a part of them and an error that says so."""
     items, too_many = listed(findings.items)
     return VerifyReport(items=items, chunks_read=findings.chunks_read, bytes_read=findings.bytes_read), too_many
 
 
 def _named(command: VerifyCommand) -> frozenset[Digest] | None:
-    """The manifests that are meant; None means all."""
+    """The selected manifests; None for all."""
     if command.all == (command.manifests is not None):
         raise InvalidRequestError("select by exactly one of manifests and all")
     return None if command.manifests is None else frozenset(map(digest_in, command.manifests))
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two names are one file."""
     try:
         return one.samefile(other)
-    except OSError:  # it is gone, or a link to itself, which reading it says
+    except OSError:  # gone, or a link to itself; reading it will report that
         return False

@@ -1,4 +1,4 @@
-"""The mirror hears how this node is, and says what to do and whose signatures to believe."""
+"""Heartbeats: report this node's state to the mirror, and apply the commands, keys and members in its answers."""
 
 import asyncio
 import logging
@@ -28,66 +28,64 @@ from node_agent.stage.stage import StageRegistry
 from node_agent.trust import Trust
 
 logger = logging.getLogger(__name__)
-_HOLDINGS_AT_ONCE: Final = 500  # between two of these the event loop does other work
+_HOLDINGS_AT_ONCE: Final = 500  # per step; the event loop does other work between two steps
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
-_MOST_BYTES: Final = 512 * 1024  # of one heartbeat's holdings, and again of its reports and its events
-_MOST_BYTES_EARLIER: Final = 3 * 1024**2  # of all holdings, for a mirror that takes them at once or not at all
+_MOST_BYTES: Final = 512 * 1024  # of one heartbeat's holdings, and again of its reports and of its events
+_MOST_BYTES_EARLIER: Final = 3 * 1024**2  # of all holdings, for an older mirror that takes them only all at once
 
 
 class ChangeSignal:
-    """Counts changes and wakes the heartbeats, which tell them. ``tell`` is called on the event loop."""
+    """Counts changes and wakes the heartbeats to report them. Call ``tell`` on the event loop."""
 
     def __init__(self) -> None:
-        self.beat: Callable[[], Awaitable[None]] | None = None  # of the heartbeats
+        self.beat: Callable[[], Awaitable[None]] | None = None  # set by ``Heartbeats``
         self.version = 1
         self._event = asyncio.Event()
 
     def tell(self) -> None:
-        """What this node holds, or who needs it, is another now."""
+        """This node's holdings, or their holders, have changed."""
         self.version += 1
         self._event.set()
 
     def wake(self) -> None:
-        """Nothing changed, but there is something to say."""
+        """Send a heartbeat soon, although the holdings have not changed."""
         self._event.set()
 
     async def tell_now(self) -> None:
-        """Tell the mirror what has changed, and take up what its answer brings. Raises ``BdnError`` when there is none."""
-        assert self.beat is not None  # noqa: S101 - set before a job can ask for anything
+        """Report changes to the mirror now, and apply its answer. Raises ``BdnError`` if there is none."""
+        assert self.beat is not None  # noqa: S101 - set before a job can call this
         await self.beat()
 
     async def wait(self) -> None:
-        """Until there is news; several changes in a row are one."""
+        """Wait for news; several changes in a row count as one."""
         await self._event.wait()
         self._event.clear()
 
 
 @dataclass(frozen=True)
 class AgentHoldings:
-    """Documents about the cache."""
-
     cache: NodeCache
     roles: Collection[str]
     registry: StageRegistry
     writes: DirectWrites
 
     async def tiers(self) -> dict[str, TierUse]:
-        """The space of the tiers for which this agent has the role. A disk that fails is said there, and no error."""
+        """Space of the tiers of this agent's roles. A failed disk is reported as ``problem``, not raised."""
         room, problem = await in_thread(self._room)
         space, uses = self.cache.space, {}
         if "node" in self.roles:
             budgets = None if room is None else (room.budgets.node, room.pressed.node)
             leased = await in_steps(self.cache.index.counting_leased())
             uses["node"] = _use(space.node, leased, budgets, problem)
-        if "cluster" in self.roles:  # what peers want just now counts as leased by nobody
+        if "cluster" in self.roles:  # the cluster tier has no leases
             budgets = None if room is None else (room.budgets.cluster, room.pressed.cluster)
             uses["cluster"] = _use(space.cluster, 0, budgets, problem)
         return uses
 
     def _room(self) -> tuple[Room | None, str | None]:
-        """What the tiers may hold, if the disk says so, and why they take nothing new, if they do not."""
+        """What the tiers may hold, None if the disk failed; and why they admit nothing, None if they do."""
         room = None
         try:
             room = self.cache.space.room()
@@ -97,7 +95,7 @@ class AgentHoldings:
         return room, None
 
     async def all(self) -> list[Holding]:
-        """The manifests that either tier holds, least recently used first. Sources are those of the stages that are known."""
+        """Manifests held by either tier, least recently used first. Sources come from the known stages."""
         chunks = await in_thread(self.cache.chunks.tier.held)
         index, sources = self.cache.index, self.registry.sources()
         held = []
@@ -106,7 +104,7 @@ class AgentHoldings:
                 await asyncio.sleep(0)
             is_staged = index.holds(manifest)
             if not is_staged and manifest not in chunks:
-                continue  # it was evicted since
+                continue  # evicted meanwhile
             size, last_used = chunks.get(manifest, (0, 0.0))
             held.append(
                 Holding(
@@ -122,7 +120,6 @@ class AgentHoldings:
         return sorted(held, key=lambda holding: holding.last_used or 0)
 
     async def document(self) -> Cache:
-        """``GET /cache``."""
         return Cache(
             tiers=await self.tiers(),
             manifests=await self.all(),
@@ -131,7 +128,7 @@ class AgentHoldings:
 
 
 def _use(ledger: SpaceLedger, leased: int, budgets: tuple[int, int] | None, problem: str | None) -> TierUse:
-    """The figures of one tier. ``budgets`` are its budget and what of it is pressed; None: it takes no more than it has."""
+    """Figures of one tier. ``budgets`` are its budget and the pressed part; None: the budget is what it holds."""
     budget, pressed = budgets or (ledger.used_bytes, 0)
     return TierUse(
         budget=budget,
@@ -145,7 +142,7 @@ def _use(ledger: SpaceLedger, leased: int, budgets: tuple[int, int] | None, prob
 
 @dataclass(frozen=True)
 class _Known:
-    """What the mirror has of this node's holdings: their documents by manifest, and the name of all of them."""
+    """The holdings that the mirror has: documents by manifest, and a digest of all."""
 
     documents: dict[str, bytes]
 
@@ -158,31 +155,32 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Telling:
-    """What a heartbeat says of the holdings, and what the mirror has once it took that up."""
+    """The holdings part of a heartbeat, and what the mirror has after it."""
 
     fields: dict[str, object]
-    version: int  # of the news
+    version: int  # of the change signal
     after: _Known | None = None
     is_all: bool = True
 
 
 class HoldingsTold:
-    """What the mirror has heard of this node's holdings, by the digest of its answers, and what is told it next.
+    """Tracks which holdings the mirror has, by the digest in its answers, and computes the next change to send.
 
-    Until it has answered, nothing is told; a mirror of the version before answers without a digest, and is told all each time.
-    When the digest is none that we expect (the database was set back, another agent has our name), all is told again in pieces,
-    once a request that was kept open is over. Of two heartbeats under way at once, the mirror takes up the one that fits.
+    Nothing is sent before the first answer. A mirror of the previous version answers without a digest, and gets all
+    holdings each time. If the digest is unexpected (the database was restored, or another agent has this name), all
+    holdings are sent again in pieces, once an open request is over. Of two concurrent heartbeats, the mirror applies
+    the one that fits.
     """
 
     def __init__(self) -> None:
-        self.version = 0  # of the news, that the mirror has heard whole
+        self.version = 0  # of the change signal that the mirror has completely
         self._has_answered = False
         self._digest: str | None = None
         self._known: _Known | None = None
         self._judged = 0
 
     def next(self, held: Sequence[Holding], version: int, most_bytes: int) -> _Telling:
-        """What to tell of ``held``, least recently used first. Costs a JSON document for each."""
+        """What to send of ``held``, least recently used first. Costs a JSON document per holding."""
         if not self._has_answered:
             return _Telling({}, 0)
         if self._digest is None:
@@ -203,8 +201,8 @@ class HoldingsTold:
         return _Telling({"changes": change}, version, told, after == documents)
 
     def heard(self, telling: _Telling | None, number: int, digest: str | None) -> bool:
-        """The mirror's answer to heartbeat ``number``, and what was told with it; whether there is more to tell at once."""
-        if number <= self._judged:  # answered before a later one was, and so about what was then
+        """Process the answer to heartbeat ``number``. Returns whether there is more to send at once."""
+        if number <= self._judged:  # the answer to a later heartbeat came first
             return False
         self._judged = number
         is_first, self._has_answered = not self._has_answered, True
@@ -223,7 +221,7 @@ class HoldingsTold:
 
 
 def fitting(items: Sequence[_Model], most_bytes: int) -> list[_Model]:
-    """The first of these whose documents take no more than so many bytes together; at least one."""
+    """The first items whose documents take at most ``most_bytes`` together; at least one."""
     found: list[_Model] = []
     for item in items:
         most_bytes -= len(item.model_dump_json())
@@ -234,13 +232,13 @@ def fitting(items: Sequence[_Model], most_bytes: int) -> list[_Model]:
 
 
 _WAIT_SECONDS: Final = 10.0
-_LONGEST_PAUSE_SECONDS: Final = 10.0  # a mirror that comes back shall hear of its members before it misses any
+_LONGEST_PAUSE_SECONDS: Final = 10.0  # a restarted mirror gets heartbeats before it considers members missing
 _LEAVE_SECONDS: Final = 2.0
-_NEWS_PAUSE_SECONDS: Final = 0.25  # a heartbeat costs more than a small stage, and would be told of each one twice
+_NEWS_PAUSE_SECONDS: Final = 0.25  # a heartbeat costs more than a small stage, which would cause two
 
 
 def _pauses() -> Iterator[float]:
-    """Seconds, after one failure and each that follows on it."""
+    """Seconds to wait after each failure in a row."""
     pause = 1.0
     while True:
         yield pause
@@ -252,13 +250,14 @@ def _is_too_large(error: Exception) -> bool:
 
 
 class Heartbeats:
-    """Two loops on one state: one listens with requests that the mirror keeps open, one tells soon what has changed.
+    """Two loops with shared state: one sends requests that the mirror keeps open, one reports changes soon.
 
-    What changed and what came of commands is told by one heartbeat at a time, and by none that is kept open: of two that tell
-    changes of the same holdings the mirror takes up one, and would take an eviction's result without what it took.
+    One heartbeat at a time reports changes and final reports, and never one that stays open: of two concurrent
+    changes to the same holdings the mirror applies one, and could apply an eviction's report without the change of the
+    holdings.
 
-    ``identity`` is a heartbeat that says who this agent is, to the mirror and to its peers, and nothing else. ``state`` tells what
-    of the other fields is another one each time: of job volumes and training caches.
+    ``identity`` is a heartbeat with this agent's identity, for the mirror and its peers, and nothing else. ``state``
+    returns other fields that change: job volumes and training caches.
     """
 
     def __init__(
@@ -288,29 +287,28 @@ class Heartbeats:
         self._telling = asyncio.Lock()
         self._most_bytes = _MOST_BYTES
         self._asked = 0
-        self._believed = 0  # which of them the keys are from
+        self._believed = 0  # number of the heartbeat whose answer gave the current keys
         self._is_down = False
 
     def start(self, background: BackgroundTasks) -> None:
-        """Begin; the loops end with the background."""
-        self._news.wake()  # the first answer says what the mirror has of us
+        self._news.wake()  # the first answer gives the digest of the holdings that the mirror has
         background.start(self._listen(), "heartbeat")
         background.start(self._tell(), "heartbeat: news")
 
     async def beat(self) -> None:
-        """Tell what has changed; take up what the answer brings. Raises ``BdnError`` when there is none."""
+        """Report changes now, and apply the answer. Raises ``BdnError`` if there is none."""
         async with self._telling:
             await self._beat(0)
 
     async def leave(self) -> None:
-        """The last word: peers shall not wait to find out. If it cannot be said, the mirror will miss us."""
+        """Sign off, so that peers notice at once. If that fails, the mirror notices missing heartbeats later."""
         with suppress(BdnError, TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
                 last, _ = await self._heartbeat(0)
                 await self._client.heartbeat(last.model_copy(update={"leaving": True}))
 
     async def _beat(self, wait_seconds: float) -> tuple[HeartbeatReply, bool]:
-        """The answer, and whether it names other members than the heartbeat did, though another answer may have brought them."""
+        """The answer, and whether its epoch differs from the heartbeat's, even if another answer already gave it."""
         asked = self._members.ask()
         self._asked += 1
         number = self._asked
@@ -318,10 +316,10 @@ class Heartbeats:
         try:
             reply = await self._client.heartbeat(heartbeat)
         except BdnError as error:
-            if _is_too_large(error):  # the mirror takes less at once than it does by default
+            if _is_too_large(error):  # this mirror accepts less than the default at once
                 self._most_bytes = max(1, self._most_bytes // 2)
             raise
-        is_overtaken = bool(wait_seconds) and self._telling.locked()  # the other answer says what the mirror has
+        is_overtaken = bool(wait_seconds) and self._telling.locked()  # the other answer has the newer digest
         if not is_overtaken and self._told.heard(telling, number, reply.holdings_digest):
             self._news.wake()
         self._inbox.delivered(heartbeat.reports)
@@ -333,7 +331,7 @@ class Heartbeats:
         return reply, reply.epoch != heartbeat.epoch
 
     async def _heartbeat(self, wait_seconds: float) -> tuple[Heartbeat, _Telling | None]:
-        # Reports first: who hears that an eviction is over, is told of holdings without what it took.
+        # Reports before holdings: a mirror that gets an eviction's final report gets holdings without its victims.
         reports = fitting(self._inbox.reports(only_running=bool(wait_seconds)), self._most_bytes)
         version, telling = self._news.version, None
         if version != self._told.version and not wait_seconds:
@@ -343,7 +341,7 @@ class Heartbeats:
         state: dict[str, object] = {
             "tiers": await self._holdings.tiers(),
             "reports": reports,
-            # Not with a request that is kept open: they would be told again before it is answered.
+            # Not with a request that stays open: other heartbeats would send them again before it is answered.
             "events": fitting(events, self._most_bytes),
             "epoch": self._members.current().epoch,
             "wait_seconds": wait_seconds,
@@ -352,9 +350,8 @@ class Heartbeats:
         return self._identity.model_copy(update=state | (telling.fields if telling else {})), telling
 
     async def _believe(self, reply: HeartbeatReply, asked: int, number: int) -> None:
-        """Take up keys and members."""
         try:
-            if number >= self._believed:  # of two answers, the one to the later question tells the keys
+            if number >= self._believed:  # of two answers, the one to the later request has the keys
                 self._believed = number
                 await in_thread(self._trust.update, reply.public_keys)
             if reply.members is not None:
@@ -369,7 +366,7 @@ class Heartbeats:
             began = loop.time()
             try:
                 reply, are_others = await self._beat(_WAIT_SECONDS)
-            except Exception as error:  # noqa: BLE001 - stages do not end because the mirror cannot be told of them
+            except Exception as error:  # noqa: BLE001 - stages do not depend on heartbeats
                 self._note_failure(error)
                 await asyncio.sleep(next(pauses))
                 continue
@@ -377,7 +374,7 @@ class Heartbeats:
             pauses = _pauses()
             if self._journal.waiting or self._told.version != self._news.version:
                 self._news.wake()
-            if loop.time() - began < 1.0:  # it repeats a command, others come and go, or it keeps no request open
+            if loop.time() - began < 1.0:  # it repeats a command, members change, or it keeps no request open
                 await asyncio.sleep(1.0 if reply.pending or are_others else reply.interval_seconds)
 
     async def _tell(self) -> None:
@@ -386,18 +383,18 @@ class Heartbeats:
             await self._news.wait()
             try:
                 await self.beat()
-            except Exception as error:  # noqa: BLE001 - likewise
+            except Exception as error:  # noqa: BLE001 - stages do not depend on heartbeats
                 self._note_failure(error)
                 self._news.wake()
                 await asyncio.sleep(_NEWS_PAUSE_SECONDS if _is_too_large(error) else next(pauses))
                 continue
             pauses = _pauses()
-            if self._journal.waiting:  # there were more than one heartbeat takes, or it was recorded meanwhile
+            if self._journal.waiting:  # more than fits into one heartbeat, or recorded meanwhile
                 self._news.wake()
-            await asyncio.sleep(_NEWS_PAUSE_SECONDS)  # what happens meanwhile is told together
+            await asyncio.sleep(_NEWS_PAUSE_SECONDS)  # batch what happens meanwhile
 
     def _note_failure(self, error: Exception) -> None:
-        """Said once, until heartbeats are taken again; a bug of ours is said with its traceback."""
+        """Log once until heartbeats succeed again; a bug is logged with its traceback."""
         if not isinstance(error, BdnError):
             logger.error("a heartbeat failed", exc_info=error)
         elif not self._is_down:
