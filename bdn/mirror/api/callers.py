@@ -67,8 +67,6 @@ async def _pusher(access: _Access, bearer: Bearer, organisation: Organisation = 
 
 Operator = Annotated[Caller, Depends(_operator)]
 Controller = Annotated[Caller, Depends(_controller)]  # or an operator, for the organisation that it names
-TeamController = Annotated[
-    Caller, Depends(_controller_of_a_team)
-]  # or a controller of a team: the route passes the team on
+TeamController = Annotated[Caller, Depends(_controller_of_a_team)]  # or a controller of a team, which routes pass on
 Agent = Annotated[Caller, Depends(_agent)]
 Pushing = Annotated[PushAccess, Depends(_pusher)]

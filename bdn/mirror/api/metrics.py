@@ -62,7 +62,7 @@ class Metrics:
     async def render(self) -> bytes:
         """The exposition text.
 
-        Concurrent callers share one answer, because none is authenticated. The sum over all chunks is a little old.
+        The route is not authenticated, so concurrent callers share one answer. The sum over all chunks is a little old.
         """
         return await self._shared.get()
 

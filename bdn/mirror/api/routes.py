@@ -545,7 +545,7 @@ async def put_secret(secrets: _Secrets, name: SecretName, body: SecretBody, call
 
 @secrets_router.post("/secrets/rotate", summary="Encrypt secrets with the first key of BDN_SECRETS_KEY")
 async def rotate_secrets(secrets: _Secrets, caller: Controller, named: Organisation = None) -> SecretRotation:
-    """The secrets of all organisations if an operator names none; otherwise the organisation's own."""
+    """Rotates the secrets of all organisations if an operator names none; otherwise the organisation's own."""
     organisation = caller.organisation
     is_for_all = caller.role is Role.OPERATOR and named is None
     await secrets.table.rotate(organisation)

@@ -42,7 +42,7 @@ async def pin(session: WriteSession, project: ProjectRow, cluster: str, now: flo
 
 
 async def volume(session: WriteSession, project: str, cluster: str, asked: str, now: float) -> str:
-    """The volume of the project's cache in this cluster; ``asked`` becomes it if there was none."""
+    """The volume of the project's cache in this cluster, set to ``asked`` if there was none."""
     row = {"project": project, "cluster": cluster, "volume": asked, "created_at": now}
     await insert_new(session, CacheDirectoryRow, [row])
     found = await session.get(CacheDirectoryRow, (project, cluster))

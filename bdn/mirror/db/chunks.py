@@ -1,8 +1,8 @@
 """Every statement about chunks and the sets that refer to them: the rules by which the store gains and loses objects.
 
 A row of ``chunks`` is committed before its object is put, and deleted after its object is gone. A set refers to chunks;
-a chunk's ``refs`` counts its references. *Refer to it* (``refs + 1 where state <> 'leaving'``) and *let it go* (``state
-= 'leaving' where refs = 0``) exclude each other, because both change the chunk's own row: under READ COMMITTED,
+a chunk's ``refs`` counts its references. *Refer to it* (``refs + 1 where state <> 'leaving'``) and *let it go*
+(``state = 'leaving' where refs = 0``) exclude each other, because both change the chunk's own row: under READ COMMITTED,
 PostgreSQL evaluates only that row again. Every transaction inserts rows first, in the order of their digests, and then
 locks rows in the order of their ids: no deadlock.
 
@@ -249,7 +249,7 @@ def _refer(connection: Connection, set_id: int, chunk_ids: Sequence[int]) -> Non
 
 
 def keep_only(connection: Connection, set_id: int, digests: Collection[Digest], now: float) -> None:
-    """Remove the references of a set that is being filled to all other chunks."""
+    """Remove all references of the set, which is being filled, except to these chunks."""
     others = [row for row in _rows_of(connection, set_id) if row[1] not in digests]
     for some in batches(sorted(row[0] for row in others), AT_ONCE):
         _let_go(connection, set_id, some, now)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 KEPT_SECONDS: Final = 60.0  # clocks drift slowly
-_LONGEST_SECONDS: Final = 1.0  # a slower answer is too inexact
+_LONGEST_SECONDS: Final = 1.0  # a slower answer is too imprecise
 
 
 class DatabaseClock:

@@ -1,7 +1,8 @@
 """The lock of an embedded mirror's data directory. The file names the holder, and the URL where it answers.
 
-The content is read only while the lock is held: a killed process releases it. Only its owner can open the file, so no
-other user can lock it, or write into it to redirect us to another service (docs/adr/0044).
+The content is read only while the lock is held: a killed process releases the lock, but leaves the content. Only its
+owner can open the file, so no other user can lock it, or write into it to redirect us to another service
+(docs/adr/0044).
 """
 
 import json
@@ -85,12 +86,7 @@ def _in_use(data_dir: Path, descriptor: int) -> DataDirectoryInUseError:
         facts = json.loads(said)
         holder, url, auth = str(facts["holder"]), str(facts.get("url", "")), str(facts.get("auth", "token"))
     except (ValueError, KeyError, TypeError, AttributeError):
-        is_ours, holder, url, auth = (
-            is_ours and not said,
-            "another process",
-            "",
-            "token",
-        )  # the holder is about to write it
+        is_ours, holder, url, auth = is_ours and not said, "another process", "", "token"  # not written yet
     what = f"the data directory {data_dir}"
     if not is_ours:
         return DataDirectoryInUseError(what, (holder,))

@@ -151,7 +151,7 @@ class Database:
     async def read(self, *, patient: bool = False) -> AsyncIterator[ReadSession]:
         """A consistent read; nothing is ever committed.
 
-        ``patient`` allows statements of up to 600 s, so no request should wait for it.
+        ``patient`` allows long statements: no request should wait for it.
         """
         with mapped_errors():
             async with AsyncSession(self._patient if patient else self._engine, expire_on_commit=False) as session:

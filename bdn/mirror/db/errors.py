@@ -38,7 +38,7 @@ def mapped_errors() -> Iterator[None]:
 
 
 def _is_away(error: SQLAlchemyError | OSError) -> bool:
-    """Whether the same statement may succeed later. A driver that finds no server raises OSError."""
+    """Whether the same statement may succeed later. A driver raises OSError if it finds no server."""
     if not isinstance(error, DBAPIError):
         return isinstance(error, (OSError, PoolTimeoutError))
     state = _state_of(error)

@@ -83,7 +83,8 @@ class Events:
         """What the organisation may see, newest first, and the cursor of the next page (None on the last one).
 
         It sees events of its own requests and, without the names of other organisations, events of manifests that were
-        ever mirrored for it: also of evicted manifests that it may not read any more, because it wants to know why.
+        ever mirrored for it: including evicted ones, which it may not read any more, but whose eviction it may want
+        explained.
         """
         is_theirs = is_mirrored_for(organisation, EventRow.manifest)
         query = select(EventRow).where(or_(EventRow.organisation == organisation, is_theirs))
@@ -99,7 +100,7 @@ class Events:
         return [EventDocument.of(one) for one in seen], following
 
     async def keep_expiring(self) -> None:
-        """Delete expired events in a loop that never ends, a few at a time."""
+        """Runs forever: deletes expired events, a few at a time."""
         while True:
             try:
                 async with self.database.alone("expiring"):

@@ -1,6 +1,6 @@
 """Every statement about identities: what an upstream says of bytes, and which chunks they were when received.
 
-An identity is a hint, never a reference: a reader acquires its chunks as any others, and reads the file again if they
+An identity is a hint, never a reference: a reader acquires its chunks like any others, and reads the file again if they
 are gone.
 """
 

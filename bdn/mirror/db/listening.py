@@ -77,7 +77,7 @@ class Listening:
     """The one connection of this process that listens.
 
     Args:
-        engine: of the database, to which changes are notified.
+        engine: of the database; sends a notification to this process itself, and polls.
         arguments: of ``asyncpg.connect`` for the connection that listens; None if there is only a pooler in transaction
             mode: a LISTEN would stay in a session that other clients get next, and nothing would arrive.
         watch: the waiters of this process.

@@ -368,7 +368,7 @@ async def prune(session: WriteSession, before: float) -> int:
     return len(going)
 
 
-_PRUNED: Final = 250  # mirrors of one transaction
+_PRUNED: Final = 250  # mirrors per transaction
 
 
 async def count_by_status(session: ReadSession) -> dict[str, int]:
@@ -446,7 +446,7 @@ async def mirrored_after(session: ReadSession, organisation: str, after: str, li
 
 
 async def may_read(session: ReadSession, organisation: str, manifest: str, team: str | None = None) -> bool:
-    """Whether it is published for the organisation, or for this team of it, and the organisation did not give it up."""
+    """Whether the manifest is published for the organisation (or its team) and the organisation did not give it up."""
     return manifest in await readable(session, organisation, [manifest], team)
 
 

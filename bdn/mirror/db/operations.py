@@ -44,7 +44,7 @@ async def is_open(session: ReadSession, operation_id: str) -> bool:
 
 
 async def waited_for(session: ReadSession, operation_id: str) -> list[Who]:
-    """The agents whose answers are outstanding, without what they have answered so far."""
+    """The agents, or the mirror, whose answers are outstanding."""
     query = select(OperationPartRow.cluster, OperationPartRow.node)
     query = query.where(OperationPartRow.operation == operation_id, OperationPartRow.state.in_(OPEN))
     return [(cluster, node) for cluster, node in await session.execute(query)]

@@ -132,7 +132,7 @@ async def lock_held(engine: AsyncEngine, name: str) -> AsyncIterator[None]:
             await connection.start()
             pause, longest = _ASK_SECONDS
             while not await _is_taken(connection, name):
-                # Wait outside a transaction: behind a pooler each one occupies one of the server's few sessions.
+                # Wait outside a transaction: behind a pooler each transaction holds one of the server's few sessions.
                 await connection.rollback()
                 await asyncio.sleep(pause)
                 pause = min(longest, 1.5 * pause)

@@ -86,7 +86,7 @@ def held_in(
 ) -> tuple[MirrorSource, float] | None:
     """What ``MirrorRequests.held`` returns, and when it was mirrored, in seconds since the epoch. Blocking, 10 ms.
 
-    Returns None also if the file does not show it: it is absent, damaged, locked or of another version.
+    Returns None also if the file cannot answer: absent, damaged, locked or of another version.
     """
     commit = wanted.source.commit if isinstance(wanted.source, HuggingFaceUri) else None
     key = recall_key(organisation, wanted, commit)
@@ -103,7 +103,7 @@ def held_in(
 
 
 def is_update_in(file: Path, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
-    """What ``MirrorRequests.is_update`` returns; False also if the file does not show it. Blocking."""
+    """What ``MirrorRequests.is_update`` returns; False also if the file cannot answer. Blocking."""
     with suppress(sqlite3.Error, ValueError), _opened(file) as database:
         return any(is_alike(row, wanted) for row in _ready(database, organisation, "manifest", manifest))
     return False

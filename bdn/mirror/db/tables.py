@@ -295,9 +295,9 @@ class SecretRow(Base):
 
 
 class TokenRow(Base):
-    """A token: its SHA-256, never the token itself, and its ``role`` (``Role``); an agent's is for one ``cluster``.
+    """A token: its SHA-256, never the token itself, and its ``role`` (``Role``).
 
-    A token of a ``team`` sees only what that team has.
+    An agent's token may be bound to a ``cluster``. A token of a ``team`` sees only what that team has.
     """
 
     __tablename__ = "tokens"

@@ -1,7 +1,4 @@
-"""One file of a manifest by a signed address, for clients that do not know chunks.
-
-Such clients are browsers and loaders of checkpoints.
-"""
+"""One file of a manifest by a signed address, for clients without chunks, such as browsers or checkpoint loaders."""
 
 import asyncio
 import math
