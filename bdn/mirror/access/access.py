@@ -1,4 +1,4 @@
-"""Who calls, and what they may read. A digest alone grants nothing."""
+"""Authenticates callers, and checks what they may read. A digest alone grants nothing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bdn.mirror.db.waiting import SharedReads
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, Role
 from bdn.wire.grants import Grant, GrantVerifier, PushGrant
 
-_OBJECTS_KEPT: Final = 500_000  # about 50 MB; as many chunks are up to 4 TB. Beyond it each chunk is looked up
-_IN_USE_SECONDS: Final = 60.0  # since its last chunk a manifest makes room for no other
-_STANDING_SECONDS: Final = 1.0  # for which a reader of chunks goes on after its manifest was given up
+_OBJECTS_KEPT: Final = 500_000  # about 50 MB, for up to 4 TB of chunks. Beyond it each chunk is queried
+_IN_USE_SECONDS: Final = 60.0  # a manifest is not evicted this soon after its last chunk
+_STANDING_SECONDS: Final = 1.0  # chunks stay readable this long after their manifest was given up
 _STANDING_KEPT: Final = 10_000
 _TAKES_GRANTS: Final = re.compile(r"/chunks/.+|/manifests/[^/]+|/pushes(?!/grants$)(/.*)?")
 _OF_FILES: Final = "/files/"  # whose addresses are signed
@@ -31,14 +31,14 @@ _Key = tuple[str, str, str | None]  # a manifest, and the organisation, or the t
 
 
 class NotPermittedError(UnauthenticatedError):
-    """The token is good, but not for this: what is needed is another one. Says nothing of what exists."""
+    """The token is valid, but not for this request. Reveals nothing of what exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody with a token, or anybody where authentication is off. ``cluster`` binds an agent's token to one cluster.
+    """The bearer of a token; any client if authentication is off. ``cluster`` binds an agent's token to one cluster.
 
-    One of a ``team`` sees what is that team's alone; None: all of the organisation.
+    A caller of a ``team`` sees only what that team has; None: all of the organisation.
     """
 
     organisation: str
@@ -47,7 +47,7 @@ class Caller:
     team: str | None = None
 
     def acting(self, needed: Role, organisation: str | None) -> Caller:
-        """The caller, for a call that needs this role and names this organisation (None: its own), or ``NotPermittedError``."""
+        """The caller, acting in this role for this organisation (None: its own). Raises ``NotPermittedError``."""
         if self.role is Role.OPERATOR:
             return Caller(organisation or self.organisation, self.role)
         if self.role is not needed:
@@ -59,20 +59,23 @@ class Caller:
         return self
 
     def of_all_teams(self) -> Caller:
-        """The caller, for what is the organisation's and no team's. Raises ``NotPermittedError``."""
+        """The caller, for resources of the whole organisation. Raises ``NotPermittedError`` for a team's token."""
         if self.team is not None:
             raise NotPermittedError(f"this token is for what team {self.team!r} has alone: it takes one without a team")
         return self
 
     def check_cluster(self, cluster: str) -> None:
-        """Refuse to speak for an agent of another cluster. Raises ``NotPermittedError``."""
+        """Raise ``NotPermittedError`` for a token that is bound to another cluster."""
         if self.cluster not in (None, cluster):
             raise NotPermittedError(f"this token is for agents of cluster {self.cluster!r} alone")
 
 
 @dataclass(frozen=True, slots=True)
 class PushAccess:
-    """Who may push in the name of an organisation: what ``grant`` says, or without one all that the organisation, or its ``team``, may."""
+    """The right to push for an organisation.
+
+    It covers what ``grant`` says, or without a grant all that the organisation, or its ``team``, may.
+    """
 
     organisation: str
     team: str | None = None
@@ -80,7 +83,6 @@ class PushAccess:
     is_operator: bool = False
 
     def may_push(self, checkpoint: CheckpointUri) -> bool:
-        """Whether it is the bearer's."""
         return self.grant is None or self.grant.allows(checkpoint)
 
 
@@ -89,7 +91,7 @@ _OPERATOR: Final = Caller(DEFAULT_ORGANISATION, Role.OPERATOR)
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """A manifest that a reader may read, until it is looked at again. ``count``: about as many chunks it has at most."""
+    """A manifest that a reader may read, cached ``until``. ``count``: an upper estimate of its chunks."""
 
     until: float
     set_id: int
@@ -97,10 +99,10 @@ class _Standing:
 
 
 class OpenedObjects:
-    """The raw names of the chunks that a grant for a manifest opens, by the manifest's set: ``limit`` of them at most, in all.
+    """The raw digests of the chunks that a grant for a manifest opens, by the manifest's set; at most ``limit`` in all.
 
-    The manifest that was read from least recently goes first, but not within ``_IN_USE_SECONDS``: manifests that do not fit
-    together would push each other out at each chunk.
+    The manifest that was read least recently is evicted first, but not within ``_IN_USE_SECONDS``: manifests that do
+    not fit together would evict each other at each chunk.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -110,14 +112,13 @@ class OpenedObjects:
         self._total = 0
 
     def get(self, set_id: int) -> frozenset[bytes] | None:
-        """They are used now."""
         if (known := self._kept.pop(set_id, None)) is None:
             return None
         self._kept[set_id] = (self._clock(), known[1])
         return known[1]
 
     def make_room(self, size: int) -> bool:
-        """Whether so many more can be kept now."""
+        """Evict until ``size`` more fit. Returns whether they do."""
         while size <= self._limit < self._total + size:
             set_id, (used_at, objects) = next(iter(self._kept.items()))
             if self._clock() - used_at < _IN_USE_SECONDS:
@@ -127,7 +128,6 @@ class OpenedObjects:
         return self._total + size <= self._limit
 
     def keep(self, set_id: int, objects: frozenset[bytes]) -> None:
-        """If there is room."""
         if set_id not in self._kept and self.make_room(len(objects)):
             self._kept[set_id] = (self._clock(), objects)
             self._total += len(objects)
@@ -135,7 +135,7 @@ class OpenedObjects:
 
 @dataclass(frozen=True)
 class Access:
-    """Checks tokens for what a role may do, grants for what they name. No ``token``: everybody is the operator."""
+    """Checks tokens for what a role may do, grants for what they name. Without ``token`` all callers are operators."""
 
     token: str | None = field(repr=False)
     tokens: TokenTable
@@ -145,7 +145,7 @@ class Access:
     _reads: SharedReads[int, frozenset[bytes]] = field(default_factory=partial(SharedReads, math.inf))
 
     async def caller(self, bearer: str | None) -> Caller:
-        """The caller behind a token; ``UnauthenticatedError`` otherwise, whatever the reason."""
+        """The caller behind a token. Raises ``UnauthenticatedError``, whatever the reason."""
         known = self._operator(bearer)
         if known is None and bearer is not None and is_token(bearer):
             token = await self.tokens.valid(bearer)
@@ -157,9 +157,10 @@ class Access:
         raise UnauthenticatedError("the token is not known here, or it was revoked or has expired")
 
     async def identify(self, bearer: str | None, path: str, signature: str = "") -> str:
-        """The organisation of a caller by the head of a request alone, whatever it may do: of its token, grant or signed address.
+        """The organisation of a token, grant or signed address, from the head of a request alone.
 
-        Raises ``UnauthenticatedError``, or for what has the form of a grant ``GrantInvalidError``, ``GrantExpiredError``.
+        Does not check permissions. Raises ``UnauthenticatedError``, or for a bearer in the form of a grant
+        ``GrantInvalidError`` or ``GrantExpiredError``.
         """
         now = time.time()
         if path.startswith(_OF_FILES):
@@ -169,11 +170,11 @@ class Access:
             return (await self.caller(bearer)).organisation
         try:
             return self.verifier.verify_push(bearer, now=now).organisation
-        except GrantInvalidError:  # it may be one to read
+        except GrantInvalidError:  # it may be a grant to read
             return self.verifier.verify(bearer, now=now).organisation
 
     async def pusher(self, bearer: str | None, organisation: str | None = None) -> PushAccess:
-        """Who pushes: a controller, for all jobs of its organisation, or the bearer of a grant to push, for one rank of one job."""
+        """A controller, for all jobs of its organisation, or the bearer of a grant to push, for one rank of one job."""
         if bearer is None or self.token is None or self._operator(bearer) or is_token(bearer):
             caller = (await self.caller(bearer)).acting(Role.CONTROLLER, organisation)
             return PushAccess(caller.organisation, caller.team, is_operator=caller.role is Role.OPERATOR)
@@ -183,16 +184,16 @@ class Access:
         return PushAccess(grant.organisation, grant.team, grant)
 
     async def is_agent(self, token: str | None) -> bool:
-        """Whether the bearer is a token of an agent or of the operator."""
+        """Whether the token is an agent's or the operator's."""
         try:
             return token is not None and (await self.caller(token)).role in (Role.AGENT, Role.OPERATOR)
         except UnauthenticatedError:
             return False
 
     async def check_manifest(self, bearer: str | None, manifest: Digest, organisation: str | None = None) -> str:
-        """Check that the bearer may read this manifest. Returns the bearer's organisation; an operator acts for ``organisation``.
+        """Check that the bearer may read this manifest. Returns the bearer's organisation.
 
-        Raises ``NotFoundError``.
+        An operator acts for ``organisation``. Raises ``NotFoundError``.
         """
         reader = await self._reader(bearer)
         if isinstance(reader, Caller):
@@ -208,13 +209,13 @@ class Access:
         return owner
 
     async def check_chunk(self, bearer: str | None, chunk: Digest) -> str:
-        """As ``check_chunks``."""
         return await self.check_chunks(bearer, [chunk])
 
     async def check_chunks(self, bearer: str | None, wanted: Sequence[Digest], manifest: Digest | None = None) -> str:
-        """Check that the bearer's grant is for manifests whose sets refer to all of these chunks. Returns the bearer's organisation.
+        """Check that the bearer's grant is for manifests whose sets refer to all of these chunks.
 
-        With ``manifest`` only that manifest counts. Of tokens the operator's alone reads chunks: other callers have grants.
+        Returns the bearer's organisation. With ``manifest`` only that manifest counts. Only the operator's token reads
+        chunks: other callers have grants.
         """
         reader = await self._reader(bearer)
         if isinstance(reader, Caller):
@@ -238,7 +239,7 @@ class Access:
         return reader.organisation
 
     async def _reader(self, bearer: str | None) -> Caller | Grant:
-        """Who reads: by a token, or by a grant, which is its own proof."""
+        """The caller behind a token, or a grant, which is its own proof."""
         if bearer is None or self.token is None or self._operator(bearer) or is_token(bearer):
             return await self.caller(bearer)
         return self.verifier.verify(bearer, now=time.time())
@@ -250,9 +251,9 @@ class Access:
         return _OPERATOR if is_his else None
 
     async def _standing_of(self, names: Sequence[str], grant: Grant) -> dict[str, _Standing]:
-        """The manifests that the organisation or team of the grant may still read, as of at most a second ago.
+        """The manifests that the grant's organisation or team may still read, as of at most a second ago.
 
-        A reader asks a hundred times a second.
+        Cached because a reader sends a hundred requests a second.
         """
         now = time.monotonic()
         known = {name: self._standing.get((name, grant.organisation, grant.team)) for name in names}
@@ -273,9 +274,10 @@ class Access:
         return standing
 
     async def _opened_by(self, manifest: _Standing) -> frozenset[bytes] | None:
-        """The raw names of the manifest's chunks. None: there is no room for them.
+        """The raw digests of the manifest's chunks; None if there is no room for them.
 
-        By set, which never changes: one that a collection takes apart just now is another when the manifest is published again.
+        The cache key is the set, which never changes: after a collection, a manifest that is published again has
+        another set.
         """
         if (known := self._objects.get(manifest.set_id)) is not None:
             return known

@@ -1,4 +1,4 @@
-"""Files of private keys that all processes of one mirror have in common."""
+"""Files of private keys that all processes of one mirror share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ _Keys = TypeVar("_Keys")
 
 
 def load_grant_signer(settings: MirrorSettings) -> GrantSigner:
-    """The keys that grants are signed and verified with. Blocking. Raises ``InvalidRequestError``: as ``read_keys``."""
+    """The keys that sign and verify grants. Blocking. Raises ``InvalidRequestError`` as ``read_keys``."""
     make = "openssl genpkey -algorithm ed25519 -out FILE && chmod 400 FILE"
     signer = read_keys(settings, "grant_key_file", GrantSigner, new_signing_key, make)
     given = settings.grant_key_file
@@ -29,18 +29,18 @@ def load_grant_signer(settings: MirrorSettings) -> GrantSigner:
 def read_keys(
     settings: MirrorSettings, field: str, parse: Callable[[bytes], _Keys], new: Callable[[], bytes], make: str
 ) -> _Keys:
-    """The keys in the operator's file, or in one of the data directory, which is made when there is none. Blocking.
+    """The keys in the operator's file, or in one of the data directory, created if there is none. Blocking.
 
     Args:
         settings: of the mirror.
         field: of ``settings``: names the operator's file.
-        parse: makes keys of a file's content; ``ValueError`` says what the file holds and repeats none of it.
+        parse: makes keys of a file's content; ``ValueError`` describes the content and repeats none of it.
         new: a fresh key, PEM.
-        make: the command that makes one.
+        make: the command that creates one.
 
     Raises:
-        InvalidRequestError: the keys cannot be used. Also where several processes would each make a key of their own: what
-            one of them signs the others would refuse.
+        InvalidRequestError: the keys cannot be used; or several processes would each create a key and refuse each
+            other's signatures.
     """
     setting, own = f"BDN_{field.upper()}", settings.data_dir / f"{field.removesuffix('_file').replace('_', '-')}.pem"
     given: Path | None = getattr(settings, field)

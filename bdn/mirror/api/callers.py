@@ -1,4 +1,4 @@
-"""Who may call a route, and what ids and names in its path look like."""
+"""Checks of a route's caller, and the patterns of ids and names in its path."""
 
 from typing import Annotated, Any, Final
 
@@ -66,7 +66,7 @@ async def _pusher(access: _Access, bearer: Bearer, organisation: Organisation = 
 
 
 Operator = Annotated[Caller, Depends(_operator)]
-Controller = Annotated[Caller, Depends(_controller)]  # an operator is one, too, for the organisation that it names
-TeamController = Annotated[Caller, Depends(_controller_of_a_team)]  # or one of a team: the route passes that on
+Controller = Annotated[Caller, Depends(_controller)]  # or an operator, for the organisation that it names
+TeamController = Annotated[Caller, Depends(_controller_of_a_team)]  # or a controller of a team, which routes pass on
 Agent = Annotated[Caller, Depends(_agent)]
 Pushing = Annotated[PushAccess, Depends(_pusher)]

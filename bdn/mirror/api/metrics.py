@@ -1,7 +1,7 @@
-"""Readiness, and the mirror's numbers for Prometheus: from the database when they are asked for, or known to the process alone.
+"""Readiness, and the mirror's metrics for Prometheus: read from the database on request, or counted by this process.
 
-Both are told without authentication: orchestrators have no tokens.
-Names: one prefix, base units, low-cardinality labels. Source: prometheus.io, "Metric and label naming".
+Both are served without authentication: orchestrators have no tokens. Names: one prefix, base units, low-cardinality
+labels. Source: prometheus.io, "Metric and label naming".
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.db.waiting import SharedRead, ThreadRead
 
 PROBE_SECONDS = 5.0
-_SUMMED_PER_SECOND: Final = 50_000  # chunks: the sum of a million is read again after 20 s
+_SUMMED_PER_SECOND: Final = 50_000  # chunks: the sum over a million is read again after 20 s
 
 
 class Metrics:
-    """Counters that parts increment, and gauges that ``render`` reads."""
+    """Counters that parts increment, and gauges that ``render`` sets."""
 
     def __init__(self, database: Database, store: MirrorStore) -> None:
         self._database = database
@@ -60,7 +60,10 @@ class Metrics:
         info.labels(bdn.__version__).set(1)
 
     async def render(self) -> bytes:
-        """The exposition text. Anybody may ask: who asks while others do shares their answer, and the one sum over all chunks is a little old."""
+        """The exposition text.
+
+        The route is not authenticated, so concurrent callers share one answer. The sum over all chunks is a little old.
+        """
         return await self._shared.get()
 
     async def _read(self) -> bytes:
@@ -80,7 +83,7 @@ class Metrics:
         self._stored.set(self._totals[1])
         self._quarantined.set(quarantined)
         self._damaged.set(wrong)
-        with suppress(StoreUnavailableError):  # what the database and this process know is told all the same
+        with suppress(StoreUnavailableError):  # the metrics of the database and this process are reported all the same
             async with _in_time("the store"):
                 self._evidence.set(await self._count_evidence.get())
         self._scrubbed_at.set((newest and newest.completed_at) or 0)
@@ -89,7 +92,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     async def check_ready(self) -> None:
-        """Raise ``StoreUnavailableError``, which says which, when the database or the store does not answer in time."""
+        """Raise ``StoreUnavailableError`` if the database or the store does not answer in time; it says which."""
         async with _in_time("the database"):
             await self._database.check_version()
         self._database.check_writable(PROBE_SECONDS)
@@ -99,7 +102,7 @@ class Metrics:
 
 @asynccontextmanager
 async def _in_time(what: str) -> AsyncIterator[None]:
-    """An orchestrator that gets no answer learns nothing; what is behind a broken network never answers."""
+    """Limit a check: behind a broken network nothing answers, and an orchestrator without an answer learns nothing."""
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             yield

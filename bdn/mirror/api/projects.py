@@ -1,4 +1,4 @@
-"""The routes of teams, of their projects, and of the checkpoints in these."""
+"""The routes of teams, of their projects, and of the projects' checkpoints."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The routes of the mirror's API: what they take, who may call them, and which service answers."""
+"""The routes of the mirror's API: parameters, required roles, and the services that answer."""
 
 import asyncio
 import base64
@@ -103,8 +103,8 @@ from bdn.wire.shapes import Items, Page, moment
 logger = logging.getLogger(__name__)
 
 _EVENT_SECONDS = 0.9  # one event at least every second
-_PIECE = 1024 * 1024  # bytes given to uvicorn at once; its default of 64 KiB costs half of the rate
-# An hour: a key that was added is known everywhere an hour later, at the latest, and may sign from then on.
+_PIECE = 1024 * 1024  # bytes per write to uvicorn; its default of 64 KiB halves the rate
+# One hour: a new key is known everywhere an hour after it was added, and may sign from then on.
 _CACHEABLE: Final = {"Cache-Control": "public, max-age=3600"}
 _NO_CURSOR: Final = "cursor is not one of ours; leave it away for the first page"
 
@@ -125,12 +125,11 @@ _Metrics = Annotated[Metrics, provided(Metrics)]
 
 
 def _write_cursor(at: float, row_id: str) -> str:
-    """Where the next page of rows begins: after the row of this time and id."""
+    """The cursor of the page after the row with this time and id."""
     return _write_names(repr(at), row_id)
 
 
 def _read_cursor(cursor: str | None) -> tuple[float, str] | None:
-    """What ``_write_cursor`` wrote. Raises ``InvalidRequestError``."""
     if (names := _read_names(cursor)) is None:
         return None
     try:
@@ -150,13 +149,13 @@ def _read_names(cursor: str | None) -> tuple[str, str] | None:
         one, other = base64.urlsafe_b64decode(cursor.encode()).decode().split(" ")
     except (ValueError, binascii.Error):
         raise InvalidRequestError(_NO_CURSOR) from None
-    if "\0" in (names := (unquote(one), unquote(other)))[0] + names[1]:  # which no database takes
+    if "\0" in (names := (unquote(one), unquote(other)))[0] + names[1]:  # which no database accepts
         raise InvalidRequestError(_NO_CURSOR)
     return names
 
 
 class _ChunkAnswer(StreamingResponse):
-    """What the OpenAPI document says of a chunk's bytes."""
+    """The media type of chunks in the OpenAPI document."""
 
     media_type = MEDIA_CHUNK
 
@@ -172,8 +171,6 @@ _CHUNK: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ContentsService:
-    """What the routes of manifests and chunks need."""
-
     database: Database
     access: Access
     shelf: StoreShelf
@@ -194,7 +191,7 @@ secrets_router = new_router("secrets")
 tokens_router = new_router("tokens")
 identity_router = new_router("identity")
 probes_router = new_router("probes")
-ROUTERS: Final = (  # in the order of the document
+ROUTERS: Final = (  # in the order of the OpenAPI document
     mirrors_router,
     contents_router,
     pushes_router,
@@ -255,7 +252,7 @@ async def get(requests: _Requests, mirror_id: MirrorId, caller: TeamController, 
     summary="Progress as server-sent events",
 )
 async def events(requests: _Requests, mirror_id: MirrorId, caller: TeamController) -> EventStream:
-    await requests.get(mirror_id, caller.organisation, caller.team)  # a refusal has to come before the stream has begun
+    await requests.get(mirror_id, caller.organisation, caller.team)  # refuse before the stream begins
     followed = requests.follow(mirror_id, caller.organisation, _EVENT_SECONDS, caller.team)
     return EventStream(followed, lambda mirror: mirror.status in TERMINAL)
 
@@ -267,7 +264,10 @@ async def cancel(requests: _Requests, mirror_id: MirrorId, caller: TeamControlle
 
 @contents_router.get("/manifests", summary="What is held where")
 async def held(names: _Names, caller: Controller, cursor: str | None = None, limit: _Limit = 1000) -> HeldManifests:
-    """Every manifest of the organisation that some tier holds, by digest. Of what very many hold there are fewer on a page."""
+    """Every manifest of the organisation that some tier holds, by digest.
+
+    A page holds fewer manifests than its limit if very many agents hold them.
+    """
     found = await names.held(caller.organisation, "" if cursor is None else digest_in(cursor).hex, limit)
     return found if caller.role is Role.OPERATOR else found.without_holders()
 
@@ -349,7 +349,7 @@ async def file(service: _Files, digest: str, path: str, request: Request, sig: A
 
 @contents_router.post("/chunks/locations", summary="Where agents can read chunks in the store's bucket by themselves")
 async def locations(service: _Locations, body: LocationsRequest, bearer: Bearer, response: Response) -> Locations:
-    response.headers["Cache-Control"] = "no-store"  # the addresses open what they lead to
+    response.headers["Cache-Control"] = "no-store"  # the addresses are credentials
     return await service.of(body, bearer)
 
 
@@ -428,8 +428,8 @@ async def heartbeat(membership: _Membership, body: Heartbeat, caller: Agent) -> 
 
 @control_router.post("/evictions", status_code=202, summary="Evict, or plan it with dry_run")
 async def evict(operations: _Operations, body: EvictionRequest, caller: Controller, wait: WaitSeconds = 0) -> Eviction:
-    # The caches of nodes belong to all organisations together: an eviction there by age or of everything would take from others,
-    # one by a job's name could name another's, and a forced one breaks leases of other jobs.
+    # All organisations share the caches of nodes: an eviction there by age or of everything would affect the other ones,
+    # an eviction by a job's name could name a foreign job, and a forced one breaks leases of other jobs.
     if caller.role is not Role.OPERATOR and (body.tier != "mirror" or body.force):
         raise NotPermittedError(
             f"a token of role {caller.role} evicts with tier mirror and without force; the caches of nodes are the operator's"
@@ -466,7 +466,7 @@ async def prefetched(
 async def verify(
     operations: _Operations, body: VerificationRequest, caller: Controller, wait: WaitSeconds = 0
 ) -> Verification:
-    # Likewise: reading a cache of a node takes from all who work there, and everything is everybody's.
+    # Likewise: reading a node's cache slows down all its jobs, and ``all`` covers all organisations.
     if caller.role is not Role.OPERATOR and (body.tier != "mirror" or body.all):
         raise NotPermittedError(
             f"a token of role {caller.role} verifies a source or a manifest, with tier mirror; all else is the operator's"
@@ -538,14 +538,14 @@ async def put_secret(secrets: _Secrets, name: SecretName, body: SecretBody, call
     await secrets.table.set(organisation, name, body.value)
     logger.info("secret set", extra={"secret": name, "organisation": organisation})
     entry = next((entry for entry in (await _entries(secrets, organisation)).items if entry.name == name), None)
-    if entry is None:  # somebody removed it at this very moment
+    if entry is None:  # another caller removed it at this moment
         raise NotFoundError(f"secret {name!r}")
     return entry
 
 
 @secrets_router.post("/secrets/rotate", summary="Encrypt secrets with the first key of BDN_SECRETS_KEY")
 async def rotate_secrets(secrets: _Secrets, caller: Controller, named: Organisation = None) -> SecretRotation:
-    """Those of all organisations, where an operator asks who names none; otherwise the organisation's own."""
+    """Rotates the secrets of all organisations if an operator names none; otherwise the organisation's own."""
     organisation = caller.organisation
     is_for_all = caller.role is Role.OPERATOR and named is None
     await secrets.table.rotate(organisation)

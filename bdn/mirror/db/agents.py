@@ -21,26 +21,26 @@ from bdn.mirror.db.tables import AgentRow, ClusterRow, HoldingRow
 from bdn.wire.heartbeat_schema import HoldingsChange
 from bdn.wire.mirror_schema import Holding
 
-# Five heartbeats with their longest waits: on a full link answers are late, and who is dropped by mistake has its chunks read
-# from the mirror once more. Who is gone is found out by its peers, at their first request.
+# Five heartbeats with their longest waits: on a full link answers are late, and the chunks of an agent dropped by
+# mistake are read from the mirror once more. Peers detect a dead agent sooner, at their first request.
 ALIVE_SECONDS: Final = 60.0
-FORGOTTEN_SECONDS: Final = 86400.0  # who was silent for so long is asked nothing any more
+FORGOTTEN_SECONDS: Final = 86400.0  # operations skip an agent that was silent for so long
 
 Name = tuple[str, str]  # of an agent: its cluster, and its node
 
 
 def is_alive(row: AgentRow, now: float) -> bool:
-    """Whether the agent was heard of lately, and has not said that it leaves."""
+    """Whether the agent is a member with a heartbeat in the last ``ALIVE_SECONDS``."""
     return row.joined_at is not None and now - row.last_heartbeat < ALIVE_SECONDS
 
 
 def is_forgotten(row: AgentRow, now: float) -> bool:
-    """Whether nobody waits for it any more: it said that it leaves, or was silent for a day."""
+    """Whether operations skip the agent: it announced its departure, or was silent for a day."""
     return row.left_at is not None or now - row.last_heartbeat >= FORGOTTEN_SECONDS
 
 
 async def change_cluster(session: WriteSession, cluster: str) -> ClusterRow:
-    """The cluster's row, made if new, which nobody else changes in this transaction. Taken before an agent's."""
+    """The cluster's row, inserted if new, and locked until commit. Lock it before an agent's row."""
     await session.execute(
         insert(dialect_of(session), ClusterRow).values(cluster=cluster, epoch=0).on_conflict_do_nothing()
     )
@@ -48,21 +48,20 @@ async def change_cluster(session: WriteSession, cluster: str) -> ClusterRow:
 
 
 async def upsert(session: WriteSession, cluster: str, node: str, **values: Any) -> None:  # noqa: ANN401
-    """Set these columns of the agent's row. A new row needs all that have no default."""
+    """Set columns of the agent's row. A new row needs every column without a default."""
     new = insert(dialect_of(session), AgentRow).values(**{"cluster": cluster, "node": node, **values})
     await session.execute(new.on_conflict_do_update(index_elements=["cluster", "node"], set_=values))
 
 
 async def who_is(session: ReadSession, cluster: str, node: str) -> AgentRow | None:
-    """The agent."""
     query = select(AgentRow).where(AgentRow.cluster == cluster, AgentRow.node == node)
     return (await session.execute(query, execution_options={"populate_existing": True})).scalar()
 
 
 async def hold(session: WriteSession, cluster: str, node: str, change: HoldingsChange) -> str:
-    """Take up what an agent holds now; the digest of what stands there afterwards.
+    """Apply a change of an agent's holdings. Returns the digest of the holdings afterwards.
 
-    A change of something else than what stands there changes nothing.
+    A change whose base is not the recorded digest changes nothing.
     """
     own = and_(HoldingRow.cluster == cluster, HoldingRow.node == node)
     agent = and_(AgentRow.cluster == cluster, AgentRow.node == node)
@@ -93,19 +92,19 @@ async def hold(session: WriteSession, cluster: str, node: str, change: HoldingsC
 
 
 async def manifests_on(session: ReadSession, cluster: str, node: str) -> set[str]:
-    """The digests of the manifests that an agent holds something of."""
+    """The digests of the manifests that an agent holds, in whole or in part."""
     query = select(HoldingRow.manifest).where(HoldingRow.cluster == cluster, HoldingRow.node == node)
     return set((await session.execute(query)).scalars())
 
 
 async def count_holders(session: ReadSession, manifests: Sequence[str]) -> dict[str, int]:
-    """How many agents hold something of each of these manifests."""
+    """How many agents hold each of these manifests, in whole or in part."""
     query = select(HoldingRow.manifest, func.count()).group_by(HoldingRow.manifest)
     return {name: count async for name, count in select_in(session, query, HoldingRow.manifest, manifests)}
 
 
 async def holdings_of(session: ReadSession, manifests: Sequence[str]) -> dict[str, dict[Name, Holding]]:
-    """Who holds what of these manifests, in the order of the agents' names."""
+    """The holdings of each of these manifests, in the order of the agents' names."""
     query = select(HoldingRow.manifest, HoldingRow.cluster, HoldingRow.node, HoldingRow.document)
     query = query.order_by(HoldingRow.cluster, HoldingRow.node)
     found: dict[str, dict[Name, Holding]] = {}
@@ -116,7 +115,7 @@ async def holdings_of(session: ReadSession, manifests: Sequence[str]) -> dict[st
 
 
 async def holders(session: ReadSession, manifests: Sequence[str]) -> dict[str, list[str]]:
-    """The jobs that hold these manifests, with their nodes."""
+    """The jobs that hold each of these manifests, as ``job on node``."""
     query = select(HoldingRow.manifest, HoldingRow.node, HoldingRow.document).where(HoldingRow.in_use)
     query = query.order_by(HoldingRow.manifest, HoldingRow.cluster, HoldingRow.node)
     found: dict[str, list[str]] = {}
@@ -126,7 +125,7 @@ async def holders(session: ReadSession, manifests: Sequence[str]) -> dict[str, l
 
 
 async def living_holders(session: ReadSession, manifest: str, since: float, limit: int) -> list[AgentRow]:
-    """Some members that hold something of the manifest, were heard of since then, and say where they can be read."""
+    """Some members with a heartbeat since then and an address, that hold the manifest in whole or in part."""
     held = and_(HoldingRow.cluster == AgentRow.cluster, HoldingRow.node == AgentRow.node)
     query = select(AgentRow).join(HoldingRow, held).where(HoldingRow.manifest == manifest, _lives(since))
     query = query.where(AgentRow.advertise.is_not(None)).order_by(AgentRow.cluster, AgentRow.node).limit(limit)
@@ -134,14 +133,14 @@ async def living_holders(session: ReadSession, manifest: str, since: float, limi
 
 
 async def members_of(session: ReadSession, cluster: str) -> list[AgentRow]:
-    """The members of a cluster in the order of their names, without what they use."""
+    """The members of a cluster in the order of their names, without ``tiers``."""
     query = select(AgentRow).options(defer(AgentRow.tiers, raiseload=True)).order_by(AgentRow.node)
     found = await session.execute(query.where(AgentRow.cluster == cluster, AgentRow.joined_at.is_not(None)))
     return list(found.scalars())
 
 
 async def is_one_silent(session: ReadSession, cluster: str, since: float) -> bool:
-    """Whether a member was not heard of since then."""
+    """Whether a member sent no heartbeat since then."""
     silent = exists().where(
         AgentRow.cluster == cluster, AgentRow.joined_at.is_not(None), AgentRow.last_heartbeat < since
     )
@@ -149,7 +148,7 @@ async def is_one_silent(session: ReadSession, cluster: str, since: float) -> boo
 
 
 async def drop_silent(session: WriteSession, cluster: str, since: float) -> list[str]:
-    """Who was not heard of since then is no member any more; returns their names."""
+    """Remove members without a heartbeat since ``since``. Returns their names."""
     silent = update(AgentRow).where(
         AgentRow.cluster == cluster, AgentRow.joined_at.is_not(None), AgentRow.last_heartbeat < since
     )
@@ -158,7 +157,7 @@ async def drop_silent(session: WriteSession, cluster: str, since: float) -> list
 
 
 async def note_heartbeats(session: WriteSession, notes: Mapping[Name, Values]) -> dict[Name, AgentRow]:
-    """Set these columns of each that is a member and that nobody else changes now; returns these as they were before."""
+    """Set these columns of each agent that is a member and not locked. Returns these agents' rows as before."""
     found: dict[Name, AgentRow] = {}
     for cluster in sorted({cluster for cluster, _ in notes}):
         for batch in batches(sorted(node for its_cluster, node in notes if its_cluster == cluster)):
@@ -180,12 +179,11 @@ async def note_heartbeats(session: WriteSession, notes: Mapping[Name, Values]) -
 
 
 async def remove(session: WriteSession, cluster: str, node: str) -> None:
-    """Forget the agent and what it held."""
     await session.execute(delete(AgentRow).where(AgentRow.cluster == cluster, AgentRow.node == node))
 
 
 async def page(session: ReadSession, after: Name | None, limit: int) -> list[AgentRow]:
-    """Agents that were ever heard of and not removed, in the order of their names, from the first one after this."""
+    """Agents that ever sent a heartbeat and were not removed, in the order of their names, after this one."""
     query = select(AgentRow).order_by(AgentRow.cluster, AgentRow.node).limit(limit)
     if after is not None:
         query = query.where(tuple_(AgentRow.cluster, AgentRow.node) > after)
@@ -193,7 +191,7 @@ async def page(session: ReadSession, after: Name | None, limit: int) -> list[Age
 
 
 async def named(session: ReadSession, cluster: str | None, node: str | None) -> list[AgentRow]:
-    """The agents of this cluster and of this name; null is any."""
+    """The agents of this cluster and of this name; None is any."""
     query = select(AgentRow).order_by(AgentRow.cluster, AgentRow.node)
     if cluster is not None:
         query = query.where(AgentRow.cluster == cluster)
@@ -203,7 +201,6 @@ async def named(session: ReadSession, cluster: str | None, node: str | None) -> 
 
 
 async def count_alive(session: ReadSession, now: float) -> int:
-    """How many live."""
     query = select(func.count()).select_from(AgentRow).where(_lives(now - ALIVE_SECONDS))
     return (await session.execute(query)).scalar_one()
 
@@ -213,16 +210,14 @@ def _lives(since: float) -> ColumnElement[bool]:
 
 
 async def heard_at(session: ReadSession) -> dict[Name, float]:
-    """When each agent was last heard of, by cluster and node."""
     query = select(AgentRow.cluster, AgentRow.node, AgentRow.last_heartbeat)
     return {(cluster, node): at for cluster, node, at in await session.execute(query)}
 
 
 async def epoch_of(session: ReadSession, cluster: str) -> int:
-    """The cluster's epoch; 0 when nobody ever joined it."""
+    """The cluster's epoch; 0 if no agent ever joined it."""
     return (await session.execute(select(ClusterRow.epoch).where(ClusterRow.cluster == cluster))).scalar() or 0
 
 
 async def epochs(session: ReadSession) -> dict[str, int]:
-    """The epoch of every cluster."""
     return {row.cluster: row.epoch for row in (await session.execute(select(ClusterRow))).scalars()}

@@ -1,4 +1,4 @@
-"""Every statement about training caches: where projects have them, what they held, and what is left of deleted projects."""
+"""Every statement about training caches: where they are, what they held, and the removals for deleted projects."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,14 +23,14 @@ _LEFT: Final = ("PENDING", "RUNNING", "FAILED")
 
 @dataclass
 class CacheState:
-    """A project that has caches, and each of them by its cluster, without the entries of what it held."""
+    """A project that has caches, and each of them by its cluster, without ``packed``."""
 
     project: ProjectRow
     directories: list[CacheDirectoryRow] = field(default_factory=list)
 
 
 async def pin(session: WriteSession, project: ProjectRow, cluster: str, now: float) -> ProjectRow:
-    """The project, pinned to this cluster, if to none before. Whoever else asks waits for this transaction."""
+    """Pin the project to this cluster, unless it is pinned already. Other callers wait for this transaction."""
     await projects.make_team(session, project.organisation, project.team, now)
     (team,) = await projects.teams(session, project.organisation, project.team)
     query = select(ProjectRow).where(ProjectRow.id == project.id).with_for_update()
@@ -42,7 +42,7 @@ async def pin(session: WriteSession, project: ProjectRow, cluster: str, now: flo
 
 
 async def volume(session: WriteSession, project: str, cluster: str, asked: str, now: float) -> str:
-    """The volume on which the project has its cache in this cluster: this one, if none before."""
+    """The volume of the project's cache in this cluster, set to ``asked`` if there was none."""
     row = {"project": project, "cluster": cluster, "volume": asked, "created_at": now}
     await insert_new(session, CacheDirectoryRow, [row])
     found = await session.get(CacheDirectoryRow, (project, cluster))
@@ -50,7 +50,10 @@ async def volume(session: WriteSession, project: str, cluster: str, asked: str, 
 
 
 async def mounted(session: ReadSession, project: str, since: float) -> list[str]:
-    """The job volumes that have the project's cache mounted, with their nodes, as agents reported that were heard of since then."""
+    """The job volumes that have the project's cache mounted, as ``holder on node``.
+
+    From agents with a heartbeat since ``since``.
+    """
     in_clusters = AgentRow.cluster.in_(select(CacheDirectoryRow.cluster).where(CacheDirectoryRow.project == project))
     query = select(AgentRow.node, AgentRow.caches).where(in_clusters, AgentRow.last_heartbeat > since)
     found = await session.execute(query.order_by(AgentRow.cluster, AgentRow.node))
@@ -64,12 +67,11 @@ async def mounted(session: ReadSession, project: str, since: float) -> list[str]
 
 
 async def directory(session: ReadSession, project: str, cluster: str) -> CacheDirectoryRow | None:
-    """A project's cache in a cluster."""
     return await session.get(CacheDirectoryRow, (project, cluster))
 
 
 async def record(session: WriteSession, project: str, cluster: str, captured_at: float, **held: object) -> None:
-    """Keep what the cache held, unless a later look is known."""
+    """Store what the cache held, unless a later scan is known."""
     row = CacheDirectoryRow
     statement = update(row).where(row.project == project, row.cluster == cluster)
     statement = statement.where(func.coalesce(row.captured_at, 0.0) <= captured_at)
@@ -77,7 +79,7 @@ async def record(session: WriteSession, project: str, cluster: str, captured_at:
 
 
 async def listed(session: ReadSession, organisation: str, team: str | None) -> list[CacheState]:
-    """Those of an organisation, or of a team, by the names of their projects."""
+    """The caches of an organisation or a team, by the names of their projects."""
     whose = [ProjectRow.organisation == organisation, ProjectRow.cache_cluster.is_not(None)]
     whose += [ProjectRow.team == team] if team is not None else []
     query = select(ProjectRow).where(*whose).order_by(ProjectRow.name, ProjectRow.id)
@@ -90,7 +92,7 @@ async def listed(session: ReadSession, organisation: str, team: str | None) -> l
 
 
 async def removals(session: ReadSession, organisation: str) -> Sequence[tuple[OperationRow, OperationPartRow]]:
-    """What no agent has removed yet, or could not, oldest first."""
+    """The removals that no agent has completed, oldest first, including failed ones."""
     query = (
         select(OperationRow, OperationPartRow)
         .join(OperationPartRow, OperationPartRow.operation == OperationRow.id)
@@ -102,13 +104,13 @@ async def removals(session: ReadSession, organisation: str) -> Sequence[tuple[Op
 
 
 async def forget_directory(session: WriteSession, project: str, cluster: str) -> bool:
-    """Forget on which volume of a cluster a project has its cache, and what it held; whether it had one there."""
+    """Delete the record of a project's cache in a cluster. Returns whether there was one."""
     row = CacheDirectoryRow
     return await changed(session, delete(row).where(row.project == project, row.cluster == cluster)) > 0
 
 
 async def forget(session: WriteSession, project: str) -> list[CacheDirectoryRow]:
-    """Forget where a project has caches, and what they held. Returns where."""
+    """Delete the records of all caches of a project. Returns them."""
     query = select(CacheDirectoryRow).where(CacheDirectoryRow.project == project).with_for_update()
     found = list((await session.execute(query)).scalars())
     await session.execute(delete(CacheDirectoryRow).where(CacheDirectoryRow.project == project))

@@ -1,6 +1,6 @@
 """Every statement about checkpoints, and about chunks that are pushed before a manifest names them.
 
-The set of a push refers to its chunks. An identity tells the next push of the team that the team has pushed a chunk.
+The set of a push refers to its chunks. An identity records for the team's next push that the team has pushed a chunk.
 """
 
 import secrets
@@ -32,7 +32,7 @@ from bdn.mirror.db.tables import (
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """A checkpoint, its project, and the name or id by which whoever asked finds that."""
+    """A checkpoint, its project, and the name or id by which the caller finds the project."""
 
     row: CheckpointRow
     project: ProjectRow
@@ -40,7 +40,6 @@ class CheckpointState:
 
     @property
     def uri(self) -> CheckpointUri:
-        """What it is mirrored by."""
         return CheckpointUri(self.named, self.row.job, self.row.name, self.row.rank)
 
 
@@ -66,9 +65,9 @@ async def listed(
     job: str | None = None,
     with_details: bool = True,
 ) -> list[CheckpointState]:
-    """Those of an organisation or a team, of a project by name or id, of a job; in no order. Not what was evicted and collected since.
+    """Checkpoints of an organisation or a team, of a project by name or id, of a job; in no order.
 
-    ``InvalidRequestError``: the name is that of several projects.
+    Evicted and collected ones are left out. Raises ``InvalidRequestError`` if several projects have the name.
     """
     query = _states(organisation, team).where(exists().where(ManifestRow.digest == CheckpointRow.manifest))
     if not with_details:  # 64 KiB each
@@ -82,7 +81,7 @@ async def listed(
 
 
 async def syncing(session: ReadSession, organisation: str) -> set[tuple[str, str, str, str]]:
-    """Team, project as it was named, job and name of the checkpoints that some rank pushes now."""
+    """Team, project as it was named, job and name of the checkpoints that a rank is pushing now."""
     return {
         (row.team, uri.project, uri.job or "", uri.checkpoint or "")
         for row, uri in await mirrors.pushes(session, organisation)
@@ -92,11 +91,13 @@ async def syncing(session: ReadSession, organisation: str) -> set[tuple[str, str
 async def found(
     session: ReadSession, organisation: str, uri: CheckpointUri, team: str | None = None
 ) -> CheckpointState:
-    """The checkpoint that a source names now. Without a job: of the newest checkpoint's job. Without a checkpoint: the newest loadable one.
+    """The checkpoint that a source names now.
+
+    Without a job: of the newest checkpoint's job. Without a checkpoint: the newest loadable one.
 
     Raises:
-        SourceNotFoundError: no such project, job or checkpoint is this organisation's, or this team's.
-        RevisionNotFoundError: the checkpoint is there, and not of this rank.
+        SourceNotFoundError: the organisation or team has no such project, job or checkpoint.
+        RevisionNotFoundError: the checkpoint exists, but not of this rank.
         InvalidRequestError: several teams have a project of this name.
     """
     known = await listed(session, organisation, team, project=uri.project, job=uri.job, with_details=False)
@@ -116,32 +117,32 @@ async def found(
 
 
 def age(row: CheckpointRow) -> tuple[float, tuple[tuple[int, str], ...], int]:
-    """Sorts the one whose first version was committed last to the end, by the database's time: jobs date their files as they like.
+    """A sort key: by the commit of the first version, then by name, with numbers compared as numbers.
 
-    Of equally old ones by name, with numbers compared as numbers.
+    The time is the database's: jobs can date their files as they like.
     """
     return row.created_at, by_number(row.name), row.rank
 
 
 @dataclass(frozen=True, slots=True)
 class PushScope:
-    """Who finds what was pushed: nobody else is told of it, nor may make a checkpoint of it."""
+    """The team that finds what it pushed: no other team can discover it, or make a checkpoint of it."""
 
     organisation: str
     team: str
 
     def identity(self, digest: Digest) -> Identity:
-        """By which a chunk that this team pushed is found, or a file of its checkpoints."""
+        """By which a chunk that this team pushed, or a file of its checkpoints, is found."""
         return Identity.of(scope_of(self.organisation), "push", digest.hex, self.team)
 
 
 async def known_chunks(
     session: ReadSession, whose: PushScope, push_set: int, teams: Sequence[str | None], digests: Sequence[Digest]
 ) -> set[Digest]:
-    """Those of these chunks that need not be sent again as far as they are stored.
+    """The ones of these chunks that need not be sent again, provided they are stored.
 
-    They are in the push's set, this team pushed them before, or a manifest refers to them that one of these ``teams`` (None: the
-    organisation) may read.
+    They are in the push's set, this team pushed them before, or a manifest refers to them that one of these ``teams``
+    (None: the organisation) may read.
     """
     known = set(await chunks.of(session, chunks.among, [push_set], digests))
     keys = {whose.identity(digest).key: digest for digest in digests}
@@ -166,13 +167,15 @@ def _readable(organisation: str, team: str | None) -> Select[bytes]:
 
 
 async def record(session: WriteSession, whose: PushScope, sizes: Mapping[Digest, int]) -> None:
-    """This team has pushed these chunks."""
     known = [Known(whose.identity(one).key, size, one, one.to_bytes()) for one, size in sizes.items()]
     await identities.record(session, known)
 
 
 async def put(session: WriteSession, whose: PushScope, uri: CheckpointUri, row: Mapping[str, object]) -> str | None:
-    """Record a checkpoint, or its next version, whose time stays that of the first; the push that brought the version before."""
+    """Record a checkpoint, or its next version, which keeps the time of the first.
+
+    Returns the push of the previous version.
+    """
     now = float(str(row["committed_at"]))
     project = await projects.project(session, whose.organisation, whose.team, uri.project, now)
     key = {"project": project.id, "job": uri.job, "name": uri.checkpoint, "rank": uri.rank}
@@ -196,7 +199,10 @@ async def put(session: WriteSession, whose: PushScope, uri: CheckpointUri, row: 
 async def committed(
     session: ReadSession, organisation: str, team: str | None, uri: CheckpointUri
 ) -> tuple[str, float] | None:
-    """The push that brought the newest version of one checkpoint of one rank, and its time, in a project of this team, or of any."""
+    """The push of the newest version of one checkpoint of one rank, and its time.
+
+    The project belongs to this team; with None, to any.
+    """
     project = await projects.find(session, organisation, uri.project, team)
     if project is None:
         return None
@@ -208,14 +214,13 @@ async def committed(
 async def pushed(
     session: ReadSession, organisation: str, uri: CheckpointUri, team: str | None = None
 ) -> MirrorSourceRow:
-    """The source of the push that brought a checkpoint; as ``found``."""
+    """The source of the push of a checkpoint; arguments and errors as in ``found``."""
     row = (await found(session, organisation, uri, team)).row
     query = select(MirrorSourceRow).where(MirrorSourceRow.mirror_id == row.mirror, MirrorSourceRow.position == 0)
     return (await session.execute(query)).scalar_one()
 
 
 async def get(session: ReadSession, organisation: str, checkpoint_id: str, team: str | None = None) -> CheckpointState:
-    """One by its id, or ``NotFoundError``."""
     query = _states(organisation, team).where(CheckpointRow.id == checkpoint_id)
     found = (await session.execute(query)).one_or_none()
     if found is None:
@@ -224,21 +229,21 @@ async def get(session: ReadSession, organisation: str, checkpoint_id: str, team:
 
 
 async def remove(session: WriteSession, row: CheckpointRow) -> list[str]:
-    """Forget a checkpoint, and the push that brought it. Returns the manifest if nothing names it any more: see ``drop_push``."""
+    """Delete a checkpoint and its push. Returns the manifest if it was dropped: see ``drop_push``."""
     await session.execute(delete(CheckpointRow).where(CheckpointRow.id == row.id))
     return await drop_push(session, row.mirror)
 
 
 async def drop_push(session: WriteSession, mirror_id: str) -> list[str]:
-    """Forget a push, and drop its manifest if nothing else names it. Returns the manifest where it was dropped.
+    """Delete a push, and drop its manifest if nothing else names it. Returns the manifest if it was dropped.
 
-    It has no tombstone: nobody restores a checkpoint.
+    It gets no tombstone: a checkpoint cannot be restored.
     """
     query = select(MirrorSourceRow.manifest).where(MirrorSourceRow.mirror_id == mirror_id)
     named = sorted({str(name) for name in (await session.execute(query)).scalars() if name})
     for column in (MirrorSourceRow.mirror_id, MirrorRow.id):
         await delete_in(session, column, [mirror_id])
-    # A mirror that publishes the same manifest now has committed before the next look, or publishes it anew.
+    # A mirror that publishes the same manifest now commits before the next query, or publishes it anew.
     await manifests.lock(session, named)
     others = select(MirrorSourceRow.manifest).where(MirrorSourceRow.manifest.in_(named)).distinct()
     kept = set((await session.execute(others)).scalars())
@@ -246,7 +251,7 @@ async def drop_push(session: WriteSession, mirror_id: str) -> list[str]:
 
 
 async def bytes_with(session: ReadSession, whose: PushScope, uri: CheckpointUri, set_id: int) -> int:
-    """Bytes of the distinct chunks of all checkpoints of an organisation, were those of this set this checkpoint."""
+    """Bytes of the distinct chunks of all checkpoints of an organisation, if this checkpoint had this set's chunks."""
     known = await projects.find(session, whose.organisation, uri.project, whose.team)
     replaced = (known and known.id, uri.job, uri.checkpoint, uri.rank)
     others = [
@@ -259,6 +264,6 @@ async def bytes_with(session: ReadSession, whose: PushScope, uri: CheckpointUri,
 
 
 async def older_than(session: ReadSession, before: float) -> list[CheckpointRow]:
-    """Some checkpoints that were committed before then."""
+    """Some checkpoints that were committed before then, oldest first."""
     query = select(CheckpointRow).where(CheckpointRow.committed_at < before).order_by(CheckpointRow.committed_at)
     return list((await session.execute(query.limit(100))).scalars())

@@ -1,9 +1,10 @@
-"""Every statement about chunks and the sets that refer to them: the rules by which the store gets objects and loses them.
+"""Every statement about chunks and the sets that refer to them: the rules by which the store gains and loses objects.
 
-A row of ``chunks`` is committed before its object is put, and deleted after its object has gone. A set refers to chunks; a chunk's
-``refs`` counts its references. *Refer to it* (``refs + 1 where state <> 'leaving'``) and *let it go* (``state = 'leaving' where refs = 0``)
-exclude each other, because both change the chunk's own row: under READ COMMITTED, PostgreSQL looks again at that row alone.
-Every transaction inserts rows first, in the order of their digests, and then locks rows in the order of their ids: none waits in a circle.
+A row of ``chunks`` is committed before its object is put, and deleted after its object is gone. A set refers to chunks;
+a chunk's ``refs`` counts its references. *Refer to it* (``refs + 1 where state <> 'leaving'``) and *let it go*
+(``state = 'leaving' where refs = 0``) exclude each other, because both change the chunk's own row: under READ COMMITTED,
+PostgreSQL evaluates only that row again. Every transaction inserts rows first, in the order of their digests, and then
+locks rows in the order of their ids: no deadlock.
 
 The functions are synchronous, on a ``Connection`` in a transaction: call them by ``of``. Times are the database's.
 """
@@ -36,27 +37,25 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.mirror.db.database import ReadSession, batches
 from bdn.mirror.db.tables import ChunkRow, ChunkSetRow, SetChunkRow
 
-# By then a request has ended that the row was changed for: it was sent in time for its signature to expire (ADR 48).
+# After this time the request that the row was changed for has ended, because its signature has expired (ADR 48).
 PUT_SECONDS: Final = 900.0
 DELETE_SECONDS: Final = 900.0
-AT_ONCE: Final = 500  # chunks of one statement
-TAKEN_APART_AT_ONCE: Final = 2000  # references of one transaction
-NO_GRACE: Final = 0.0  # when a set ended whose chunks had their time
+AT_ONCE: Final = 500  # chunks per statement
+TAKEN_APART_AT_ONCE: Final = 2000  # references per transaction
+NO_GRACE: Final = 0.0  # the end of a set whose chunks need no grace
 
 _P = ParamSpec("_P")
 _Answer = TypeVar("_Answer")
 
 
 class ChunkState(StrEnum):
-    """What is known of a chunk's object."""
-
-    WRITING = "writing"  # it may be there in part, whole, wrong, or not at all: who has the bytes puts it
-    STORED = "stored"  # it is there
+    WRITING = "writing"  # the object may be missing, partial, wrong or whole: a caller with the bytes puts it
+    STORED = "stored"  # the object is there
     LEAVING = "leaving"  # a DELETE was sent, or will be: nothing may refer to it
 
 
 class SetState(StrEnum):
-    """What becomes of a set. A dead one is taken apart."""
+    """A dead set is taken apart by ``take_apart``."""
 
     FILLING = "filling"
     PUBLISHED = "published"
@@ -68,11 +67,11 @@ class SetEndedError(Exception):
 
 
 class ChunkIsLeavingError(StoreUnavailableError):
-    """The chunk is being deleted; it can be put again when its row has gone."""
+    """The chunk is being deleted; it can be put again once its row is gone."""
 
 
 class StoredChunk(NamedTuple):
-    """A row whose object is about to be deleted, or to be read."""
+    """The row of an object that the caller is about to read or delete."""
 
     id: int
     digest: Digest
@@ -81,7 +80,10 @@ class StoredChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """What became of chunks that a set acquires. Those to ``put`` and those ``stored`` are referred to; those ``leaving`` are not."""
+    """The chunks that a set acquires, by state.
+
+    It refers to the ``stored`` ones and those to ``put``, not the ``leaving`` ones.
+    """
 
     stored: frozenset[Digest]
     put: frozenset[Digest]
@@ -100,7 +102,7 @@ async def of(
 
 
 def begin(connection: Connection, owner: str) -> int:
-    """A new set, or the one that this owner fills already. Returns its id."""
+    """The id of the set that this owner fills, created if there is none."""
     if (known := filling(connection, owner)) is not None:
         return known
     row = {"owner": owner, "state": SetState.FILLING}
@@ -108,47 +110,45 @@ def begin(connection: Connection, owner: str) -> int:
 
 
 def filling(connection: Connection, owner: str) -> int | None:
-    """The set that this owner fills."""
     query = select(ChunkSetRow.id).where(ChunkSetRow.owner == owner, ChunkSetRow.state == SetState.FILLING)
     return connection.execute(query.order_by(ChunkSetRow.id).limit(1)).scalar()
 
 
 def publish(connection: Connection, set_id: int) -> None:
-    """The set is a manifest's from now on. Raises ``SetEndedError``."""
+    """From now on the set belongs to a manifest. Raises ``SetEndedError``."""
     statement = update(ChunkSetRow).where(ChunkSetRow.id == set_id, ChunkSetRow.state == SetState.FILLING)
     if not _count(connection.execute(statement.values(state=SetState.PUBLISHED))):
         raise SetEndedError
 
 
 def publish_of(connection: Connection, owner: str) -> None:
-    """The set that this owner fills is kept from now on until ``end_kept``."""
+    """Retain the set that this owner fills until ``end_kept``. Raises ``SetEndedError``."""
     if (set_id := filling(connection, owner)) is None:
         raise SetEndedError
     publish(connection, set_id)
 
 
 def change_owner(connection: Connection, before: str, after: str) -> None:
-    """The sets that are kept for one owner are kept for another."""
     connection.execute(update(ChunkSetRow).where(ChunkSetRow.owner == before).values(owner=after))
 
 
 def end(connection: Connection, set_ids: Collection[int], at: float) -> None:
-    """The sets are dead: they keep nothing from now on, though their references are taken away later.
+    """End the sets: they retain nothing from now on, though their references are removed later.
 
-    The grace of what nothing else refers to begins ``at`` then; with ``NO_GRACE`` it is over.
+    The grace of chunks without another reference begins at ``at``; with ``NO_GRACE`` it is over.
     """
     for some in batches(sorted(set_ids), AT_ONCE):
         _end(connection, ChunkSetRow.id.in_(some), at)
 
 
 def end_kept(connection: Connection, owners: Collection[str], at: float) -> None:
-    """The sets that were kept for these owners are dead."""
+    """End the sets that ``publish_of`` retained for these owners."""
     for some in batches(sorted(owners), AT_ONCE):
         _end(connection, ChunkSetRow.owner.in_(some), at)
 
 
 def end_of(connection: Connection, mirror: str, at: float) -> None:
-    """The sets that this mirror or push fills are dead."""
+    """End the sets that this mirror or push fills."""
     is_own = or_(ChunkSetRow.owner == mirror, ChunkSetRow.owner.startswith(f"{mirror}/", autoescape=True))
     _end(connection, and_(is_own, ChunkSetRow.state == SetState.FILLING), at)
 
@@ -159,7 +159,7 @@ def _end(connection: Connection, which: ColumnElement[bool], at: float) -> None:
 
 
 def _check_filling(connection: Connection, set_id: int) -> None:
-    """Until the transaction ends the set is not dead. Raises ``SetEndedError``."""
+    """Check that the set is being filled; it cannot end before commit. Raises ``SetEndedError``."""
     query = select(ChunkSetRow.state).where(ChunkSetRow.id == set_id).with_for_update(read=True)
     if connection.execute(query).scalar() != SetState.FILLING:
         raise SetEndedError
@@ -169,9 +169,9 @@ def _check_filling(connection: Connection, set_id: int) -> None:
 
 
 def acquire(connection: Connection, set_id: int, sizes: Mapping[Digest, int], now: float) -> Acquired:
-    """Before these chunks are put: the set refers to them, with rows where there are none.
+    """Refer to these chunks before they are put, with rows where there are none.
 
-    Those that are ``leaving`` the caller asks for again, when their rows have gone. Raises ``SetEndedError``.
+    The caller acquires the ``leaving`` ones again, once their rows are gone. Raises ``SetEndedError``.
     """
     _check_filling(connection, set_id)
     found: dict[ChunkState, set[Digest]] = {state: set() for state in ChunkState}
@@ -189,7 +189,7 @@ def acquire(connection: Connection, set_id: int, sizes: Mapping[Digest, int], no
 
 
 def hold(connection: Connection, set_id: int, digests: Iterable[Digest]) -> dict[Digest, int]:
-    """The set refers to those of these chunks that are stored: they, with their sizes. Raises ``SetEndedError``."""
+    """Refer to the stored ones of these chunks. Returns them with their sizes. Raises ``SetEndedError``."""
     _check_filling(connection, set_id)
     known = [row for row in _locked(connection, digests) if row[2] == ChunkState.STORED]
     _refer(connection, set_id, [row[0] for row in known])
@@ -197,14 +197,20 @@ def hold(connection: Connection, set_id: int, digests: Iterable[Digest]) -> dict
 
 
 def mark_stored(connection: Connection, set_id: int, digests: Collection[Digest]) -> None:
-    """The objects of these chunks, which the set acquired, are durable and right. Raises ``SetEndedError``: they may be gone again."""
+    """Record that the objects of these chunks, which the set acquired, are durable and right.
+
+    Raises ``SetEndedError``: the objects may be gone again.
+    """
     _check_filling(connection, set_id)
     written = [row[0] for row in _locked(connection, digests) if row[2] == ChunkState.WRITING]
     _execute_in(connection, update(ChunkRow).values(state=ChunkState.STORED, damage=None), written)
 
 
 def mark_damaged(connection: Connection, digest: Digest, reason: str, now: float) -> bool:
-    """A stored chunk's object is not what its name says, or not there: it counts as never put. False: it is not stored."""
+    """Record that a stored chunk's object is wrong or missing: the chunk counts as never put.
+
+    Returns False if it is not stored.
+    """
     statement = update(ChunkRow).where(ChunkRow.digest == digest.to_bytes(), ChunkRow.state == ChunkState.STORED)
     values = {"state": ChunkState.WRITING, "damage": reason, "changed_at": now}
     return _count(connection.execute(statement.values(values))) > 0
@@ -215,7 +221,7 @@ def _new_row(digest: Digest, size: int, now: float) -> dict[str, object]:
 
 
 def _locked(connection: Connection, digests: Iterable[Digest]) -> list[tuple[int, bytes, str, int]]:
-    """Id, raw digest, state and size of these chunks, whose rows are locked."""
+    """Lock the rows of these chunks. Returns id, raw digest, state and size of each."""
     ids: list[int] = []
     for some in batches([digest.to_bytes() for digest in set(digests)], AT_ONCE):
         ids += connection.execute(select(ChunkRow.id).where(ChunkRow.digest.in_(some))).scalars()
@@ -231,7 +237,10 @@ def _lock(connection: Connection, ids: Collection[int]) -> list[tuple[int, bytes
 
 
 def _refer(connection: Connection, set_id: int, chunk_ids: Sequence[int]) -> None:
-    """Count each reference once, however often the set names the chunk. The rows are locked, and none of them is leaving."""
+    """Count each reference once, however often the set names the chunk.
+
+    The rows are locked, and none of them is leaving.
+    """
     new = _insert(connection, SetChunkRow).on_conflict_do_nothing(index_elements=["set_id", "chunk_id"])
     for some in batches(chunk_ids, AT_ONCE):
         rows = [{"set_id": set_id, "chunk_id": chunk} for chunk in some]
@@ -240,7 +249,7 @@ def _refer(connection: Connection, set_id: int, chunk_ids: Sequence[int]) -> Non
 
 
 def keep_only(connection: Connection, set_id: int, digests: Collection[Digest], now: float) -> None:
-    """The set, which is filled, refers to no other chunks than these from now on."""
+    """Remove all references of the set, which is being filled, except to these chunks."""
     others = [row for row in _rows_of(connection, set_id) if row[1] not in digests]
     for some in batches(sorted(row[0] for row in others), AT_ONCE):
         _let_go(connection, set_id, some, now)
@@ -256,9 +265,9 @@ def _rows_of(connection: Connection, set_id: int) -> list[tuple[int, Digest]]:
 
 
 def take_apart(connection: Connection) -> int:
-    """Take some references of a dead set away, or the set when it has none. How many rows; 0: no set is dead.
+    """Remove some references of a dead set, or the set if it has none. Returns how many rows; 0 if no set is dead.
 
-    The set that ended first goes first: what several dead sets refer to has its grace from the end of the last one.
+    The set that ended first goes first: chunks of several dead sets have their grace from the end of the last one.
     """
     dead = select(ChunkSetRow.id, ChunkSetRow.ended_at).where(ChunkSetRow.state == SetState.DEAD)
     first = connection.execute(dead.order_by(ChunkSetRow.ended_at, ChunkSetRow.id).limit(1)).first()
@@ -285,14 +294,14 @@ def _let_go(connection: Connection, set_id: int, chunk_ids: Sequence[int], at: f
 
 
 def collect(connection: Connection, grace_seconds: float, now: float, limit: int = AT_ONCE) -> list[StoredChunk]:
-    """Let some chunks go that nothing has referred to for that long. The caller deletes their objects, then calls ``forget``.
+    """Let go of some chunks without a reference for that long. The caller deletes their objects, then calls ``forget``.
 
-    A chunk whose DELETE may have got no answer comes again after ``DELETE_SECONDS``. One whose PUT may still be under way
-    stays for ``PUT_SECONDS``.
+    A chunk whose DELETE may have got no answer is returned again after ``DELETE_SECONDS``. A chunk whose PUT may still
+    be under way stays for ``PUT_SECONDS``.
     """
     query = select(ChunkRow.id, ChunkRow.digest, ChunkRow.size)
     query = query.where(ChunkRow.refs == 0, is_collectable(ChunkRow.changed_at, grace_seconds, now))
-    # Another collection has what is locked. A row that a reference was added to meanwhile is looked at again, and stays.
+    # Skips rows that another collection locked. A row that got a reference meanwhile is evaluated again, and stays.
     locked = query.order_by(ChunkRow.changed_at).limit(limit).with_for_update(skip_locked=True)
     found = connection.execute(locked).all()
     ids = [row[0] for row in found]
@@ -301,7 +310,7 @@ def collect(connection: Connection, grace_seconds: float, now: float, limit: int
 
 
 def is_collectable(changed_at: SQLColumnExpression[float], grace_seconds: float, now: float) -> ColumnElement[bool]:
-    """The ``ChunkRow`` may go, if nothing refers to it and this is when that began."""
+    """Whether a ``ChunkRow`` without references since ``changed_at`` may go."""
     grace = now - grace_seconds
     return or_(
         and_(ChunkRow.state == ChunkState.STORED, changed_at <= grace),
@@ -311,9 +320,9 @@ def is_collectable(changed_at: SQLColumnExpression[float], grace_seconds: float,
 
 
 def forget(connection: Connection, chunks: Iterable[StoredChunk], let_go_at: float) -> None:
-    """The objects of these chunks are gone, which were let go at that time.
+    """Delete the rows of chunks that were let go at this time and whose objects are gone.
 
-    Where another collection has let a chunk go again since then, its DELETE is under way: the row is its to forget.
+    If another collection has let go of a chunk again since then, its DELETE is under way, and it deletes the row.
     """
     ids = [chunk.id for chunk in chunks]
     _lock(connection, ids)
@@ -322,7 +331,7 @@ def forget(connection: Connection, chunks: Iterable[StoredChunk], let_go_at: flo
 
 
 def let_orphans_go(connection: Connection, sizes: Mapping[Digest, int], now: float) -> list[StoredChunk]:
-    """Of these objects of the store, which were listed before, let go those that have no row. Then as after ``collect``."""
+    """Let go of those listed objects of the store that have no row. Continue as after ``collect``."""
     found: list[StoredChunk] = []
     for some in batches(sorted(sizes), AT_ONCE):
         rows = [_new_row(digest, sizes[digest], now) | {"state": ChunkState.LEAVING} for digest in some]
@@ -332,16 +341,15 @@ def let_orphans_go(connection: Connection, sizes: Mapping[Digest, int], now: flo
     return found
 
 
-# --- looking ---
+# --- reads ---
 
 
 def names(connection: Connection, set_id: int) -> list[Digest]:
-    """The chunks of a set, in no order."""
     return [digest for _, digest in _rows_of(connection, set_id)]
 
 
 def stored(connection: Connection, digests: Iterable[Digest]) -> dict[Digest, int]:
-    """Those of these chunks that are stored now, with their sizes. Nothing keeps them: see ``hold``."""
+    """The stored ones of these chunks, with their sizes. They may be collected at any time: see ``hold``."""
     found: dict[Digest, int] = {}
     for some in batches(sorted(set(digests)), AT_ONCE):
         query = select(ChunkRow.digest, ChunkRow.size).where(
@@ -352,16 +360,16 @@ def stored(connection: Connection, digests: Iterable[Digest]) -> dict[Digest, in
 
 
 def is_damaged(connection: Connection, set_id: int) -> bool:
-    """Whether a chunk of the set is not stored: a scrub found it wrong, and nothing has put it again."""
+    """Whether a scrub found a chunk of the set wrong, and it was not put again since."""
     damaged = select(ChunkRow.id).where(ChunkRow.damage.is_not(None))
-    if connection.execute(damaged.limit(1)).first() is None:  # mostly nothing is
+    if connection.execute(damaged.limit(1)).first() is None:  # usually none is
         return False
     named = exists().where(SetChunkRow.chunk_id == ChunkRow.id, SetChunkRow.set_id == set_id)
     return connection.execute(damaged.where(named).limit(1)).first() is not None
 
 
 def named(connection: Connection, set_ids: Collection[int], digests: Iterable[Digest]) -> set[Digest]:
-    """Those of these chunks that one of these sets refers to, also where they are damaged."""
+    """The ones of these chunks that one of these sets refers to, even if damaged."""
     found: set[Digest] = set()
     for some in batches(sorted(set(digests)), AT_ONCE):
         query = select(ChunkRow.digest).where(
@@ -373,7 +381,7 @@ def named(connection: Connection, set_ids: Collection[int], digests: Iterable[Di
 
 
 def among(connection: Connection, set_ids: Collection[int], digests: Iterable[Digest]) -> dict[Digest, int]:
-    """Those of these chunks that one of these sets refers to and that are stored, with their sizes."""
+    """The stored ones of these chunks that one of these sets refers to, with their sizes."""
     found: dict[Digest, int] = {}
     for some in batches(sorted(set(digests)), AT_ONCE):
         query = select(ChunkRow.digest, ChunkRow.size).where(
@@ -394,7 +402,6 @@ def bytes_of(connection: Connection, set_ids: Collection[int]) -> int:
 
 
 def have_rows(connection: Connection, digests: Iterable[Digest]) -> set[Digest]:
-    """Those of these chunks that have a row."""
     found: set[Digest] = set()
     for some in batches(sorted(set(digests)), AT_ONCE):
         query = select(ChunkRow.digest).where(ChunkRow.digest.in_([digest.to_bytes() for digest in some]))
@@ -403,7 +410,7 @@ def have_rows(connection: Connection, digests: Iterable[Digest]) -> set[Digest]:
 
 
 def totals(connection: Connection) -> tuple[int, int]:
-    """How many chunks the store holds, and their bytes."""
+    """The number of chunks in the store, and their bytes."""
     query = select(func.count(), func.coalesce(func.sum(ChunkRow.size), 0)).where(ChunkRow.state == ChunkState.STORED)
     count, size = connection.execute(query).one()
     return int(count), int(size)

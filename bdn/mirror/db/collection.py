@@ -1,7 +1,7 @@
-"""Every statement about what a collection takes: manifests that nothing may read any more, old evidence, and what would go with them.
+"""Every statement about collections: manifests that no organisation may read, old evidence, and the plan of a dry run.
 
-A manifest belongs to every organisation that mirrored it. It is *given up* by one that has a tombstone for it, *dead* when
-all have one, and dead *since* the last of them was written.
+A manifest belongs to every organisation that mirrored it. It is *given up* by one that has a tombstone for it, *dead*
+when all have one, and dead *since* the last of these was written.
 """
 
 from collections.abc import AsyncIterator, Collection
@@ -41,19 +41,19 @@ from bdn.mirror.db.tables import (
     TombstoneRow,
 )
 
-_AT_ONCE: Final = 250  # wrong files of one transaction
+_AT_ONCE: Final = 250  # files with wrong content per transaction
 
 
-# --- manifests that nothing may read ---
+# --- manifests that no organisation may read ---
 
 
 async def expired(session: ReadSession, before: float) -> list[str]:
-    """Manifests that are dead since then or longer."""
+    """Manifests that have been dead since ``before`` or longer."""
     return sorted((await session.execute(_expired(before))).scalars())
 
 
 def _expired(before: float) -> Select[str]:
-    """One that no mirror names any more is as old as it is."""
+    """A manifest that no mirror names any more is dead since its creation."""
     given_up = exists().where(TombstoneRow.manifest == ManifestRow.digest, TombstoneRow.created_at <= before)
     return select(ManifestRow.digest).where(
         or_(ManifestRow.created_at <= before, given_up), ~exists(_living_sources(ManifestRow.digest, before))
@@ -61,14 +61,14 @@ def _expired(before: float) -> Select[str]:
 
 
 def _dead() -> Select[str]:
-    """The manifests that nothing may read, whether or not they can still be restored."""
+    """The manifests that no organisation may read, whether or not they can still be restored."""
     return select(TombstoneRow.manifest).where(
         TombstoneRow.collected_at.is_(None), ~exists(_living_sources(TombstoneRow.manifest))
     )
 
 
 def _living_sources(manifest: InstrumentedAttribute[str], before: float | None = None) -> Select[str]:
-    """Sources of this manifest whose organisation has no tombstone for it, or one that is younger than ``before``."""
+    """Sources of this manifest whose organisation has no tombstone for it, or one younger than ``before``."""
     source, tombstone = aliased(MirrorSourceRow), aliased(TombstoneRow)
     joined = and_(tombstone.organisation == source.organisation, tombstone.manifest == source.manifest)
     if before is not None:
@@ -82,11 +82,11 @@ def _living_sources(manifest: InstrumentedAttribute[str], before: float | None =
 
 
 async def drop(session: WriteSession, manifest: str, before: float, now: float, size: int) -> bool:
-    """Drop a manifest that is expired, with the listings of its sources. False: it was restored or published meanwhile, or dropped.
+    """Drop an expired manifest, with the listings of its sources.
 
-    ``size`` is written down: the bytes that go with it.
+    Returns False if it was restored, published or dropped meanwhile. ``size`` is recorded: the bytes that this frees.
     """
-    await manifests.lock(session, [manifest])  # then look: what others did before is seen, and they wait
+    await manifests.lock(session, [manifest])  # check after locking: earlier changes are visible, later ones wait
     is_expired = _expired(before).where(ManifestRow.digest == manifest)
     if (await session.execute(is_expired)).scalar() is None:
         return False
@@ -94,14 +94,14 @@ async def drop(session: WriteSession, manifest: str, before: float, now: float, 
     listed = MirrorSourceRow.manifest == manifest, MirrorSourceRow.listing.is_not(None)
     await session.execute(update(MirrorSourceRow).where(*listed).values(listing=None))
     await manifests.drop(session, [manifest])
-    # Those who gave it up may not read it either when somebody else mirrors it again.
+    # Organisations that gave it up may not read it even when another organisation mirrors it again.
     await session.execute(update(TombstoneRow).where(TombstoneRow.manifest == manifest).values(collected_at=now))
     await events.record(session, now, [events.event_of("collected", {"bytes": size}, manifest)])
     return True
 
 
 async def sets_of(session: ReadSession, manifest: str) -> list[int]:
-    """What goes with a manifest: its set, and those of its sources' listings."""
+    """The sets that end with a manifest: its own, and the sets of its sources' listings."""
     owners = await _listing_owners(session, manifest)
     listings = select(ChunkSetRow.id).where(ChunkSetRow.state != SetState.DEAD)
     found = [set_id async for (set_id,) in select_in(session, listings, ChunkSetRow.owner, owners)]
@@ -115,11 +115,11 @@ async def _listing_owners(session: ReadSession, manifest: str) -> list[str]:
     return [listing_owner(*row) for row in await session.execute(listed)]
 
 
-# --- files that came wrong ---
+# --- files with wrong content ---
 
 
 async def drop_evidence(session: WriteSession, before: float) -> int:
-    """Forget some files that came wrong before then, with what is kept of them; how many."""
+    """Delete some files with wrong content from before then, with their evidence. Returns how many."""
     some = list((await session.execute(_evidence(before).limit(_AT_ONCE))).scalars())
     await chunks.of(session, chunks.end_kept, list(map(_evidence_owner, some)), chunks.NO_GRACE)
     await delete_in(session, QuarantinedFileRow.id, some)
@@ -134,7 +134,7 @@ def _evidence_owner(name: str) -> str:
     return f"evidence:{name}"
 
 
-# --- what would go ---
+# --- the plan of a dry run ---
 
 _GOING: Final = Table(
     "going",
@@ -147,17 +147,17 @@ _GOING: Final = Table(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A session that only reads, and the sets that would be dead by now in a table of its own."""
+    """A read session, and a temporary table of its own with the sets that would be dead by now."""
 
     session: ReadSession
 
     async def add(self, set_ids: Collection[int]) -> None:
-        """These sets would go, and need no grace."""
+        """Add sets that would end without a grace."""
         if rows := [{"set_id": set_id, "ended_at": chunks.NO_GRACE} for set_id in set_ids]:
             await self.session.execute(insert(_GOING), rows)
 
     async def add_evidence(self, before: float) -> int:
-        """Files that came wrong before then would go; how many."""
+        """Add the evidence from before then. Returns the number of its files."""
         names = list((await self.session.execute(_evidence(before))).scalars())
         kept = select(ChunkSetRow.id).where(ChunkSetRow.state != SetState.DEAD)
         owners = list(map(_evidence_owner, names))
@@ -165,15 +165,15 @@ class Plan:
         return len(names)
 
     async def add_dead(self, but: Collection[str]) -> None:
-        """All manifests that nothing may read would go, but for some of which it is asked."""
+        """Add all manifests that no organisation may read, except ``but``."""
         for manifest in {*(await self.session.execute(_dead())).scalars()} - {*but}:
             await self.add(await sets_of(self.session, manifest))
 
     async def freed(self, manifest: str, *, is_kept: bool = False) -> int:
-        """The bytes that one manifest more frees; one that ``is_kept`` does not go.
+        """The bytes that one more manifest frees. With ``is_kept`` the plan stays as it was.
 
-        A chunk's bytes are freed with the last set that refers to it. So the last of several manifests that share a chunk frees
-        it, and the others do not.
+        A chunk's bytes are freed with the last set that refers to it. So of several manifests that share a chunk, only
+        the last frees it.
         """
         own = await sets_of(self.session, manifest)
         await self.add(own)
@@ -188,7 +188,7 @@ class Plan:
         return size
 
     async def chunks(self, grace_seconds: float, now: float) -> tuple[int, int]:
-        """How many chunks a collection would take, and their bytes."""
+        """How many chunks a collection would delete, and their bytes."""
         sums = func.count(), func.coalesce(func.sum(ChunkRow.size), 0)
         is_old = chunks.is_collectable(ChunkRow.changed_at, grace_seconds, now)
         count, size = (await self.session.execute(select(*sums).where(ChunkRow.refs == 0, is_old))).one()
@@ -209,7 +209,7 @@ class Plan:
 
 @asynccontextmanager
 async def plan(database: Database) -> AsyncIterator[Plan]:
-    """The sets that are dead by now would go. Nothing waits for the session, however long it lives, and nothing of it stays."""
+    """Begin with the sets that are dead by now. However long the session lives, it blocks nothing."""
     async with database.read(patient=True) as session:
         await (await session.connection()).run_sync(_GOING.create)
         dead = select(ChunkSetRow.id, ChunkSetRow.ended_at).where(ChunkSetRow.state == SetState.DEAD)

@@ -1,7 +1,8 @@
-"""Every statement about damage: chunks whose objects are not what their names say, the scrub that finds them, files that came wrong.
+"""Every statement about damage: chunks with wrong objects, the scrub that finds them, files with wrong content.
 
-Damage is a column of the chunk's row; what is found, repaired or lost is an event of the manifests whose sets refer to the chunk, in
-the same transaction. Damage of a chunk that no manifest names is not reported: listings, evidence, and what is still being mirrored.
+Damage is a column of the chunk's row. A damage, repair or loss is recorded in the same transaction, as an event of the
+manifests whose sets refer to the chunk. Damage of a chunk that no manifest names is not reported: listings, evidence,
+mirrors at work.
 """
 
 import secrets
@@ -18,7 +19,7 @@ from bdn.mirror.db.chunks import ChunkState, StoredChunk
 from bdn.mirror.db.database import ReadSession, WriteSession, batches
 from bdn.mirror.db.tables import ChunkRow, EventRow, FactRow, ManifestRow, QuarantinedFileRow, SetChunkRow
 
-_REPORTED: Final = 100  # manifests of one event: a chunk may be one of a thousand revisions
+_REPORTED: Final = 100  # manifests per event: a chunk may be in a thousand revisions
 _SCRUB: Final = "scrub"
 
 
@@ -26,14 +27,13 @@ _SCRUB: Final = "scrub"
 
 
 async def get(session: ReadSession, digest: Digest) -> ChunkRow | None:
-    """The row of a chunk."""
     return (await session.execute(select(ChunkRow).where(ChunkRow.digest == digest.to_bytes()))).scalar()
 
 
 async def mark(session: WriteSession, digest: Digest, chunk_id: int, reason: str, now: float) -> bool:
-    """The store does not hold this chunk as its name says: it counts as never put.
+    """Mark a chunk as damaged: it counts as never put.
 
-    False: the chunk is not stored, or was deleted and put again since its row was read.
+    Returns False if the chunk is not stored, or was deleted and put again since its row was read.
     """
     row = await get(session, digest)
     if row is None or row.id != chunk_id or not await chunks.of(session, chunks.mark_damaged, digest, reason, now):
@@ -43,16 +43,16 @@ async def mark(session: WriteSession, digest: Digest, chunk_id: int, reason: str
 
 
 async def mark_stored(session: WriteSession, set_id: int, digests: Collection[Digest], now: float) -> None:
-    """As ``chunks.mark_stored``. Those of these chunks that were damaged are repaired."""
+    """``chunks.mark_stored``, and record a repair for each chunk that was damaged."""
     is_any = select(ChunkRow.id).where(ChunkRow.damage.is_not(None)).limit(1)
-    if (await session.execute(is_any)).first() is not None:  # mostly nothing is
+    if (await session.execute(is_any)).first() is not None:  # usually none is
         for digest, reason in (await reasons(session, digests)).items():
             await _record(session, "repaired", digest, reason, now)
     await chunks.of(session, chunks.mark_stored, set_id, digests)
 
 
 async def reasons(session: ReadSession, digests: Collection[Digest] | None = None) -> dict[Digest, str]:
-    """Those of these chunks, or (None) of all, that are damaged, and what was found wrong."""
+    """What was found wrong with each damaged chunk, of these chunks or (None) of all."""
     query = select(ChunkRow.digest, ChunkRow.damage).where(ChunkRow.damage.is_not(None))
     if digests is None:
         return {Digest.from_bytes(raw): str(reason) for raw, reason in (await session.execute(query)).all()}
@@ -65,8 +65,6 @@ async def reasons(session: ReadSession, digests: Collection[Digest] | None = Non
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A chunk that is damaged, and that a manifest names."""
-
     digest: Digest
     size: int
     reason: str
@@ -82,7 +80,6 @@ async def named(session: ReadSession, digests: Collection[Digest] | None = None)
 
 
 async def count(session: ReadSession) -> int:
-    """How many chunks are damaged that a manifest names."""
     query = select(func.count()).select_from(ChunkRow).where(_is_damaged_and_named())
     return (await session.execute(query)).scalar_one()
 
@@ -93,7 +90,7 @@ def _is_damaged_and_named() -> ColumnElement[bool]:
 
 
 async def record_loss(session: WriteSession, damage: Damage, now: float) -> None:
-    """No agent and no upstream has the chunk now. Recorded once for each damage, however often a repair is tried."""
+    """Record that no agent and no upstream has the chunk now: once per damage, however often a repair is tried."""
     about = select(func.max(EventRow.at)).where(EventRow.digest == damage.digest.hex, EventRow.node.is_(None))
     found_at = (await session.execute(about.where(EventRow.kind == "damaged"))).scalar() or 0.0
     if not await events.is_recorded(session, "lost", damage.digest.hex, found_at):
@@ -101,7 +98,10 @@ async def record_loss(session: WriteSession, damage: Damage, now: float) -> None
 
 
 async def _record(session: WriteSession, kind: str, digest: Digest, reason: str, now: float) -> None:
-    """Record an event for the newest manifests that name the chunk. It does not say which sources were asked in vain: they are others'."""
+    """Record an event for the newest manifests that name the chunk.
+
+    The event omits the sources that were tried in vain: they may belong to other organisations.
+    """
     query = (
         select(ManifestRow.digest)
         .join(SetChunkRow, SetChunkRow.set_id == ManifestRow.set_id)
@@ -118,14 +118,14 @@ async def _record(session: WriteSession, kind: str, digest: Digest, reason: str,
 
 
 async def after(session: ReadSession, chunk_id: int, names: Sequence[str] | None, wanted: int) -> list[StoredChunk]:
-    """The next chunks behind this id that should be in the store: of these manifests, or (None) all that are referred to."""
+    """The next chunks after this id that should be in the store: of these manifests, or (None) all with references."""
     query = select(ChunkRow.id, ChunkRow.digest, ChunkRow.size).limit(wanted)
     query = query.where(or_(ChunkRow.state == ChunkState.STORED, ChunkRow.damage.is_not(None)))
     if names is None:
         everything = query.where(ChunkRow.refs > 0, ChunkRow.id > chunk_id).order_by(ChunkRow.id)
         return list(map(_stored, (await session.execute(everything)).all()))
     found: dict[int, StoredChunk] = {}
-    # A range of an index for each set: one query over all sets would sort all that is left of them for each part.
+    # One index range per set: a single query over all sets would sort all remaining rows for each part.
     of_set = query.join(SetChunkRow, SetChunkRow.chunk_id == ChunkRow.id).order_by(SetChunkRow.chunk_id)
     for set_id in (await manifests.set_ids(session, names)).values():
         rows = await session.execute(of_set.where(SetChunkRow.set_id == set_id, SetChunkRow.chunk_id > chunk_id))
@@ -139,7 +139,7 @@ def _stored(row: Row[int, bytes, int]) -> StoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class ScrubState:
-    """How far the scrub is. ``cursor`` is the id of the chunk that was read last; None between two rounds."""
+    """Progress of the scrub. ``cursor`` is the id of the chunk that was read last; None between two rounds."""
 
     started_at: float
     completed_at: float | None = None
@@ -147,18 +147,16 @@ class ScrubState:
 
 
 async def scrub_state(session: ReadSession) -> ScrubState | None:
-    """None: the scrub never began."""
     row = await session.get(FactRow, _SCRUB)
     return ScrubState(**row.value) if row else None
 
 
 async def save_scrub_state(session: WriteSession, state: ScrubState) -> None:
-    """In place of the state before."""
     await session.merge(FactRow(name=_SCRUB, value=asdict(state)))
     await session.flush()
 
 
-# --- files that came wrong ---
+# --- files with wrong content ---
 
 
 async def keep_wrong_file(
@@ -172,7 +170,7 @@ async def keep_wrong_file(
     expected: str,
     actual: str,
 ) -> None:
-    """Keep what came in place of a file, as evidence: a set that no manifest has refers to its chunks."""
+    """Record a file with wrong content as evidence: a set without a manifest refers to its chunks."""
     name = f"qua_{secrets.token_hex(12)}"
     row = {"mirror_id": mirror_id, "source": source, "path": path, "size": size, "expected": expected, "actual": actual}
     session.add(QuarantinedFileRow(id=name, created_at=time.time(), **row))
@@ -183,5 +181,4 @@ async def keep_wrong_file(
 
 
 async def count_wrong_files(session: ReadSession) -> int:
-    """How many files are kept."""
     return (await session.execute(select(func.count()).select_from(QuarantinedFileRow))).scalar_one()

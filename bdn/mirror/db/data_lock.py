@@ -1,7 +1,8 @@
-"""The lock of an embedded mirror's data directory. It says who has it, and where a service that has it answers.
+"""The lock of an embedded mirror's data directory. The file names the holder, and the URL where it answers.
 
-What it says is read only while somebody has it: a process that was killed lets go of it. Only its owner can open it, so nobody else
-can lock it, or write into it, to make us talk to a service of theirs (docs/adr/0044).
+The content is read only while the lock is held: a killed process releases the lock, but leaves the content. Only its
+owner can open the file, so no other user can lock it, or write into it to redirect us to another service
+(docs/adr/0044).
 """
 
 import json
@@ -21,10 +22,10 @@ _LONGEST: Final = 4096  # bytes
 
 
 class DataDirectoryInUseError(InUseError):
-    """Who has it.
+    """Another process holds the lock.
 
-    ``url`` is where a service answers, and ``auth`` whether callers need a token. Without a URL ``is_passing`` tells a holder that
-    will answer soon, or end.
+    ``url`` is where it answers, and ``auth`` whether callers need a token. Without a URL, ``is_passing`` marks a holder
+    that will answer soon, or end.
     """
 
     url: str = ""
@@ -34,14 +35,12 @@ class DataDirectoryInUseError(InUseError):
 
 @dataclass(frozen=True)
 class DataLock:
-    """A lock that this process has."""
-
     descriptor: int
     program: str
 
     @contextmanager
     def answering(self, url: str, auth: str) -> Iterator[None]:
-        """Until the block ends, others of this user may ask this process there."""
+        """Until the block ends, other processes of this user may send requests there."""
         self.say(url=url, auth=auth)
         try:
             yield
@@ -49,7 +48,7 @@ class DataLock:
             self.say()
 
     def say(self, **facts: str) -> None:
-        """On a disk that is full nothing, or less, is said, and the lock is ours all the same."""
+        """Write the facts into the lock file. A full disk loses or cuts them off; the lock is held all the same."""
         content = json.dumps({"holder": f"{self.program} (process {os.getpid()})", **facts}).encode()
         with suppress(OSError):
             os.ftruncate(self.descriptor, 0)
@@ -58,11 +57,11 @@ class DataLock:
 
 @contextmanager
 def locked(data_dir: Path, program: str) -> Iterator[DataLock]:
-    """One process has an embedded database; the kernel drops the lock with the process.
+    """Lock the data directory for one process; the kernel releases the lock when the process ends.
 
     Raises:
-        DataDirectoryInUseError: another one has it.
-        DiskFailedError: the lock file is absent and cannot be made; or the file system cannot lock files.
+        DataDirectoryInUseError: another process holds it.
+        DiskFailedError: the lock file is absent and cannot be created; or the file system cannot lock files.
     """
     with disk_errors(data_dir):
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -71,7 +70,7 @@ def locked(data_dir: Path, program: str) -> Iterator[DataLock]:
         if not try_lock(descriptor, data_dir):
             raise _in_use(data_dir, descriptor)
         with suppress(OSError):
-            os.fchmod(descriptor, _PRIVATE)  # an earlier version made it
+            os.fchmod(descriptor, _PRIVATE)  # an earlier version created it
         lock = DataLock(descriptor, program)
         lock.say()
         yield lock
@@ -80,14 +79,14 @@ def locked(data_dir: Path, program: str) -> Iterator[DataLock]:
 
 
 def _in_use(data_dir: Path, descriptor: int) -> DataDirectoryInUseError:
-    """What the holder says of itself, as far as it can be relied on."""
+    """What the lock file says of its holder, as far as it can be trusted."""
     found, said = os.fstat(descriptor), os.pread(descriptor, _LONGEST, 0)
     is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & ~_PRIVATE & 0o777
     try:
         facts = json.loads(said)
         holder, url, auth = str(facts["holder"]), str(facts.get("url", "")), str(facts.get("auth", "token"))
     except (ValueError, KeyError, TypeError, AttributeError):
-        is_ours, holder, url, auth = is_ours and not said, "another process", "", "token"  # it is about to say it
+        is_ours, holder, url, auth = is_ours and not said, "another process", "", "token"  # not written yet
     what = f"the data directory {data_dir}"
     if not is_ours:
         return DataDirectoryInUseError(what, (holder,))

@@ -1,4 +1,4 @@
-"""The mirror's database: SQLite embedded, PostgreSQL in production; sessions that say whether they write."""
+"""The mirror's database: SQLite embedded, PostgreSQL in production; sessions to read and sessions to write."""
 
 import asyncio
 import os
@@ -43,8 +43,8 @@ from bdn.mirror.db.waiting import Watch
 
 MIGRATIONS: Final = Path(__file__).parents[3] / "migrations"
 
-# How long a write waits for others of this process, and as long again for another process that holds SQLite's one lock:
-# together less than clients wait for an answer.
+# How long a write waits for other writes of this process, and as long again for another process that holds SQLite's one
+# lock. Together less than the clients' timeout.
 WRITER_SECONDS = 12.0
 _PRIVATE: Final = 0o600
 
@@ -56,16 +56,16 @@ _DRIVERS: Final = {"postgresql": "asyncpg", "sqlite": "aiosqlite"}
 
 
 def database_url(address: str, setting: str = "BDN_DATABASE_URL") -> URL:
-    """The URL of a setting: a driver that is not named is ours, and libpq's ``sslmode`` is the driver's ``ssl``.
+    """The URL of a setting. Adds our driver if none is named, and maps libpq's ``sslmode`` to the driver's ``ssl``.
 
-    Raises ``InvalidRequestError``: it is none, or one of a database or a driver that we do not use.
+    Raises ``InvalidRequestError`` if it is not a URL, or names a database or driver that we do not use.
     """
     wanted = (
         "write postgresql://USER:PASSWORD@HOST:PORT/NAME, with signs such as @ and / in the password percent-encoded"
     )
     try:
         url = make_url(address)
-    except (ArgumentError, ValueError):  # neither is shown: it may hold the password
+    except (ArgumentError, ValueError):  # neither is shown: it may contain the password
         raise InvalidRequestError(f"{setting} is no address of a database; {wanted}") from None
     backend, _, driver = url.drivername.partition("+")
     backend = "postgresql" if backend == "postgres" else backend
@@ -76,7 +76,7 @@ def database_url(address: str, setting: str = "BDN_DATABASE_URL") -> URL:
 
 
 def place_of(url: URL) -> str:
-    """Which database it is, without user, password and options."""
+    """The database's address without user, password and options."""
     return URL.create(url.drivername, host=url.host, port=url.port, database=url.database).render_as_string()
 
 
@@ -84,22 +84,22 @@ class DatabaseNotMigratedError(StoreUnavailableError):
     """The schema is not the one that this version needs."""
 
 
-_TOLD: Final = "told"  # in the info of a session: the topics that it tells
+_TOLD: Final = "told"  # in the info of a session: the topics to notify
 
 
 def tell(session: WriteSession, topic: str) -> None:
-    """Wake whoever waits for the topic, in whatever process, once the transaction is committed; nobody if it is not."""
+    """Once the transaction is committed, wake the waiters of the topic in every process; none if it is rolled back."""
     session.info.setdefault(_TOLD, {})[topic] = None
 
 
 class Database:
     """One engine. Sessions are short: opened for one unit of work, committed or rolled back at the end of the block.
 
-    ``watch`` are those of this process who wait for changes, ``now`` is the time by which rows are dated.
+    ``watch`` wakes the waiters of this process, ``now`` is the clock that dates rows.
 
     Args:
         address: ``BDN_DATABASE_URL``.
-        listen_address: where PostgreSQL can be listened to; empty is ``address``.
+        listen_address: where LISTEN works on PostgreSQL; empty means ``address``.
         clock: this machine's.
     """
 
@@ -108,7 +108,7 @@ class Database:
         self._listen_url = database_url(listen_address, "BDN_DATABASE_LISTEN_URL") if listen_address else url
         self.watch = Watch()
         self.now = DatabaseClock(clock)
-        self._name = secrets.token_hex(8)  # of this process, among those who tell
+        self._name = secrets.token_hex(8)  # names this process in its notifications
         self._is_sqlite = url.get_backend_name() == "sqlite"
         if self._listen_url.get_backend_name() != url.get_backend_name():
             raise InvalidRequestError("BDN_DATABASE_LISTEN_URL is another way to the PostgreSQL of BDN_DATABASE_URL")
@@ -125,11 +125,11 @@ class Database:
             self._patient = open_postgres(url, statement_seconds=PATIENT_SECONDS)
         # SQLite has one writer. Waiting for it here is fair and cheap; waiting in SQLite is polling.
         self._sqlite_writer = asyncio.Lock()
-        self._waiting_since: float | None = None  # for SQLite's lock, which another process has
+        self._waiting_since: float | None = None  # for SQLite's lock, which another process holds
         self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def set_clock(self) -> None:
-        """Ask PostgreSQL for its time. SQLite's is this machine's."""
+        """Request the time from PostgreSQL. SQLite's is this machine's."""
         if not self._is_sqlite:
             from bdn.mirror.db.listening import ask_time  # noqa: PLC0415 - its driver
 
@@ -138,7 +138,7 @@ class Database:
                     await ask_time(connection, self.now)
 
     async def keep_listening(self) -> None:
-        """Until canceled: wake who waits here for what other processes change. SQLite has one process."""
+        """Until canceled, wake waiters of this process on changes by other processes. SQLite has one process."""
         if not self._is_sqlite:
             from bdn.mirror.db.listening import Listening  # noqa: PLC0415 - its driver
             from bdn.mirror.db.postgres import STATEMENT_SECONDS, connect_arguments, is_pooled  # noqa: PLC0415
@@ -149,7 +149,10 @@ class Database:
 
     @asynccontextmanager
     async def read(self, *, patient: bool = False) -> AsyncIterator[ReadSession]:
-        """A consistent look; nothing is ever committed. ``patient``: a statement may take long, so nobody should wait for it."""
+        """A consistent read; nothing is ever committed.
+
+        ``patient`` allows long statements: no request should wait for it.
+        """
         with mapped_errors():
             async with AsyncSession(self._patient if patient else self._engine, expire_on_commit=False) as session:
                 yield ReadSession(session)
@@ -163,7 +166,7 @@ class Database:
             with mapped_errors():
                 async with (
                     self._sqlite_turn() if self._is_sqlite else nullcontext(),
-                    # Its exit is not canceled, unlike that of ``session.begin()``.
+                    # Its exit is not canceled, unlike the exit of ``session.begin()``.
                     async_sessionmaker(engine, expire_on_commit=False).begin() as session,
                 ):
                     if self._is_sqlite:
@@ -174,7 +177,7 @@ class Database:
 
                         await tell_others(await session.connection(), self._name, told)
         finally:
-            for topic in told:  # also when nobody knows whether it is committed: they look
+            for topic in told:  # also if it is unknown whether it is committed: waiters read again
                 self.watch.notify(topic)
 
     @asynccontextmanager
@@ -190,7 +193,7 @@ class Database:
             self._sqlite_writer.release()
 
     async def _take_sqlite_lock(self, session: AsyncSession) -> None:
-        """As it is this task's turn, only another process can have it."""
+        """Since it is this task's turn, only another process can hold the lock."""
         self._waiting_since = time.monotonic()
         try:
             await session.connection()
@@ -198,13 +201,16 @@ class Database:
             self._waiting_since = None
 
     def check_writable(self, seconds: float) -> None:
-        """Raise when another process has kept SQLite's lock for so long. Asks nobody: workers write every second."""
+        """Raise if another process has held SQLite's lock for so long.
+
+        Sends no query: workers write every second.
+        """
         if self._waiting_since is not None and time.monotonic() - self._waiting_since > seconds:
             raise DatabaseUnavailableError(f"database: another process has kept it locked for more than {seconds:g} s")
 
     @asynccontextmanager
     async def alone(self, name: str) -> AsyncIterator[None]:
-        """Nobody else, in any process, is in a block of this name. ``LockLostError`` may end it in its middle."""
+        """Exclude all other blocks of this name, in every process. ``LockLostError`` may end the block at any point."""
         async with self._alone[name]:
             if self._is_sqlite:
                 yield
@@ -215,7 +221,7 @@ class Database:
                     yield
 
     async def version(self) -> str | None:
-        """The migration that the schema is at; None for an empty database."""
+        """The schema's migration; None for an empty database."""
         with mapped_errors():
             async with self._engine.connect() as connection:
                 if not await connection.run_sync(lambda sync: inspect(sync).has_table("alembic_version")):
@@ -223,14 +229,14 @@ class Database:
                 return (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar()
 
     async def check_version(self) -> None:
-        """Refuse to work on a schema that this version does not know."""
+        """Raise ``DatabaseNotMigratedError`` for a schema that this version does not know."""
         version = await self.version()
         if version is None:
             raise DatabaseNotMigratedError("the database is empty; run 'bdn migrate'")
         _check_known(version)
 
     async def migrate(self) -> None:
-        """Bring an empty database to this version's schema with the real migrations. Cheap when it is there already."""
+        """Create this version's schema in an empty database by the real migrations. Cheap if it exists already."""
         if (version := await self.version()) is not None:
             _check_known(version)
             return
@@ -239,7 +245,6 @@ class Database:
                 await connection.run_sync(_upgrade)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._engine.dispose()
         await self._patient.dispose()
 
@@ -263,7 +268,10 @@ def _upgrade(connection: Connection) -> None:
 
 
 def _make_private(file: Path) -> None:
-    """Close the database file to other users. SQLite gives its WAL and index the mode of that file. The engine reports failures."""
+    """Close the database file to other users. SQLite gives its WAL and index the same mode.
+
+    The engine reports failures.
+    """
     with suppress(OSError):
         descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
         try:
@@ -282,23 +290,23 @@ def _prepare_sqlite(connection: Any, _: object) -> None:  # noqa: ANN401 - the d
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that begins as a reader and writes later fails when another wrote meanwhile; IMMEDIATE waits instead.
+    # A transaction that reads first fails at its write if another one wrote meanwhile; IMMEDIATE waits instead.
     immediate = connection.get_execution_options().get("bdn_write")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
 
 def _keep_sqlite(context: ExceptionContext) -> None:
-    """Who is canceled rolls back, in the driver's thread, once what is under way there has ended.
+    """A canceled task rolls back in the driver's thread, once the current operation there has ended.
 
-    SQLAlchemy would close the connection. SQLite ends a transaction with its connection only when nobody has a cursor any
-    more, and the exception has one: the lock would stay for as long as anybody keeps that.
+    SQLAlchemy would close the connection. SQLite ends a transaction with its connection only when no cursor is left,
+    and the exception refers to one: the lock would be held for as long as the exception lives.
     """
     if isinstance(context.original_exception, asyncio.CancelledError):
         context.is_disconnect = False
 
 
-_BATCH: Final = 250  # rows per statement: SQLite allowed 999 bound parameters for a long time
-_INSERTED: Final = 1000  # rows given to the driver at once, so that others get the event loop in between
+_BATCH: Final = 250  # rows per statement: older SQLite allows 999 bound parameters
+_INSERTED: Final = 1000  # rows per driver call, so that other tasks get the event loop in between
 _Item = TypeVar("_Item")
 _Entity = TypeVar("_Entity", bound=Base)
 _Columns = TypeVarTuple("_Columns")
@@ -309,12 +317,11 @@ Dialect = NewType("Dialect", str)
 
 
 def dialect_of(session: ReadSession) -> Dialect:
-    """Whose SQL it is."""
     return Dialect(session.get_bind().dialect.name)
 
 
 def insert(dialect: Dialect, table: type[Base]) -> postgresql.Insert | sqlite.Insert:
-    """An insert that has ``on_conflict_do_nothing`` and ``on_conflict_do_update``, which each dialect spells in its own way."""
+    """An insert with ``on_conflict_do_nothing`` and ``on_conflict_do_update``, which differ by dialect."""
     rows = cast("Table", table.__table__)
     return postgresql.insert(rows) if dialect == "postgresql" else sqlite.insert(rows)
 
@@ -327,16 +334,16 @@ def _insert_missing(dialect: Dialect, table: type[Base]) -> Executable:
 async def insert_new(
     session: WriteSession, table: type[Base], rows: Sequence[Values], statement: Executable | None = None
 ) -> None:
-    """Insert the rows that are not there yet. Past the ORM, which costs as much again for each row.
+    """Insert the rows that are not there yet. Bypasses the ORM, which would double the cost of each row.
 
-    ``statement``, one of ``insert``, says what becomes of those that are there; without it they stay as they are.
+    ``statement``, one of ``insert``, says what happens to existing rows; without it they do not change.
     """
     if not rows:
         return
     if statement is None:
         statement = _insert_missing(dialect_of(session), table)
     connection = await session.connection()
-    # Everybody writes in the order of the keys, so that two writers do not lock crosswise.
+    # Every writer uses the order of the keys, so that two writers do not deadlock.
     key = itemgetter(*(column.name for column in table.__mapper__.primary_key))
     for batch in batches(sorted(rows, key=key), _INSERTED):
         await connection.execute(statement, list(batch))
@@ -352,9 +359,9 @@ async def newest(
     before: Cursor | None,
     limit: int,
 ) -> tuple[list[_Entity], Cursor | None]:
-    """A page of rows, by time and id (``key``), newest first and older than ``before``; and where the next one begins.
+    """A page of rows older than ``before``, newest first by time and id (``key``), and the cursor of the next page.
 
-    That is None on the last page.
+    The cursor is None on the last page.
     """
     at, row_id = key
     if before is not None:
@@ -367,12 +374,15 @@ async def newest(
 
 
 async def changed(session: WriteSession, statement: Executable) -> int:
-    """How many rows the statement changed or deleted."""
+    """The number of rows that the statement changed or deleted."""
     return cast("CursorResult[Any]", await session.execute(statement)).rowcount
 
 
 async def changed_past_orm(session: WriteSession, statement: Executable, **values: object) -> int:
-    """As ``changed``, of a statement that is made once, with these parameters, and of rows that the session has not loaded."""
+    """``changed`` for a prebuilt statement with these parameters, without the ORM.
+
+    The session must not have loaded the rows.
+    """
     return (await (await session.connection()).execute(statement, values)).rowcount
 
 
@@ -383,9 +393,9 @@ async def select_in(
     names: Sequence[str] | Sequence[bytes],
     **values: object,
 ) -> AsyncIterator[Row[*_Columns]]:
-    """The rows of the query in which the column is one of these names; there may be a million of them.
+    """The rows of the query whose column is one of these names, of which there may be a million.
 
-    ``values`` are those of the query's parameters. One that is asked often is made once: to make it takes longer than to ask it.
+    ``values`` are the query's parameters. Build a frequent query once: building takes longer than running it.
     """
     narrowed = _narrowed(query, column)
     for batch in batches(names):
@@ -399,12 +409,10 @@ def _narrowed(query: Select[*_Columns], column: InstrumentedAttribute[Any]) -> S
 
 
 async def delete_in(session: WriteSession, column: InstrumentedAttribute[str], names: Sequence[str]) -> None:
-    """Delete the rows in which the column is one of these names."""
     for batch in batches(names):
         await session.execute(delete(column.class_).where(column.in_(batch)))
 
 
 def batches(items: Sequence[_Item], size: int = _BATCH) -> Iterator[Sequence[_Item]]:
-    """The items in pieces of ``size``."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

@@ -1,4 +1,4 @@
-"""What goes wrong with a database, in our words: whether it is away and may come back, or something else."""
+"""Maps failures of the database to our errors: unavailable now, or anything else."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,23 +12,23 @@ from bdn.core.errors import InvalidRequestError, StoreUnavailableError
 # Classes of SQLSTATE (PostgreSQL, appendix A): connection, lost a race, out of resources, not in the state for it,
 # operator intervention. After all of them the same statement may succeed.
 _AWAY: Final = ("08", "40", "53", "55", "57")
-_REFUSED: Final = {  # what SQLite takes: it finds nothing of that name, and keeps such a number
+_REFUSED: Final = {  # SQLite accepts both: it finds nothing by that name, and stores such a number
     "22021": "text with a NUL in it is the name of nothing here",
     "22P02": "a document with numbers that are infinite, or none, is not kept here",
 }
 
 
 class DatabaseUnavailableError(StoreUnavailableError):
-    """The database does not answer, or not now."""
+    """The database does not answer now; the same statement may succeed later."""
 
 
 @contextmanager
 def mapped_errors() -> Iterator[None]:
-    """Database failures become ours, around the whole block."""
+    """Map the database failures of the whole block. ``IntegrityError`` passes through."""
     try:
         yield
     except IntegrityError:
-        raise  # the callers' own: two requests made the same row
+        raise  # for the caller: two requests inserted the same row
     except (SQLAlchemyError, OSError) as error:
         if problem := _REFUSED.get(_state_of(error)):
             raise InvalidRequestError(problem) from error
@@ -38,7 +38,7 @@ def mapped_errors() -> Iterator[None]:
 
 
 def _is_away(error: SQLAlchemyError | OSError) -> bool:
-    """Whether the same statement may succeed later. An OSError is how a driver fails that finds no server."""
+    """Whether the same statement may succeed later. A driver raises OSError if it finds no server."""
     if not isinstance(error, DBAPIError):
         return isinstance(error, (OSError, PoolTimeoutError))
     state = _state_of(error)
@@ -46,5 +46,4 @@ def _is_away(error: SQLAlchemyError | OSError) -> bool:
 
 
 def _state_of(error: SQLAlchemyError | OSError) -> str:
-    """The SQLSTATE, where there is one."""
     return str(getattr(getattr(error, "orig", None), "sqlstate", None) or "")

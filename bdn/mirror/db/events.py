@@ -1,4 +1,4 @@
-"""Recorded events: what agents and the mirror itself have decided, and why, for as long as they are kept."""
+"""Recorded events: what agents and the mirror have decided, and why, for as long as they are kept."""
 
 import asyncio
 import logging
@@ -17,9 +17,9 @@ from bdn.mirror.db.tables import EventRow
 from bdn.wire.event_schema import EventDocument, NodeEvent
 
 logger = logging.getLogger(__name__)
-_EXPIRE_SECONDS: Final = 600.0  # between two looks for what is too old
-_AHEAD_SECONDS: Final = 86400.0  # that an agent's clock may be ahead of ours, and is still believed
-_DELETED: Final = 5000  # rows that one transaction deletes, so that others may write in between
+_EXPIRE_SECONDS: Final = 600.0  # between two deletions of old events
+_AHEAD_SECONDS: Final = 86400.0  # an agent's clock may be ahead of ours by so much
+_DELETED: Final = 5000  # rows per transaction, so that other writers get their turns
 
 
 def event_of(
@@ -30,13 +30,13 @@ def event_of(
     digest: str | None = None,
     organisation: str | None = None,
 ) -> Event:
-    """An event of this service. Digests are those of the database, without ``b3:``."""
+    """An event of this service. Digests are as in the database, without ``b3:``."""
     named = digest and f"b3:{digest}"
     return Event.of(kind, facts, manifest=f"b3:{manifest}", digest=named, organisation=organisation)
 
 
 async def record(session: WriteSession, now: float, decided: Iterable[Event]) -> None:
-    """Write down what this service decides, in the transaction that carries it out: both are there, or neither."""
+    """Record what this service decides, in the transaction that carries it out: both are committed, or neither."""
     rows = [_row(event) | {"id": f"evt_{secrets.token_hex(12)}", "at": now} for event in decided]
     await insert_new(session, EventRow, rows)
 
@@ -51,7 +51,7 @@ async def is_recorded(session: ReadSession, kind: str, digest: str, since: float
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which events: about any of these manifests, or about this digest alone; None is not asked for."""
+    """A filter: events of any of these manifests, of this digest, from this node. None does not filter."""
 
     manifests: Sequence[str] | None = None
     digest: str | None = None
@@ -60,16 +60,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Events:
-    """The service behind ``/events``."""
-
     database: Database
     keep_seconds: float
     clock: Callable[[], float]
 
     async def record(self, cluster: str, node: str, reported: Sequence[NodeEvent]) -> None:
-        """Keep the events of an agent; they are durable when this returns. One that it repeats changes nothing.
+        """Store the events of an agent; they are durable when this returns. A repeated event changes nothing.
 
-        An event from a clock that is far off is not refused, because the agent would report it for ever: it is dated anew.
+        An event from a clock that is far off is dated anew: after a refusal the agent would report it forever.
         """
         if reported:
             now = self.clock()
@@ -82,10 +80,11 @@ class Events:
     async def page(
         self, organisation: str, wanted: Wanted, before: Cursor | None, limit: int
     ) -> tuple[list[EventDocument], Cursor | None]:
-        """What the organisation may see, newest first, and where the next page begins (None on the last one).
+        """What the organisation may see, newest first, and the cursor of the next page (None on the last one).
 
-        It sees what was its own wish, and without the names of others what befell manifests that were ever mirrored for it:
-        also one that it may not read any more, because it was evicted, and that is what it asks about.
+        It sees events of its own requests and, without the names of other organisations, events of manifests that were
+        ever mirrored for it: including evicted ones, which it may not read any more, but whose eviction it may want
+        explained.
         """
         is_theirs = is_mirrored_for(organisation, EventRow.manifest)
         query = select(EventRow).where(or_(EventRow.organisation == organisation, is_theirs))
@@ -101,7 +100,7 @@ class Events:
         return [EventDocument.of(one) for one in seen], following
 
     async def keep_expiring(self) -> None:
-        """For ever delete events that are older than they are kept, a few at a time."""
+        """Runs forever: deletes expired events, a few at a time."""
         while True:
             try:
                 async with self.database.alone("expiring"):
@@ -111,7 +110,10 @@ class Events:
             await asyncio.sleep(_EXPIRE_SECONDS)
 
     async def expire(self) -> None:
-        """Delete what is too old now. What would become so later than all that is decided from now on is dated anew."""
+        """Delete events that are too old.
+
+        Events dated so far ahead that they would outlive all events decided from now on are dated anew.
+        """
         now, deleted = self.clock(), _DELETED
         async with self.database.write() as session:
             await session.execute(update(EventRow).where(EventRow.at > now + self.keep_seconds).values(at=now))
@@ -123,7 +125,7 @@ class Events:
 
 
 def _believable(at: float, now: float) -> float:
-    """When it was, by a clock that is about right; by others now, or when time began."""
+    """The event's time; now if its clock is too far ahead, 0 if the time is negative."""
     return max(at, 0.0) if at <= now + _AHEAD_SECONDS else now
 
 

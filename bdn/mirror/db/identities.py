@@ -1,6 +1,7 @@
-"""Every statement about identities: what an upstream says of bytes, and which chunks those were when they came.
+"""Every statement about identities: what an upstream says of bytes, and which chunks they were when received.
 
-A hint, never a reference: who finds one acquires its chunks as any others, and reads the file again where they are gone.
+An identity is a hint, never a reference: a reader acquires its chunks like any others, and reads the file again if they
+are gone.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -26,16 +27,16 @@ from bdn.mirror.db.database import (
 from bdn.mirror.db.tables import IdentityRow
 
 RAW: Final = 32  # bytes of a raw digest
-NOT_YET: Final = bytes(RAW)  # in place of a chunk that has not come
+NOT_YET: Final = bytes(RAW)  # in place of a missing chunk
 _AT_ONCE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of an identity: of a file its chunks, of a slab the files in it.
+    """What is known of an identity.
 
-    Of a file ``digest`` is the file's, None while some of it has not come, and ``raw`` are its chunks, ``NOT_YET`` for those. Of a
-    slab ``digest`` is the slab's, and ``raw`` are the digests of the files in it.
+    For a file, ``digest`` is the file's, None while chunks are missing, and ``raw`` are its chunks, ``NOT_YET`` for
+    each missing one. For a slab, ``digest`` is the slab's, and ``raw`` are the digests of the files in it.
     """
 
     key: str
@@ -46,19 +47,17 @@ class Known:
 
     @property
     def chunks(self) -> dict[int, Digest]:
-        """By index the chunks that are known."""
         if self.is_slab:
             return {} if self.digest is None else {0: self.digest}
         return {index: digest for index, digest in enumerate(self.digests()) if digest is not None}
 
     def digests(self) -> Iterator[Digest | None]:
-        """What ``raw`` lists."""
         for at in range(0, len(self.raw), RAW):
             raw = self.raw[at : at + RAW]
             yield None if raw == NOT_YET else Digest.from_bytes(raw)
 
     def without(self, missing: AbstractSet[Digest]) -> Self | None:
-        """As far as it is known without these chunks; None: nothing is."""
+        """What is known without these chunks; None if nothing is left."""
         if missing.isdisjoint(self.chunks.values()):
             return self
         left = [NOT_YET if one is None or one in missing else one.to_bytes() for one in self.digests()]
@@ -68,13 +67,12 @@ class Known:
 
 
 async def find(session: ReadSession, keys: Sequence[str]) -> dict[str, Known]:
-    """What is known of these identities, by key."""
     query = select(IdentityRow.key, IdentityRow.size, IdentityRow.digest, IdentityRow.chunks, IdentityRow.first)
     return {row[0]: _known(*row) async for row in select_in(session, query, IdentityRow.key, keys)}
 
 
 async def of_content(session: ReadSession, digest: Digest) -> Known | None:
-    """Some identity of the file, or the slab, with this digest."""
+    """Any identity of the file or slab with this digest."""
     query = select(IdentityRow.key, IdentityRow.size, IdentityRow.digest, IdentityRow.chunks, IdentityRow.first)
     row = (await session.execute(query.where(IdentityRow.digest == digest.to_bytes()).limit(1))).one_or_none()
     return None if row is None else _known(*row)
@@ -86,7 +84,6 @@ def _known(key: str, size: int, digest: bytes | None, raw: bytes, first: bytes) 
 
 
 async def record(session: WriteSession, known: Iterable[Known]) -> None:
-    """Remember these, each in place of what was known before."""
     rows = [
         {
             "key": one.key,
@@ -101,12 +98,11 @@ async def record(session: WriteSession, known: Iterable[Known]) -> None:
 
 
 async def forget(session: WriteSession, keys: Sequence[str]) -> None:
-    """What was known of these is wrong."""
     await delete_in(session, IdentityRow.key, keys)
 
 
 async def prune(session: WriteSession, chunks: Collection[Digest]) -> None:
-    """Forget what began with these chunks, which were collected."""
+    """Delete the identities whose first chunk, or slab, was collected."""
     for some in batches([chunk.to_bytes() for chunk in chunks], _AT_ONCE):
         await session.execute(delete(IdentityRow).where(IdentityRow.first.in_(some)))
 

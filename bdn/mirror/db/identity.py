@@ -1,4 +1,4 @@
-"""The id of the database."""
+"""The id of the database, which a store names as its owner."""
 
 import secrets
 from typing import Final
@@ -12,7 +12,10 @@ _NAME: Final = "database"
 
 
 async def database_id(database: Database) -> str:
-    """The id, which the first caller writes: of two replicas that start at once, one id stays. A backup has the id of its database."""
+    """The id, written by the first caller: of two replicas that start at once, one id stays.
+
+    A backup has the id of its database.
+    """
     query = select(FactRow.value).where(FactRow.name == _NAME)
     async with database.read() as session:
         found = (await session.execute(query)).scalar()

@@ -1,11 +1,12 @@
-"""What other processes change in PostgreSQL is told to those who wait in this one.
+"""Notifies the waiters of this process of changes that other processes make in PostgreSQL.
 
-A change is told in its transaction (``NOTIFY``), so nobody is woken before he can see it. One connection of each process listens.
+``NOTIFY`` is part of the transaction that makes the change, so a waiter wakes only once it can read the change. One
+connection of each process listens.
 
-    it is lost: whatever was told meanwhile is missed; so once a new one listens, everybody is woken and looks
-    nothing is heard on it, because a pooler in transaction mode gives each transaction another session: the address says so, or
-    this is found out when we do not hear ourselves, and then, as while there is no connection, one query a second looks for all
-    who wait
+    The connection is lost: notifications are missed; so once a new connection listens, all waiters wake and read again.
+    Nothing arrives on it, because a pooler in transaction mode gives each transaction another session: the address says
+    so, or our own notification does not arrive. Then, and while there is no connection, one query a second polls for
+    all waiters.
 """
 
 import asyncio
@@ -29,13 +30,13 @@ logger = logging.getLogger(__name__)
 CHANNEL: Final = "bdn"
 POLL_SECONDS: Final = 1.0
 ECHO_SECONDS: Final = 5.0
-_PING_SECONDS: Final = 5.0  # between two looks whether the connection lives
-_AWAY_SECONDS: Final = (0.5, 10.0)  # before the first new attempt, and the longest time between two
-_DEAF_SECONDS: Final = 600.0  # before it is tried again where nothing was heard
+_PING_SECONDS: Final = 5.0  # between two checks that the connection lives
+_AWAY_SECONDS: Final = (0.5, 10.0)  # pause before the first new attempt, and the longest pause
+_DEAF_SECONDS: Final = 600.0  # pause after no notification arrived
 
 _NOTIFY: Final = text("SELECT pg_notify(:channel, payload) FROM unnest(CAST(:payloads AS text[])) AS payload")
 _TIME: Final = "SELECT extract(epoch FROM clock_timestamp())::float8"
-# ``xmin`` is another one after each change of a row. Topics begin with the id of a row, or are nobody's.
+# ``xmin`` differs after each change of a row. Topics begin with the id of a row, or match no row.
 _VERSIONS: Final = text(
     "WITH waiting AS (SELECT unnest(CAST(:ids AS text[])) AS id)"
     " SELECT id, mirrors.xmin::text FROM mirrors JOIN waiting USING (id)"
@@ -55,31 +56,33 @@ _NOT_HEARD: Final = "not told of what others change: %s. It is looked for every 
 
 
 class _DeafError(Exception):
-    """The connection lives, and nothing that is told is heard on it."""
+    """The connection lives, but no notification arrives on it."""
 
 
 async def tell_others(connection: AsyncConnection, teller: str, topics: Iterable[str]) -> None:
-    """Others are told once the transaction is committed. ``teller`` names this process, which tells its own waiters itself."""
+    """Notify other processes once the transaction is committed.
+
+    ``teller`` names this process, which notifies its own waiters itself.
+    """
     payloads = [f"{teller} {topic}" for topic in topics]  # an id, or the names of an agent: far below 8000 bytes
     await connection.execute(_NOTIFY, {"channel": CHANNEL, "payloads": payloads})
 
 
 async def ask_time(connection: AsyncConnection, clock: DatabaseClock) -> None:
-    """Set the clock by the database's."""
     asked_at = clock.elapsed()
     clock.set((await connection.execute(text(_TIME))).scalar_one(), asked_at)
 
 
 class Listening:
-    """Keeps the process's one connection.
+    """The one connection of this process that listens.
 
     Args:
-        engine: of the database, where changes are told.
-        arguments: what ``asyncpg.connect`` takes for the connection that listens; None where all that there is is a pooler in
-            transaction mode: a LISTEN would stay in a session that others have next, and nothing be heard.
-        watch: those who wait here.
-        teller: as of ``tell_others``.
-        clock: is kept right meanwhile, by each answer to a ping.
+        engine: of the database; sends a notification to this process itself, and polls.
+        arguments: of ``asyncpg.connect`` for the connection that listens; None if there is only a pooler in transaction
+            mode: a LISTEN would stay in a session that other clients get next, and nothing would arrive.
+        watch: the waiters of this process.
+        teller: as in ``tell_others``.
+        clock: is set by each answer to a ping.
     """
 
     def __init__(
@@ -91,10 +94,10 @@ class Listening:
         self._teller = teller
         self._clock = clock
         self._pause = _AWAY_SECONDS[0]
-        self._deaf_times = 0  # since something was heard
+        self._deaf_times = 0  # since a notification arrived
 
     async def keep(self) -> None:
-        """Without end. ``Watch.others_within`` says how well others are heard."""
+        """Runs forever. ``Watch.others_within`` says how soon changes by other processes are known."""
         longest = _AWAY_SECONDS[1]
         if self._arguments is None:
             logger.warning(_NOT_HEARD, "BDN_DATABASE_URL is that of a pooler in transaction mode")
@@ -115,7 +118,6 @@ class Listening:
             self._pause = min(longest, 2 * self._pause)
 
     async def _listen(self, arguments: dict[str, Any]) -> None:
-        """Until the connection is lost, which raises."""
         connection = await asyncpg.connect(**arguments, server_settings={"application_name": f"{CHANNEL} listens"})
         echo, lost = asyncio.Event(), asyncio.Event()
 
@@ -152,19 +154,19 @@ class Listening:
             connection.terminate()
 
     async def _look(self, seconds: float) -> None:
-        """For so long look every second for all who wait."""
+        """Poll once a second for all waiters, for so long."""
         ends = time.monotonic() + seconds
         seen: dict[str, list[str]] = {}
         while (left := ends - time.monotonic()) > 0:
             try:
                 seen = await self._wake(seen)
                 self._watch.others_within = POLL_SECONDS
-            except _FAILURES:  # whoever waits looks, and hears of it
+            except _FAILURES:  # the waiters' own reads fail and report it
                 self._watch.others_within = math.inf
             await asyncio.sleep(min(left, POLL_SECONDS))
 
     async def _wake(self, before: dict[str, list[str]]) -> dict[str, list[str]]:
-        """Wake who waits for a row that is another one than before; and, once, who has come since."""
+        """Wake the waiters of rows that differ from ``before``; and new waiters, once. Returns the rows' versions."""
         waiting: dict[str, list[str]] = {}
         for name in self._watch.names():
             waiting.setdefault(name.partition(" ")[0], []).append(name)

@@ -18,18 +18,17 @@ _AT_ONCE: Final = 500
 
 
 class DocumentDamagedError(StoreUnavailableError):
-    """The store is there, and does not hold this root or page as its name says."""
+    """The store answers, but does not hold the right bytes of this root or page."""
 
     chunk: str
 
 
 async def get(session: ReadSession, digest: str) -> ManifestRow | None:
-    """A published manifest."""
     return await session.get(ManifestRow, digest)
 
 
 async def publish(session: WriteSession, set_id: int, root: Root, now: float) -> None:
-    """Make what the set holds a manifest; where the same manifest is published already, the set is ended.
+    """Make a manifest of the set. If the same manifest is published already, end the set instead.
 
     The set refers to all chunks of the manifest, its pages and its root. Raises ``SetEndedError``.
     """
@@ -43,10 +42,10 @@ async def publish(session: WriteSession, set_id: int, root: Root, now: float) ->
         "last_used": now,
     }
     await insert_new(session, ManifestRow, [row])
-    # A collection that drops the manifest meanwhile is waited for.
+    # Waits for a collection that drops the manifest meanwhile.
     kept = select(ManifestRow.set_id).where(ManifestRow.digest == name).with_for_update()
     found = (await session.execute(kept)).scalar()
-    if found is None:  # it was dropped just now
+    if found is None:  # a collection dropped it just now
         await insert_new(session, ManifestRow, [row])
         found = set_id
     if found == set_id:
@@ -57,7 +56,10 @@ async def publish(session: WriteSession, set_id: int, root: Root, now: float) ->
 
 
 async def lock(session: WriteSession, digests: Sequence[str]) -> set[str]:
-    """Those of these manifests that are published; until the transaction ends none is published anew, dropped, given up or restored."""
+    """Lock these manifests. Returns the published ones.
+
+    Until commit no other transaction publishes one anew, drops it, gives it up or restores it.
+    """
     locked = select(ManifestRow.digest).order_by(ManifestRow.digest).with_for_update()
     found: set[str] = set()
     for some in batches(sorted(digests), _AT_ONCE):
@@ -66,13 +68,16 @@ async def lock(session: WriteSession, digests: Sequence[str]) -> set[str]:
 
 
 async def set_ids(session: ReadSession, digests: Sequence[str]) -> dict[str, int]:
-    """The sets of those of these manifests that are published."""
+    """The set of each of these manifests that is published."""
     query = select(ManifestRow.digest, ManifestRow.set_id)
     return {name: set_id async for name, set_id in select_in(session, query, ManifestRow.digest, digests)}
 
 
 async def drop(session: WriteSession, digests: Sequence[str]) -> list[str]:
-    """Manifests that nothing may read are published no more; their chunks go with the next collection. Returns those that were."""
+    """Unpublish manifests that no organisation may read. Returns the ones that were published.
+
+    The next collection deletes their chunks.
+    """
     dropped: list[str] = []
     for some in batches(digests, _AT_ONCE):
         gone = delete(ManifestRow).where(ManifestRow.digest.in_(some)).returning(ManifestRow.digest, ManifestRow.set_id)
@@ -83,14 +88,14 @@ async def drop(session: WriteSession, digests: Sequence[str]) -> list[str]:
 
 
 async def touch(session: WriteSession, digests: Sequence[str], now: float) -> None:
-    """Those of these manifests that are published are used now."""
+    """Record that these manifests are used now, as far as they are published."""
     for some in batches(sorted(digests), _AT_ONCE):
         statement = update(ManifestRow).where(ManifestRow.digest.in_(some), ManifestRow.last_used <= now - USE_SECONDS)
         await session.execute(statement.values(last_used=now))
 
 
 async def note_use(database: Database, digest: str, now: float) -> None:
-    """As ``touch``; where nothing is to be noted, nothing is written, and no writer is waited for."""
+    """``touch`` for one manifest. Opens no write session unless there is a use to record."""
     async with database.read() as session:
         row = await get(session, digest)
     if row is not None and row.last_used <= now - USE_SECONDS:
@@ -102,7 +107,7 @@ async def note_use(database: Database, digest: str, now: float) -> None:
 
 
 def root_of(store: ChunkStore, digest: Digest, reader: str | None = None) -> Root:
-    """The root of a published manifest; ``reader`` as of ``ChunkStore.open``. Raises ``DocumentDamagedError``."""
+    """The root of a published manifest; ``reader`` as in ``ChunkStore.open``. Raises ``DocumentDamagedError``."""
     try:
         return Root.parse(document(store, digest, reader))
     except MalformedDocumentError as error:
@@ -110,7 +115,7 @@ def root_of(store: ChunkStore, digest: Digest, reader: str | None = None) -> Roo
 
 
 def document(store: ChunkStore, digest: Digest, reader: str | None = None) -> bytes:
-    """A root or a page. Raises ``DocumentDamagedError``."""
+    """A root or a page, verified. Raises ``DocumentDamagedError``."""
     try:
         with store.open(digest, reader=reader) as file:
             content = file.read()
@@ -124,5 +129,4 @@ def document(store: ChunkStore, digest: Digest, reader: str | None = None) -> by
 
 
 def page(store: ChunkStore, ref: PageRef, reader: str | None = None) -> bytes:
-    """As ``document``."""
     return document(store, ref.digest, reader)

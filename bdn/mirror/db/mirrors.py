@@ -1,7 +1,7 @@
 """Every statement about mirrors, their sources, and the manifests that organisations gave up.
 
-A manifest belongs to every organisation that mirrored it. It is *given up* by one that has a tombstone for it. What is collected
-when all have one is in ``collection``.
+A manifest belongs to every organisation that mirrored it. An organisation with a tombstone for a manifest has *given it
+up*. What is collected when all organisations gave it up is in ``collection``.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ from bdn.mirror.db.tables import (
 from bdn.mirror.db.waiting import NEW_WORK, cancel_topic
 
 RUNNING = ("PENDING", "SYNCING")
-OF_ALL: Final = ""  # the ``team`` of a mirror that whoever has no team asked for
+OF_ALL: Final = ""  # the ``team`` of a mirror that a caller without a team requested
 PUSHED: Final = "push"  # claims a mirror whose bytes its caller sends: see ``bdn.mirror.jobs.pushes``
 # A column, or a parameter of the statement.
 _Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None] | BindParameter[str]
@@ -59,7 +59,7 @@ _Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None] | BindPar
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """A mirror as it is now, with its sources in the order of the request."""
+    """A mirror and its sources, in the order of the request."""
 
     row: MirrorRow
     sources: list[MirrorSourceRow]
@@ -75,7 +75,10 @@ async def insert(
     now: float,
     team: str | None = None,
 ) -> None:
-    """A new mirror with a source for each request (``WeightsSourceBody``); ``IntegrityError`` when equal ones run already."""
+    """Insert a mirror with a source for each request (``WeightsSourceBody``).
+
+    Raises ``IntegrityError`` if a mirror for the same request runs already.
+    """
     row = {"id": mirror_id, "organisation": organisation, "team": team or OF_ALL, "request_key": request_key}
     session.add(MirrorRow(**row, status="PENDING", created_at=now))
     await session.flush()
@@ -95,7 +98,7 @@ async def insert(
 
 
 async def running(session: ReadSession, organisation: str, request_key: str) -> str | None:
-    """The id of the mirror that runs for the same request."""
+    """The id of the running mirror for this request."""
     query = select(MirrorRow.id).where(
         MirrorRow.organisation == organisation, MirrorRow.request_key == request_key, MirrorRow.status.in_(RUNNING)
     )
@@ -103,7 +106,10 @@ async def running(session: ReadSession, organisation: str, request_key: str) -> 
 
 
 async def get(session: ReadSession, mirror_id: str, organisation: str | None, team: str | None = None) -> MirrorState:
-    """A mirror of this organisation and team, or (None, for the worker) of any; or ``NotFoundError``. Another's costs what none costs."""
+    """A mirror of this organisation and team; of any organisation if it is None, for the worker.
+
+    Raises ``NotFoundError`` for missing and for foreign mirrors alike, at the same cost (no oracle).
+    """
     query = select(MirrorRow).where(MirrorRow.id == mirror_id)
     if organisation is not None:
         query = query.where(MirrorRow.organisation == organisation)
@@ -125,7 +131,7 @@ async def page(
     before: Cursor | None,
     limit: int,
 ) -> tuple[list[MirrorState], Cursor | None]:
-    """Newest first, and where the next page begins."""
+    """Mirrors, newest first, and the cursor of the next page."""
     query = select(MirrorRow).where(MirrorRow.organisation == organisation)
     if team is not None:
         query = query.where(MirrorRow.team == team)
@@ -155,17 +161,19 @@ async def claim(
     after: str = "",
     only_idle: bool = False,
 ) -> tuple[str, str] | None:
-    """Claim a free mirror of the organisation that has the fewest mirrors at work. Returns the mirror's id and its organisation.
+    """Claim a free mirror of the organisation with the fewest mirrors at work.
 
-    Of several such organisations the next one in the order of their names has its turn, and of its mirrors the oldest.
+    Returns the mirror's id and organisation.
+
+    Among several such organisations the next one in name order has its turn; of its mirrors the oldest is claimed.
 
     Args:
-        after: the organisation whose turn it was last. Without turns, three organisations that refill their queues would keep a
-            fourth from two slots: each is the oldest again whenever one of its mirrors ends.
-        only_idle: claim no mirror of an organisation that has a claimed one, also where that claim has expired.
+        after: the organisation that had the last turn. Without turns, three organisations that refill their queues
+            would keep a fourth from two slots: each is the oldest again whenever one of its mirrors ends.
+        only_idle: skip organisations that have a claimed mirror, even if that claim has expired.
     """
     free = or_(MirrorRow.claim_expires_at.is_(None), MirrorRow.claim_expires_at < now)
-    # A push holds its claim without a worker, and counts for nothing here.
+    # A push holds its claim without a worker, so it does not count.
     at_work = (
         select(
             MirrorRow.organisation,
@@ -186,7 +194,7 @@ async def claim(
             share, case((MirrorRow.organisation > after, 0), else_=1), MirrorRow.organisation, MirrorRow.created_at
         )
         .limit(1)
-        .with_for_update(skip_locked=True, of=MirrorRow)  # PostgreSQL locks no row of an aggregate
+        .with_for_update(skip_locked=True, of=MirrorRow)  # PostgreSQL cannot lock rows of an aggregate
         .correlate(None)
         .scalar_subquery()
     )
@@ -218,12 +226,12 @@ _RENEW: Final = (
 
 
 async def renew_claim(session: WriteSession, mirror_id: str, claimant: str, until: float) -> bool:
-    """Keep the claim; False when it was lost or the mirror is no longer running (somebody canceled it)."""
+    """Renew the claim. Returns False if another worker took it or the mirror was canceled."""
     return await changed_past_orm(session, _RENEW, mirror=mirror_id, claimant=claimant, until=until) == 1
 
 
 async def is_claimed(session: WriteSession, mirror_id: str, claimant: str, *, canceled_too: bool = False) -> bool:
-    """Whether the mirror runs and this claimant may write for it; until the transaction ends no other worker takes it over."""
+    """Whether the mirror runs and this claimant may write for it. No other worker can claim the mirror until commit."""
     statuses = ("SYNCING", "CANCELED") if canceled_too else ("SYNCING",)
     query = select(MirrorRow.id).where(
         MirrorRow.id == mirror_id, MirrorRow.claimed_by == claimant, MirrorRow.status.in_(statuses)
@@ -232,7 +240,10 @@ async def is_claimed(session: WriteSession, mirror_id: str, claimant: str, *, ca
 
 
 async def release_claims(session: WriteSession, worker: str | None = None, mirror_id: str | None = None) -> None:
-    """Give back the claims of a worker, whose name they begin with, or those of all workers when none works; or that on one mirror."""
+    """Release the claims of a worker, or of all workers (None: only when no worker runs), or only one mirror's claim.
+
+    A worker's claims equal its name or begin with ``{worker}:``.
+    """
     statement = update(MirrorRow).where(MirrorRow.claimed_by.is_not(None))
     if mirror_id is not None:
         statement = statement.where(MirrorRow.id == mirror_id)
@@ -246,9 +257,9 @@ async def release_claims(session: WriteSession, worker: str | None = None, mirro
 
 
 async def finish(session: WriteSession, mirror_id: str, status: str, *, now: float, error: Json | None = None) -> bool:
-    """End a running mirror, and with it the sets that it fills; False when it has ended.
+    """End a running mirror and the sets that it fills. Returns False if it has ended already.
 
-    A canceled mirror keeps its claim until its worker has told how much it had copied.
+    A canceled mirror keeps its claim until its worker has reported how much it copied.
     """
     values: dict[str, Any] = {"status": status, "completed_at": now, "error": error}
     if status != "CANCELED":
@@ -266,7 +277,6 @@ async def finish(session: WriteSession, mirror_id: str, status: str, *, now: flo
 
 
 async def update_source(session: WriteSession, mirror_id: str, position: int, **values: Any) -> None:  # noqa: ANN401
-    """Set columns of one source."""
     statement = update(MirrorSourceRow).where(
         MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.position == position
     )
@@ -275,9 +285,9 @@ async def update_source(session: WriteSession, mirror_id: str, position: int, **
 
 
 async def recalled(session: ReadSession, organisation: str, key: str) -> list[MirrorSourceRow]:
-    """For each manifest that was published under this key and may be read, a source that it was published for.
+    """For each manifest published under this key that the organisation may read: a source that it was published for.
 
-    Mostly there is one, whatever the number of mirrors: three looks at an index.
+    Usually there is one manifest, whatever the number of mirrors: three index lookups.
     """
     published = select(func.min(MirrorSourceRow.manifest)).where(MirrorSourceRow.recall_key == key)
     found: list[MirrorSourceRow] = []
@@ -297,7 +307,7 @@ async def published_as(session: ReadSession, organisation: str, manifest: str) -
 
 
 async def ready_from(session: ReadSession, organisation: str, source: str) -> list[MirrorSourceRow]:
-    """Those that were asked for by this name."""
+    """The READY sources that were requested by this name, newest first."""
     return await _ready(session, organisation, MirrorSourceRow.source == source)
 
 
@@ -318,7 +328,11 @@ async def _ready(session: ReadSession, organisation: str, wanted: ColumnElement[
 
 
 async def prune(session: WriteSession, before: float) -> int:
-    """Forget some mirrors that ended before then; how many. Of what is published, each way to it stays: the newest mirror of it."""
+    """Delete some mirrors that ended before then. Returns how many.
+
+    For a published manifest the newest mirror stays per organisation, team, source and recall key, and the newest with
+    a listing.
+    """
     newer, newest = aliased(MirrorSourceRow), aliased(MirrorRow)
     replaced = (
         select(newer.mirror_id)
@@ -354,11 +368,10 @@ async def prune(session: WriteSession, before: float) -> int:
     return len(going)
 
 
-_PRUNED: Final = 250  # mirrors of one transaction
+_PRUNED: Final = 250  # mirrors per transaction
 
 
 async def count_by_status(session: ReadSession) -> dict[str, int]:
-    """How many mirrors are in each status."""
     query = select(MirrorRow.status, func.count()).group_by(MirrorRow.status)
     return {status: count for status, count in (await session.execute(query)).all()}  # noqa: C416 - rows are not pairs
 
@@ -366,7 +379,10 @@ async def count_by_status(session: ReadSession) -> dict[str, int]:
 async def named_manifests(
     session: ReadSession, organisation: str, manifest: str | None, source: str | None
 ) -> list[str]:
-    """The manifest, as hex, held or not, or else those of the source; ``NotFoundError`` for what is others'."""
+    """The manifest, as hex, stored or not; or without one the manifests of the source.
+
+    Raises ``NotFoundError`` for a manifest that the organisation never mirrored.
+    """
     if manifest is None:
         return await manifests_of_source(session, organisation, source or "")
     digest = digest_in(manifest)
@@ -376,7 +392,7 @@ async def named_manifests(
 
 
 async def manifests_of_source(session: ReadSession, organisation: str, source: str) -> list[str]:
-    """Manifests that were published for a source, as hex; all its revisions unless it names one. Or ``NotFoundError``."""
+    """Manifests published for a source, as hex; of all its revisions unless it names one. Raises ``NotFoundError``."""
     for name in dict.fromkeys((source.rstrip("/"), source)):
         wanted = or_(MirrorSourceRow.source == name, MirrorSourceRow.source.startswith(f"{name}@", autoescape=True))
         query = (
@@ -392,7 +408,7 @@ async def manifests_of_source(session: ReadSession, organisation: str, source: s
 async def sources_by_manifest(
     session: ReadSession, organisation: str, manifests: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
-    """For every manifest of an organisation, or for these if they are few, the sources that it was mirrored from."""
+    """The sources of each manifest of an organisation. More than 500 ``manifests`` do not narrow the result."""
     query = (
         select(MirrorSourceRow.manifest, MirrorSourceRow.source)
         .where(MirrorSourceRow.organisation == organisation, MirrorSourceRow.manifest.is_not(None))
@@ -408,7 +424,7 @@ async def sources_by_manifest(
 
 
 async def pushed_manifests(session: ReadSession, organisation: str) -> set[str]:
-    """The manifests of an organisation that have a ``bt://`` source: what was pushed, and what was mirrored from that."""
+    """The manifests of an organisation that have a ``bt://`` source: pushed, or mirrored from a push."""
     query = select(MirrorSourceRow.manifest).where(
         MirrorSourceRow.organisation == organisation,
         MirrorSourceRow.source.startswith("bt://"),
@@ -418,7 +434,7 @@ async def pushed_manifests(session: ReadSession, organisation: str) -> set[str]:
 
 
 async def mirrored_after(session: ReadSession, organisation: str, after: str, limit: int) -> list[str]:
-    """The next manifests in the order of their digests that were ever mirrored for the organisation."""
+    """The next manifests, in digest order, that were ever mirrored for the organisation."""
     query = (
         select(MirrorSourceRow.manifest)
         .where(MirrorSourceRow.organisation == organisation, MirrorSourceRow.manifest > after)
@@ -430,14 +446,14 @@ async def mirrored_after(session: ReadSession, organisation: str, after: str, li
 
 
 async def may_read(session: ReadSession, organisation: str, manifest: str, team: str | None = None) -> bool:
-    """Whether the manifest is published for this organisation, or for this team of it, and not given up by the organisation."""
+    """Whether the manifest is published for the organisation (or its team) and the organisation did not give it up."""
     return manifest in await readable(session, organisation, [manifest], team)
 
 
 async def readable(
     session: ReadSession, organisation: str, manifests: Sequence[str], team: str | None = None
 ) -> dict[str, tuple[int, int]]:
-    """Files and bytes of those of these manifests that ``may_read`` holds for."""
+    """Number of files and bytes of each of these manifests for which ``may_read`` is true."""
     is_theirs = is_mirrored_for(organisation, ManifestRow.digest, team)
     query = select(ManifestRow.digest, ManifestRow.files_total, ManifestRow.bytes_total).where(
         is_theirs, ~is_given_up(organisation, ManifestRow.digest)
@@ -449,7 +465,10 @@ async def readable(
 async def all_readable(
     session: ReadSession, organisation: str, *, or_restorable: bool = False
 ) -> dict[str, tuple[int, int]]:
-    """Files and bytes of every manifest that this organisation may read, or restore, least recently used first."""
+    """Number of files and bytes of each manifest that the organisation may read, or restore.
+
+    Least recently used first.
+    """
     restorable = exists().where(
         TombstoneRow.organisation == organisation,
         TombstoneRow.manifest == ManifestRow.digest,
@@ -464,7 +483,7 @@ async def all_readable(
 
 
 async def running_with(session: ReadSession, organisation: str) -> dict[str, list[str]]:
-    """Manifests that a mirror which still runs has published already, with the ids of such mirrors."""
+    """Manifests that a still running mirror has already published, with the ids of such mirrors."""
     query = (
         select(MirrorSourceRow.manifest, MirrorRow.id)
         .join(MirrorRow, MirrorRow.id == MirrorSourceRow.mirror_id)
@@ -480,12 +499,12 @@ async def running_with(session: ReadSession, organisation: str) -> dict[str, lis
 
 
 def listing_owner(mirror_id: str, position: int) -> str:
-    """The owner of the set that keeps what the upstream of a source listed."""
+    """The owner of the set that retains an upstream's listing of a source."""
     return f"{mirror_id}/{position}/listing"
 
 
 async def take_listing(session: WriteSession, source: MirrorSourceRow, mirror_id: str, position: int) -> None:
-    """The listing of a source belongs to another source from now on, which was found to be the same."""
+    """Move the listing of a source to a later source that was recalled from it."""
     owners = listing_owner(source.mirror_id, source.position), listing_owner(mirror_id, position)
     await chunks.of(session, chunks.change_owner, *owners)
     await update_source(session, mirror_id, position, listing=source.listing)
@@ -495,9 +514,11 @@ async def take_listing(session: WriteSession, source: MirrorSourceRow, mirror_id
 async def newest_ready(
     session: ReadSession, organisation: str, source: str, *, is_listed: bool = False
 ) -> MirrorSourceRow | None:
-    """What a source was last mirrored as. One that names no revision means its default, or else the newest of any.
+    """What a source was last mirrored as.
 
-    ``is_listed``: the newest of which there is a listing.
+    A source without a revision means its default, or else the newest of any revision.
+
+    ``is_listed``: the newest with a listing.
     """
     name = source.rstrip("/")
     is_revision = MirrorSourceRow.source.startswith(f"{name}@", autoescape=True)
@@ -519,7 +540,7 @@ async def newest_ready(
 async def give_up(
     session: WriteSession, organisation: str, manifests: Sequence[str], eviction: str, now: float
 ) -> None:
-    """The organisation, which may read these manifests, gives them up."""
+    """Write tombstones for these manifests, which the organisation may read."""
     rows = [
         {"organisation": organisation, "manifest": manifest, "created_at": now, "eviction": eviction}
         for manifest in manifests
@@ -528,7 +549,7 @@ async def give_up(
 
 
 async def restore(session: WriteSession, organisation: str, manifests: Sequence[str]) -> list[str]:
-    """The organisation may read these manifests again, as far as they were not collected; returns those."""
+    """Remove the tombstones of those manifests that were not collected. Returns these manifests."""
     restored: list[str] = []
     for batch in batches(manifests):
         statement = (
@@ -545,7 +566,7 @@ async def restore(session: WriteSession, organisation: str, manifests: Sequence[
 
 
 async def restorable(session: ReadSession, organisation: str) -> dict[str, float]:
-    """The manifests that the organisation gave up and can restore, and since when each of them is given up."""
+    """The manifests that the organisation gave up and can restore, and when it gave up each."""
     query = select(TombstoneRow.manifest, TombstoneRow.created_at).where(
         TombstoneRow.organisation == organisation, TombstoneRow.collected_at.is_(None)
     )
@@ -553,18 +574,16 @@ async def restorable(session: ReadSession, organisation: str) -> dict[str, float
 
 
 async def lift_tombstone(session: WriteSession, organisation: str, manifest: str) -> None:
-    """The organisation has mirrored the manifest again."""
     statement = delete(TombstoneRow).where(TombstoneRow.organisation == organisation, TombstoneRow.manifest == manifest)
     await session.execute(statement)
 
 
 def is_given_up(organisation: str | _Name, manifest: _Name) -> ColumnElement[bool]:
-    """The organisation has a tombstone for it."""
     return exists().where(TombstoneRow.organisation == organisation, TombstoneRow.manifest == manifest)
 
 
 def is_mirrored_for(organisation: str | _Name, manifest: _Name, team: str | _Name | None = None) -> ColumnElement[bool]:
-    """The manifest was ever published for the organisation, or for this team of it."""
+    """Whether the manifest was ever published for the organisation, or for this team of it."""
     found = exists().where(MirrorSourceRow.manifest == manifest, MirrorSourceRow.organisation == organisation)
     if team is None:
         return found
@@ -572,7 +591,7 @@ def is_mirrored_for(organisation: str | _Name, manifest: _Name, team: str | _Nam
 
 
 async def others_read(session: ReadSession, organisation: str, manifests: Sequence[str]) -> set[str]:
-    """Which of these manifests would not be dead if this organisation gave them up."""
+    """The manifests that another organisation has mirrored and not given up."""
     query = (
         select(MirrorSourceRow.manifest)
         .where(MirrorSourceRow.organisation != organisation)
@@ -583,7 +602,6 @@ async def others_read(session: ReadSession, organisation: str, manifests: Sequen
 
 
 async def count_restorable(session: ReadSession) -> int:
-    """How many have not been collected."""
     query = select(func.count()).select_from(TombstoneRow).where(TombstoneRow.collected_at.is_(None))
     return (await session.execute(query)).scalar_one()
 
@@ -592,17 +610,16 @@ async def count_restorable(session: ReadSession) -> int:
 
 
 def push_key(source: str, team: str) -> str:
-    """The ``request_key`` of a push: no mirror has it, and of two pushes of one checkpoint the second resumes the first."""
+    """The ``request_key`` of a push: no mirror has the same; a second push of one checkpoint resumes the first."""
     return digest_of(f"push {source} {team}".encode()).hex
 
 
 def is_push(state: MirrorState) -> bool:
-    """Whether its caller sends the bytes."""
     return [state.row.request_key] == [push_key(source.source, state.row.team) for source in state.sources]
 
 
 async def pushes(session: ReadSession, organisation: str) -> list[tuple[MirrorRow, CheckpointUri]]:
-    """Those of an organisation that go on, and what for."""
+    """The running pushes of an organisation, and the checkpoint of each."""
     query = (
         select(MirrorRow, MirrorSourceRow.source)
         .join(MirrorSourceRow, MirrorSourceRow.mirror_id == MirrorRow.id)
@@ -618,7 +635,7 @@ async def pushes(session: ReadSession, organisation: str) -> list[tuple[MirrorRo
 
 
 async def begin_push(session: WriteSession, mirror_id: str, now: float, until: float) -> None:
-    """A mirror that was inserted just now is a push, with a set for its chunks."""
+    """Turn a mirror that was just inserted into a push, with a set for its chunks."""
     statement = update(MirrorRow).where(MirrorRow.id == mirror_id)
     statement = statement.values(status="SYNCING", claimed_by=PUSHED, claim_expires_at=until, started_at=now)
     await session.execute(statement)
@@ -627,7 +644,9 @@ async def begin_push(session: WriteSession, mirror_id: str, now: float, until: f
 
 
 async def hold_uncommitted(session: WriteSession, organisation: str) -> int:
-    """Bytes that pushes of this organisation sent and did not commit. No other process counts any until this transaction ends.
+    """Bytes that pushes of this organisation sent and did not commit.
+
+    Blocks this count in other processes until commit.
 
     Call before any write of the transaction: two callers that each hold a push and want the other push would deadlock.
     """
@@ -652,13 +671,12 @@ _ADD_TRANSFERRED: Final = (
 
 
 async def add_transferred(session: WriteSession, mirror_id: str, size: int) -> None:
-    """So many bytes more came."""
     await changed_past_orm(session, _ADD_TRANSFERRED, mirror=mirror_id, more=size)
     tell(session, mirror_id)
 
 
 async def end_push(session: WriteSession, mirror_id: str, *, now: float, bytes_total: int, **values: Any) -> int:  # noqa: ANN401
-    """It is READY, with these values of its source. How many bytes came."""
+    """Set the push READY, with these values of its source. Returns the number of bytes received."""
     query = select(MirrorSourceRow.bytes_transferred).where(MirrorSourceRow.mirror_id == mirror_id)
     transferred = (await session.execute(query)).scalar_one()
     reused = max(0, bytes_total - transferred)

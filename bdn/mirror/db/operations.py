@@ -1,4 +1,4 @@
-"""Every statement about operations: what was asked of agents and of the mirror's store, and what each of them answered."""
+"""Every statement about operations: what agents and the mirror's store were requested to do, and their answers."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from bdn.mirror.db.tables import MirrorRow, OperationPartRow, OperationRow
 from bdn.mirror.db.waiting import asked_topic
 
 MIRROR: Final = "mirror"  # the node of the mirror's own part, whose cluster is ""
-ANY: Final = ""  # the node of a part that is for whichever agent of a cluster does it first
+ANY: Final = ""  # the node of a part that any agent of a cluster may do
 OPEN: Final = ("PENDING", "RUNNING")
 Who = tuple[str, str]  # the cluster and the node of a part
 
 
 async def insert(session: WriteSession, row: OperationRow, parts: Sequence[OperationPartRow]) -> None:
-    """Record a new operation, with the part of each that it is asked of."""
+    """Record a new operation with its parts, one for each agent or the mirror."""
     session.add(row)
     await session.flush()
     session.add_all(parts)
@@ -27,32 +27,31 @@ async def insert(session: WriteSession, row: OperationRow, parts: Sequence[Opera
 
 
 async def get(session: ReadSession, operation_id: str) -> OperationRow | None:
-    """A recorded operation."""
     return await session.get(OperationRow, operation_id, populate_existing=True)
 
 
 async def parts_of(session: ReadSession, operation_id: str) -> list[OperationPartRow]:
-    """Its parts in the order of their names, the mirror's own first."""
+    """Parts in the order of their names, the mirror's own first."""
     query = select(OperationPartRow).where(OperationPartRow.operation == operation_id)
     query = query.order_by(OperationPartRow.cluster, OperationPartRow.node)
     return list((await session.execute(query, execution_options={"populate_existing": True})).scalars())
 
 
 async def is_open(session: ReadSession, operation_id: str) -> bool:
-    """Whether somebody has to answer. One look into an index."""
+    """Whether an answer is outstanding. One index lookup."""
     is_waited_for = exists().where(OperationPartRow.operation == operation_id, OperationPartRow.state.in_(OPEN))
     return bool((await session.execute(select(is_waited_for))).scalar())
 
 
 async def waited_for(session: ReadSession, operation_id: str) -> list[Who]:
-    """Who has to answer, without what they have answered so far."""
+    """The agents, or the mirror, whose answers are outstanding."""
     query = select(OperationPartRow.cluster, OperationPartRow.node)
     query = query.where(OperationPartRow.operation == operation_id, OperationPartRow.state.in_(OPEN))
     return [(cluster, node) for cluster, node in await session.execute(query)]
 
 
 async def open_of_agents(session: ReadSession) -> dict[Who, list[OperationRow]]:
-    """By cluster and node what agents have not answered, oldest first."""
+    """The open operations of each agent, oldest first."""
     query = select(OperationPartRow.cluster, OperationPartRow.node, OperationPartRow.operation)
     query = query.where(OperationPartRow.state.in_(OPEN), OperationPartRow.cluster != "")
     agents: defaultdict[str, list[Who]] = defaultdict(list)
@@ -67,7 +66,7 @@ async def open_of_agents(session: ReadSession) -> dict[Who, list[OperationRow]]:
 
 
 async def open_of_mirror(session: ReadSession, kind: str) -> list[OperationRow]:
-    """Operations of this kind whose part of the mirror's is not over, oldest first; also what a killed worker had begun."""
+    """Operations of this kind whose mirror part is open, oldest first; also those that a killed worker began."""
     query = select(OperationRow).join(OperationPartRow, OperationPartRow.operation == OperationRow.id)
     query = query.where(OperationRow.kind == kind, OperationPartRow.cluster == "", OperationPartRow.state.in_(OPEN))
     return list((await session.execute(query.order_by(OperationRow.created_at))).scalars())
@@ -80,7 +79,7 @@ async def set_part(
     node: str,
     **values: Any,  # noqa: ANN401 - columns of any type
 ) -> bool:
-    """Set columns of a part that is open; False when there is none: what has ended stays."""
+    """Set columns of an open part. Returns False if there is none: a part that has ended does not change."""
     statement = update(OperationPartRow).where(
         OperationPartRow.operation == operation_id,
         OperationPartRow.cluster == cluster,
@@ -92,7 +91,7 @@ async def set_part(
 
 
 async def give_up(session: WriteSession, operation_id: str, who: Sequence[Who]) -> None:
-    """Those of these parts that are open are UNREACHABLE; a statement for many."""
+    """Set the open ones of these parts to UNREACHABLE; one statement for many."""
     nodes: defaultdict[str, list[str]] = defaultdict(list)
     for cluster, node in who:
         nodes[cluster].append(node)
@@ -109,13 +108,13 @@ async def give_up(session: WriteSession, operation_id: str, who: Sequence[Who]) 
 
 
 async def lock_mirrors_part(session: WriteSession, operation_id: str) -> OperationPartRow | None:
-    """The mirror's own part, if it is open, which nobody else changes until this transaction ends."""
+    """The mirror's own part, locked until commit; None unless it is open."""
     part = await session.get(OperationPartRow, (operation_id, "", MIRROR), with_for_update=True)
     return part if part is not None and part.state in OPEN else None
 
 
 async def finish(session: WriteSession, operation_id: str, status: str, now: float) -> None:
-    """Close an operation that is running; one that has ended stays."""
+    """Close a running operation; one that has ended does not change."""
     statement = update(OperationRow).where(OperationRow.id == operation_id, OperationRow.status == "RUNNING")
     statement = statement.execution_options(synchronize_session=False)
     await session.execute(statement.values(status=status, completed_at=now))
@@ -123,9 +122,10 @@ async def finish(session: WriteSession, operation_id: str, status: str, now: flo
 
 
 async def last_collection(session: ReadSession, now: float) -> float | None:
-    """When one was last asked for that was not only to tell what would go, or for orphans; before a clock was set back does not count.
+    """When a full collection was last requested; before the first, when the first mirror was requested.
 
-    Where none was, when the first mirror was asked for: before that there is nothing to collect.
+    Dry runs and collections of orphans do not count, nor requests dated in the future (the clock was set back). Before
+    the first mirror there is nothing to collect.
     """
     is_real = OperationRow.request["dry_run"].as_boolean().is_(False)
     is_of_all = OperationRow.request["orphans"].as_boolean().is_(False)

@@ -1,4 +1,4 @@
-"""Which manifests refer to a chunk, and where they came from."""
+"""Which manifests refer to a chunk, and from which sources they were mirrored."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,12 +10,12 @@ from bdn.mirror.db.database import ReadSession
 from bdn.mirror.db.mirrors import is_mirrored_for
 from bdn.mirror.db.tables import ChunkRow, ManifestRow, MirrorRow, MirrorSourceRow, SetChunkRow
 
-_ORIGINS: Final = 4  # of one chunk; where it was mirrored from many places, the newest are asked
+_ORIGINS: Final = 4  # per chunk: of many sources the newest are tried
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A READY source whose manifest refers to a chunk: where its bytes were read, for whom, and who may read them."""
+    """A READY source whose manifest refers to a chunk, and the organisation and team that it was mirrored for."""
 
     organisation: str
     team: str | None
@@ -43,7 +43,7 @@ async def origins(session: ReadSession, chunk: Digest) -> list[Origin]:
 async def manifests_with(session: ReadSession, organisation: str, chunk: Digest, limit: int) -> list[str]:
     """The organisation's manifests that refer to this chunk, newest first.
 
-    Another organisation's chunk costs what a chunk costs that does not exist.
+    A foreign chunk costs the same as a missing one (no oracle).
     """
     query = (
         select(ManifestRow.digest)

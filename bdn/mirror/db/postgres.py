@@ -1,17 +1,18 @@
-"""Connections to PostgreSQL on which nobody waits for ever, and a lock that its holder believes in while the server confirms it.
+"""Connections to PostgreSQL with a limit on every wait, and a lock that its holder trusts while the server confirms it.
 
-A server that hangs, or a network that swallows what is sent, resets nothing: only time tells. The limits are the driver's own, and
-hold for connecting and for each statement; whatever exceeds one ends its connection, and all that lie in the pool with it.
+A server that hangs, or a network that drops packets, resets nothing: only a timeout detects it. The limits are the
+driver's own, for connecting and for each statement. A statement that exceeds its limit ends its connection and all idle
+connections of the pool.
 
-The lock belongs to a transaction, and so to a session, so that it ends with its holder however that ends; also behind a pooler, which
-leaves a session to a transaction. But a session may end before its holder does: in a failover, by an operator's hand, or because
-the network between the two is gone.
+The lock belongs to a transaction, and so to a session: it ends with its holder, however the holder ends; also behind a
+pooler, which assigns a session to each transaction. But a session may end before its holder does: by a failover, an
+operator, or a broken network.
 
-    A holds the lock; the network swallows everything; A confirms in vain, and after ``BELIEF_SECONDS`` its work is canceled; after
-    ``FORGOTTEN_SECONDS`` without a word from A the server ends the session; B has the lock.
+    A holds the lock; the network drops everything; A confirms in vain, and after ``BELIEF_SECONDS`` its work is
+    canceled; after ``FORGOTTEN_SECONDS`` without a message from A the server ends the session; B acquires the lock.
 
-A server that dies takes the lock with it at once, and so B may begin while A's last step still runs. Nothing can rule that out
-from here: what is done under a lock has to be right beside another who does it, and costs more.
+When a server dies, its locks are gone at once, so B may begin while A's last step still runs. This process cannot rule
+that out: work under a lock must be correct even when two processes do it at the same time, only more expensive.
 """
 
 import asyncio
@@ -32,16 +33,16 @@ from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
 
 CONNECT_SECONDS: Final = 10.0
 PING_SECONDS: Final = 3.0
-# A statement. As with SQLite's turns, together with what else a request needs: less than clients wait for an answer.
+# One statement. As with SQLite's turns: together with the other steps of its request, less than the clients' timeout.
 STATEMENT_SECONDS: Final = 20.0
-PATIENT_SECONDS: Final = 600.0  # one that may go through millions of rows
+PATIENT_SECONDS: Final = 600.0  # a statement that may scan millions of rows
 
-# Behind a pooler in transaction mode each transaction has another session, and what is left there is found by others: no
-# statement is prepared under a name, and nothing is set. Users know both options; each alone means a pooler.
+# Behind a pooler in transaction mode each transaction has another session, and other clients inherit its state:
+# so no statement is prepared under a name, and nothing is set. Users know both options; each alone means a pooler.
 _POOLED: Final = ("statement_cache_size", "prepared_statement_cache_size")
 
-# The server forgets a client that has vanished, with its locks, after 30 s; its own default is two hours. Not as parameters of
-# the connection's start, which a pooler between the two may refuse.
+# The server drops a vanished client and its locks after 30 s; its own default is two hours. Not as startup parameters,
+# which a pooler may reject.
 _PREPARE: Final = (
     "SET tcp_keepalives_idle = 15; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;"
     " SET tcp_user_timeout = 30000"
@@ -49,7 +50,7 @@ _PREPARE: Final = (
 
 
 def connect_arguments(url: URL, *, statement_seconds: float) -> dict[str, Any]:
-    """What ``asyncpg.connect`` takes for this address; ``InvalidRequestError`` names options that it has not."""
+    """The arguments of ``asyncpg.connect`` for this address. ``InvalidRequestError`` names options that it lacks."""
     options = {name: value for name, value in url.query.items() if name not in _POOLED}
     if any(url.query.get(name, "0") != "0" for name in _POOLED):
         raise InvalidRequestError(
@@ -63,12 +64,12 @@ def connect_arguments(url: URL, *, statement_seconds: float) -> dict[str, Any]:
 
 
 def is_pooled(url: URL) -> bool:
-    """Whether this address is said to be that of a pooler in transaction mode."""
+    """Whether the options of this address say that it is a pooler in transaction mode."""
     return any(name in url.query for name in _POOLED)
 
 
 def open_postgres(url: URL, *, statement_seconds: float) -> AsyncEngine:
-    """An engine for ``postgresql+asyncpg``; nothing is connected yet. Raises what ``connect_arguments`` does."""
+    """An engine for ``postgresql+asyncpg``, not connected yet. Raises as ``connect_arguments``."""
     arguments = connect_arguments(url, statement_seconds=statement_seconds)
     if has_pooler := is_pooled(url):
         arguments |= {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}  # always ""
@@ -85,34 +86,37 @@ def _prepare(connection: Any, _: object) -> None:  # noqa: ANN401 - the dialect'
 
 
 def _ping(connection: Any, *_: object) -> None:  # noqa: ANN401
-    """Before each use: a connection that died in the pool is replaced, and those beside it. ``pool_pre_ping`` knows no limit."""
+    """Before each use: replace a connection that died in the pool, and the idle ones beside it.
+
+    ``pool_pre_ping`` has no time limit.
+    """
     connection.run_async(_answer)
 
 
 async def _answer(driver: Any) -> None:  # noqa: ANN401
     try:
         await driver.execute("SELECT 1", timeout=PING_SECONDS)
-    # The last is one of which the server's farewell was half read.
+    # InternalClientError: the server's last message was read in part only.
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-        driver.terminate()  # a farewell would wait for an answer, too
+        driver.terminate()  # a graceful close would wait for an answer, too
         raise InvalidatePoolError from error
 
 
 def _suspect_others(failure: ExceptionContext) -> None:
-    """SQLAlchemy ends a connection that gave no answer in time, and takes it for the only one."""
+    """After a timeout invalidate the whole pool: SQLAlchemy would replace that one connection only."""
     failure.invalidate_pool_on_disconnect |= isinstance(failure.original_exception, TimeoutError)
 
 
 CONFIRM_SECONDS: Final = 1.0
 BELIEF_SECONDS: Final = 10.0
 FORGOTTEN_SECONDS: Final = 30.0
-# Between the first two attempts while somebody else has it, and the longest time between two: whoever asks seldom would starve
-# beside those who have just come.
+# Pause after the first attempt while another process holds the lock, and the longest pause: a process that tries less
+# often would starve beside newcomers.
 _ASK_SECONDS: Final = (0.5, 1.0)
 
 
 class LockLostError(DatabaseUnavailableError):
-    """The server has not confirmed the lock, or has ended its session. Somebody else may have it."""
+    """The server has not confirmed the lock, or ended its session. Another process may hold it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"database: the lock {name!r} was lost")
@@ -128,14 +132,14 @@ async def lock_held(engine: AsyncEngine, name: str) -> AsyncIterator[None]:
             await connection.start()
             pause, longest = _ASK_SECONDS
             while not await _is_taken(connection, name):
-                # Who waits is in no transaction: behind a pooler each has a session of the server, of which there are few.
+                # Wait outside a transaction: behind a pooler each transaction holds one of the server's few sessions.
                 await connection.rollback()
                 await asyncio.sleep(pause)
                 pause = min(longest, 1.5 * pause)
         async with _believing(connection, name):
             yield
     finally:
-        # One that is gone has given up the lock, too. Its failure must not take the place of a cancellation.
+        # A broken connection has lost the lock anyway. Its failure must not replace a cancellation.
         with suppress(SQLAlchemyError, OSError):
             await connection.close()
 
@@ -157,13 +161,13 @@ async def _believing(connection: AsyncConnection, name: str) -> AsyncIterator[No
 
 
 async def _confirm(connection: AsyncConnection, belief: asyncio.Timeout) -> None:
-    """A confirmation holds from the moment when it was asked for, not from that when it came."""
+    """Confirm the lock repeatedly. A confirmation counts from the moment of its request, not of its answer."""
     now = asyncio.get_running_loop().time
     with suppress(SQLAlchemyError, OSError):
         while not belief.expired():
             await asyncio.sleep(CONFIRM_SECONDS)
             asked = now()
-            await connection.execute(select(true()))  # comes back while the session lives, and with it its locks
+            await connection.execute(select(true()))  # succeeds only while the session and its locks exist
             if not belief.expired():
                 belief.reschedule(asked + BELIEF_SECONDS)
         return
@@ -172,9 +176,10 @@ async def _confirm(connection: AsyncConnection, belief: asyncio.Timeout) -> None
 
 
 async def _is_taken(connection: AsyncConnection, name: str) -> bool:
-    """Ask for the lock, and do not wait in the server: a wait that a limit ends is an error in its log, one without never ends.
+    """Try to acquire the lock, without a wait in the server.
 
-    The limit is this transaction's, as the lock is: nothing is left to whoever has the session next.
+    A wait that a limit ends is an error in the server's log; a wait without a limit never ends. The session timeout is
+    set for this transaction alone, as the lock is: the next user of the session inherits neither.
     """
     forgotten = func.set_config("idle_in_transaction_session_timeout", f"{1000 * FORGOTTEN_SECONDS:.0f}ms", true())
     lock = func.pg_try_advisory_xact_lock(func.hashtext(f"bdn {name}"))

@@ -1,7 +1,7 @@
-"""Every statement about teams, and about projects, which are theirs.
+"""Every statement about teams, and about projects, which belong to teams.
 
-A team is known by its name, which stays, and so may be written by a version that has no row for it yet. Where a statement takes
-``team``, None means: of any.
+A team is identified by its name, which never changes, so rows of an earlier version may name a team without a row of
+its own. Where a statement takes ``team``, None means any.
 """
 
 import secrets
@@ -23,7 +23,7 @@ _ID_LENGTH: Final = 10
 
 
 def new_id() -> str:
-    """What a team or a project is called for ever."""
+    """The permanent id of a team or a project."""
     return "".join(secrets.choice(_ID_SIGNS) for _ in range(_ID_LENGTH))
 
 
@@ -31,13 +31,12 @@ def new_id() -> str:
 
 
 async def make_team(session: WriteSession, organisation: str, name: str, now: float) -> None:
-    """Unless it is there."""
     row = {"id": new_id(), "organisation": organisation, "name": name, "created_at": now}
     await insert_new(session, TeamRow, [row])
 
 
 async def teams(session: ReadSession, organisation: str, name: str | None = None) -> list[TeamRow]:
-    """Those of an organisation, oldest first; or the one of this name."""
+    """The teams of an organisation, oldest first; or the one of this name."""
     query = select(TeamRow).where(TeamRow.organisation == organisation).order_by(TeamRow.created_at, TeamRow.id)
     if name is not None:
         query = query.where(TeamRow.name == name)
@@ -45,7 +44,7 @@ async def teams(session: ReadSession, organisation: str, name: str | None = None
 
 
 async def check_team(session: WriteSession, organisation: str, name: str, now: float) -> None:
-    """Raise ``NotFoundError`` unless the organisation has this team. The one named Default it has."""
+    """Raise ``NotFoundError`` unless the organisation has this team. Creates the team Default if needed."""
     if name == DEFAULT_TEAM:
         await make_team(session, organisation, name, now)
     elif not await teams(session, organisation, name):
@@ -57,7 +56,7 @@ async def check_team(session: WriteSession, organisation: str, name: str, now: f
 
 @dataclass(frozen=True, slots=True)
 class ProjectState:
-    """A project, and how many checkpoints it has and of how many bytes."""
+    """A project, with the number and bytes of its checkpoints."""
 
     row: ProjectRow
     checkpoints: int
@@ -65,9 +64,9 @@ class ProjectState:
 
 
 async def find(session: ReadSession, organisation: str, name: str, team: str | None = None) -> ProjectRow | None:
-    """The project of this id, or else of this name: of several teams that of the team Default.
+    """The project of this id, or else of this name: of several teams, the project of the team Default.
 
-    The id goes first: nobody chooses one, so no project is hidden behind another's name. Raises ``InvalidRequestError`` where
+    The id goes first: it is random, so no project is hidden behind another's name. Raises ``InvalidRequestError`` if
     several other teams have the name.
     """
     query = select(ProjectRow).where(
@@ -89,26 +88,26 @@ async def find(session: ReadSession, organisation: str, name: str, team: str | N
 
 
 async def project(session: WriteSession, organisation: str, team: str, name: str, now: float) -> ProjectRow:
-    """A team's project by its name or id; a new one where there is none."""
+    """A team's project by its name or id, created if there is none. It is locked until commit."""
     known = await find(session, organisation, name, team)
     if known is None:
         await check_team(session, organisation, team, now)
         row = {"id": new_id(), "organisation": organisation, "team": team, "name": name, "created_at": now}
         await insert_new(session, ProjectRow, [row])
-        known = await find(session, organisation, name, team)  # or somebody else's, who was faster
+        known = await find(session, organisation, name, team)  # or the project of a faster caller
     if known is None or not await lock(session, known.id):
         raise NotFoundError(f"project {name!r}")
     return known
 
 
 async def lock(session: WriteSession, project_id: str) -> bool:
-    """Whether the project is there; until the transaction ends nothing deletes it, or commits a checkpoint of it."""
+    """Whether the project exists. Until commit no other transaction deletes it, or commits a checkpoint of it."""
     query = select(ProjectRow.id).where(ProjectRow.id == project_id).with_for_update()
     return (await session.execute(query)).scalar() is not None
 
 
 def is_hidden() -> ColumnElement[bool]:
-    """Whoever has no team means another project by this one's name: it takes its id."""
+    """Whether a caller without a team gets another project by this one's name, and must use its id."""
     other = aliased(ProjectRow)
     has_its_name = and_(other.organisation == ProjectRow.organisation, other.name == ProjectRow.name)
     of_others = select(other.id).where(has_its_name, other.id != ProjectRow.id).correlate(ProjectRow)
@@ -118,7 +117,7 @@ def is_hidden() -> ColumnElement[bool]:
 async def listed(
     session: ReadSession, organisation: str, team: str | None = None, project_id: str | None = None
 ) -> list[ProjectState]:
-    """Projects, oldest first, or this one. What was evicted and collected of their checkpoints does not count."""
+    """Projects, oldest first, or this one. Checkpoints that were evicted and collected do not count."""
     is_held = exists().where(ManifestRow.digest == CheckpointRow.manifest)
     counted = func.count(CheckpointRow.id), func.coalesce(func.sum(CheckpointRow.bytes_total), 0)
     query = (
@@ -136,11 +135,11 @@ async def listed(
 
 
 async def checkpoints_of(session: ReadSession, project_id: str, limit: int) -> Sequence[CheckpointRow]:
-    """Some checkpoints of a project, also those whose manifest was evicted and collected."""
+    """Some checkpoints of a project, including those whose manifest was evicted and collected."""
     query = select(CheckpointRow).where(CheckpointRow.project == project_id).order_by(CheckpointRow.id).limit(limit)
     return (await session.execute(query)).scalars().all()
 
 
 async def forget(session: WriteSession, project_id: str) -> None:
-    """Remove the row of a project that has no checkpoint any more."""
+    """Delete the row of a project that has no checkpoints left."""
     await session.execute(delete(ProjectRow).where(ProjectRow.id == project_id))

@@ -1,7 +1,7 @@
-"""Which sources were mirrored before, and count as the same when they are asked for again.
+"""Which sources were mirrored before, and count as the same when they are requested again.
 
-``held_in`` and ``note_use_in`` look into an embedded database past SQLAlchemy, for a command that has nothing else to do there:
-importing SQLAlchemy takes longer than all of such a command. They keep nobody waiting, and wait for nobody.
+``held_in`` and ``note_use_in`` read an embedded database without SQLAlchemy, whose import takes longer than a whole
+command that has nothing else to do there. They neither block other processes nor wait for them.
 """
 
 import json
@@ -17,11 +17,11 @@ from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_
 from bdn.wire.mirror_schema import RECORDED, MirrorSource, body_from
 
 HEAD: Final = "0001"  # the newest migration; a test compares it with the folder
-USE_SECONDS: Final = 60.0  # a later use of a manifest is not noted before
+USE_SECONDS: Final = 60.0  # a use this soon after the last noted one is not noted
 
 
 class _Asked(Protocol):
-    """A recorded source: what was asked for, as its wire form, and the URI."""
+    """A recorded source: the request in its wire form, and the URI."""
 
     @property
     def request(self) -> Mapping[str, Any]: ...
@@ -31,9 +31,9 @@ class _Asked(Protocol):
 
 
 def recall_key(reader: str, wanted: WeightsSource, revision: str | None) -> str | None:
-    """The name of a commit of a repository, selected by these patterns, for this organisation or team.
+    """The name of a repository's commit, selected by these patterns, for this organisation or team.
 
-    None where nothing can be recalled, because the upstream has no revisions, or a revision's content may change.
+    Returns None if nothing can be recalled: the upstream has no revisions, or a revision's content may change.
     """
     if not revision or not isinstance(wanted.source, HuggingFaceUri):
         return None
@@ -43,7 +43,7 @@ def recall_key(reader: str, wanted: WeightsSource, revision: str | None) -> str 
 
 
 def is_alike(row: _Asked, wanted: WeightsSource) -> bool:
-    """Whether it was asked for with the same repository or folder, and the same patterns; at whatever revision."""
+    """Whether it was requested with the same repository or folder and the same patterns, at whatever revision."""
     body = body_from(wanted)
     return (
         row.request.get("allow_patterns") == body.allow_patterns
@@ -56,12 +56,10 @@ def _without_revision(uri: SourceUri) -> SourceUri:
     return replace(uri, revision=None) if isinstance(uri, HuggingFaceUri) else uri
 
 
-# --- a look into an embedded database ---
+# --- an embedded database, read without SQLAlchemy ---
 
 
 class _Row:
-    """A READY source, and when it was mirrored."""
-
     def __init__(self, found: sqlite3.Row) -> None:
         self.request: dict[str, Any] = json.loads(found["request"])
         self.source: str = found["source"]
@@ -71,7 +69,7 @@ class _Row:
         self.document = MirrorSource.model_validate(fields)
 
 
-# The newest first, as ``mirrors.recalled``, ``mirrors.ready_from`` and ``mirrors.published_as`` find them.
+# Newest first, as in ``mirrors.recalled``, ``mirrors.ready_from`` and ``mirrors.published_as``.
 _READY: Final = """
 SELECT mirror_sources.*, coalesce(mirrors.completed_at, mirrors.created_at) AS mirrored_at
 FROM mirror_sources JOIN mirrors ON mirrors.id = mirror_id
@@ -86,9 +84,9 @@ ORDER BY mirrors.created_at DESC
 def held_in(
     file: Path, wanted: WeightsSource, organisation: str, *, is_newest: bool
 ) -> tuple[MirrorSource, float] | None:
-    """What ``MirrorRequests.held`` says, and when it was mirrored, in seconds since the epoch. Blocking, 10 ms.
+    """What ``MirrorRequests.held`` returns, and when it was mirrored, in seconds since the epoch. Blocking, 10 ms.
 
-    None also where that cannot be told from the file: it is absent, damaged or of another version, or somebody has it locked.
+    Returns None also if the file cannot answer: absent, damaged, locked or of another version.
     """
     commit = wanted.source.commit if isinstance(wanted.source, HuggingFaceUri) else None
     key = recall_key(organisation, wanted, commit)
@@ -97,7 +95,7 @@ def held_in(
     column, name = ("source", str(wanted.source)) if key is None else ("recall_key", key)
     with suppress(sqlite3.Error, ValueError), _opened(file) as database:
         if database.execute("SELECT 1 FROM chunks WHERE damage IS NOT NULL").fetchone():
-            return None  # the mirror finds out whether it concerns this source
+            return None  # the mirror checks whether the damage concerns this source
         for row in _ready(database, organisation, column, name):
             if is_alike(row, wanted):
                 return row.document, row.mirrored_at
@@ -105,7 +103,7 @@ def held_in(
 
 
 def is_update_in(file: Path, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
-    """What ``MirrorRequests.is_update`` says; False also where that cannot be told from the file. Blocking."""
+    """What ``MirrorRequests.is_update`` returns; False also if the file cannot answer. Blocking."""
     with suppress(sqlite3.Error, ValueError), _opened(file) as database:
         return any(is_alike(row, wanted) for row in _ready(database, organisation, "manifest", manifest))
     return False
@@ -116,9 +114,9 @@ def _ready(database: sqlite3.Connection, organisation: str, column: str, name: s
 
 
 def note_use_in(file: Path, manifest: str, now: float) -> None:
-    """What ``manifests.note_use`` does, for a manifest that ``held_in`` has told of; its digest as hex.
+    """What ``manifests.note_use`` does, for a manifest that ``held_in`` returned; its digest as hex.
 
-    Nothing is noted while somebody else writes: eviction asks for the order of uses, and the next use will be noted.
+    Skipped while another process writes: only eviction needs the order of uses, and the next use will be noted.
     """
     noted = "UPDATE manifests SET last_used = ? WHERE digest = ? AND last_used <= ?"
     with suppress(sqlite3.Error), _opened(file) as database:
@@ -127,10 +125,10 @@ def note_use_in(file: Path, manifest: str, now: float) -> None:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[sqlite3.Connection]:
-    """Raises ``sqlite3.Error``: it is not there, or not of this version, or cannot be read now."""
-    place = f"{file.absolute().as_uri()}?mode=rw"  # not made where there is none
+    """Raises ``sqlite3.Error`` if the file is absent, of another version, or cannot be read now."""
+    place = f"{file.absolute().as_uri()}?mode=rw"  # does not create the file
     with closing(sqlite3.connect(place, uri=True, timeout=0, isolation_level=None)) as database:
-        # A use that a power cut takes back is no loss; so nobody waits for the disk while this has the lock.
+        # Does not wait for the disk while it holds the lock: losing a use in a power cut does no harm.
         database.execute("PRAGMA synchronous = NORMAL")
         if database.execute("SELECT version_num FROM alembic_version").fetchall() != [(HEAD,)]:
             raise sqlite3.DatabaseError("the schema is of another version")

@@ -22,24 +22,22 @@ from bdn.mirror.db.tables import SecretRow
 
 @dataclass(frozen=True)
 class SecretTable:
-    """An organisation reads and writes its own secrets alone; an operator gives those of all another key."""
+    """The secrets of all organisations. Each method but ``rotate_others`` acts for one organisation."""
 
     database: Database
     keyring: Keyring
 
     async def value(self, organisation: str, name: str) -> str | None:
-        """The value now, None where there is none; ``SecretMalformedError`` where it cannot be decrypted."""
+        """The value now; None if there is none. Raises ``SecretMalformedError`` if it cannot be decrypted."""
         async with self.database.read() as session:
             row = await session.get(SecretRow, (organisation, name))
         return None if row is None else self.keyring.open(organisation, name, row.ciphertext)
 
     async def rows(self, organisation: str) -> list[SecretRow]:
-        """What there is, in the order of the names."""
         async with self.database.read() as session:
             return await _rows(session, organisation)
 
     async def set(self, organisation: str, name: str, value: str) -> None:
-        """Keep this value under this name from now on."""
         now = time.time()
         changed = {"ciphertext": self.keyring.seal(organisation, name, value), "updated_at": now}
         async with self.database.write() as session:
@@ -49,20 +47,25 @@ class SecretTable:
             await session.execute(new.on_conflict_do_update(index_elements=["organisation", "name"], set_=changed))
 
     async def remove(self, organisation: str, name: str) -> None:
-        """Forget it; ``NotFoundError`` when there is none."""
         found = delete(SecretRow).where(SecretRow.organisation == organisation, SecretRow.name == name)
         async with self.database.write() as session:
             if (await session.execute(found.returning(SecretRow.name))).first() is None:
                 raise NotFoundError(f"secret {name!r}")
 
     async def rotate(self, organisation: str) -> None:
-        """Encrypt all secrets of the organisation with the first key, or, by ``SecretMalformedError``, none."""
+        """Encrypt all secrets of the organisation with the first key.
+
+        Changes none if it raises ``SecretMalformedError``.
+        """
         async with self.database.write() as session:
             for row in await _rows(session, organisation):
                 await self.reseal(session, row)
 
     async def rotate_others(self, organisation: str) -> int:
-        """Likewise the secrets of all other organisations. Returns how many are left, because they cannot be decrypted."""
+        """Encrypt the secrets of all other organisations with the first key.
+
+        Returns how many are left because they cannot be decrypted.
+        """
         query = select(SecretRow.organisation).distinct().where(SecretRow.organisation != organisation)
         async with self.database.read() as session:
             others = sorted((await session.execute(query)).scalars())
@@ -77,7 +80,7 @@ class SecretTable:
         return left
 
     async def reseal(self, session: WriteSession, row: SecretRow) -> None:
-        """Encrypt the row's value with the first key; a value that was set meanwhile stays."""
+        """Encrypt the row's value with the first key. A value that was set meanwhile stays."""
         if self.keyring.sealed_with(row.ciphertext) != "first key":
             sealed = self.keyring.seal(
                 row.organisation, row.name, self.keyring.open(row.organisation, row.name, row.ciphertext)
@@ -110,18 +113,20 @@ def new_key() -> str:
 
 @dataclass(frozen=True)
 class Keyring:
-    """The keys of ``BDN_SECRETS_KEY``: the first seals, all of them open. Without a key nothing does."""
+    """The keys of ``BDN_SECRETS_KEY``: the first seals, each of them opens. Without a key neither is possible."""
 
     keys: tuple[bytes, ...] = field(default=(), repr=False)
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """From the setting: keys in base64, comma separated. ``InvalidRequestError`` says which one is no key."""
+        """From the setting: keys in base64, comma separated.
+
+        ``InvalidRequestError`` gives the position of a malformed key.
+        """
         words = [word.strip() for word in (text or "").split(",")]
         return cls(tuple(_parse_key(word, position) for position, word in enumerate(words, start=1) if word))
 
     def seal(self, organisation: str, name: str, value: str) -> bytes:
-        """The value, encrypted with the first key."""
         if not self.keys:
             problem = "the mirror has no key to encrypt secrets with"
             raise InvalidRequestError(
@@ -132,7 +137,7 @@ class Keyring:
         return head + nonce + AESGCM(key).encrypt(nonce, value.encode(), _bound_to(head, organisation, name))
 
     def open(self, organisation: str, name: str, sealed: bytes) -> str:
-        """The value; ``SecretMalformedError`` for one of an unknown key, or of another name or organisation."""
+        """Decrypt a value. Raises ``SecretMalformedError`` for an unknown key, or another name or organisation."""
         head, rest = sealed[:_HEAD_BYTES], sealed[_HEAD_BYTES:]
         key = next((key for key in self.keys if head == _VERSION + _fingerprint(key)), None)
         if key is None:
@@ -147,7 +152,7 @@ class Keyring:
             raise SecretMalformedError(name, f"{problem}; {_again(name)}") from None
 
     def sealed_with(self, sealed: bytes) -> SealedWith:
-        """Which key opens it, as far as can be told without opening it."""
+        """Which key opens it, by the fingerprint alone."""
         heads = [_VERSION + _fingerprint(key) for key in self.keys]
         if sealed[:_HEAD_BYTES] not in heads:
             return "unknown key"
@@ -156,7 +161,7 @@ class Keyring:
 
 def _parse_key(word: str, position: int) -> bytes:
     urlsafe = word.replace("+", "-").replace("/", "_")
-    if not re.fullmatch(r"[A-Za-z0-9_-]{43}=", urlsafe):  # the decoder itself skips what is no base64
+    if not re.fullmatch(r"[A-Za-z0-9_-]{43}=", urlsafe):  # the decoder itself skips characters outside base64
         raise InvalidRequestError(f"BDN_SECRETS_KEY: key {position} is not 32 bytes in base64; {_HOW}")
     return urlsafe_b64decode(urlsafe)
 
@@ -166,7 +171,7 @@ def _again(name: str) -> str:
 
 
 def _fingerprint(key: bytes) -> bytes:
-    """Tells keys apart and tells nothing of them."""
+    """Distinguishes keys, and reveals nothing about them."""
     return blake3(key, derive_key_context=_FINGERPRINT_CONTEXT).digest(length=_FINGERPRINT_BYTES)
 
 

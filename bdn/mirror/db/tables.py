@@ -1,4 +1,4 @@
-"""The mirror's tables. Times are seconds since the epoch; digests are the 64 hex digits; JSON columns hold wire forms."""
+"""The mirror's tables. Times are seconds since the epoch, digests 64 hex digits; JSON columns hold wire forms."""
 
 from typing import Any, Final
 
@@ -18,19 +18,17 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Json = dict[str, Any]
-_Id: Final = BigInteger().with_variant(Integer(), "sqlite")  # which counts such a column alone
+_Id: Final = BigInteger().with_variant(Integer(), "sqlite")  # which autoincrements only this type
 
 
 class Base(DeclarativeBase):
-    """All tables."""
-
     type_annotation_map = {float: Float(53), int: BigInteger, Json: JSON, list[Any]: JSON}  # noqa: RUF012 - declarative
 
 
 class MirrorRow(Base):
-    """A request, and who works on it. ``claim_expires_at`` is renewed by the worker; a dead one's claim runs out.
+    """A request, and the worker on it. The worker renews ``claim_expires_at``; the claim of a dead worker expires.
 
-    ``team`` is that of a push's project, or of the token that asked; empty: of a token that has none.
+    ``team`` is the team of a push's project, or of the requesting token; empty if the token has none.
     """
 
     __tablename__ = "mirrors"
@@ -62,9 +60,9 @@ class MirrorRow(Base):
 class MirrorSourceRow(Base):
     """One source of a mirror: the request as it was, and the outcome.
 
-    ``organisation`` is the mirror's, so that one look at an index tells what may be read. ``recall_key`` names a commit with
-    patterns that was published (``mirrors.recall_key``). ``listing`` is the root of what the upstream listed, which the set
-    ``<mirror>/<position>/listing`` keeps.
+    ``organisation`` repeats the mirror's, so that one index lookup decides what may be read. ``recall_key`` names a
+    commit with patterns that was published (``recall.recall_key``). ``listing`` is the root of the upstream's listing,
+    which the set ``<mirror>/<position>/listing`` retains.
     """
 
     __tablename__ = "mirror_sources"
@@ -93,11 +91,11 @@ class MirrorSourceRow(Base):
 
 
 class ChunkRow(Base):
-    """An object of the store. The row is committed before the object's first byte is sent, and deleted after the object has gone.
+    """An object of the store. The row is committed before the object is put, and deleted after the object is gone.
 
-    ``state`` is a ``ChunkState``. ``refs`` counts its rows in ``set_chunks``; the decision to delete reads this row and no other.
-    ``changed_at`` is when the last reference went, the object was to be put, or its DELETE was sent. ``damage`` says what a
-    scrub found wrong.
+    ``state`` is a ``ChunkState``. ``refs`` counts its rows in ``set_chunks``; the decision to delete reads this row and
+    no other. ``changed_at`` is when the last reference was removed, a PUT was due, or the DELETE was sent. ``damage``
+    says what a scrub found wrong.
     """
 
     __tablename__ = "chunks"
@@ -109,7 +107,7 @@ class ChunkRow(Base):
             sqlite_where=text("damage IS NOT NULL"),
             postgresql_where=text("damage IS NOT NULL"),
         ),
-        {"sqlite_autoincrement": True},  # an id is never used again
+        {"sqlite_autoincrement": True},  # ids are never reused
     )
 
     id: Mapped[int] = mapped_column(_Id, primary_key=True)
@@ -122,9 +120,10 @@ class ChunkRow(Base):
 
 
 class ChunkSetRow(Base):
-    """Chunks that are kept together. ``owner`` is a source of a mirror, a push, or evidence; a published set is a manifest's.
+    """Chunks that are retained together.
 
-    ``ended_at`` is since when a dead set refers to nothing: what nothing else referred to since then is collected after the grace.
+    ``owner`` is a source of a mirror, a push, or evidence; a published set belongs to a manifest. ``ended_at`` is when
+    the set died: chunks without another reference since then are collected after the grace.
     """
 
     __tablename__ = "chunk_sets"
@@ -137,17 +136,15 @@ class ChunkSetRow(Base):
 
 
 class SetChunkRow(Base):
-    """A set refers to a chunk."""
-
     __tablename__ = "set_chunks"
-    __table_args__ = ({"sqlite_with_rowid": False},)  # or SQLite would keep each key twice
+    __table_args__ = ({"sqlite_with_rowid": False},)  # otherwise SQLite stores each key twice
 
     set_id: Mapped[int] = mapped_column(ForeignKey("chunk_sets.id"), primary_key=True)
     chunk_id: Mapped[int] = mapped_column(ForeignKey("chunks.id"), primary_key=True, index=True)
 
 
 class ManifestRow(Base):
-    """A published manifest: its name is the digest of its root, which is a chunk of its set. ``last_used`` is exact to a minute."""
+    """A published manifest, named by the digest of its root, a chunk of its set. ``last_used`` is exact to a minute."""
 
     __tablename__ = "manifests"
 
@@ -160,11 +157,11 @@ class ManifestRow(Base):
 
 
 class IdentityRow(Base):
-    """What an upstream says of some bytes, and what they were when they came: a hint, never a reference.
+    """What an upstream says of some bytes, and what they were when received: a hint, never a reference.
 
-    ``key`` hashes scope and parts (``Identity``). Of a file of 1 MiB or more ``chunks`` are its raw chunk digests in order, 32 zero
-    bytes for each that has not come; ``digest`` is the file's, null until it is whole. Of a slab ``digest`` is the slab's, and
-    ``chunks`` are the raw digests of the files in it. ``first`` is the first chunk, or the slab.
+    ``key`` hashes scope and parts (``Identity``). For a file of 1 MiB or more, ``chunks`` are its raw chunk digests in
+    order, 32 zero bytes for each missing one; ``digest`` is the file's, null until it is whole. For a slab, ``digest``
+    is the slab's, and ``chunks`` are the raw digests of the files in it. ``first`` is the first chunk, or the slab.
     """
 
     __tablename__ = "identities"
@@ -177,7 +174,7 @@ class IdentityRow(Base):
 
 
 class QuarantinedFileRow(Base):
-    """A file that came with the wrong content. What came is kept by the set ``evidence:<id>``."""
+    """A file received with wrong content. The set ``evidence:<id>`` retains what was received."""
 
     __tablename__ = "quarantined_files"
 
@@ -194,11 +191,12 @@ class QuarantinedFileRow(Base):
 class AgentRow(Base):
     """An agent, as its last heartbeat described it.
 
-    ``joined_at`` is null while it is no member of its cluster; ``left_at`` is set while that is so because it said that it
-    leaves. ``holdings_digest`` is the agent's own name for what is in ``holdings``, null where it gave none, and ``manifests``
-    how many they are. ``unsynced_bytes`` are of checkpoints that its job volumes alone have. ``caches`` are the training caches
-    that these have mounted, each a ``CacheUse``. ``replaced`` names the agent that reported as this node before, until
-    ``replaced_at``; when that one speaks again, two agents have one name, which is the case until ``disputed_at`` is past.
+    ``joined_at`` is null while the agent is not a member of its cluster; ``left_at`` is set if that is because it
+    announced its departure. ``holdings_digest`` is the agent's own name for the content of ``holdings``, null if it
+    gave none; ``manifests`` is their number. ``unsynced_bytes`` counts checkpoints that exist only in the agent's job
+    volumes. ``caches`` are the training caches that these volumes have mounted, each a ``CacheUse``. ``replaced`` names
+    the agent that reported as this node before, until ``replaced_at``; if that agent reports again, two agents have one
+    name, which is assumed until ``disputed_at``.
     """
 
     __tablename__ = "agents"
@@ -223,13 +221,16 @@ class AgentRow(Base):
 
 
 class HoldingRow(Base):
-    """A manifest that an agent holds something of. ``document`` is a ``Holding`` without its name; ``in_use``: it is held by jobs."""
+    """A manifest that an agent holds, in whole or in part.
+
+    ``document`` is a ``Holding`` without its name; ``in_use``: jobs hold it.
+    """
 
     __tablename__ = "holdings"
     __table_args__ = (
         ForeignKeyConstraint(["cluster", "node"], ["agents.cluster", "agents.node"], ondelete="CASCADE"),
         Index("ix_holdings_in_use", "manifest", sqlite_where=text("in_use = 1"), postgresql_where=text("in_use")),
-        {"sqlite_with_rowid": False},  # or SQLite would keep each key twice
+        {"sqlite_with_rowid": False},  # otherwise SQLite stores each key twice
     )
 
     cluster: Mapped[str] = mapped_column(String(256), primary_key=True)
@@ -249,7 +250,7 @@ class ClusterRow(Base):
 
 
 class OperationRow(Base):
-    """An eviction, prefetch, verification or collection. ``command`` is what its kind has to remember beside the request."""
+    """An eviction, prefetch, verification or collection. ``command`` is what its kind needs beside the request."""
 
     __tablename__ = "operations"
     __table_args__ = (Index("ix_operations_newest", "kind", "created_at"),)
@@ -265,7 +266,10 @@ class OperationRow(Base):
 
 
 class OperationPartRow(Base):
-    """What an agent that was asked did, or the mirror (no cluster): PENDING, RUNNING, DONE, FAILED or UNREACHABLE."""
+    """The share of one agent, or of the mirror (no cluster), in an operation.
+
+    ``state`` is PENDING, RUNNING, DONE, FAILED or UNREACHABLE.
+    """
 
     __tablename__ = "operation_parts"
     __table_args__ = (Index("ix_operation_parts_state", "state", "operation"),)
@@ -291,9 +295,9 @@ class SecretRow(Base):
 
 
 class TokenRow(Base):
-    """A token: its SHA-256, since nobody keeps the token, and its ``role`` (``Role``), for an agent in one cluster.
+    """A token: its SHA-256, never the token itself, and its ``role`` (``Role``).
 
-    One of a ``team`` sees what that one has alone.
+    An agent's token may be bound to a ``cluster``. A token of a ``team`` sees only what that team has.
     """
 
     __tablename__ = "tokens"
@@ -311,7 +315,7 @@ class TokenRow(Base):
 
 
 class TeamRow(Base):
-    """A team of an organisation. The id is 10 signs of ``[a-z0-9]``, and never another's; other tables name it by its name."""
+    """A team. The id is 10 characters of ``[a-z0-9]``, never reused; other tables refer to the team by name."""
 
     __tablename__ = "teams"
     __table_args__ = (UniqueConstraint("organisation", "name"),)
@@ -323,9 +327,10 @@ class TeamRow(Base):
 
 
 class ProjectRow(Base):
-    """A project of a team: jobs write checkpoints in its name. The id is 10 signs of ``[a-z0-9]``, and never another's.
+    """A project of a team: jobs write checkpoints in its name. The id is 10 characters of ``[a-z0-9]``, never reused.
 
-    With a training cache it has the id of the team, and the cluster of its first job that had one; without a limit the setting's holds.
+    A project with a training cache has the team's id in ``cache_team`` and the cluster of its first job with a cache in
+    ``cache_cluster``. Without ``cache_limit_bytes`` the setting's limit applies.
     """
 
     __tablename__ = "projects"
@@ -342,10 +347,11 @@ class ProjectRow(Base):
 
 
 class CheckpointRow(Base):
-    """What a rank of a job pushed under a name, as it is now. ``mirror`` is the push that brought it, ``manifest`` what it holds.
+    """What a rank of a job pushed under a name, in the newest version.
 
-    ``created_at`` is when the mirror got its first version, ``committed_at`` when it got this one. ``created_at`` in ``details`` is what
-    the job's clock says of the first version.
+    ``mirror`` is the push of that version, ``manifest`` its content. ``created_at`` is when the first version was
+    committed, ``committed_at`` when this one was. ``created_at`` in ``details`` is the date of the first version by the
+    job's clock.
     """
 
     __tablename__ = "checkpoints"
@@ -368,9 +374,10 @@ class CheckpointRow(Base):
 
 
 class CacheDirectoryRow(Base):
-    """A project has a training cache in a cluster, on the volume that the cluster's agents share.
+    """A project's training cache in a cluster, on the volume that the cluster's agents share.
 
-    From ``captured_at`` on: what it held when an agent looked last; ``packed`` as it travelled. Null until one has looked.
+    The columns from ``captured_at`` on describe the agents' last scan, null before the first; ``packed`` is as it was
+    sent.
     """
 
     __tablename__ = "cache_directories"
@@ -386,7 +393,10 @@ class CacheDirectoryRow(Base):
 
 
 class TombstoneRow(Base):
-    """An organisation gave a manifest up, which it may not read unless it mirrors or restores it, also after a collection."""
+    """An organisation gave a manifest up.
+
+    Even after a collection it may not read the manifest unless it mirrors or restores it.
+    """
 
     __tablename__ = "tombstones"
 
@@ -398,7 +408,11 @@ class TombstoneRow(Base):
 
 
 class FactRow(Base):
-    """What there is once: the random id of this database (``database``), which a store names as its owner, and how far the scrub is (``scrub``)."""
+    """Values that exist once.
+
+    ``database`` is the random id of this database, which a store names as its owner; ``scrub`` is the progress of the
+    scrub.
+    """
 
     __tablename__ = "facts"
 
@@ -407,7 +421,7 @@ class FactRow(Base):
 
 
 class EventRow(Base):
-    """Something that was decided, and why. ``node`` is null for the mirror's own decisions."""
+    """A decision and its reason. ``node`` is null for the mirror's own decisions."""
 
     __tablename__ = "events"
 

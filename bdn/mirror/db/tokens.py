@@ -1,6 +1,7 @@
-"""Tokens of organisations: made here, shown once, kept as their SHA-256.
+"""Tokens of organisations: created here, shown once, stored as their SHA-256.
 
-Thirty-two random bytes need no slow hash: nobody guesses them, and a lookup by digest leaks nothing of them in its time.
+Thirty-two random bytes need no slow hash: they cannot be guessed, and the time of a lookup by digest reveals nothing
+about them.
 """
 
 import re
@@ -19,19 +20,25 @@ from bdn.mirror.db.tables import TokenRow
 from bdn.wire.access_schema import NewToken, Role, Token, TokenRequest
 from bdn.wire.shapes import moment
 
-_PREFIX: Final = "bdn_"  # what scanners of leaked secrets can look for
+_PREFIX: Final = "bdn_"  # can be found by scanners for leaked secrets
 _FORM: Final = re.compile(rf"{_PREFIX}[A-Za-z0-9_-]{{43}}")
 
 
 @dataclass(frozen=True)
 class TokenTable:
-    """The tokens in the database. Each call looks: a token that is revoked or has expired ends at once, in every replica."""
+    """The tokens in the database.
+
+    Each call reads the database: a token that is revoked or expires is refused at once, in every replica.
+    """
 
     database: Database
     clock: Callable[[], float]
 
     async def create(self, request: TokenRequest) -> NewToken:
-        """A new token; it is in this answer and nowhere else. ``NotFoundError``: its organisation has no such team."""
+        """Create a token, which only this answer contains.
+
+        Raises ``NotFoundError`` if the organisation has no such team.
+        """
         token = f"{_PREFIX}{secrets.token_urlsafe(32)}"
         now = self.clock()
         row = TokenRow(
@@ -53,13 +60,13 @@ class TokenTable:
         return NewToken(**_view(row).model_dump(), token=token)
 
     async def all(self) -> list[Token]:
-        """Every token, oldest first, those included that were revoked or have expired."""
+        """Every token, oldest first, including revoked and expired ones."""
         query = select(TokenRow).order_by(TokenRow.created_at, TokenRow.id)
         async with self.database.read() as session:
             return [_view(row) for row in (await session.execute(query)).scalars()]
 
     async def revoke(self, token_id: str) -> Token:
-        """It is good for nothing from now on; idempotent. Raises ``NotFoundError``."""
+        """Idempotent: the time of the first revocation stays. Raises ``NotFoundError``."""
         valid = update(TokenRow).where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None))
         async with self.database.write() as session:
             await session.execute(valid.values(revoked_at=self.clock()))
@@ -69,7 +76,7 @@ class TokenTable:
         return _view(row)
 
     async def valid(self, bearer: str) -> Token | None:
-        """The token that this is; None when it is none, was revoked, or has expired. One statement."""
+        """The token, or None if it is unknown, revoked or expired. One statement."""
         async with self.database.read() as session:
             row = (await session.execute(select(TokenRow).where(TokenRow.digest == _digest_of(bearer)))).scalar()
         if row is None or row.revoked_at is not None:

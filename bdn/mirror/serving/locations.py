@@ -1,4 +1,4 @@
-"""Where agents read chunks of the store by themselves: the data plane's rules, and addresses instead of bytes."""
+"""Signed addresses in the store's bucket for agents, under the same rules as the data plane."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from bdn.mirror.chunks.damages import ChunkDamagedError, Damages
 from bdn.wire.location_schema import ChunkLocation, Delivery, Locations, LocationsRequest, RefusedChunk
 from bdn.wire.shapes import body_of
 
-_FOREVER_SECONDS = 3600.0  # how long an address that does not expire is told to be good
+_FOREVER_SECONDS = 3600.0  # the reported lifetime of an address that does not expire
 
 
 @dataclass(frozen=True)
 class ChunkLocations:
-    """The service behind ``/chunks/locations``. ``store`` is None where the data plane serves all chunks.
+    """The service behind ``/chunks/locations``. ``store`` is None if the data plane serves all chunks.
 
-    ``on_located`` counts.
+    ``on_located`` receives the number of addresses.
     """
 
     store: LocatableStore | None
@@ -30,14 +30,13 @@ class ChunkLocations:
 
     @property
     def delivery(self) -> Delivery:
-        """How agents are to read chunks."""
         return "proxy" if self.store is None else "direct"
 
     async def of(self, request: LocationsRequest, bearer: str | None) -> Locations:
         """Where the chunks can be read, for callers that may read them from the data plane.
 
         Raises:
-            NotFoundError: one is not for this bearer.
+            NotFoundError: the bearer may not read one of the chunks.
             StoreUnavailableError: the store cannot sign addresses now.
         """
         digests = [Digest.parse(name) for name in dict.fromkeys(request.digests)]

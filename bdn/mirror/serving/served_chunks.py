@@ -1,4 +1,4 @@
-"""The store's chunks on the data plane."""
+"""Serves the store's chunks to the data plane and the API."""
 
 import asyncio
 import io
@@ -20,9 +20,9 @@ from bdn.wire.access_schema import DEFAULT_ORGANISATION
 
 @dataclass(frozen=True)
 class StoreShelf:
-    """A ``ServedChunks``, whose methods run in the data plane's threads; what they ask of the database runs on ``loop``.
+    """A ``ServedChunks``, whose methods run in the data plane's threads; its database queries run on ``loop``.
 
-    ``opened`` is for the API, in ``threads``: a bucket that hangs holds none of the loop's own threads.
+    ``opened`` is for the API, and reads in ``threads``: a bucket that hangs occupies none of the loop's own threads.
     """
 
     store: ChunkStore
@@ -38,7 +38,10 @@ class StoreShelf:
         return answer_of(self.loop, self.access.check_chunk(request.bearer, request.digest))
 
     def open_chunk(self, request: ChunkRequest) -> OpenChunk:
-        """From the store alone. A client that got wrong bytes gets none before the store's were found right here."""
+        """Open the chunk from the store alone.
+
+        For a client that got wrong bytes (``is_suspect``) the store's bytes are verified first.
+        """
         if request.is_suspect:
             answer_of(self.loop, self._examine(request))
         if not self.damages.is_right(request.digest):
@@ -50,10 +53,10 @@ class StoreShelf:
             raise
 
     async def opened(self, request: ChunkRequest) -> OpenChunk:
-        """As ``open_chunk``, for callers on the loop.
+        """``open_chunk`` for callers on the loop.
 
-        No thread waits here. As many readers as the loop has threads would otherwise wait in all of them for examinations,
-        which wait for a thread.
+        No thread waits here. Otherwise as many readers as the loop has threads would occupy all of them, waiting for
+        examinations that wait for a thread.
         """
         if request.is_suspect:
             await self._examine(request)
@@ -66,7 +69,10 @@ class StoreShelf:
             raise
 
     async def root(self, manifest: Digest, organisation: str) -> Root:
-        """The root of a published manifest. One that is damaged is registered, so that it is repaired. Raises ``DocumentDamagedError``."""
+        """The root of a published manifest. Raises ``DocumentDamagedError``.
+
+        A damaged root is registered, so that it is repaired.
+        """
         try:
             return await self.loop.run_in_executor(self.threads, manifests.root_of, self.store, manifest, organisation)
         except DocumentDamagedError:
@@ -80,11 +86,11 @@ class StoreShelf:
         return OpenChunk(file, 0, size)
 
     async def _examine(self, request: ChunkRequest) -> None:
-        """Raise ``ChunkDamagedError`` for a chunk that is found wrong: its object stays under its name until it is put again."""
+        """Raise ``ChunkDamagedError`` for a chunk that is wrong: its object stays in place until it is put again."""
         if (reason := await self.damages.examine(request.digest, request.organisation)) is not None:
             raise ChunkDamagedError(reason, str(request.digest))
 
     async def _check_damage(self, chunk: Digest) -> None:
-        """Raise ``ChunkDamagedError`` for a chunk that the store lost or holds wrongly; its object may still have its name."""
+        """Raise ``ChunkDamagedError`` for a chunk that is lost or wrong; a wrong object may still be in place."""
         if (reason := (await self.damages.look()).get(chunk)) is not None:
             raise ChunkDamagedError(reason, str(chunk))

@@ -1,4 +1,4 @@
-"""One file of a manifest by a signed address: for clients that know nothing of chunks, such as a browser or a loader of checkpoints."""
+"""One file of a manifest by a signed address, for clients without chunks, such as browsers or checkpoint loaders."""
 
 import asyncio
 import math
@@ -29,7 +29,7 @@ _PIECE: Final = 1024 * 1024
 _Asked = TypeVar("_Asked")
 _Read = TypeVar("_Read")
 _Document = TypeVar("_Document")
-_KEPT: Final = 200_000  # files and chunks of all pages that are kept, about 60 MB
+_KEPT: Final = 200_000  # files and chunks of all cached pages, about 60 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Part:
 
 
 def parts_of(layout: FileLayout, wanted: ByteRange) -> Iterator[Part]:
-    """Where these bytes of a file lie, in their order."""
+    """The parts that contain these bytes of a file, in their order."""
     if layout.slice is not None:
         offset = layout.slice.offset
         yield Part(layout.slice.slab, ByteRange(offset + wanted.start, offset + wanted.stop))
@@ -54,7 +54,7 @@ def parts_of(layout: FileLayout, wanted: ByteRange) -> Iterator[Part]:
 
 @dataclass(frozen=True)
 class OpenedFile:
-    """A file that this organisation may read, and from where."""
+    """A file that this organisation may read, and the store that contains it."""
 
     file: PlacedFile
     store: ChunkStore
@@ -62,9 +62,9 @@ class OpenedFile:
     threads: Executor
 
     async def begin(self, wanted: ByteRange) -> AsyncIterator[bytes]:
-        """These bytes, a piece at a time; the first chunk is looked at before this returns.
+        """These bytes, a piece at a time. The first chunk is verified before this returns.
 
-        Each chunk is compared with its name before any of it is given away: nobody behind this does. ``StoreUnavailableError``.
+        Each chunk is verified before any of it is sent: clients do not verify. Raises ``StoreUnavailableError``.
         """
         parts = list(parts_of(self.file.layout, wanted))
         first = await self._in_thread(self._open, parts[0])
@@ -107,9 +107,9 @@ class OpenedFile:
 
 
 class Documents(Generic[_Document]):
-    """Parsed documents of the store, the least recently used first, up to a weight of ``_KEPT``.
+    """Parsed documents of the store; beyond a weight of ``_KEPT`` the least recently used is evicted.
 
-    One is parsed at a time, of all organisations in turns: a page of 25,000 files takes 20 MB.
+    One document is parsed at a time, organisations in turns: a page of 25,000 files takes 20 MB.
     """
 
     def __init__(self) -> None:
@@ -121,11 +121,14 @@ class Documents(Generic[_Document]):
     async def get(
         self, name: Digest, organisation: str, read: Callable[[], tuple[_Document, int]], threads: Executor
     ) -> _Document:
-        """The document; ``read``, which returns its weight as well, is called once for all requests of an organisation that wait for it."""
+        """The document. ``read`` returns it with its weight.
+
+        ``read`` is called once for all requests of an organisation that wait for it.
+        """
 
         async def in_turn() -> tuple[_Document, int]:
             async with self._turns.place(organisation):
-                if (known := self._kept.get(name)) is not None:  # another organisation has it as well
+                if (known := self._kept.get(name)) is not None:  # another organisation read it meanwhile
                     return known
                 return await asyncio.get_running_loop().run_in_executor(threads, read)
 
@@ -140,9 +143,10 @@ class Documents(Generic[_Document]):
 
 @dataclass
 class ServedFiles:
-    """The service behind ``/files``, which reads the store in ``threads``. Addresses are valid for ``seconds``, on every replica with the keys of grants.
+    """The service behind ``/files``, which reads the store in ``threads``.
 
-    Clients ask for eight bytes, and then for a header: so roots and pages that were read lately are kept.
+    Addresses are valid for ``seconds``, on every replica with the same grant keys. Clients request eight bytes, and
+    then a header: so roots and pages that were read lately are cached.
     """
 
     database: Database
@@ -157,10 +161,10 @@ class ServedFiles:
     async def addresses(
         self, manifest: Digest, paths: Sequence[str], organisation: str, team: str | None = None
     ) -> list[FileAddress]:
-        """Of files of a manifest that the organisation, or the team, may read.
+        """Signed addresses of files of a manifest that the organisation, or the team, may read.
 
         Raises:
-            NotFoundError: the manifest, or one of the files, is not there.
+            NotFoundError: the manifest, or one of the files, does not exist.
             StoreUnavailableError: the manifest's documents are damaged.
         """
         root = await self._root(manifest, organisation, team)
@@ -176,9 +180,9 @@ class ServedFiles:
         """The file that the signature is for.
 
         Raises:
-            GrantInvalidError, GrantExpiredError: it is none, or not any more.
-            NotFoundError: it is another file's, or its organisation may not read the manifest any more.
-            StoreUnavailableError: some of it is damaged.
+            GrantInvalidError, GrantExpiredError: the signature is invalid or expired.
+            NotFoundError: the signature is for another file, or its organisation may not read the manifest any more.
+            StoreUnavailableError: the manifest's documents are damaged.
         """
         grant = self.verifier.verify_file(signature, now=time.time())
         if not grant.allows(manifest, path):
@@ -200,7 +204,7 @@ class ServedFiles:
         return await self._roots.get(manifest, organisation, read, self.threads)
 
     async def _entries(self, manifest: Digest, root: Root, path: str, organisation: str) -> list[PageEntry]:
-        """What the manifest says of the file: one entry, or of a file that goes on in further pages several, in order."""
+        """The manifest's entries of the file, in order: several for a file that continues on further pages."""
         pages = [
             await self._pages.get(ref.digest, organisation, partial(self._read, ref, organisation), self.threads)
             for ref in root.pages_of(path)
