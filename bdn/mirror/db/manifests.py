@@ -41,13 +41,12 @@ async def publish(session: WriteSession, set_id: int, root: Root, now: float) ->
         "created_at": now,
         "last_used": now,
     }
-    await insert_new(session, ManifestRow, [row])
-    # Waits for a collection that drops the manifest meanwhile.
+    # The SELECT waits for a collection that drops the manifest. Then the row is gone, and another worker may insert it first.
     kept = select(ManifestRow.set_id).where(ManifestRow.digest == name).with_for_update()
-    found = (await session.execute(kept)).scalar()
-    if found is None:  # a collection dropped it just now
+    found: int | None = None
+    while found is None:
         await insert_new(session, ManifestRow, [row])
-        found = set_id
+        found = (await session.execute(kept)).scalar()
     if found == set_id:
         await chunks.of(session, chunks.publish, set_id)
     else:
