@@ -133,6 +133,17 @@ async def test_what_was_renamed_is_pushed_at_once_and_what_rests_is_only_sent_ah
     assert found["checkpoint-1"]["size_bytes"] == len(BIG)
 
 
+async def test_what_was_sent_ahead_is_not_read_again_when_it_settles(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "a").mkdir()
+    (folder / "a/model.safetensors").write_bytes(BIG)
+    directory = Reading(folder)
+    async with syncing(mirror, directory, tmp_path / "journal", settle_seconds=8) as syncer, in_background(syncer):
+        await seen(mirror, "a")
+    assert sorted(directory.reads) == ["a/model.safetensors"] * 6  # three chunks, each to be named and to be sent
+
+
 async def test_a_syncer_that_starts_again_reads_and_sends_nothing_twice(
     mirror: ServingProcess, folder: Path, tmp_path: Path
 ) -> None:
@@ -440,3 +451,19 @@ def test_a_file_that_a_network_file_system_calls_stale_is_gone(folder: Path, mon
     monkeypatch.setattr("node_agent.job.tree.opened", stale)
     with pytest.raises(ChangedError), directory.opened("x", stamp):
         pass
+
+
+async def test_run_once__writer_killed_before_its_last_file__pushes_what_is_whole_and_says_what_is_missing(
+    mirror: ServingProcess, folder: Path, tmp_path: Path
+) -> None:
+    for name in ("step-1", "step-2"):
+        (folder / name).mkdir()
+        (folder / name / "__0_0.distcp").write_bytes(b"x")
+    (folder / "step-1/.metadata").write_bytes(b"x")
+    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
+        assert await syncer.run_once() == ["step-2"]
+        assert ".metadata is missing" in syncer.reasons["step-2"]
+        assert (await checkpoints(mirror)).keys() == {"step-1"}
+        (folder / "step-2/.metadata").write_bytes(b"x")
+        assert await syncer.run_once() == []
+        assert syncer.reasons == {}
