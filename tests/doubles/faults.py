@@ -88,11 +88,6 @@ def gzipped() -> Fault:
     return Fault("gzip")
 
 
-def another_range() -> Fault:
-    """As many bytes as were asked for, but the first ones of the file; the answer says so."""
-    return Fault("shift")
-
-
 def right_after(deed: Callable[[], object]) -> Fault:
     """The right answer, once the deed is done: what was asked for may have changed by then."""
     return Fault("alter", before=deed)

@@ -314,19 +314,3 @@ def test_a_node_is_fed_by_the_cluster_cache_and_the_cache_is_emptied_by_command(
         assert MODEL_BYTES < item["bytes"] < MODEL_BYTES + 10_000  # and a page
         assert not list((tmp_path / "cache" / "data").rglob("cluster/chunks/*"))
         assert tree(Path(stage["mounts"][0]["path"])) == MODEL  # what the node holds is another tier's
-
-
-# --- What a user and an operator see of the egress guard ---
-
-
-def test_a_refused_upstream_ends_a_command_with_1_and_says_what_helps(shell: Shell, hub: Hub, tmp_path: Path) -> None:
-    hub.repo("org/model").commit({"config.json": b"{}"})
-
-    pulled = shell.run("bdn", "pull", "hf://org/model", "out", "--json", BDN_EGRESS_ALLOW="")
-
-    assert pulled.code == 1
-    assert "EGRESS_REFUSED" in pulled.out + pulled.err
-    assert "127.0.0.1 may not be contacted: it is a loopback address" in pulled.out + pulled.err
-    assert "BDN_EGRESS_ALLOW" in pulled.out + pulled.err
-    assert hub.log.count() == 0
-    assert not (tmp_path / "out").exists()

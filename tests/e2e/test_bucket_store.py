@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
@@ -88,48 +87,6 @@ def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: She
     # Once the agent has told that nobody holds it.
     wait_until(lambda: shell.run("bdn-admin", "evict", SOURCE, "--tier", "mirror", "--purge").code == 0)
     assert objects(bucket, "b3") == objects(bucket, "leaving") == objects(bucket, "probe") == []
-
-
-def figure(shell: Shell, name: str) -> float:
-    """One of the mirror's."""
-    lines = httpx2.get(f"{shell.environment['BDN_URL']}/metrics", trust_env=False).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.split()[0] == name)
-
-
-def forget(shell: Shell) -> None:
-    """The node holds nothing. The mirror hears of what it holds a moment after a stage, and asks for nothing else."""
-
-    def is_empty() -> bool:
-        ran(shell, "bdn-admin", "evict", SOURCE, "--tier", "node")
-        return not any(path.is_file() for path in (shell.data / "cache/files").rglob("*"))
-
-    wait_until(is_empty, seconds=120, what="an empty cache")
-
-
-def test_a_node_reads_the_bucket_by_itself_and_the_mirror_repairs_what_that_lacks(
-    shell: Shell, bucket: SeaweedServer
-) -> None:
-    mirrored = ran(shell, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")
-    forget(shell)
-    names = "bdn_mirror_served_bytes_total", "bdn_mirror_located_chunks_total"
-    served, located = (figure(shell, name) for name in names)
-    staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "whole")
-    assert tree(Path(staged["mounts"][0]["path"])) == MODEL
-    assert [figure(shell, name) for name in names] == [
-        served,
-        located + 5,
-    ]  # three chunks, a slab and a page: no byte went through the mirror
-
-    assert shell.run("bdn", "unstage", staged["id"]).code == 0
-    forget(shell)
-    first, last = LARGE[:CHUNK_SIZE], LARGE[2 * CHUNK_SIZE :]
-    lost, wrong = (f"bdn/b3/{digest_of(chunk).fanout}" for chunk in (first, last))
-    bucket.client.delete_object(Bucket="weights", Key=lost)
-    bucket.client.put_object(Bucket="weights", Key=wrong, Body=b"!" + last[1:])
-    staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "lost")
-    assert tree(Path(staged["mounts"][0]["path"])) == MODEL
-    held = [bucket.client.get_object(Bucket="weights", Key=key)["Body"].read() for key in (lost, wrong)]
-    assert held == [first, last]
 
 
 def test_a_store_moves_from_a_directory_into_a_bucket_beside_its_mirror_and_a_setting_switches_it(

@@ -125,21 +125,6 @@ def test_a_token_of_a_team_syncs_lists_and_deletes_what_is_the_team_s(tmp_path: 
         assert [line.split()[1] for line in listed.out.splitlines()] == ["research", "vision", "Default"]
 
 
-def test_a_second_sync_sends_what_changed_and_deletes_nothing(node: Shell, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    first = write(out / "checkpoint-1", {"model.safetensors": WEIGHTS, "trainer_state.json": b"1"})
-    command(node, "sync", str(out), JOB, "--once")
-    assert command(node, "sync", str(out), JOB, "--once")["pushed"] == []
-
-    (out / "checkpoint-1").rename(out / "checkpoint-2")  # the job rotates
-    write(out / "checkpoint-2", {"trainer_state.json": b"2"})
-    (pushed,) = command(node, "sync", str(out), JOB, "--once")["pushed"]
-    assert (pushed["source"], pushed["bytes_transferred"]) == (f"{JOB}/checkpoint-2", 1)
-    assert sources(node) == [f"{JOB}/checkpoint-1", f"{JOB}/checkpoint-2"]
-    command(node, "checkpoints", "pull", f"{JOB}/checkpoint-1", str(tmp_path / "earlier"))
-    assert tree(tmp_path / "earlier") == first
-
-
 def test_what_is_not_complete_is_not_pushed(node: Shell, tmp_path: Path) -> None:
     index = json.dumps(
         {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}

@@ -94,17 +94,6 @@ async def test_a_worker_and_a_migration_are_programs_of_their_own_on_postgresql(
             assert process.wait(60) == 0
 
 
-@pytest.mark.embedded("SQLite is migrated")
-def test_a_migration_of_the_embedded_database_makes_what_the_mirror_opens(shell: Shell) -> None:
-    for before in (None, HEAD):
-        migrated = shell.run("bdn", "migrate", "--json")
-        assert (migrated.code, migrated.document.items() >= {"before": before, "now": HEAD}.items()) == (0, True), (
-            migrated.err
-        )
-    place = f"sqlite+aiosqlite:///{shell.data}/mirror.sqlite"
-    assert shell.run("bdn", "migrate").out == f"database {place} at migration {HEAD} (was {HEAD})\n"
-
-
 def test_the_exit_code_of_a_mirror_is_1_when_it_failed(shell: Shell, hub: Hub) -> None:
     hub.repo("org/model").commit(MODEL)
     with given(shell, **FREE_PORTS).running("bdn", "serve"):

@@ -1,7 +1,6 @@
 """``bdn pull`` as users call it, against the doubles, beside the clients that users would otherwise use."""
 
 import json
-import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -13,7 +12,7 @@ from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from tests.doubles.faults import answer, drop
+from tests.doubles.faults import drop
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
@@ -53,26 +52,6 @@ def test_a_pulled_repository_is_what_snapshot_download_gives_and_readers_of_safe
     with safe_open(tmp_path / "out/model.safetensors", framework="np") as weights:
         assert list(weights.keys()) == ["layer.weight"]
         assert weights.get_tensor("layer.weight")[999, 2999] == 2_999_999
-
-
-def test_patterns_select_what_those_of_snapshot_download_select(shell: Shell, hub: Hub, tmp_path: Path) -> None:
-    hub.repo("org/model").commit(model())
-
-    patterns = ("--allow", "**/*.json", "--allow", "*.safetensors", "--ignore", "nested/**")
-    pulled = shell.run("bdn", "pull", "hf://org/model@main", "out", *patterns)
-    snapshot_download(
-        "org/model",
-        endpoint=hub.url,
-        token=False,
-        allow_patterns=["*.json", "*.safetensors"],  # there, a star crosses slashes
-        ignore_patterns=["nested/*"],
-        local_dir=tmp_path / "theirs",
-    )
-
-    assert pulled.code == 0, pulled.err
-    shutil.rmtree(tmp_path / "theirs/.cache")
-    assert tree(tmp_path / "out") == tree(tmp_path / "theirs")
-    assert set(tree(tmp_path / "out")) == {"config.json", "model.safetensors"}
 
 
 @pytest.mark.skipif(not AWS.exists(), reason="the AWS command line is not installed; make test installs it")
@@ -127,38 +106,6 @@ def test_a_second_pull_moves_no_bytes_and_one_of_a_changed_source_only_those(
     assert again.document["bytes_transferred"] == len(b"# changed\n")
     expected = {path: content for path, content in model().items() if path != "config.json"}
     assert tree(tmp_path / "out") == {**expected, "README.md": b"# changed\n"}
-
-
-@pytest.mark.parametrize("options", [(), ("--link",)], ids=["own", "linked"])
-def test_a_byte_that_was_edited_in_one_pull_is_not_in_the_next(
-    shell: Shell, hub: Hub, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    hub.repo("org/model").commit(model())
-    assert shell.run("bdn", "pull", "hf://org/model", "a", *options).code == 0
-    edited = tmp_path / "a/model.safetensors"
-    times = edited.stat()
-    edited.chmod(0o644)
-    with edited.open("r+b") as file:
-        file.write(b"?")
-    os.utime(edited, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-    pulled = shell.run("bdn", "pull", "hf://org/model", "b", "--json", *options)
-
-    assert pulled.code == 0, pulled.err
-    assert tree(tmp_path / "b") == model()
-    assert pulled.document["bytes_transferred"] == 0
-
-
-def test_an_outage_of_the_hub_is_waited_out(shell: Shell, hub: Hub, tmp_path: Path) -> None:
-    """Each part of the file fails four times: a second or two. For more of them there is ``tests/unit/core/test_retry.py``."""
-    content = {"weights.bin": os.urandom(17 * 1024 * 1024)}
-    hub.repo("org/model").commit(content)
-    hub.fail(answer(503), origin="cdn", times=12)
-
-    pulled = shell.run("bdn", "pull", "hf://org/model", "out", BDN_OUTAGE_SECONDS="60")
-
-    assert pulled.code == 0, pulled.err
-    assert tree(tmp_path / "out") == content
 
 
 def test_what_is_held_is_pulled_while_the_hub_is_away(shell: Shell, hub: Hub, tmp_path: Path) -> None:
@@ -250,20 +197,6 @@ def test_a_pull_of_something_else_lets_no_file_go_unless_it_may(shell: Shell, hu
     assert tree(tmp_path / "out") == {"config.json": b"{}"}
     wider = shell.run("bdn", "pull", "hf://org/model", "out")  # nothing goes
     assert (wider.code, tree(tmp_path / "out")) == (0, before), wider.err
-
-
-@pytest.mark.embedded("a mirror that runs nowhere is known by its SQLite")
-def test_a_pulled_directory_protects_its_content_until_it_is_removed(shell: Shell, hub: Hub, tmp_path: Path) -> None:
-    hub.repo("org/model").commit(model())
-    shell.run("bdn", "pull", "hf://org/model", "out")
-
-    refused = shell.run("bdn-admin", "evict", "hf://org/model", "--tier", "node")
-    shutil.rmtree(tmp_path / "out")
-    evicted = shell.run("bdn-admin", "evict", "hf://org/model", "--tier", "node")
-
-    assert refused.code == 3, refused.out + refused.err
-    assert f"pull:{tmp_path / 'out'}" in refused.out
-    assert evicted.code == 0, evicted.out + evicted.err
 
 
 # --- What a pull would do, and whether it fits ---
@@ -438,10 +371,3 @@ def test_bad_input_is_named_and_leaves_nothing_behind(shell: Shell, hub: Hub, s3
         assert not (tmp_path / "out").exists()
         assert tree(tmp_path / "occupied") == {"mine.txt": b"mine"}
         assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def test_a_command_line_that_makes_no_sense_is_a_usage_error(shell: Shell) -> None:
-    assert shell.run("bdn", "pull", "hf://org/model").code == 2
-    assert shell.run("bdn", "nonsense").code == 2
-    assert shell.run("bdn", "pull", "hf://o/r", "out", BDN_LIMIT_FILES="eighty").code == 2
-    assert shell.run("bdn", "pull", "hf://o/r", "out", BDN_AGENT_CACHE_BYTES="much").code == 2

@@ -18,7 +18,7 @@ from tests.support.services.commands import Process, Shell, wait_until
 
 pytestmark = pytest.mark.embedded("services are found by the lock of SQLite's directory")
 MODEL = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 40_000}
-SIZE = sum(map(len, MODEL.values()))
+
 FREE_PORTS = {"BDN_PORT": "0", "BDN_DATA_PORT": "0", "BDN_AGENT_DATA_PORT": "0", "BDN_AGENT_EXPOSURE": "symlink"}
 UP = [("bdn", "up")]
 SERVE_AND_AGENT = [("bdn", "serve"), ("bdn-node-agent",)]

@@ -2,9 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -133,14 +131,6 @@ def test_a_forced_eviction_takes_what_is_in_use_and_is_recorded(node: Shell, ser
     assert node.run("bdn", "stage", mirror_id, "--job", "train").code == 2  # it says that the mirror was evicted
 
 
-def test_a_job_without_weights_is_staged_like_any_other(node: Shell, services: tuple[Cluster, Shell]) -> None:
-    with services[0].http() as mirror:
-        begun = mirror.post("/mirror", json={"training_job": {"name": None, "weights": []}}).json()
-    done = node.run("bdn", "stage", begun["id"], "--job", "no-weights", "--json")
-    assert (done.code, done.document["state"], done.document["mounts"]) == (0, "READY", []), done.err
-    assert node.run("bdn", "unstage", done.document["id"]).code == 0
-
-
 def test_a_second_stage_on_a_node_moves_nothing_and_shares_the_files(node: Shell) -> None:
     mirror_id = mirrored(node)
     first = node.run("bdn", "stage", mirror_id, "--job", "one", "--json").document["mounts"][0]
@@ -257,30 +247,6 @@ def test_the_exit_code_of_a_prefetch_tells_why_it_failed(node: Shell, services: 
     )
     assert [node.run("bdn-admin", "prefetch", *arguments).code for arguments in unknown] == [4] * 4
     assert node.run("bdn-admin", "prefetch", "hf://org/model").code == 2  # where to?
-
-
-def test_nodes_stage_many_small_files_of_a_cluster_cache(tmp_path: Path) -> None:
-    files = {f"{number % 7}/{number}.txt": f"{number}".encode() for number in range(300)}
-    nodes = [f"node-{number}" for number in range(3)]
-    with contextlib.ExitStack() as stack:
-        hub = stack.enter_context(Hub())
-        hub.repo("org/data").commit(files)
-        cluster = Cluster(tmp_path, {"HF_ENDPOINT": hub.url})
-        stack.enter_context(cluster.mirror())
-        owner = stack.enter_context(cluster.agent("owner", BDN_AGENT_ROLES="cluster"))
-        shells = [stack.enter_context(cluster.agent(node, BDN_AGENT_ROLES="node")) for node in nodes]
-        mirror_id = mirrored(owner, "hf://org/data")
-        http = stack.enter_context(cluster.http())
-        body = {"job_id": "job", "grant": http.get(f"/mirror/{mirror_id}").json()["grant"], "wait": True}
-
-        def stage(shell: Shell) -> dict[str, Any]:
-            with agent_of(shell) as agent:
-                return dict(agent.post("/stages", json=body).json())
-
-        staged = list(stack.enter_context(ThreadPoolExecutor()).map(stage, shells))
-
-        assert [one["state"] for one in staged] == ["READY"] * len(nodes), staged
-        assert [tree(Path(one["mounts"][0]["path"])) for one in staged] == [files] * len(nodes)
 
 
 @pytest.mark.production

@@ -79,25 +79,3 @@ def test_what_is_mirrored_is_staged_from_peers_evicted_and_pulled_over_tls(
     alone = Shell(tmp_path / "alone", cluster.extra, is_forked=True)  # what serves nobody else needs no TLS
     assert alone.run("bdn", "pull", "hf://org/model", str(tmp_path / "alone-pulled")).code == 0
     assert tree(tmp_path / "alone-pulled") == MODEL
-
-
-def test_who_speaks_in_the_clear_or_believes_others_is_told_what_to_do(cluster: Cluster, tmp_path: Path) -> None:
-    with cluster.mirror():
-        user = cluster.shell()
-        plain = user.run("bdn-admin", "agents", "--json", BDN_URL=f"http://127.0.0.1:{cluster.port}")
-        assert plain.code == 2, plain.out
-        assert "its address begins with https://" in plain.document["error"]["message"]
-        (other := tmp_path / "other").mkdir()
-        strange = user.run("bdn-admin", "agents", "--json", BDN_TLS_CA=str(new_authority(other, "x").certificates))
-        error = strange.document["error"]
-        assert (strange.code, error["code"], error["retryable"]) == (1, "STORE_UNAVAILABLE", False)
-        assert "BDN_TLS_CA" in error["message"]
-        with httpx2.Client(trust_env=False, verify=False) as http:
-            answer = http.get(f"http://127.0.0.1:{cluster.data_port}/")
-            assert (answer.status_code, "https://" in answer.json()["error"]["message"]) == (400, True)
-    refused = user.run("bdn-node-agent", BDN_URL="http://mirror.example:8460")
-    assert refused.code == 2
-    assert "BDN_AGENT_TLS=require refuses" in refused.err
-    lacking = user.run("bdn", "serve", BDN_TLS_KEY=str(tmp_path / "authority.pem"))
-    assert lacking.code == 2
-    assert "BDN_TLS_KEY" in lacking.err

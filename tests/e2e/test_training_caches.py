@@ -103,18 +103,3 @@ def test_the_cache_of_a_deleted_project_goes_when_its_cluster_is_back(tmp_path: 
             assert not paths.project.parent.exists()
             assert others.project.exists()
             wait_until(lambda: not list((root / ".trash").iterdir()), what="the empty trash")
-
-
-def test_a_project_whose_cache_a_job_has_mounted_is_deleted_only_once_the_job_has_ended(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, {"BDN_AGENT_VOLUME_ROOT": str(tmp_path / "shared")})
-    with cluster.mirror(), cluster.agent("node-1") as node:
-        assert node.run("bdn", "volumes", "create", "--job", "train-1", "--cache", "llama").code == 0
-        elsewhere = cluster.shell()
-
-        def refusal() -> str:
-            done = elsewhere.run("bdn-admin", "projects", "rm", "llama", "--json")
-            return "" if done.code == 0 else str(done.document["error"]["code"])
-
-        assert refusal() == "IN_USE"
-        assert node.run("bdn", "volumes", "rm", "--job", "train-1", "--wait").code == 0
-        wait_until(lambda: not refusal(), what="the deletion")

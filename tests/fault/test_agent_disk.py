@@ -10,7 +10,7 @@ from bdn.core.errors import BdnError, DiskFailedError
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.fill.part import PartialFile
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
-from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only
+from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
 from tests.support.content.trees import tree
 
@@ -49,24 +49,6 @@ async def test_a_disk_that_fills_up_meanwhile_fails_the_stage_and_leaves_nothing
             (disk / "foreign").unlink()
             stage = await staged(agent, mirror, manifest)
             assert tree(Path(stage.mounts[0].path)) == files
-
-
-@needs_mounts
-async def test_nothing_is_evicted_from_a_disk_that_cannot_be_written(mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest, other = mirror.publish(FILES), mirror.publish({"other": noise(2 * CHUNK_SIZE, 2)})
-    rig = Rig(mirror, tmp_path, {"cache_bytes": 20 * MIB})
-    async with rig.agent() as agent:
-        await agent.stages.release((await staged(agent, mirror, manifest)).id)
-        with read_only(rig.cache):
-            with pytest.raises(DiskFailedError, match="Read-only file system"):
-                await agent.evictions.evict(EvictCommand(id="e", all=True))
-            assert agent.cache.index.is_complete(manifest.digest)
-            with pytest.raises(BdnError, match="Read-only file system"):
-                await staged(agent, mirror, other)
-            assert agent.cache.index.is_complete(manifest.digest)
-        assert agent.cache.index.ledger.used_bytes == disk_bytes(rig.cache) == manifest.bytes_total
-        assert agent.cache.index.leases.leased() == ()
-        assert (await staged(agent, mirror, other)).state == "READY"
 
 
 @in_both_forms

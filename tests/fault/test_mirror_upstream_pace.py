@@ -1,7 +1,5 @@
 """Every job of a mirror keeps the pace that an upstream can bear, and waits when it asks to wait."""
 
-import asyncio
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -10,94 +8,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bdn.core.errors import UpstreamRateLimitedError
 from tests.doubles.content import GeneratedContent
-from tests.doubles.faults import Fault, answer, rate_limited, right_after
+from tests.doubles.faults import answer, rate_limited, right_after
 from tests.doubles.hub import Hub
-from tests.support.mirror.scripted_upstreams import FILES, LARGE, SMALL, Pauses, ScriptedUpstream, check
-from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
+from tests.support.mirror.scripted_upstreams import FILES, SMALL, Pauses, ScriptedUpstream, check
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source
 from tests.support.services.commands import wait_until
 
 pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.mirror.upstream_fixtures")
 
-
-class HeldPauses:
-    """Pauses that end when the test says so."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.over = asyncio.Event()
-
-    async def __call__(self, seconds: float) -> None:
-        self.seconds.append(seconds)
-        await self.over.wait()
-
-
-@pytest.fixture
-def held() -> HeldPauses:
-    return HeldPauses()
-
-
-@pytest.fixture
-async def waiting(upstream: ScriptedUpstream, held: HeldPauses, tmp_path: Path) -> AsyncIterator[MirrorUnderTest]:
-    async with mirror_under_test(tmp_path / "mirror", pause=held, transfers=4) as mirror:
-        yield mirror
-        held.over.set()
-
-
-LIMITED, UNAVAILABLE = rate_limited(2), answer(503, {"Retry-After": "2"})
-EACH_BUSY = [
-    pytest.param("hf", LIMITED, id="hf-429"),
-    pytest.param("s3", UNAVAILABLE, id="s3-503"),
-    pytest.param("gs", LIMITED, id="gs-429"),
-    pytest.param("gs", UNAVAILABLE, id="gs-503"),
-]
 ONE_UPSTREAM = pytest.mark.parametrize("upstream", ["s3"], indirect=True)  # what is the same for all
-
-
-async def nothing_happens(upstream: ScriptedUpstream) -> None:
-    """Many turns of the loop, and of the threads, in which a request would have been sent."""
-    count = upstream.log.count()
-    for _ in range(20):
-        await asyncio.sleep(0.01)
-    assert upstream.log.count() == count
-
-
-@pytest.mark.parametrize(("upstream", "fault"), EACH_BUSY, indirect=["upstream"])
-async def test_a_listing_that_is_told_to_wait_two_seconds_stops_every_job_at_that_host_for_two_seconds(
-    waiting: MirrorUnderTest, upstream: ScriptedUpstream, held: HeldPauses, fault: Fault
-) -> None:
-    upstream.fail_listing(fault)
-    first = await waiting.begin(upstream.wanted)
-    await until(lambda: held.seconds)
-    second = await waiting.begin(upstream.neighbour)
-    await until(lambda: len(held.seconds) == 2, "the other job waits as well")
-
-    await nothing_happens(upstream)
-
-    assert all(2.0 <= seconds < 3.0 for seconds in held.seconds[:1])
-    assert 0 < held.seconds[1] < 2.6, "what is left of the two seconds, and a little more"
-    held.over.set()
-    assert [(await waiting.ended(begun["id"]))["status"] for begun in (first, second)] == ["READY"] * 2
-
-
-@pytest.mark.parametrize(
-    ("upstream", "fault", "file"), [("hf", LIMITED, LARGE), ("s3", UNAVAILABLE, SMALL)], indirect=["upstream"]
-)
-async def test_a_range_that_is_told_to_wait_two_seconds_holds_back_everything_that_was_not_sent_yet(
-    waiting: MirrorUnderTest, upstream: ScriptedUpstream, held: HeldPauses, fault: Fault, file: str
-) -> None:
-    upstream.fail(fault, file=file)
-    begun = await waiting.begin(upstream.wanted)
-    await until(lambda: held.seconds)
-    await asyncio.sleep(0.3)  # what was on its way comes to its end
-
-    await nothing_happens(upstream)
-
-    assert max(held.seconds) >= 2.0
-    assert max(held.seconds) < 3.0
-    held.over.set()
-    document = await waiting.ended(begun["id"])
-    assert document["status"] == "READY"
-    assert await waiting.tree(document["sources"][0]["manifest"]) == FILES
 
 
 @ONE_UPSTREAM

@@ -10,16 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bdn.wire.location_schema import Delivery
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
-from tests.doubles.faults import answer, flip_byte, right_after, truncate
+from tests.doubles.faults import flip_byte, right_after
 from tests.doubles.s3 import S3Server
 from tests.support.agent.bucket import AgentBucket
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
 from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
-from tests.support.agent.ring import Ring
-from tests.support.content.memory_store import content_of
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
@@ -89,21 +86,6 @@ async def test_a_stage_takes_all_from_the_bucket_and_nothing_through_the_mirror(
     assert "X-Amz" not in caplog.text
 
 
-async def test_a_bucket_that_fails_now_and_then_costs_requests_alone(
-    rig: Rig, mirror: AgentMirror, bucket: AgentBucket
-) -> None:
-    """Each chunk fails less often than a request that is given up."""
-    manifest = mirror.publish(FILES)
-    first, second, *_ = mirror.chunks(manifest, "large.safetensors")
-    bucket.server.fail(answer(503, body=b"<Error><Code>SlowDown</Code></Error>"), first.fanout, times=2)
-    bucket.server.fail(truncate(MIB), second.fanout, times=2)
-    async with rig.agent() as agent:
-        check(await staged(agent, mirror, manifest))
-        assert mirror.requests == 0
-        assert figures(agent).keys() == {"direct"}
-        assert len(bucket.server.log.find("/b3/")) == PAGE + len(mirror.chunks_of[manifest.digest]) + 4
-
-
 @pytest.mark.promise("corruption")
 async def test_what_the_bucket_lacks_or_has_wrong_comes_from_the_mirror_which_hears_of_it(
     rig: Rig, mirror: AgentMirror, bucket: AgentBucket
@@ -117,40 +99,6 @@ async def test_what_the_bucket_lacks_or_has_wrong_comes_from_the_mirror_which_he
         assert dict(mirror.chunk_requests) == {lost: 1, wrong: 1}
         assert set(mirror.suspected) == {lost, wrong}
         assert figures(agent)["absent"] == 1
-
-
-async def test_an_address_that_the_bucket_takes_for_expired_is_asked_for_anew(
-    rig: Rig, mirror: AgentMirror, bucket: AgentBucket
-) -> None:
-    """The mirror's clock goes wrong by an hour, and is set right."""
-    manifest = mirror.publish(FILES)
-    bucket.clock = lambda: time.time() - (3600 if len(bucket.asked) == 1 else 0)
-    async with rig.agent() as agent:
-        check(await staged(agent, mirror, manifest))
-        assert mirror.requests == 0
-        assert figures(agent).keys() == {"direct"}
-        assert sum(bucket.asked) == 2 * PAGE + len(mirror.chunks_of[manifest.digest])
-
-
-@pytest.mark.parametrize("delivery", ["direct", "proxy"])
-async def test_where_no_address_works_the_mirror_serves(
-    rig: Rig, mirror: AgentMirror, bucket: AgentBucket, delivery: Delivery
-) -> None:
-    """It signs with a clock that is an hour late, or has been told since to serve everything itself."""
-    manifest = mirror.publish(FILES)
-    bucket.clock, bucket.delivery = (lambda: time.time() - 3600), delivery
-    async with rig.agent() as agent:
-        check(await staged(agent, mirror, manifest))
-        assert mirror.chunk_requests == dict.fromkeys(mirror.chunks_of[manifest.digest], 1)
-        found = figures(agent)
-        (page,) = mirror.trees[manifest.digest].pages
-        sizes = [len(content_of(mirror.store, one)) for one in mirror.chunk_requests]
-        assert found.pop("proxy") == len(page) + sum(sizes)
-        if delivery == "proxy":
-            assert (list(found), len(bucket.asked)) == (["unlocated"], 1)
-        else:
-            assert found.keys() <= {"refused", "avoided"}
-            assert found["refused"] >= 1
 
 
 @pytest.mark.promise("network")
@@ -173,15 +121,3 @@ async def test_a_stage_goes_on_without_its_mirror_while_its_addresses_are_good(
             go.set()
             check(await agent.stages.finish(stage.record.id))
         assert figures(agent).keys() == {"direct"}
-
-
-async def test_a_cold_cluster_reads_the_bucket_once(mirror: AgentMirror, bucket: AgentBucket, tmp_path: Path) -> None:
-    manifest, ring = mirror.publish(FILES), Ring(mirror, tmp_path)
-    async with ring.nodes(3, byte_threads=2) as agents, ring.agent("cache", roles=("cluster",)) as cache:
-        stages = await ring.staged_by_all(manifest, agents)
-
-        assert [tree(Path(stage.mounts[0].path)) for stage in stages] == [FILES] * 3
-        assert mirror.requests == 0
-        unique = sum(len(content_of(mirror.store, chunk)) for chunk in mirror.chunks_of[manifest.digest])
-        assert figures(*agents, cache) == {"direct": bucket.server.log.bytes_served("/b3/")}
-        assert bucket.server.log.bytes_served("/b3/") <= 1.05 * unique

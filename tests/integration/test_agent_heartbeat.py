@@ -19,7 +19,7 @@ from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.disk.cache_directory import boot_id
 from node_agent.journal import Journal
 from node_agent.mirror_link import heartbeats as heartbeat
-from node_agent.mirror_link.commands import CommandInbox, EvictionCommands
+from node_agent.mirror_link.commands import EvictionCommands
 from node_agent.mirror_link.heartbeats import AgentHoldings
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import MIB, Rig, noise, staged
@@ -114,19 +114,6 @@ async def test_new_holdings_are_told_at_once_and_not_told_again(
         await mirror.heard(lambda beat: beat.holdings is None and beat.changes is None)
 
 
-async def test_a_mirror_that_lost_what_it_was_told_is_told_all_again(mirror: ListeningMirror, rig: Rig) -> None:
-    manifests = [mirror.publish({"f": noise(100, number)}) for number in range(2)]
-    async with rig.agent() as agent:
-        for manifest in manifests:
-            await staged(agent, mirror, manifest)
-        while len(mirror.held.get("node-1", ("", {}))[1]) < len(manifests):
-            await mirror.heard(lambda beat: beat.changes is not None)
-        del mirror.held["node-1"]  # it takes up no change of what it does not have
-        await agent.heartbeats.beat()  # whose answer says so
-        while mirror.held.get("node-1", ("", {}))[1].keys() != {str(manifest.digest) for manifest in manifests}:
-            await mirror.heard(lambda _: True)
-
-
 async def test_what_a_mirror_refuses_as_too_large_is_told_in_smaller_pieces(
     mirror: ListeningMirror, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,30 +179,6 @@ async def test_a_repeated_command_is_carried_out_once(
         await mirror.answered("evc_2")
 
         assert carried == ["evc_1", "evc_2"]
-
-
-async def test_who_hears_that_an_eviction_is_over_is_told_of_holdings_without_what_it_took(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An eviction may end while holdings are being read: they are read after the reports that go with them."""
-    read: list[tuple[asyncio.Task[object] | None, str]] = []
-    reports, holdings = CommandInbox.reports, AgentHoldings.all
-
-    def read_reports(inbox: CommandInbox, *, only_running: bool) -> list[Report]:
-        read.append((asyncio.current_task(), "reports"))
-        return reports(inbox, only_running=only_running)
-
-    async def read_holdings(held: AgentHoldings) -> list[Holding]:
-        read.append((asyncio.current_task(), "holdings"))
-        return await holdings(held)
-
-    monkeypatch.setattr(CommandInbox, "reports", read_reports)
-    monkeypatch.setattr(AgentHoldings, "all", read_holdings)
-    async with rig.agent() as agent:
-        agent.cache.events.changed()
-        await agent.heartbeats.beat()
-        own = [what for task, what in read if task is asyncio.current_task()]
-        assert own == ["reports", "holdings"]
 
 
 async def test_a_command_that_cannot_be_carried_out_or_is_unknown_is_reported_with_its_error(

@@ -25,7 +25,6 @@ from tests.support.agent.mounts import needs_mounts, read_only
 from tests.support.agent.process import Program
 from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
 from tests.support.agent.site import ask
-from tests.support.content.trees import tree
 from tests.support.mirror.service import mirror_under_test, source
 from tests.support.network.authority import Authority, new_authority
 from tests.support.network.fault_proxy import ByteProxy
@@ -130,14 +129,6 @@ def mirror(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ag
         api, mirror.data_port = (stack.enter_context(proxy.running()).port for proxy in proxies)
         mirror.url = f"https://localhost:{api}"
         yield mirror
-
-
-async def test_a_stage_is_filled_over_tls(mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest = mirror.publish(FILES)
-    async with Rig(mirror, tmp_path).agent() as agent:
-        stage = await staged(agent, mirror, manifest)
-        assert tree(Path(stage.mounts[0].path)) == FILES
-        assert stage.mounts[0].bytes_from.mirror == manifest.bytes_total
 
 
 @pytest.mark.parametrize(("host", "is_told"), [("0.0.0.0", True), ("127.0.0.1", False)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import Digest, digest_of
+from bdn.core.chunk import Digest
 from bdn.core.store import NotDeletedError
 from bdn.mirror.db import chunks, manifests
 from bdn.mirror.db.agents import ALIVE_SECONDS
@@ -19,7 +19,6 @@ from bdn.wire.grants import GrantVerifier
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.rig import Clock
-from tests.support.crash.rot import rot
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import (
     LONGEST_SECONDS,
@@ -31,7 +30,6 @@ from tests.support.mirror.service import (
     statements_of,
     until,
 )
-from tests.support.services.cluster import Cluster
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 MODEL = source("hf://org/model")
@@ -222,16 +220,6 @@ async def test_an_agent_that_shall_mend_is_lent_grants_for_what_it_holds_and_no_
     assert (await agent.beat())["pending"][0]["verify"]["grants"] == []
 
 
-async def test_a_damaged_store_is_repaired_on_either_database(either: MirrorUnderTest) -> None:
-    path = either.data_dir / "store/chunks" / digest_of(CONTENT).fanout
-    rot(path, "flipped")
-    done = await either.ask("verifications", LONGEST_SECONDS, source="hf://org/model")
-    assert (done["status"], [item["outcome"] for item in done["items"]]) == ("DONE", ["repaired"])
-    assert path.read_bytes() == CONTENT
-    told = await either.get("/events", digest=str(digest_of(CONTENT)))
-    assert sorted(event["kind"] for event in told["items"]) == ["damaged", "repaired"]
-
-
 async def test_an_agent_that_falls_silent_is_unreachable_and_the_others_count(upstreams: None, tmp_path: Path) -> None:
     clock = Clock()
     async with mirror_under_test(tmp_path / "mirror", clock=clock, scrub_seconds=0, collect_seconds=0) as mirror:
@@ -309,24 +297,6 @@ async def test_what_the_mirror_evicts_stays_on_its_disk_until_then_unless_it_is_
 
 def reads_results(statement: str) -> bool:
     return statement.startswith("SELECT") and "operation_parts.result" in statement
-
-
-def test_the_command_tells_damage_that_is_left_from_damage_that_is_repaired(tmp_path: Path, hub: Hub) -> None:
-    hub.repo("org/model").commit({"a.txt": CONTENT})
-    cluster = Cluster(tmp_path, {"HF_ENDPOINT": hub.url})
-    with cluster.mirror():
-        shell = cluster.shell()
-        shell.root.mkdir()
-        mirrored = shell.run("bdn", "mirror", "hf://org/model", "--mount", "/m", "--wait", "--json").document
-        chunk = cluster.root / "mirror/data/store/chunks" / digest_of(CONTENT).fanout
-        rot(chunk, "zeroed")
-        looked = shell.run("bdn-admin", "verify", "--all", "--no-repair")
-        assert (looked.code, looked.out.count("damaged mirror")) == (1, 1), looked.out + looked.err
-        assert "a.txt of hf://org/model" in looked.out
-        repaired = shell.run("bdn-admin", "verify", mirrored["sources"][0]["manifest"], "--json")
-        assert (repaired.code, [item["outcome"] for item in repaired.document["items"]]) == (0, ["repaired"])
-        assert chunk.read_bytes() == CONTENT
-        assert shell.run("bdn-admin", "verify", "hf://org/other").code == 4
 
 
 # --- The mirror's own tier: what an eviction takes, what it spares, and what a failing store or a running copy does to it ---

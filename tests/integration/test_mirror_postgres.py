@@ -68,36 +68,6 @@ async def somebody_waits(url: str, work: asyncio.Task[Any]) -> None:
             return
 
 
-async def test_the_main_flow_works_from_request_to_eviction(pg_mirror: MirrorUnderTest, database_url: str) -> None:
-    plan = await pg_mirror.plan(MODEL)
-    document = await pg_mirror.ready(MODEL)
-    assert plan["bytes_to_transfer"] == document["bytes_transferred"] == LARGE.size + 3
-    tree = await pg_mirror.tree(document["sources"][0]["manifest"])
-    assert tree == {"model.safetensors": LARGE.read(0, LARGE.size), "config.json": b"{}", "ü.txt": b"", "b.txt": b"b"}
-    assert (await pg_mirror.ready({**MODEL, "mount_location": "/other"}))["bytes_transferred"] == 0
-    assert (await pg_mirror.http.get("/readyz")).status_code == 200
-    assert len((await pg_mirror.get("/mirror", limit=1, source=MODEL["source"]))["items"]) == 1
-    planned, evicted = [await pg_mirror.evict(all=True, dry_run=dry_run) for dry_run in (True, False)]
-    assert evicted["status"] == "DONE"
-    assert evicted["bytes_freed"] == planned["bytes_freed"] > LARGE.size + 3  # documents, too
-    assert (await pg_mirror.ready(MODEL))["bytes_transferred"] == 0  # it was not collected yet
-
-
-async def test_many_requests_at_once_are_shared_by_two_workers(database_url: str, tmp_path: Path, hub: Hub) -> None:
-    files = {f"{number}.json": b"%d" % number for number in range(20)}
-    hub.repo("org/many").commit(files)
-    size = sum(map(len, files.values()))
-    wanted = [source("hf://org/many", f"/m{number}") for number in range(12)]
-    async with beside(database_url, tmp_path) as one, beside(database_url, tmp_path, "b"):
-        begun = await asyncio.gather(*(one.begin(body) for body in wanted * 2))
-        assert len({document["id"] for document in begun}) == 12
-        documents = [await one.ended(document["id"]) for document in begun[:12]]
-    assert {document["status"] for document in documents} == {"READY"}
-    assert len({document["sources"][0]["manifest"] for document in documents}) == 1
-    assert {document["bytes_transferred"] + document["bytes_reused"] for document in documents} == {size}
-    assert sum(document["bytes_transferred"] for document in documents) <= 2 * size
-
-
 async def test_a_claim_that_ran_out_is_taken_over_and_its_first_holder_writes_nothing_more(
     database_url: str, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

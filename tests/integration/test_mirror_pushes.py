@@ -301,16 +301,6 @@ async def test_eviction__selector_does_not_name_a_checkpoint__skips_it_and_says_
     assert ([item["sources"] for item in by_name["items"]], by_name["skipped_pushed"]) == ([[STEP]], 0)
 
 
-async def test_a_collection_leaves_what_a_push_at_work_has_sent(job: Job) -> None:
-    push = await job.begin()
-    await job.send(push, TREE)
-    await job.mirror.collect(grace_seconds=0)
-    assert await job.missing(push, list(chunks_of(TREE))) == []
-    assert (await job.commit(push, TREE)).status_code == 200
-    await job.mirror.collect(grace_seconds=0)
-    assert await job.mirror.tree(await job.mirror.manifest(source(STEP))) == TREE
-
-
 async def test_push__kept_open_for_long__keeps_its_chunks_and_stops_no_collection(tmp_path: Path) -> None:
     at = [1_800_000_000.0]
     async with mirror_under_test(tmp_path / "mirror", serve=True, clock=lambda: at[0], collect_seconds=0) as mirror:
@@ -328,16 +318,6 @@ async def test_push__kept_open_for_long__keeps_its_chunks_and_stops_no_collectio
             assert sum(mirror.chunks().values()) == sum(map(len, TREE.values()))
             done = (await job.commit(push, TREE)).json()
             assert await mirror.tree(done["sources"][0]["manifest"]) == TREE
-
-
-async def test_a_collection_takes_what_a_push_that_ended_had_sent(job: Job) -> None:
-    push = await job.begin()
-    await job.send(push, TREE)
-    await job.ask("DELETE", f"/pushes/{push}")
-    await job.mirror.collect(grace_seconds=0)
-    assert job.mirror.chunks() == {}
-    again = await job.begin()
-    assert len(await job.missing(again, list(chunks_of(TREE)))) == len(chunks_of(TREE))
 
 
 async def test_chunks_of_what_the_organisation_mirrored_are_not_sent(job: Job, hub: Hub) -> None:

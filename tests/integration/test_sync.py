@@ -23,7 +23,6 @@ from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
-from bdn.wire.mirror_schema import Mirror
 from node_agent.job.journal import Committed, VolumeJournal
 from node_agent.job.pushing import Pusher
 from node_agent.job.syncing import Syncer, checkpoints_in
@@ -468,19 +467,3 @@ async def test_run_once__writer_killed_before_its_last_file__pushes_what_is_whol
         (folder / "step-2/.metadata").write_bytes(b"x")
         assert await syncer.run_once() == []
         assert syncer.reasons == {}
-
-
-async def test_run_once__link_to_a_file_beside_it__is_that_file_and_moves_no_bytes(
-    mirror: ServingProcess, folder: Path, tmp_path: Path
-) -> None:
-    (folder / "a").mkdir()
-    (folder / "a/epoch=3.ckpt").write_bytes(BIG)
-    (folder / "a/last.ckpt").symlink_to("epoch=3.ckpt")
-    (folder / "latest").symlink_to("a")
-    pushed: list[Mirror] = []
-    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
-        syncer.on_pushed = lambda _, done: pushed.append(done)
-        assert await syncer.run_once() == []
-    assert syncer.skipped.keys() == {"latest"}
-    ((part,),) = (one.sources for one in pushed)
-    assert (part.files_total, part.bytes_total, part.bytes_transferred) == (2, 2 * len(BIG), len(BIG))

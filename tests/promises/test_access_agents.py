@@ -161,8 +161,3 @@ async def test_a_stage_takes_a_whole_signed_and_living_grant(node: Node, tally: 
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, READS[name]), name
             tally.add(scenarios=1, refused=1)
         assert (await control.get("/stages")).json() == before
-
-
-async def ask(agent: Agent, grant: str, chunk: Digest, headers: dict[str, str]) -> httpx2.Response:
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{agent.data_port}", trust_env=False, timeout=10) as plane:
-        return await plane.get(f"/chunks/{chunk}", headers={"Authorization": f"Bearer {grant}"} | headers)

@@ -1,20 +1,15 @@
 """What a manifest names is never collected, whoever copies, gives up, restores or is killed meanwhile; all else goes."""
 
-import asyncio
 import itertools
 import os
-import shutil
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
@@ -36,7 +31,6 @@ from tests.support.promises.tally import Tally, at_scale
 
 pytestmark = pytest.mark.promise("collection")
 
-_Result = TypeVar("_Result")
 _MEMORY: Final = Path("/dev/shm")
 
 
@@ -47,24 +41,12 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks.collect, "__defaults__", (2,))
 
 
-organisations = st.sampled_from(ORGANISATIONS)
-trees = st.sampled_from(TREES)
-# What others do while a collection stands at one of its steps.
-deeds = st.sampled_from(["copy", "copy to the end", "fail", "evict", "purge", "restore", "kill", "no answer", "late"])
-
-
-def folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="bdn-collect-", dir=_MEMORY if _MEMORY.is_dir() else None))
-
-
 @asynccontextmanager
 async def a_world() -> AsyncIterator[World]:
-    here = folder()
-    try:
-        async with database_under_test(here) as database:
-            yield World(here, database)
-    finally:
-        shutil.rmtree(here)
+    memory = _MEMORY if _MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="bdn-collect-", dir=memory) as name:
+        async with database_under_test(Path(name)) as database:
+            yield World(Path(name), database)
 
 
 async def do(world: World, deed: str, number: int) -> None:
@@ -73,22 +55,17 @@ async def do(world: World, deed: str, number: int) -> None:
         raise Killed
     if deed == "no answer":
         world.unanswered += 1 + number % 3
-    elif deed == "late":
-        world.carry_out()
     elif deed in ("copy", "copy to the end"):
         if not world.copies and world.take_over() is None:
             world.begin(ORGANISATIONS[number % 2], TREES[number % len(TREES)])
         copy = world.copies[number % len(world.copies)]
         await (copy.step() if deed == "copy" else copy.finish())
-    elif deed == "fail" and world.copies:
-        await world.copies[number % len(world.copies)].fail("CANCELED" if number % 2 else "FAILED")
     elif world.promised:
         organisation, manifest = sorted(world.promised)[number % len(world.promised)]
         if deed == "restore":
             await world.restore(organisation, manifest)
         else:
-            with suppress(StoreUnavailableError):
-                await world.evict(organisation, manifest, purge=deed == "purge")
+            await world.evict(organisation, manifest)
 
 
 def dump(world: World) -> tuple[list[str], dict[str, tuple[int, float]]]:
@@ -96,80 +73,6 @@ def dump(world: World) -> tuple[list[str], dict[str, tuple[int, float]]]:
     with closing(sqlite3.connect(world.folder / "mirror.sqlite")) as connection:
         rows = list(connection.iterdump())
     return rows, world.files()
-
-
-class CollectionMachine(RuleBasedStateMachine):
-    tally: Tally
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = folder()
-        self.runner = asyncio.Runner()
-        self.opened = database_under_test(self.folder)
-        self.checked = 0
-
-    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        return self.runner.run(work)
-
-    @initialize()
-    def open(self) -> None:
-        async def opened() -> World:
-            return World(self.folder, await self.opened.__aenter__())
-
-        self.world = self.run(opened())
-
-    @rule(organisation=organisations, tree=trees, steps=st.integers(1, 40))
-    def copies(self, organisation: str, tree: str, steps: int) -> None:
-        async def some() -> None:
-            copy = self.world.begin(organisation, tree)
-            for _ in range(steps):
-                if copy in self.world.copies:
-                    await copy.step()
-
-        self.run(some())
-
-    @rule(deed=deeds.filter(lambda deed: deed != "kill"), number=st.integers(0, 100), times=st.integers(1, 4))
-    def somebody_does(self, deed: str, number: int, times: int) -> None:
-        async def some() -> None:
-            for _ in range(times):
-                await do(self.world, deed, number)
-
-        self.run(some())
-
-    @rule()
-    def is_killed(self) -> None:
-        self.run(_restarted(self.world))
-        self.tally.add(restarts=1)
-
-    @rule(seconds=st.sampled_from([10.0, DELETE_SECONDS + 1, GRACE_SECONDS + 1, TOMBSTONE_SECONDS + 1]))
-    def time_passes(self, seconds: float) -> None:
-        self.world.now += seconds
-
-    @rule(plan=st.dictionaries(st.integers(0, 60), st.tuples(deeds, st.integers(0, 100)), max_size=5))
-    def collects(self, plan: dict[int, tuple[str, int]]) -> None:
-        if not plan and not self.world.unanswered:
-            self.run(_planned(self.world))
-            return
-        self.tally.add(faults=len(plan), restarts=self.run(collected_beside(self.world, plan)))
-
-    @invariant()
-    def nothing_is_lost(self) -> None:
-        if hasattr(self, "world"):
-            self.checked += self.run(self.world.check())
-
-    def teardown(self) -> None:
-        try:
-            if hasattr(self, "world"):
-                self.run(_ended(self.world))
-                self.tally.add(scenarios=1)
-        finally:
-            self.run(self.opened.__aexit__(None, None, None))
-            self.runner.close()
-            shutil.rmtree(self.folder)
-
-
-async def _restarted(world: World) -> None:
-    world.restart()
 
 
 async def _planned(world: World) -> Any:
@@ -189,7 +92,7 @@ async def collected_beside(world: World, plan: dict[int, tuple[str, int]]) -> in
     async def gate(_: str) -> None:
         deed = plan.get(next(steps))
         if deed is not None:
-            world.gate = World.gate  # a purge collects, too
+            world.gate = World.gate
             await do(world, *deed)
             await world.check()
             world.gate = gate
@@ -233,22 +136,6 @@ async def _ended(world: World) -> None:
             assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
         said = connection.execute("SELECT DISTINCT manifest FROM events WHERE kind = 'collected'")
         assert {manifest for (manifest,) in said} == world.manifests.keys(), "what went is not on record"
-
-
-def test_whatever_happens_nothing_named_goes_and_nothing_else_stays(tally: Tally) -> None:
-    CollectionMachine.tally = tally
-    run_state_machine_as_test(
-        CollectionMachine,
-        settings=settings(
-            max_examples=at_scale(8, 80),
-            stateful_step_count=25,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=True,
-        ),
-    )
 
 
 async def _with_work_to_do(world: World) -> None:
@@ -319,18 +206,6 @@ async def test_a_purge_that_is_killed_is_gone_on_with_by_the_next_one() -> None:
             await world._notice(world.manifests)
             await world.check_that_nothing_else_is_kept()
             assert list(world.store.listed()) == []
-
-
-async def test_who_mirrors_again_what_is_being_collected_has_it_whole() -> None:
-    async def mirror(world: World) -> None:
-        await world.begin("acme", "ABy").finish()
-
-    for step in range(await _steps_of_a_purge()):
-        async with _purged(step, mirror) as world:
-            for copy in list(world.copies):  # it waited for a chunk that left
-                await copy.finish()
-            assert list(world.promised.values()) == [None]
-            assert await world.check() == len(tree_of("ABy")[1])
 
 
 async def test_what_is_restored_before_it_is_dropped_stays() -> None:
@@ -466,38 +341,6 @@ async def test_a_chunk_whose_deletion_got_no_answer_is_deleted_again_once_that_h
         await _ended(world)
 
 
-async def test_a_collection_that_stood_still_forgets_no_row_that_another_one_deletes_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A lets a chunk go, deletes it, and stands still; B lets it go again; A goes on; C puts it; B's DELETE arrives."""
-    monkeypatch.setattr(chunks.collect, "__defaults__", (100,))
-    async with a_world() as world:
-        await world.begin("acme", "B").finish()
-        await world.evict(*next(iter(world.promised)), purge=False)
-        world.now += TOMBSTONE_SECONDS
-        others = list[int]()
-
-        async def gate(name: str) -> None:
-            if name == "a chunk went" and not others:
-                world.gate = World.gate
-                world.now += DELETE_SECONDS + 1
-                world.unanswered = 100  # B waits for its answers
-                others.append(1)
-                with suppress(StoreUnavailableError):
-                    await world.collect()
-                world.gate, world.unanswered = gate, 0
-
-        world.gate = gate
-        with suppress(StoreUnavailableError):
-            await world.collect()
-        world.gate = World.gate
-        copy = world.begin("acme", "B")
-        await copy.finish()
-        world.carry_out()
-        await world.check()
-        await _ended(world)
-
-
 async def test_orphans_alone_are_told_and_collected_beside_what_else_would_go() -> None:
     async with a_world() as world:
         await _with_work_to_do(world)
@@ -534,20 +377,6 @@ async def test_what_a_mirror_puts_while_orphans_are_looked_for_stays() -> None:
                 await copy.finish()
             if world.promised:
                 assert await world.check() == len(tree_of("B")[1])
-
-
-async def test_a_copy_that_takes_longer_than_the_grace_loses_nothing_at_any_of_its_steps(tally: Tally) -> None:
-    for steps in range(1, 14):
-        async with a_world() as world:
-            copy = world.begin("acme", "DB")
-            for _ in range(steps):
-                await copy.step()
-            world.now += 10 * GRACE_SECONDS
-            await world.collect()
-            await world.check()
-            await copy.finish()
-            await world.check()
-            tally.add(scenarios=1)
 
 
 async def test_a_manifest_that_no_mirror_names_goes_when_it_is_as_old_as_an_eviction_keeps_it() -> None:

@@ -1,8 +1,7 @@
-"""Agents and mirrors that are killed at each step, at random, and two agents on one directory."""
+"""Pulls that are killed at each step, agents and mirrors that are killed at random, and two agents on one directory."""
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -20,76 +19,15 @@ from tests.support.agent.process import Daemon, Program
 from tests.support.agent.rig import noise
 from tests.support.content.layouts import whole
 from tests.support.content.trees import tree
-from tests.support.crash.forgetful_mirror import Central, fill, repositories
-from tests.support.crash.forgetful_node import JOBS, Node, trees
+from tests.support.crash.forgetful_mirror import fill, repositories
 from tests.support.crash.killing_cluster import NODES, Cluster, Kills
 from tests.support.crash.killing_reader import reading
-from tests.support.crash.killing_steps import Fuse, two_at_a_time
-from tests.support.mirror.backends import EMBEDDED
+from tests.support.crash.killing_steps import Fuse
 from tests.support.promises.tally import FULL, Tally, at_scale
 from tests.support.services.commands import Finished, Shell
 
 pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
 SMALL = {f"small/{number}": bytes([number]) * 5000 for number in range(6)}
-AGENT_STEPS, MIRROR_STEPS = 400, 120  # of a whole run, after the start
-
-
-def staying(node: Node) -> dict[Path, list[str]]:
-    """The views of jobs that are not released: once seen, they stay whole. The others may vanish file by file."""
-    return {node.view(job): list(trees()[JOBS[job]]) for job in ("job-a", "job-c")}
-
-
-async def survive(root: Path, step: int, tally: Tally) -> int:
-    """An agent that is killed that many steps after its start. Returns how many views of those that stay were seen."""
-    fuse, case = Fuse.at(root / "fuse"), f"step {step}"
-    with AgentMirror(is_packed=True).running() as mirror:
-        node = Node(mirror, root, root / "logs", command=fuse.command("node_agent.__main__"))
-        async with reading([node.cache / "mounts"], 2, trees().values(), staying(node)) as seen:
-            async with node.program.daemon() as daemon:
-                fuse.light(step, after=step % 2 == 0)
-                is_done = await node.until_killed(daemon)
-                await node.kill(daemon)
-            mirror.forget()
-            async with node.unharmed.daemon() as daemon:
-                await node.goes_on(daemon, case)
-        assert not seen.wrong, f"{case}: {seen.wrong[:5]}"
-        assert seen.files, case
-    tally.add(scenarios=1, kills=not is_done)
-    return seen.views
-
-
-@pytest.mark.promise("whole-files", "commit-order")
-async def test_an_agent_killed_at_any_step_shows_whole_files(tmp_path: Path, tally: Tally) -> None:
-    steps = even_sample(AGENT_STEPS, at_scale(3, 60))
-    stood: list[int] = []
-
-    async def one(number: int) -> None:
-        (tmp_path / str(number)).mkdir()
-        stood.append(await survive(tmp_path / str(number), steps[number], tally))
-
-    await two_at_a_time(one, len(steps))
-    assert tally.counts["kills"] > len(steps) // 2
-    assert any(stood)
-
-
-@pytest.mark.promise("commit-order")
-async def test_a_mirror_killed_at_any_step_keeps_its_word(backend: str, tmp_path: Path, hub: Hub, tally: Tally) -> None:
-    fill(hub)
-    # In production nobody knows that a process is dead before its claims end, after 15 s; and what goes to a bucket is no step.
-    whole_run, full = (MIRROR_STEPS, 40) if backend == EMBEDDED else (MIRROR_STEPS // 2, 12)
-    steps = even_sample(whole_run, at_scale(2, full))
-    for step in steps:
-        root, case = tmp_path / str(step), f"step {step}"
-        root.mkdir()
-        fuse, central = Fuse.at(root / "fuse"), Central(hub, root)
-        async with await central.start(fuse.command("bdn.cli.main", "serve", "--json")) as process:
-            fuse.light(step, after=step % 2 == 0)
-            is_done = await central.until_killed(process)
-        async with await central.start() as process:
-            await central.goes_on(process, case)
-            assert not central.stray(), case
-        tally.add(scenarios=1, kills=not is_done)
-    assert tally.counts["kills"] > len(steps) // 2
 
 
 @pytest.mark.usefixtures("backend")
@@ -192,7 +130,7 @@ async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_end
     tally.add(scenarios=1, kills=kills.done)
 
 
-# --- Two agents, as processes, on one cache directory: one has it, the other says who; and what a dead one left stops nobody ---
+# --- Two agents, as processes, on one cache directory: one has it, the other says who ---
 FILES = {"weights": noise(300_000, 1), "config.json": b"{}"}
 
 
@@ -231,23 +169,3 @@ async def test_a_second_agent_ends_and_names_the_first_which_is_unharmed(
         assert tree(Path(stage.mounts[0].path)) == FILES
         assert (await daemon.client.stage_by_id(stage.id, 0)).state == "READY"
         await ready(daemon, mirror, "another-job")
-
-
-@pytest.mark.promise("leases", "whole-files")
-@pytest.mark.parametrize("left", ["a living process", "nothing", "rubbish"])
-async def test_what_a_killed_agent_wrote_into_its_lock_keeps_no_other_from_starting(
-    program: Program, mirror: AgentMirror, tmp_path: Path, left: str
-) -> None:
-    owner = tmp_path / "cache/owner"
-    async with program.daemon() as daemon:
-        stage = await ready(daemon, mirror, "job")
-        recorded = owner.read_text()
-        assert str(daemon.process.pid) in recorded
-        await daemon.kill()
-    ours = recorded.replace(str(daemon.process.pid), str(os.getpid()))  # the kernel gave its number to another program
-    owner.write_text({"a living process": ours, "nothing": "", "rubbish": "\0{"}[left])
-    async with program.daemon() as daemon:
-        again = await daemon.client.stage_by_id(stage.id, 60)
-        assert again.state == "READY"
-        assert tree(Path(again.mounts[0].path)) == FILES
-        assert str(daemon.process.pid) in owner.read_text()

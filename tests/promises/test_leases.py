@@ -117,19 +117,6 @@ def stage_of(agent: Agent, number: int) -> NodeStage:
     return next(stage for stage in agent.stages.registry.all() if stage.record.job_id == f"job-{number}")
 
 
-async def test_age_is_the_order_of_use_not_the_clock(mirror: AgentMirror, tmp_path: Path) -> None:
-    wall = Clock()
-    for jump, number in ((DAY, 0), (-2 * DAY, 1), (DAY / 2, 2)):
-        async with Rig(mirror, tmp_path).agent(wall) as agent:  # what was used before the restart counts as well
-            wall.now += jump
-            stage = await ready(agent, mirror, number, None)
-            await agent.stages.release(stage.record.id)
-    async with Rig(mirror, tmp_path).agent(wall) as agent:
-        assert agent.cache.index.manifests() == tuple(mirror.publish(files).digest for files in FILES)
-        (gone,) = await agent.evictions.evict(EvictCommand(id="e", lru_bytes=1, tier="node"))
-        assert gone.manifest == str(mirror.publish(FILES[0]).digest)
-
-
 # --- Stages that end while something else is at work on them, or that end half-way: no lease without a view, and no view without one ---
 MODEL = {"weights": noise(CHUNK_SIZE + 100), "config.json": b"{}"}
 

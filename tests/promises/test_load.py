@@ -1,7 +1,6 @@
 """A thousand askers at once cost one read of the upstream, nobody is turned away, and nobody who leaves is remembered."""
 
 import asyncio
-import gc
 import itertools
 import socket
 from collections import Counter
@@ -10,22 +9,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
-import httpx2
 import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bdn.core.pace.retry import StallPolicy
 from bdn.mirror.api import routes
-from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.net.api_server import TimedProtocol, bind_tcp, serving
-from node_agent.app import Agent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import MIB, Rig, noise
-from tests.support.content.trees import tree
-from tests.support.mirror.process import ServingProcess
+from tests.support.agent.rig import noise
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
 from tests.support.promises.tally import Tally, at_scale
 
@@ -70,37 +63,6 @@ async def test_a_thousand_requests_for_ten_sources_are_ten_mirrors(
     assert served == sum(len(files["w.bin"]) for files in contents.values())
 
 
-async def test_many_listeners_share_one_look_and_all_hear_the_end(
-    upstreams: None, tmp_path: Path, hub: Hub, tally: Tally, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tenth of them vanishes in the middle."""
-    count = at_scale(100, 500)
-    looks = _counted_looks(monkeypatch)
-    hub.repo("org/model").commit({"w.bin": noise(100_000)})
-    hub.fail(stall(), "w.bin", times=None)
-    async with mirror_under_test(tmp_path / "mirror") as mirror, AsyncExitStack() as stack:
-        mirror_id = (await mirror.begin(source("hf://org/model")))["id"]
-        port = await _listening(stack, mirror)
-        listeners = [Listener() for _ in range(count)]
-        async with asyncio.timeout(120), asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one.listen(port, mirror_id)) for one in listeners]
-            await until(lambda: all(one.heard for one in listeners), "every listener's first event")
-            before, begun = looks.total(), sum(one.heard for one in listeners)
-            await until(lambda: all(one.heard >= 3 for one in listeners), "two more events for everybody")
-            asked, told = looks.total() - before, sum(one.heard for one in listeners) - begun
-            for task in tasks[: count // 10]:
-                task.cancel()
-            hub.release_stalled()
-        stayed = listeners[count // 10 :]
-        service = mirror.service
-
-        tally.add(scenarios=count, lost=sum(one.last != "done" for one in stayed))
-        assert told >= 10 * asked, "they share their looks"
-        await until(lambda: not len(service.requests.watched), "everybody is forgotten")
-        gc.collect()
-        assert mirror_id not in service.watch.names()
-
-
 async def test_listeners_that_never_read_cost_a_bounded_buffer_each_and_delay_nobody(
     upstreams: None,
     tmp_path: Path,
@@ -139,48 +101,6 @@ async def test_listeners_that_never_read_cost_a_bounded_buffer_each_and_delay_no
         assert most < MOST_UNREAD
         await until(lambda: not len(mirror.service.requests.watched), "everybody is forgotten")
     assert "Traceback" not in caplog.text
-
-
-async def test_agents_that_ask_all_at_once_cost_the_upstream_one_read(
-    upstreams: None, tmp_path: Path, hub: Hub, tally: Tally, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A hundred agents ask for one of twenty manifests each, all of them at the same moment, of a mirror in its own process."""
-    agents_count, manifests_count = at_scale(6, 100), at_scale(3, 20)
-    contents = [{"w.bin": noise(MIB + number, number), "c.json": b"%d" % number} for number in range(manifests_count)]
-    for number, files in enumerate(contents):
-        hub.repo(f"org/model-{number}").commit(files)
-    statuses = counted_answers(monkeypatch)
-    async with await ServingProcess.start(tmp_path / "mirror") as mirror, AsyncExitStack() as stack:
-        begun = [await mirror.begin(source(f"hf://org/model-{number}")) for number in range(manifests_count)]
-        ready = [await mirror.ended(mirror_id) for mirror_id in begun]
-        agents = [
-            await stack.enter_async_context(_agent(tmp_path / f"node-{number}", mirror.url))
-            for number in range(agents_count)
-        ]
-        async with asyncio.timeout(240):
-            asking = [_staged(agent, ready[number % manifests_count]["grant"]) for number, agent in enumerate(agents)]
-            paths = await asyncio.gather(*asking)
-        trees = [tree(path) for path in paths]
-
-        wrong = [number for number, found in enumerate(trees) if found != contents[number % manifests_count]]
-        tally.add(scenarios=agents_count, wrong=len(wrong))
-        assert hub.log.bytes_served("w.bin", origin="cdn") == sum(len(files["w.bin"]) for files in contents)
-        assert statuses.total() > agents_count
-        assert not [status for status in statuses if status >= 500], statuses
-
-
-def counted_answers(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """The statuses of all answers that asyncio's clients of this process get from now on."""
-    statuses: Counter[int] = Counter()
-    real = httpx2.AsyncClient.send
-
-    async def send(self: httpx2.AsyncClient, *given: Any, **options: Any) -> httpx2.Response:
-        answer = await real(self, *given, **options)
-        statuses[answer.status_code] += 1
-        return answer
-
-    monkeypatch.setattr(httpx2.AsyncClient, "send", send)
-    return statuses
 
 
 class Sent:
@@ -234,34 +154,3 @@ async def _deaf(port: int, mirror_id: str) -> AsyncIterator[socket.socket]:
         await loop.sock_connect(one, ("127.0.0.1", port))
         await loop.sock_sendall(one, f"GET /mirror/{mirror_id}/events HTTP/1.1\r\nHost: mirror\r\n\r\n".encode())
         yield one
-
-
-def _counted_looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    looks: Counter[str] = Counter()
-    real = MirrorRequests.get
-
-    async def counted(self: MirrorRequests, mirror_id: str, *given: Any) -> Any:
-        looks[mirror_id] += 1
-        return await real(self, mirror_id, *given)
-
-    monkeypatch.setattr(MirrorRequests, "get", counted)
-    return looks
-
-
-async def _listening(stack: AsyncExitStack, mirror: MirrorUnderTest) -> int:
-    listener = bind_tcp("127.0.0.1", 0)
-    await stack.enter_async_context(serving(mirror.service.api, listener))
-    return int(listener.getsockname()[1])
-
-
-@asynccontextmanager
-async def _agent(root: Path, url: str) -> AsyncIterator[Agent]:
-    async with Rig(AgentMirror(), root, {"url": url, "node": root.name, "byte_threads": 2}).agent() as agent:
-        await agent.heartbeats.beat()
-        yield agent
-
-
-async def _staged(agent: Agent, grant: str) -> Path:
-    begun = await agent.stages.start("job", grant)
-    document = await agent.stages.finish(begun.record.id)
-    return Path(str(document.mounts[0].path))

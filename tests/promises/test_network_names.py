@@ -35,7 +35,7 @@ pytest_plugins = (
 )
 pytestmark = pytest.mark.promise("network")
 LONGEST_SECONDS: Final = 60.0
-FOR_GOOD: Final = 1_000_000
+
 MIRROR: Final = "the-mirror"
 UPSTREAMS: Final = ("the-hub", "the-cdn", "the-bucket")
 PLACES: Final = ("listing", "content")
@@ -78,51 +78,6 @@ async def test_an_upstream_whose_name_is_lost_for_a_while_is_asked_again(
 
     tally.add(scenarios=1, faults=names.met, wrong=found != FILES)
     assert names.met == 3
-
-
-@pytest.mark.parametrize("place", PLACES)
-async def test_an_upstream_whose_name_stays_lost_is_named_and_nothing_is_published(
-    upstream: ScriptedUpstream, names: Names, hasty: MirrorUnderTest, place: str, tally: Tally
-) -> None:
-    names.lost = FOR_GOOD
-    async with asyncio.timeout(LONGEST_SECONDS):
-        error = await hasty.failed(upstream.wanted)
-    names.lost = 0
-
-    found = await hasty.tree(await hasty.manifest(upstream.wanted))
-    tally.add(scenarios=1, faults=names.met, refused=1, wrong=found != FILES)
-    assert (error["code"], error["retryable"]) == ("UPSTREAM_UNAVAILABLE", True)
-    assert any(name in error["message"] for name in UPSTREAMS), error
-    assert upstream.wanted["source"].split("@")[0] in error["message"]
-
-
-async def test_an_agent_whose_mirror_has_no_name_serves_on(
-    server: AgentMirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
-) -> None:
-    """It starts so, too."""
-    mirror = server.renewed(is_packed=True)
-    held, other = mirror.publish(HELD), mirror.publish(NEW)
-    names = Names(monkeypatch, [MIRROR])
-    rig = Rig(mirror, tmp_path / "node", {"url": mirror.url.replace("127.0.0.1", MIRROR)})
-    async with asyncio.timeout(LONGEST_SECONDS):
-        async with rig.agent(waits=HASTY) as agent:
-            await staged(agent, mirror, held)
-        names.lost = FOR_GOOD
-        async with rig.agent(waits=HASTY) as agent:
-            mirror.forget()
-            stage = await staged(agent, mirror, held, job="again")
-            with pytest.raises(BdnError, match=MIRROR) as caught:
-                await staged(agent, mirror, other, job="other")
-            beaten = len(mirror.heartbeats)
-            names.lost = 0
-            after = await staged(agent, mirror, other, job="after")
-            await agent.heartbeats.beat()
-
-    tally.add(scenarios=2, faults=names.met, refused=1)
-    tally.add(wrong=tree(Path(stage.mounts[0].path)) != HELD, lost=not len(mirror.heartbeats) > beaten)
-    tally.add(wrong=tree(Path(after.mounts[0].path)) != NEW)
-    assert not mirror.documents["/manifests/" + str(held.digest)]
-    assert (caught.value.code, caught.value.transient) == ("STORE_UNAVAILABLE", True)
 
 
 async def test_a_command_that_cannot_resolve_its_mirror_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

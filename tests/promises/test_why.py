@@ -2,9 +2,6 @@
 
 import asyncio
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -304,48 +301,7 @@ async def test_whatever_happens_the_last_event_about_a_manifest_explains_where_i
     tally.add(scenarios=machine.number, refused=machine.refused, wrong=len(machine.wrong))
 
 
-# --- kills, and a mirror that is away ---
-
-_WRITER = """
-import itertools, sys, time
-from pathlib import Path
-from bdn.core.events import Event
-from node_agent.journal import Journal
-journal = Journal(Path(sys.argv[1]), time.time, lambda lost: sys.exit(9), page_size=int(sys.argv[3]))
-journal.open()
-for number in itertools.count(int(sys.argv[2])):
-    journal.record([Event.of("dropped", {"why": str(number)}), Event.of("dropped", {"why": f"{number} too"})])
-    print(number, flush=True)
-"""
-
-
-@pytest.mark.parametrize("page_size", [8 * 1024 * 1024, 20_000], ids=["one page", "many pages"])
-def test_a_journal_killed_in_a_write_loses_nothing(tmp_path: Path, tally: Tally, page_size: int) -> None:
-    from node_agent.journal import Journal
-
-    choose, last, kills = random.Random(7), -1, at_scale(3, 40)
-    for _ in range(kills):
-        command = [sys.executable, "-c", _WRITER, str(tmp_path), str(last + 1), str(page_size)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-            assert writer.stdout is not None
-            stop = last + choose.randint(20, 400)
-            for line in writer.stdout:
-                last = int(line)
-                if last >= stop:
-                    break
-            writer.send_signal(signal.SIGKILL)
-            last = max([last, *map(int, writer.stdout.read().split())])
-        journal = Journal(tmp_path, lambda: 0.0, lambda _: None, page_size=page_size)
-        journal.open()
-        events = list(journal.events())[::-1]
-        whys = [str(one.facts["why"]) for one in events]
-        numbers = [int(one) for one in whys if not one.endswith("too")]
-        assert numbers == list(range(numbers[0], numbers[-1] + 1))  # in order, none twice, no gap
-        assert numbers[-1] in (last, last + 1)  # the one that was not acknowledged may be there
-        assert numbers[0] == 0 or page_size < 1_000_000
-        assert len({one.id for one in events}) == len(events)
-        last = numbers[-1]
-    tally.add(scenarios=kills, kills=kills)
+# --- a mirror that is away ---
 
 
 async def test_what_was_decided_while_the_mirror_was_away_is_told_when_it_is_back(

@@ -1,8 +1,6 @@
 """What the mirror collected, found, repaired or could not repair is on record, and an operator can ask why."""
 
-import asyncio
 import random
-import threading
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -11,10 +9,7 @@ from typing import Any, Final
 import pytest
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.mirror.chunks.damages import Damages
-from bdn.mirror.db.database import Database
 from bdn.mirror.upkeep.repair import AGAIN_SECONDS
-from bdn.store.directory import DirectoryStore
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.support.content.calendar import DAY, Calendar
@@ -76,19 +71,6 @@ async def kinds(mirror: MirrorUnderTest, organisation: str = "default", **params
 async def verified(mirror: MirrorUnderTest, **request: Any) -> list[str]:
     """The outcomes of a verification of all that the mirror stores."""
     return [item["outcome"] for item in (await mirror.verify(tier="mirror", **request))["items"]]
-
-
-class AlsoSeen(DirectoryStore):
-    """The mirror's store as another process has it, in which everybody looks before anybody has concluded."""
-
-    def __init__(self, mirror: MirrorUnderTest) -> None:
-        super().__init__(mirror.data_dir / "store")
-        self._all = threading.Barrier(4)
-
-    def fault(self, digest: Digest) -> str | None:
-        found = super().fault(digest)
-        self._all.wait(LONGEST_SECONDS)
-        return found
 
 
 def spoil(mirror: MirrorUnderTest, chunk: Digest, how: str) -> None:
@@ -162,32 +144,6 @@ async def test_what_cannot_be_repaired_is_said_once_and_that_it_came_back(
     calendar.days += AGAIN_SECONDS / DAY
     await until(lambda: mirror.damaged() == 0)
     assert await kinds(mirror, manifest=manifest) == ["damaged", "lost", "repaired"]
-
-
-@pytest.mark.promise("corruption")
-async def test_a_mirror_that_puts_a_damaged_chunk_again_is_told_as_its_repair(mirror: MirrorUnderTest) -> None:
-    manifest = await mirrored(mirror, MODEL)
-    spoil(mirror, digest_of(FILES["weights"]), "flipped")
-    assert await verified(mirror, repair=False) == ["damaged"]
-    assert await mirrored(mirror, MODEL) == manifest
-    assert mirror.damaged() == 0
-    assert await kinds(mirror, manifest=manifest) == ["damaged", "repaired"]
-
-
-@pytest.mark.promise("corruption")
-@pytest.mark.embedded("it opens the directory as another process would")
-async def test_damage_found_twice_is_written_once(mirror: MirrorUnderTest, calendar: Calendar) -> None:
-    manifest = await mirrored(mirror, MODEL)
-    spoil(mirror, digest_of(FILES["weights"]), "zeroed")
-    database, store = Database(f"sqlite+aiosqlite:///{mirror.data_dir}/mirror.sqlite"), AlsoSeen(mirror)
-    damages = [Damages(database, store, calendar) for _ in range(4)]
-    try:
-        faults = await asyncio.gather(*(one.examine(digest_of(FILES["weights"])) for one in damages))
-    finally:
-        await database.close()
-    assert len(faults) == 4
-    assert None not in faults
-    assert (await kinds(mirror, manifest=manifest)).count("damaged") == 1
 
 
 # --- ``bdn-admin why``, as an operator runs it, against a mirror and an agent in processes of their own ---

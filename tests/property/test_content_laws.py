@@ -8,13 +8,9 @@ from bdn.core.chunk import (
     EMPTY,
     ByteRange,
     Digest,
-    FileEntry,
     FileLayout,
-    UnsafePathError,
-    check_tree,
     chunk_count,
     chunk_range,
-    digest_of,
 )
 from bdn.core.source.upstream import Identity
 from bdn.wire.stage_schema import stage_id_of
@@ -23,24 +19,6 @@ from tests.support.content.names import named
 near_chunk_borders = st.builds(
     lambda chunks, off: max(1, chunks * CHUNK_SIZE + off), st.integers(0, 40), st.integers(-2, 2)
 )
-words = st.sampled_from(["a", "b", "ab", "é", "😀", "\uffff", "a b", '"', "\n", ".x"])
-paths = st.lists(words, min_size=1, max_size=3).map("/".join)
-contents = st.binary(max_size=3)
-
-
-def is_tree(listing: list[str]) -> bool:
-    try:
-        check_tree(listing)
-    except UnsafePathError:
-        return False
-    return True
-
-
-def entry_of(path: str, content: bytes) -> FileEntry:
-    return FileEntry(path, len(content), digest_of(content))
-
-
-trees = st.dictionaries(paths, contents, min_size=1, max_size=6).filter(lambda tree: is_tree(list(tree)))
 
 
 @given(st.one_of(near_chunk_borders, st.integers(1, 2**62)), st.data())

@@ -1,28 +1,23 @@
 """The bucket behind a mirror for agents: a private one of a real S3 server, which reads signed addresses and no others."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bdn.core.chunk import Digest
 from bdn.sources.s3.signature import AddressSigner
 from bdn.sources.settings import S3Credentials
-from bdn.wire.location_schema import ChunkLocation, Delivery, Locations
+from bdn.wire.location_schema import ChunkLocation, Locations
 from tests.doubles.s3 import S3Bucket, S3Server
 
 
 @dataclass
 class AgentBucket:
-    """Signs addresses for ``seconds`` as of its ``clock``, and tells agents that they are good for so long.
-
-    ``asked`` is the number of chunks of each question.
-    """
+    """Signs addresses for ``seconds``, and tells agents that they are good for so long. ``asked`` is the number of chunks of each question."""
 
     server: S3Server
     bucket: S3Bucket
     seconds: int = 900
-    clock: Callable[[], float] = time.time
-    delivery: Delivery = "direct"
     asked: list[int] = field(default_factory=list)
 
     def put(self, chunk: Digest, content: bytes) -> None:
@@ -36,11 +31,9 @@ class AgentBucket:
     def locations(self, digests: Sequence[Digest]) -> Locations:
         """What the mirror answers."""
         self.asked.append(len(digests))
-        if self.delivery == "proxy":
-            return Locations(delivery="proxy")
         account, base = self.server.account, f"{self.server.url}/{self.bucket.name}/"
         keys = S3Credentials(account.access_key_id, account.secret_access_key)
-        signer = AddressSigner.of(base, "us-east-1", keys, int(self.clock()), self.seconds)
+        signer = AddressSigner.of(base, "us-east-1", keys, int(time.time()), self.seconds)
         return Locations(
             delivery="direct",
             items=[

@@ -56,11 +56,6 @@ def truncated(chunk: OpenChunk) -> OpenChunk:
     return OpenChunk(MemoryFile(chunk.file.read()[: chunk.size // 2]), 0, chunk.size)
 
 
-def refused(chunk: OpenChunk) -> OpenChunk:
-    """The connection is closed without an answer."""
-    raise ConnectionAbortedError
-
-
 def missing(chunk: OpenChunk) -> OpenChunk:
     """The mirror has lost it."""
     raise NotFoundError("the chunk")

@@ -85,7 +85,6 @@ def ring(
     count: int,
     rate: int,
     mirror_delay_seconds: float = 0,
-    **environment: str,
 ) -> Iterator[Ring]:
     """``count`` agents behind links of ``rate`` bits per second. With a delay, the mirror is far away and loses connections."""
     with ExitStack() as stack:
@@ -103,7 +102,7 @@ def ring(
             url = url.replace(place.address, network.address)
         hosts = [network.host() for _ in range(count)]
         agents = [
-            stack.enter_context(services.starting_agent(root / f"node-{number}", url, host, **environment))
+            stack.enter_context(services.starting_agent(root / f"node-{number}", url, host))
             for number, host in enumerate(hosts, 1)
         ]
         wait_until(lambda: all(map(_is_up, agents)), seconds=120, what="the start of all agents")

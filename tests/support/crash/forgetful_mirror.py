@@ -1,6 +1,6 @@
 """A mirror on a disk whose power fails: what is asked of it, step by step, and what is left of it afterwards."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.doubles.hub import Hub
 from tests.support.agent.rig import MIB, noise
 from tests.support.crash.killing_steps import is_done_before_the_end
 from tests.support.mirror.backends import behind
-from tests.support.mirror.process import SERVE, ServingProcess
+from tests.support.mirror.process import ServingProcess
 from tests.support.mirror.service import Json, MirrorUnderTest, source
 from tests.support.network.egress import ALLOW_LOOPBACK
 
@@ -51,9 +51,9 @@ class Central:
     def data_dir(self) -> Path:
         return self.place / "mirror"
 
-    async def start(self, command: Sequence[str] = SERVE) -> ServingProcess:
+    async def start(self) -> ServingProcess:
         environ = {"BDN_EGRESS_ALLOW": ALLOW_LOOPBACK, "HF_ENDPOINT": self.hub.url, "BDN_SECRETS_KEY": KEY}
-        return await ServingProcess.start(self.data_dir, command=command, BDN_TRANSFERS="4", **environ)
+        return await ServingProcess.start(self.data_dir, BDN_TRANSFERS="4", **environ)
 
     # --- the user ---
 
@@ -117,7 +117,3 @@ class Central:
         if self.done > 3 and "a-secret" not in (await mirror.http.get("/secrets")).text:
             lost.append("the secret")
         return lost
-
-    def stray(self) -> list[Path]:
-        """What is left over of work that was interrupted."""
-        return [*self.data_dir.glob("store/incoming/*"), *self.data_dir.glob(".*.pem.*")]

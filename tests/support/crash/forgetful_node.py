@@ -4,7 +4,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ from bdn.core.errors import BdnError
 from bdn.core.layout import Manifest
 from bdn.wire.stage_schema import StageDocument, stage_id_of
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.process import COMMAND, Daemon, Program
+from tests.support.agent.process import Daemon, Program
 from tests.support.agent.rig import MIB, disk_bytes, noise
 from tests.support.content.trees import tree
 from tests.support.crash.killing_steps import is_done_before_the_end
@@ -57,7 +57,6 @@ class Node:
     mirror: AgentMirror
     place: Path
     logs: Path
-    command: tuple[str, ...] = COMMAND
     life: Life = field(default_factory=Life)
 
     def __post_init__(self) -> None:
@@ -66,13 +65,7 @@ class Node:
             self.logs,
             self.mirror.url,
             {"BDN_AGENT_CACHE_DIR": str(self.cache), "BDN_AGENT_CACHE_BYTES": str(BUDGET)},
-            self.command,
         )
-
-    @property
-    def unharmed(self) -> Program:
-        """The same without a fuse."""
-        return replace(self.program, command=COMMAND)
 
     @property
     def cache(self) -> Path:

@@ -23,14 +23,12 @@ _LONGEST_SECONDS = 240  # on a machine with a hundred other things to do
 class Watched:
     """A folder of views, which come and go, and what is in any of them: by digest, the paths of a file.
 
-    Each is so many folders below it: its stage's, and those of its mount location. The views of ``staying``, once they were
-    seen, have to hold these paths for ever.
+    Each is so many folders below it: its stage's, and those of its mount location.
     """
 
     mounts: str
     depth: int
     files: dict[str, list[str]]
-    staying: dict[str, list[str]]
 
 
 @dataclass
@@ -38,30 +36,21 @@ class Seen:
     """What the reader saw."""
 
     files: int = 0
-    views: int = 0  # of those that have to stay
     wrong: list[str] = field(default_factory=list)
 
 
 @asynccontextmanager
-async def reading(
-    mounts: Iterable[Path],
-    depth: int,
-    trees: Iterable[Mapping[str, bytes]],
-    staying: Mapping[Path, Iterable[str]] | None = None,
-) -> AsyncIterator[Seen]:
+async def reading(mounts: Iterable[Path], depth: int, trees: Iterable[Mapping[str, bytes]]) -> AsyncIterator[Seen]:
     """A reader until the block ends; then it is known what it saw."""
     files: dict[str, list[str]] = {}
     for path, content in (file for tree in trees for file in tree.items()):
         files.setdefault(blake3(content).hexdigest(), []).append(path)
-    stay = {str(view): list(paths) for view, paths in (staying or {}).items()}
     pipe = asyncio.subprocess.PIPE
     reader = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.support.crash.killing_reader", stdin=pipe, stdout=pipe
     )
     assert reader.stdin
-    reader.stdin.write(
-        json.dumps([asdict(Watched(str(folder), depth, files, stay)) for folder in mounts]).encode() + b"\n"
-    )
+    reader.stdin.write(json.dumps([asdict(Watched(str(folder), depth, files)) for folder in mounts]).encode() + b"\n")
     seen = Seen()
     try:
         yield seen
@@ -70,33 +59,29 @@ async def reading(
             reader.stdin.close()
             out, _ = await reader.communicate()
         found = json.loads(out)
-        seen.files, seen.views, seen.wrong = found["files"], found["views"], found["wrong"]
+        seen.files, seen.wrong = found["files"], found["wrong"]
 
 
-def look(watched: Watched, seen: Seen, stood: set[str]) -> None:
-    """Once at every file. ``stood`` are the views that were seen and have to stay."""
+def look(watched: Watched, seen: Seen) -> None:
+    """Once at every file."""
     for folder, _, names in os.walk(watched.mounts):
         for path in (Path(folder, name) for name in names if ".building" not in folder):
             try:
                 content = path.read_bytes()
             except FileNotFoundError:
-                continue  # its stage is over, or it is missed below
+                continue  # its stage is over
             seen.files += 1
             within = str(path.relative_to(watched.mounts)).split("/", watched.depth)[-1]
             if within not in watched.files.get(blake3(content).hexdigest(), ()):
                 seen.wrong.append(f"{path} has {len(content)} bytes, or wrong ones")
-    stood |= {view for view in watched.staying if Path(view).is_dir()}
-    seen.views = len(stood)
-    for view in stood:
-        seen.wrong += [f"{view}/{path} is missing" for path in watched.staying[view] if not Path(view, path).is_file()]
 
 
 def main() -> None:
     folders = [Watched(**row) for row in json.loads(sys.stdin.readline())]
-    seen, stood = Seen(), set[str]()
+    seen = Seen()
     while not select.select([sys.stdin], [], [], 0.02)[0]:
         for watched in folders:
-            look(watched, seen, stood)
+            look(watched, seen)
     print(json.dumps(asdict(seen)))
 
 

@@ -276,13 +276,13 @@ class Copy:
             await self.step()
             waits = waits + 1 if self.is_waiting else 0
 
-    async def fail(self, status: str = "FAILED") -> None:
-        """It ends here, in whatever way."""
+    async def fail(self) -> None:
+        """It ends here."""
         if self in self.world.copies:
             self.world.copies.remove(self)
         if self.is_known:
             async with self.world.database.write() as session:
-                await mirrors.finish(session, self._id, status, now=self.world.now)
+                await mirrors.finish(session, self._id, "FAILED", now=self.world.now)
 
     @property
     def _id(self) -> str:

@@ -23,14 +23,6 @@ SERVE: Final = (*_MAIN, "serve", "--json")
 WORK: Final = (*_MAIN, "worker")
 
 
-async def serve(data_dir: Path, *options: str, **environ: str) -> tuple[int | None, Json, str]:
-    """A mirror that is expected to end by itself: exit status, its document and what it logged."""
-    process, *outputs = await _start(SERVE, data_dir, options, environ)
-    async with asyncio.timeout(30):
-        out, log = await asyncio.gather(*(output.read() for output in outputs))
-        return await process.wait(), json.loads(out), log.decode()
-
-
 @dataclass
 class ServingProcess:
     """A mirror that serves. ``log`` is there once it has ended."""

@@ -52,23 +52,10 @@ class Host:
         _run(*self.prefix, "tc", "qdisc", "replace", "dev", "eth0", *shaped)
         _run("tc", "qdisc", "replace", "dev", self.link, *shaped)
 
-    def cut(self) -> None:
-        """Its cable is out: nobody hears anything of it, not even that it is gone."""
-        _run("ip", "link", "set", self.link, "down")
-
-    def mend(self) -> None:
-        """Its cable is in again."""
-        _run("ip", "link", "set", self.link, "up")
-
     @property
     def sent_bytes(self) -> int:
         """What it has put on its link, headers included."""
         return int(Path(f"/sys/class/net/{self.link}/statistics/rx_bytes").read_text())
-
-    @property
-    def received_bytes(self) -> int:
-        """What its link has brought, headers included."""
-        return int(Path(f"/sys/class/net/{self.link}/statistics/tx_bytes").read_text())
 
 
 @dataclass

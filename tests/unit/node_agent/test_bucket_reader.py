@@ -14,7 +14,7 @@ from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, CanceledError, StoreUnavailableError
 from bdn.wire.http_fields import SUSPECT_HEADER
 from bdn.wire.location_schema import Locations
-from tests.doubles.faults import Fault, altered, answer, flip_byte, hang, reset, right_after, truncate
+from tests.doubles.faults import Fault, altered, answer, flip_byte, hang, reset, truncate
 from tests.doubles.http_origin import Origin
 from tests.support.agent.reader_chain import SIGNATURE, Bench, bench, starts
 from tests.support.agent.rig import noise
@@ -179,26 +179,6 @@ def test_a_fill_that_is_stopped_does_not_wait_for_its_turn_at_the_bucket(tmp_pat
         with pytest.raises(CanceledError):
             fetched.result(60)
         assert counts(node) == (0, 0)
-
-
-def test_two_threads_of_one_node_read_the_bucket_once(tmp_path: Path) -> None:
-    entered, go = threading.Event(), threading.Event()
-
-    def stop_and_go() -> None:
-        entered.set()
-        assert go.wait(20)
-
-    with alone(tmp_path, [right_after(stop_and_go)]) as node:
-        came: list[object] = []
-        threads = [threading.Thread(target=lambda: came.append(node.fetch(CONTENT))) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        assert entered.wait(20)
-        go.set()
-        for thread in threads:
-            thread.join(20)
-        assert counts(node) == (1, 0)
-        assert sorted(came, key=str) == [{"cluster": SIZE}, {"mirror": SIZE}]
 
 
 FAULTS = [SOUND, EXPIRED, LIE, truncate(SIZE // 4), ABSENT, BUSY]

@@ -89,6 +89,16 @@ def test_a_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    "left", [f'{{"pid": {os.getppid()}}}', "", "\0{"], ids=["a living process", "nothing", "rubbish"]
+)
+def test_what_a_killed_owner_left_keeps_no_other_out(tmp_path: Path, left: str) -> None:
+    """The kernel may have given its number to another program."""
+    (tmp_path / "owner").write_text(left)
+    with owned(tmp_path / "owner"):
+        assert str(os.getpid()) in (tmp_path / "owner").read_text()
+
+
 def test_a_directory_that_cannot_be_written_is_a_disk_failure(tmp_path: Path) -> None:
     with pytest.raises(DiskFailedError, match="absent"), owned(tmp_path / "absent/owner"):
         pass
