@@ -524,7 +524,9 @@ async def test_orphans_alone_are_told_and_collected_beside_what_else_would_go() 
         assert [row for row in dump(world)[0] if "sqlite_sequence" not in row] == [
             row for row in rows if "sqlite_sequence" not in row
         ]
+        world.store.put(orphan, bytearray(b"nobody's"))
         assert (await world.collect()).counts["manifests"] == 2
+        assert world.store.held([orphan])  # a collection that is not asked for orphans lists no store
 
 
 async def test_what_a_mirror_puts_while_orphans_are_looked_for_stays() -> None:
