@@ -18,7 +18,7 @@ import asyncpg
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.mirror.db import listening, mirrors, waiting
+from bdn.mirror.db import chunks, listening, mirrors, waiting
 from bdn.mirror.db.database import Database
 from bdn.mirror.ingest import requests, worker
 from bdn.wire.grants import new_signing_key
@@ -26,6 +26,7 @@ from bdn.wire.mirror_schema import Mirror
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
+from tests.support.content.names import named
 from tests.support.crash.killing_cluster import check_whole
 from tests.support.mirror.backends import write_keys
 from tests.support.mirror.fake_agent import FakeAgent
@@ -368,6 +369,20 @@ async def test_processes_whose_clocks_differ_by_minutes_take_each_other_for_livi
     assert all(0 < rows[one["id"]]["left"] <= worker.CLAIM_SECONDS + MINUTES / 2 for one in begun)
     hub.release_stalled()
     assert {(await ahead.ended(one["id"]))["status"] for one in begun} == {"READY"}
+
+
+@pytest.mark.parametrize("way", ["straight"], indirect=True)
+async def test_collect__by_a_process_whose_clock_is_ahead__grants_the_whole_grace(way: Way, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"clock": lambda: time.time() + MINUTES, "scrub_seconds": 0, "collect_seconds": 0}
+    async with way.beside(tmp_path, "ahead", **options) as ahead:
+        database = ahead.service.requests.database
+        async with database.write() as session:
+            set_id = await chunks.of(session, chunks.begin, "mir_0/0")
+            await chunks.of(session, chunks.acquire, set_id, {named("chunk"): 1}, database.now())
+            await chunks.of(session, chunks.mark_stored, set_id, [named("chunk")])
+            await chunks.of(session, chunks.end, [set_id], database.now())
+        for grace_seconds, freed in ((MINUTES / 2, 0), (0, 1)):
+            assert (await ahead.collect(grace_seconds=grace_seconds))["bytes_freed"] == freed
 
 
 def serving_off_by(seconds: float) -> tuple[str, ...]:

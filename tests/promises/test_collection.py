@@ -15,6 +15,7 @@ from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.mirror.db import chunks, mirrors
 from bdn.mirror.db.chunks import DELETE_SECONDS
+from bdn.mirror.db.collection import plan
 from bdn.mirror.db.tables import QuarantinedFileRow
 from tests.support.content.calendar import DAY
 from tests.support.mirror.collecting_world import (
@@ -284,6 +285,16 @@ async def _keep_evidence(world: World, name: str, chunk: Digest, at: float) -> N
         await chunks.of(session, chunks.publish, set_id)
 
 
+async def test_what_a_manifest_frees__a_chunk_that_another_one_shares__counts_with_the_last_of_them() -> None:
+    async with a_world() as world:
+        for tree in ("DB", "B"):
+            await world.begin("acme", tree).finish()
+        async with plan(world.database) as planned:
+            freed = [await planned.freed(tree_of(tree)[0].digest.hex) for tree in ("DB", "B")]
+        alone, shared = tree_of("DB")[1], tree_of("B")[1]
+        assert freed == [sum(len(alone[one]) for one in alone.keys() - shared), sum(map(len, shared.values()))]
+
+
 async def test_neither_an_open_push_nor_a_dead_worker_delays_what_others_gave_up() -> None:
     async with a_world() as world:
         await world.begin("acme", "Cxyz").finish()
@@ -356,7 +367,9 @@ async def test_orphans_alone_are_told_and_collected_beside_what_else_would_go() 
         assert [row for row in dump(world)[0] if "sqlite_sequence" not in row] == [
             row for row in rows if "sqlite_sequence" not in row
         ]
+        world.store.put(orphan, bytearray(b"nobody's"))
         assert (await world.collect()).counts["manifests"] == 2
+        assert world.store.held([orphan])  # a collection that is not asked for orphans lists no store
 
 
 async def test_what_a_mirror_puts_while_orphans_are_looked_for_stays() -> None:

@@ -104,6 +104,12 @@ def test_files_out_of_order_are_refused() -> None:
             list(writer.add(empty_file(path)))
 
 
+def test_where_a_slab_ends_is_the_same_in_every_process() -> None:
+    cutter = slab_cutter()
+    slabs = [slab for number in range(250) for slab in cutter.add(number, str(number), 100_000)]
+    assert list(map(len, slabs)) == [65, 38, 69]
+
+
 def large_tree(files: int) -> Tree:
     return {f"data/{number // 100:03}/{number:05}.json": (3000 + number % 7, b"one") for number in range(files)}
 

@@ -262,9 +262,9 @@ class RegistryMachine(RuleBasedStateMachine):
         self.collect(which, True, 500)
         self.acquire(owner, digests)
 
-    @rule(digests=some, is_late=st.booleans())
-    def writer_outlives_its_set(self, digests: frozenset[Digest], is_late: bool) -> None:
-        """Its PUT or its word that they are stored comes when others collected its chunks, and wrote them anew."""
+    @rule(digests=some, is_late=st.booleans(), is_anew=st.booleans())
+    def writer_outlives_its_set(self, digests: frozenset[Digest], is_late: bool, is_anew: bool) -> None:
+        """Its PUT or its word that they are stored comes when others collected its chunks, or wrote them anew."""
         self.give_everything_up(False)
         self.acquire(WORKERS[0], digests)
         if is_late:
@@ -275,8 +275,11 @@ class RegistryMachine(RuleBasedStateMachine):
         if not is_late:
             self.wait(chunks.PUT_SECONDS, True)
         self.collect_at_once(0)
-        self.acquire(WORKERS[1], digests)
+        if is_anew:
+            self.acquire(WORKERS[1], digests)
         self.zombie_marks()
+        if is_late:
+            self.land_late(0)
 
     @rule(digests=some, seconds=st.sampled_from([600.0, chunks.DELETE_SECONDS]), is_landing=st.booleans())
     def delete_outlives_its_collection(self, digests: frozenset[Digest], seconds: float, is_landing: bool) -> None:
@@ -291,6 +294,7 @@ class RegistryMachine(RuleBasedStateMachine):
         self.delete(1, is_late=not is_landing, is_forgotten=True)
         self.forget(0)
         self.mirror_at_once(WORKERS[2], digests)
+        self.land_late(0)
 
     @rule(is_prompt=st.booleans())
     def give_everything_up(self, is_prompt: bool) -> None:
