@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from sqlalchemy import event, select
@@ -195,15 +195,13 @@ async def test_registry_under_load__loses_no_named_chunk_and_leaves_no_object_wi
 
 async def test_publish__of_a_set_of_many_chunks__touches_two_rows(database: Database) -> None:
     wanted, rows = dict.fromkeys(DIGESTS, 1), list[int]()
-
-    def executed(_: object, cursor: Any, *__: object) -> None:
-        rows.append(max(0, cursor.rowcount))
-
     async with database.write() as session:
         set_id = await chunks.of(session, chunks.begin, "mir_0/0")
         await chunks.of(session, chunks.acquire, set_id, wanted, 1e6)
         await chunks.of(session, chunks.mark_stored, set_id, wanted)
     async with database.write() as session:
-        event.listen(database._engine.sync_engine, "after_cursor_execute", executed)
+        event.listen(
+            database._engine.sync_engine, "after_cursor_execute", lambda *given: rows.append(max(0, given[1].rowcount))
+        )
         await manifests.publish(session, set_id, Root(1, 1, ()), 1e6)
     assert sum(rows) <= 3, "more than the manifest, a look at it, and its set"
