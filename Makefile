@@ -56,7 +56,7 @@ peers: .venv/.ready
 	@touch $@
 
 demo: setup
-	$(VENV)/bdn demo
+	$(VENV)/python examples/demo.py
 
 # What tests need of Debian, as program:package: other file systems, and a pooler in front of PostgreSQL.
 TESTED := mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs pgbouncer:pgbouncer

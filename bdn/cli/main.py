@@ -67,7 +67,6 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     commands_at={
         "pull": ("bdn.cli.pull:pull", "Download SOURCE to DEST, verified and cached."),
-        "demo": ("bdn.cli.demo:demo", "Show BDN at work without a network."),
         "up": ("bdn.cli.serve:up", "Run a mirror and an agent on this machine."),
         "serve": ("bdn.cli.serve:serve", "Run the mirror: its API, a worker and the data plane."),
         "worker": ("bdn.cli.serve:worker", "Run an additional worker for a mirror on PostgreSQL."),
@@ -90,5 +89,4 @@ def main() -> None:
 
     \b
     bdn pull hf://org/model ./model     download a model, verified and cached
-    bdn demo                            see BDN work, without a network
     """

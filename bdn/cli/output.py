@@ -154,25 +154,6 @@ def say_interrupted() -> None:
     _echo("interrupted", err=True)
 
 
-def print_table(title: str, texts: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Rows below the headings of ``texts`` and, aligned right, of ``figures``.
-
-    The table is 120 columns wide if the output is not a terminal.
-    """
-    from rich.console import Console  # noqa: PLC0415 - 50 ms
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(title=title)
-    for heading in texts:
-        table.add_column(heading)
-    for heading in figures:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    Console(width=None if Console().is_terminal else 120).print(table)
-
-
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of text in which the cells of a column begin below each other."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]

@@ -60,7 +60,6 @@ def test_an_address_of_a_database_that_cannot_be_is_refused(url: str, code: int,
 @pytest.mark.parametrize(("module", "program", "extra"), [
     ("sqlalchemy", COMMANDS["migrate"], "bdn[mirror]"),
     ("prometheus_client", COMMANDS["agent"], "bdn[agent]"),
-    ("numpy", "from bdn.cli.main import main; main(['demo'])", "bdn[demo]"),
 ])  # fmt: skip
 def test_an_extra_that_is_not_installed_is_named(tmp_path: Path, module: str, program: str, extra: str) -> None:
     done = run(f"import sys; sys.modules[{module!r}] = None; {program}", BDN_DATA_DIR=str(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from bdn.cli.output import Output, bar_on, command_line, print_table, progress_bar
+from bdn.cli.output import Output, bar_on, command_line, progress_bar
 from bdn.core.errors import UpstreamUnavailableError
 
 HOSTILE = "a\nwarning: b\r\t\x1b[2J\x1b]0;title\x07\x7f\x9b31m\u202ecod.exe\u2028\udc80 ünïcödé 模型"
@@ -59,15 +59,6 @@ def test_progress__of_a_hostile_title__is_printed_escaped(capsys: pytest.Capture
     assert capsys.readouterr().err == f"{ESCAPED}: 5 B of 5 B\n"
     assert ESCAPED in terminal.getvalue()
     assert "\x1b[2J" not in terminal.getvalue()
-
-
-def test_a_table__with_hostile_cells__is_printed_escaped_and_without_markup(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    print_table("title", ("text",), ("figure",), [("\x1b[2J[red]name", "\u202e5")])
-
-    assert "\\u001b[2J[red]name" in (printed := capsys.readouterr().out)
-    assert "\\u202e5" in printed
 
 
 def test_a_command__that_logs_a_warning__prints_it_on_one_line_with_what_it_is_about(

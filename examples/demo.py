@@ -1,4 +1,4 @@
-"""``bdn demo``: the main workflow on real bytes without a network, step by step, with one table of results.
+"""``make demo``: the main workflow on real bytes without a network, step by step, with one table of results.
 
 The upstream is moto's S3 server in a separate process, with a model of about 1.1 GB of random weights.
 """
@@ -22,7 +22,7 @@ import httpx2
 from pydantic import BaseModel
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import Output, command_line, print_table
+from bdn.cli.output import Output, columns, command_line
 from bdn.cli.running import embedded_services
 from bdn.cli.sources import request_body
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
@@ -131,16 +131,13 @@ async def demo(output: Output, *, keep: Path | None) -> None:
     The demo mirrors the files, stages them cold, stages them from the cache, evicts them, and stages them again.
 
     \b
-    Example: bdn demo
+    Example: python examples/demo.py
     """
     with tempfile.TemporaryDirectory(prefix="bdn-demo-") as temporary:
         async with _services(output, keep or Path(temporary)):
             run = _Demo(output)
             await run.run()
-    if output.as_json:
-        output.result({"steps": [step.model_dump(mode="json") for step in run.steps]}, [])
-    else:
-        _print_table(run.steps)
+    output.result({"steps": [step.model_dump(mode="json") for step in run.steps]}, _table(run.steps))
 
 
 @asynccontextmanager
@@ -162,7 +159,7 @@ async def _services(output: Output, folder: Path) -> AsyncIterator[None]:
             "BDN_AGENT_SOCKET": str(folder / "agent.sock"),
             "BDN_AGENT_DATA_PORT": "0",
         }
-        async with embedded_services(output, "bdn demo", serve=True) as (mirror, _):
+        async with embedded_services(output, "the demo", serve=True) as (mirror, _):
             os.environ["BDN_URL"] = mirror.url
             try:
                 yield
@@ -246,12 +243,15 @@ def _fill_bucket(client: httpx2.Client, folder: Path) -> None:
             put(f"/{_BUCKET}/model/{quote(str(path.relative_to(folder)))}", path.read_bytes())
 
 
-def _print_table(steps: Sequence[Step]) -> None:
-    rows: list[Sequence[str]] = []
+def _table(steps: Sequence[Step]) -> list[str]:
+    rows: list[Sequence[str]] = [("step", "result", "upstream", "mirror", "cluster", "node", "seconds", "GB/s")]
     for step in steps:
         bytes_by_tier = (step.upstream, step.tiers.mirror, step.tiers.cluster, step.tiers.node)
         sizes = [format_size(size) if size else "-" for size in bytes_by_tier]
         rate = f"{step.bytes / step.seconds / 1e9:.2f}" if step.bytes else "-"
         rows.append((step.step, step.outcome, *sizes, f"{step.seconds:.3f}", rate))
-    figures = ("upstream", "mirror", "cluster", "node", "seconds", "GB/s")
-    print_table("bdn demo: bytes by tier", ("step", "result"), figures, rows)
+    return columns(rows)
+
+
+if __name__ == "__main__":
+    demo()
