@@ -28,7 +28,7 @@ from bdn.net.api_server import (
     provided,
     serving,
 )
-from bdn.wire.cache_schema import CacheSummaryDocument, Removal, RemovalRequest, SharedCaches, SummaryRequest
+from bdn.wire.cache_schema import CacheSummaryDocument, Removal, RemovalRequest, SharedCachesDocument, SummaryRequest
 from bdn.wire.event_schema import EventDocument, NodeEvents, StagedPath
 from bdn.wire.job_schema import JobVolume, JobVolumeRequest
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest
@@ -181,7 +181,7 @@ async def pull(agent: _Agent, request: PullRequest) -> StageDocument:
 
 
 @caches_router.get("/shared-caches")
-async def shared_caches(agent: _Agent) -> SharedCaches:
+async def shared_caches(agent: _Agent) -> SharedCachesDocument:
     """The volume of training caches, created at the first use, and the caches that jobs of this node have mounted."""
     return await agent.caches.document()
 

@@ -33,11 +33,11 @@ from node_agent.disk.cache_directory import boot_id, open_cache_directory
 from node_agent.disk.places import Places
 from node_agent.disk.trash import Trash
 from node_agent.fetch.bandwidth import Bandwidth, OrderedLimit
-from node_agent.fetch.bucket_reader import Bucket
+from node_agent.fetch.bucket_reader import MirrorBucket
 from node_agent.fetch.chain import ReaderChain, owner_policy
 from node_agent.fetch.chunk_lists import ChunkLists
 from node_agent.fetch.documents import Catalogue, PeerRoots
-from node_agent.fetch.locations import ChunkLocations, asking
+from node_agent.fetch.locations import LocationLookup, asking
 from node_agent.fetch.owner import Owner
 from node_agent.fetch.peers import Members, Peers, Waits
 from node_agent.fill.fills import Fills
@@ -161,9 +161,9 @@ async def open_agent(
         mismatched = metrics.mismatches.inc
         to_bucket = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS)
         asks = asking(client, asyncio.get_running_loop())
-        locations = ChunkLocations(asks, elapsed, requires_tls=settings.tls == "require")
+        locations = LocationLookup(asks, elapsed, requires_tls=settings.tls == "require")
         most = 2 * settings.byte_threads  # for this node's fills, and for its peers
-        bucket = Bucket(locations, to_bucket, most, elapsed, metrics.proxied)
+        bucket = MirrorBucket(locations, to_bucket, most, elapsed, metrics.proxied)
         chain = ReaderChain(
             settings.url,
             to_mirror,
@@ -383,7 +383,7 @@ def _watch(
     writes: DirectWrites,
     journal: Journal,
     pools: Pools,
-    bucket: Bucket,
+    bucket: MirrorBucket,
     volumes: JobVolumes,
     scrubbed: ScrubRecord,
 ) -> None:

@@ -14,13 +14,13 @@ from bdn.core.errors import NotFoundError
 from bdn.core.units import counted, format_size, format_time, parse_size
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.cache_schema import (
-    CacheDirectory,
     CacheLimit,
     CacheRemoval,
     FileSummary,
     ProjectCache,
     RemovalRequest,
     SummaryRequest,
+    TrainingCacheDirectory,
 )
 
 _COLUMNS: Final = ("path", "size_bytes", "modified", "file_type", "permissions")
@@ -56,7 +56,7 @@ async def ls(output: Output) -> None:
     output.result(found, [*lines, *map(_removal_line, found.removals)], [one.project_id for one in found.items])
 
 
-def _line(one: ProjectCache, directory: CacheDirectory) -> str:
+def _line(one: ProjectCache, directory: TrainingCacheDirectory) -> str:
     pinned = " (pinned)" if directory.cluster == one.cluster else ""
     held = "not measured yet"
     if directory.size_bytes is not None and directory.captured_at is not None:

@@ -18,7 +18,7 @@ _ROOT: Final = "bdn.listing.v1"
 _ENTRY_BYTES: Final = 240  # approximate size of a file in a page, without its path
 
 
-class Listed(NamedTuple):
+class ListedFile(NamedTuple):
     """A file as listed. ``key`` is its identity's key; checksum kind and digits are the upstream's, or None."""
 
     path: str
@@ -32,14 +32,14 @@ class ListingWriter:
     """Builds pages and root from files sorted by path."""
 
     def __init__(self) -> None:
-        self._cutter: Cutter[Listed] = Cutter(b"listing ")
+        self._cutter: Cutter[ListedFile] = Cutter(b"listing ")
         self._pages: list[str] = []
         self.root: Digest | None = None
 
     def add(self, file: UpstreamFile) -> Iterator[Document]:
         """Add a file; yield the pages that it completes."""
         stated = (file.checksum.kind.value, file.checksum.hex) if file.checksum else (None, None)
-        entry = Listed(file.path, file.size, file.identity.key, *stated)
+        entry = ListedFile(file.path, file.size, file.identity.key, *stated)
         weight = _ENTRY_BYTES + len(json.dumps(file.path))
         yield from map(self._page, self._cutter.add(entry, file.path, weight))
 
@@ -50,7 +50,7 @@ class ListingWriter:
         self.root = digest_of(content)
         yield Document(self.root, content)
 
-    def _page(self, entries: Sequence[Listed]) -> Document:
+    def _page(self, entries: Sequence[ListedFile]) -> Document:
         content = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
         page = Document(digest_of(content), content)
         self._pages.append(str(page.digest))
@@ -69,7 +69,7 @@ def listing_pages(root: bytes) -> list[Digest]:
     return pages
 
 
-def listed_in(pages: Iterable[bytes]) -> Iterator[Listed]:
+def listed_in(pages: Iterable[bytes]) -> Iterator[ListedFile]:
     """Iterate over the files of all pages, in order. Raises ``MalformedDocumentError``."""
     for page in pages:
         try:
@@ -79,9 +79,9 @@ def listed_in(pages: Iterable[bytes]) -> Iterator[Listed]:
         yield from found
 
 
-def _listed(entry: list[object]) -> Listed:
+def _listed(entry: list[object]) -> ListedFile:
     path, size, key, *checksum = entry
     texts = (path, key, *(one for one in checksum if one is not None))
     if type(size) is not int or size < 0 or not all(isinstance(one, str) for one in texts):
         raise TypeError(f"not a file: {entry!r:.80}")
-    return Listed(path, size, key, *checksum)  # type: ignore[arg-type] # checked above
+    return ListedFile(path, size, key, *checksum)  # type: ignore[arg-type] # checked above

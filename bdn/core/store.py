@@ -28,7 +28,7 @@ class ChunkStore(Protocol):
         """
 
 
-class StoredChunk(NamedTuple):
+class StoredObject(NamedTuple):
     """A chunk in the store, whether or not the database knows it."""
 
     digest: Digest
@@ -76,7 +76,7 @@ class MirrorStore(ChunkStore, Protocol):
     def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
         """Sizes of the given chunks that exist. Content is not verified."""
 
-    def listed(self) -> Iterator[StoredChunk]:
+    def listed(self) -> Iterator[StoredObject]:
         """All chunks, in digest order. Chunks that are put or deleted meanwhile may be missed."""
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:

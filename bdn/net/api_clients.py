@@ -17,7 +17,6 @@ from bdn.wire.access_schema import (
     TokenRequest,
 )
 from bdn.wire.cache_schema import (
-    CacheDirectory,
     CacheGrantDocument,
     CacheLimit,
     CacheRequest,
@@ -27,8 +26,9 @@ from bdn.wire.cache_schema import (
     ProjectCache,
     Removal,
     RemovalRequest,
-    SharedCaches,
+    SharedCachesDocument,
     SummaryRequest,
+    TrainingCacheDirectory,
 )
 from bdn.wire.event_schema import EventDocument, Named, NodeEvents
 from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
@@ -188,9 +188,9 @@ class MirrorClient(ContentClient):
     async def cache_summary(self, project: str) -> CacheSummaryDocument:
         return await self._call(CacheSummaryDocument, "GET", f"/caches/{quote(project, safe='')}/summary")
 
-    async def record_cache_summary(self, project: str, cluster: str, body: CacheSummaryBody) -> CacheDirectory:
+    async def record_cache_summary(self, project: str, cluster: str, body: CacheSummaryBody) -> TrainingCacheDirectory:
         path = f"/caches/{quote(project, safe='')}/{quote(cluster, safe='')}/summary"
-        return await self._call(CacheDirectory, "PUT", path, body=body)
+        return await self._call(TrainingCacheDirectory, "PUT", path, body=body)
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """The mirror may delay its response by ``heartbeat.wait_seconds``."""
@@ -288,8 +288,8 @@ class AgentClient(ServiceClient):
         """The response arrives when everything was read, however long that takes."""
         return await self._call(PathVerification, "POST", "/verifications", body=request, wait_seconds=7 * 24 * 3600)
 
-    async def shared_caches(self) -> SharedCaches:
-        return await self._call(SharedCaches, "GET", "/shared-caches")
+    async def shared_caches(self) -> SharedCachesDocument:
+        return await self._call(SharedCachesDocument, "GET", "/shared-caches")
 
     async def summarize_cache(self, request: SummaryRequest) -> CacheSummaryDocument:
         """The response arrives when the whole cache was walked."""

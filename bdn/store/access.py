@@ -75,7 +75,7 @@ class LoopInThread:
 
 
 @dataclass
-class Access:
+class BucketAccess:
     """Signs addresses.
 
     ``sign(now, seconds)`` makes a signer for addresses that are valid for ``seconds`` from ``now``. It blocks while
@@ -109,7 +109,7 @@ class Access:
         return signer
 
 
-def open_access(uri: BucketUri, context: SourceContext, reread: Reread | None = None) -> Access:
+def open_access(uri: BucketUri, context: SourceContext, reread: Reread | None = None) -> BucketAccess:
     """Set up credentials and the address of the bucket. Sends no request to it; blocks for some tenths of a second.
 
     ``reread`` reads the secret of ``context`` again later: S3 keys are often valid only for hours.
@@ -139,7 +139,7 @@ def open_access(uri: BucketUri, context: SourceContext, reread: Reread | None = 
     def sign(now: int, seconds: int) -> AddressSigner:
         return AddressSigner.of(base, endpoint.region, loop.run(credentials.get()), now, seconds)
 
-    return Access(S3_DIALECT, sign, loop.close, context.clock)
+    return BucketAccess(S3_DIALECT, sign, loop.close, context.clock)
 
 
 def _reread_keys(reread: Reread, context: SourceContext) -> Refreshing[S3Credentials]:
@@ -150,7 +150,7 @@ def _reread_keys(reread: Reread, context: SourceContext) -> Refreshing[S3Credent
     return Refreshing(read, context.clock, "BDN_STORE_SECRET")
 
 
-def _google(uri: BucketUri, context: SourceContext) -> Access:
+def _google(uri: BucketUri, context: SourceContext) -> BucketAccess:
     """Requires a service account's key: other credentials cannot sign addresses for agents."""
     secret = context.sign_in if isinstance(context.sign_in, Secret) else ambient_key(context)
     if secret is None:
@@ -164,7 +164,7 @@ def _google(uri: BucketUri, context: SourceContext) -> Access:
         raise SecretMalformedError(secret.name, 'has a "private_key" that is not a private key in PEM form')
     base = f"{context.settings.gcs_endpoint_url}/{quote(uri.bucket)}/"
     sign = partial(AddressSigner.of_google, base, account.client_email, key)
-    return Access(GCS_DIALECT, sign, lambda: None, context.clock)
+    return BucketAccess(GCS_DIALECT, sign, lambda: None, context.clock)
 
 
 def _no_credentials(variables: str) -> InvalidRequestError:

@@ -36,7 +36,7 @@ from bdn.net.http1.connection import ProtocolError
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.sources.bucket_source import PAGE, BucketPage, NotAListingError
 from bdn.sources.s3.answers import BAD_CREDENTIALS, OTHER_REGION, SLOW_DOWN, read_page
-from bdn.store.access import Access, Dialect, Pairs
+from bdn.store.access import BucketAccess, Dialect, Pairs
 from bdn.store.boot_clock import since_boot
 from bdn.wire.http_fields import parse_retry_after
 
@@ -96,7 +96,7 @@ class ChunkInMemory(io.FileIO):
             self._release()
 
 
-class Room:
+class ChunkBuffers:
     """Memory for ``count`` chunks, shared by organisation. Thread-safe."""
 
     def __init__(self, count: int) -> None:
@@ -187,7 +187,7 @@ class Bucket:
     """
 
     uri: BucketUri
-    access: Access
+    access: BucketAccess
     patience: RetryPolicy = PATIENCE
     pause: Callable[[float], None] = time.sleep
     owner: str = ""  # the organisation that requests are for; empty: the store itself
@@ -200,7 +200,7 @@ class Bucket:
         self._connections = ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS)  # no egress rule: the operator's server
         self._check_connections = ConnectionPool(timeout_seconds=_CHECK_SECONDS, idle_limit=1)
         self._turns = Turns(self._where, AT_ONCE)
-        self._room, self._own_room = Room(OPEN_AT_ONCE), threading.BoundedSemaphore(_OWN_AT_ONCE)
+        self._room, self._own_room = ChunkBuffers(OPEN_AT_ONCE), threading.BoundedSemaphore(_OWN_AT_ONCE)
 
     @property
     def dialect(self) -> Dialect:

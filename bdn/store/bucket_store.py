@@ -25,7 +25,7 @@ from typing import BinaryIO, Final, TypeVar
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest, digest_of
 from bdn.core.errors import NotFoundError, StoreUnavailableError, UpstreamError
 from bdn.core.source.upstream import ChecksumKind, Location
-from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoredChunk
+from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoredObject
 from bdn.store.access import Dialect
 from bdn.store.boot_clock import since_boot
 from bdn.store.bucket import Bucket, FailedOnItError
@@ -123,13 +123,13 @@ class BucketStore:
             if headers is not None
         }
 
-    def listed(self) -> Iterator[StoredChunk]:
+    def listed(self) -> Iterator[StoredObject]:
         for page in self._bucket.list_all(self._chunks):
             for entry in page.objects:
                 with suppress(ValueError):  # not a chunk
                     digest = Digest(entry.name.rpartition("/")[2])
                     if self._key(digest) == entry.name:
-                        yield StoredChunk(digest, entry.size)
+                        yield StoredObject(digest, entry.size)
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         sizes: list[int] = []

@@ -17,7 +17,7 @@ from typing import Final
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import NotFoundError, StoreUnavailableError, single_error
 from bdn.core.room import Need, check_room
-from bdn.core.store import MirrorStore, StoredChunk
+from bdn.core.store import MirrorStore, StoredObject
 from bdn.store.directory import leave_cache
 from bdn.transfer.byte_threads import ByteThreads
 
@@ -30,7 +30,7 @@ Show = Callable[[int, int | None, int], object]  # bytes done, bytes in total, b
 
 
 @dataclass
-class Listed:
+class StoreDifference:
     """Counts of the first store's chunks, of those ``missing`` in the second, and of those only in the second."""
 
     chunks: int = 0
@@ -39,7 +39,7 @@ class Listed:
     missing_bytes: int = 0
     target_only: int = 0
 
-    def add(self, ours: StoredChunk | None, theirs: StoredChunk | None) -> bool:
+    def add(self, ours: StoredObject | None, theirs: StoredObject | None) -> bool:
         """Count one chunk as found in each store. Returns whether it is missing."""
         if ours is None:
             self.target_only += 1
@@ -70,7 +70,7 @@ class Copied:
 class CopyReport:
     """The last listing, totals of the copies, and the chunks that were wrong when last read."""
 
-    listed: Listed
+    listed: StoreDifference
     chunks: int
     bytes: int
     wrong: dict[Digest, str]
@@ -108,8 +108,8 @@ class StoreCopy:
                     return CopyReport(listed, chunks, size, wrong)
         return CopyReport(await self._list(), chunks, size, wrong)
 
-    async def _list(self) -> Listed:
-        listed = Listed()
+    async def _list(self) -> StoreDifference:
+        listed = StoreDifference()
         async for _ in self._missing(listed):
             pass
         disk = await asyncio.to_thread(self.target.disk)
@@ -121,7 +121,7 @@ class StoreCopy:
         """Copy each missing chunk once; ``size`` is their sum at the listing."""
         copied, done, free = Copied(), 0, asyncio.Semaphore(_AHEAD)
 
-        async def copy(chunk: StoredChunk, show: Show) -> None:
+        async def copy(chunk: StoredObject, show: Show) -> None:
             nonlocal done
             try:
                 reason = await threads.run(min(chunk.size, CHUNK_SIZE), partial(self._move, chunk))
@@ -140,19 +140,19 @@ class StoreCopy:
 
         with single_error(), self.progress() as show:
             async with asyncio.TaskGroup() as group:
-                async for missing in self._missing(Listed()):
+                async for missing in self._missing(StoreDifference()):
                     for chunk in missing:
                         await free.acquire()
                         group.create_task(copy(chunk, show))
         return copied
 
-    async def _missing(self, listed: Listed) -> AsyncIterator[list[StoredChunk]]:
+    async def _missing(self, listed: StoreDifference) -> AsyncIterator[list[StoredObject]]:
         """Missing chunks in batches, while both stores are listed and counted."""
         pairs = _pairs(self.source.listed(), self.target.listed())
         while batch := await asyncio.to_thread(lambda: list(islice(pairs, _BATCH))):
             yield [ours for ours, theirs in batch if listed.add(ours, theirs) and ours is not None]
 
-    def _move(self, chunk: StoredChunk, buffer: memoryview) -> str | None:
+    def _move(self, chunk: StoredObject, buffer: memoryview) -> str | None:
         """Runs in a thread. Returns why the chunk is wrong and was not copied, or None."""
         if self._is_read(chunk, buffer):
             self.target.put(chunk.digest, buffer)
@@ -162,7 +162,7 @@ class StoreCopy:
             raise _ChangedError
         return reason
 
-    def _is_read(self, chunk: StoredChunk, buffer: memoryview) -> bool:
+    def _is_read(self, chunk: StoredObject, buffer: memoryview) -> bool:
         """Whether the chunk was read completely and matches its digest."""
         done = 0
         try:
@@ -177,10 +177,10 @@ class StoreCopy:
         return done == chunk.size and digest_of(buffer) == chunk.digest
 
 
-_Pair = tuple[StoredChunk | None, StoredChunk | None]
+_Pair = tuple[StoredObject | None, StoredObject | None]
 
 
-def _pairs(ours: Iterator[StoredChunk], theirs: Iterator[StoredChunk]) -> Iterator[_Pair]:
+def _pairs(ours: Iterator[StoredObject], theirs: Iterator[StoredObject]) -> Iterator[_Pair]:
     """Every chunk of either store, as each of them has it."""
     both = heapq.merge(
         ((chunk.digest.hex, 0, chunk) for chunk in ours), ((chunk.digest.hex, 1, chunk) for chunk in theirs)

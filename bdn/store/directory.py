@@ -21,7 +21,7 @@ from blake3 import blake3
 
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
-from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoredChunk, StoreDisk
+from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoreDisk, StoredObject
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import kept_key, make_folder, sync_folder
 from bdn.store.boot_clock import since_boot
@@ -119,12 +119,12 @@ class DirectoryStore:
             self._check_is_there()
         return found
 
-    def listed(self) -> Iterator[StoredChunk]:
+    def listed(self) -> Iterator[StoredObject]:
         with self._failures_mapped():
             self._check_is_there()
             for digest in self._every_digest():
                 with suppress(FileNotFoundError):
-                    yield StoredChunk(digest, (self._chunks / digest.fanout).stat().st_size)
+                    yield StoredObject(digest, (self._chunks / digest.fanout).stat().st_size)
 
     def _every_digest(self) -> Iterator[Digest]:
         """Files at a chunk's path. Other files are not ours, such as NFS's names of open deleted files."""

@@ -11,7 +11,7 @@ from bdn.core.source.upstream import Checksum, Location
 from bdn.net.http1.answer import Answer
 from bdn.net.http1.connection import DowngradeError
 from bdn.net.http1.pool import NETWORK_ERRORS
-from bdn.transfer.ranged import RangedReader, RangeRequest, Reading, check_head, other_size, plain_etag
+from bdn.transfer.ranged import RangedReader, RangeRead, RangeRequest, check_head, other_size, plain_etag
 
 
 class InOrderReader:
@@ -52,7 +52,7 @@ class InOrderReader:
         Also raises ``SourceChangedError`` if the ETag differs from the first answer's.
         """
         whole = RangeRequest(request.source, request.path, ByteRange(0, request.size), request.size)
-        reading = Reading(self._ranges, location, whole, buffer, goes_on or (lambda _: True))
+        reading = RangeRead(self._ranges, location, whole, buffer, goes_on or (lambda _: True))
         try:
             self._read(reading, request.range)
         except (DowngradeError, *NETWORK_ERRORS) as error:
@@ -63,7 +63,7 @@ class InOrderReader:
             raise
         return None
 
-    def _read(self, reading: Reading, wanted: ByteRange) -> None:
+    def _read(self, reading: RangeRead, wanted: ByteRange) -> None:
         answer = self._answer
         if answer is None or answer.received > wanted.start:
             self.close()
@@ -78,7 +78,7 @@ class InOrderReader:
                 raise other_size(reading.request, "the answer is longer")
             self.close()
 
-    def _begin(self, reading: Reading) -> Answer:
+    def _begin(self, reading: RangeRead) -> Answer:
         headers = dict(reading.location.headers)
         answer = self._open.enter_context(reading.answered(headers, len(reading.buffer)))
         check_head(answer, reading.location, reading.request, None)
@@ -88,7 +88,7 @@ class InOrderReader:
         self._etag = etag
         return answer
 
-    def _receive(self, reading: Reading, answer: Answer, part: memoryview, is_wanted: Callable[[], bool]) -> None:
+    def _receive(self, reading: RangeRead, answer: Answer, part: memoryview, is_wanted: Callable[[], bool]) -> None:
         if answer.fill(part, self._ranges.stall, self._ranges.clock, is_wanted) == len(part):
             return
         if "transfer-encoding" in answer.headers:  # such a body states its end, so the file ends here

@@ -179,11 +179,11 @@ class RangedReader:
             CanceledError: ``goes_on`` returned False during the body; a slow body could otherwise occupy its thread for
                 minutes.
         """
-        return Reading(self, location, request, buffer, goes_on or (lambda _: True)).run()
+        return RangeRead(self, location, request, buffer, goes_on or (lambda _: True)).run()
 
 
 @dataclass(slots=True)
-class Reading:
+class RangeRead:
     """One range being read: ``done`` bytes of the buffer are right."""
 
     reader: RangedReader

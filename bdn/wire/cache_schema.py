@@ -153,7 +153,7 @@ class CacheSummaryDocument(BaseModel):
     file_summaries: list[FileSummary]
 
 
-class CacheDirectory(BaseModel):
+class TrainingCacheDirectory(BaseModel):
     """A project's cache in one cluster, as of its last summary; null: no summary yet."""
 
     cluster: str
@@ -171,7 +171,7 @@ class ProjectCache(BaseModel):
     team_id: str
     cluster: str
     limit_bytes: int
-    directories: list[CacheDirectory]
+    directories: list[TrainingCacheDirectory]
 
 
 class CacheRemoval(BaseModel):
@@ -214,7 +214,7 @@ class SharedCache(BaseModel):
     captured_at: datetime | None
 
 
-class SharedCaches(Items[SharedCache]):
+class SharedCachesDocument(Items[SharedCache]):
     """The caches that this node has mounted from its cluster's shared volume."""
 
     cluster: str

@@ -15,7 +15,7 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import SlotRequest, Slots
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk, WrongLengthError
 from bdn.transfer.http_chunks import AddressRefusedError, BucketBusyError, HttpChunkReader, LocatedChunkReader
-from node_agent.fetch.locations import ChunkLocations, Reading
+from node_agent.fetch.locations import LocationLookup, Reading
 from node_agent.fetch.peers import MIRROR, Clock, Peers, SourceDeadline, Waits
 
 _BUCKET: Final = "bucket"
@@ -51,7 +51,7 @@ class MirrorReader:
         self.peers.read(missing, deadline.taken)
 
 
-class Bucket:
+class MirrorBucket:
     """This agent's access to the bucket. Shared by all readers; thread-safe.
 
     At most ``most`` requests are in flight, fewer when the bucket throttles. A bucket that did not respond is avoided
@@ -60,7 +60,7 @@ class Bucket:
 
     def __init__(
         self,
-        locations: ChunkLocations,
+        locations: LocationLookup,
         connections: ConnectionPool,
         most: int,
         clock: Clock,
@@ -119,7 +119,7 @@ class BucketReader:
     off; the next attempt resumes there.
     """
 
-    bucket: Bucket
+    bucket: MirrorBucket
     reading: Reading
     mirror: ChunkReader
     looking: ChunkReader

@@ -32,7 +32,7 @@ from bdn.transfer.chunk_readers import ChunkReader, PartialChunk, RetryingReader
 from bdn.transfer.http_chunks import HttpChunkReader
 from bdn.wire.location_schema import Delivery
 from node_agent.cache.held_chunks import HeldChunks
-from node_agent.fetch.bucket_reader import Bucket, BucketReader, MirrorReader
+from node_agent.fetch.bucket_reader import BucketReader, MirrorBucket, MirrorReader
 from node_agent.fetch.fill_context import FillContext
 from node_agent.fetch.locations import Reading
 from node_agent.fetch.peers import MIRROR, Alternative, LateError, Peers, SourceDeadline, Waits
@@ -68,7 +68,7 @@ class ReaderChain:
     peers: Peers
     policy: RetryPolicy
     waits: Waits
-    bucket: Bucket
+    bucket: MirrorBucket
     on_mismatch: Callable[[], None]
     on_bytes: Callable[[Delivery, int], object] = lambda *_: None
     reads: ReadsInProgress = field(default_factory=ReadsInProgress)

@@ -82,7 +82,7 @@ class _Located:
     until: float
 
 
-class ChunkLocations:
+class LocationLookup:
     """Addresses for all readers. Thread-safe. A request for a missing one includes the chunks that come next.
 
     The mirror states how long an address is valid; ``clock`` counts that time from before the request, since clocks

@@ -27,7 +27,7 @@ _PRIVATE: Final = 0o700  # /proc/self/mountinfo shows the path to every user of 
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class VolumeOwner:
     """Owner and group of a folder. None: the agent's own."""
 
     uid: int | None = None
@@ -51,7 +51,7 @@ class BoundedFolder:
     size: int
     bound: Bound
     is_kept: bool
-    owner: Owner = Owner()
+    owner: VolumeOwner = VolumeOwner()
     _used: int | None = field(default=None, init=False)
 
     @property

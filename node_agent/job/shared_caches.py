@@ -31,9 +31,9 @@ from bdn.wire.cache_schema import (
     RemoveCacheCommand,
     RemoveCacheReport,
     SharedCache,
+    SharedCachesDocument,
     pack,
 )
-from bdn.wire.cache_schema import SharedCaches as SharedCachesDocument
 from bdn.wire.grants import CacheGrant
 from bdn.wire.heartbeat_schema import CacheUse, Report
 from bdn.wire.shapes import LARGEST

@@ -36,7 +36,7 @@ from bdn.wire.push_schema import CheckpointDetails, skipped_within_bounds
 from node_agent.background_tasks import in_thread
 from node_agent.job.journal import Committed, VolumeJournal
 from node_agent.job.pushing import Pusher, SentFile
-from node_agent.job.tree import ChangedError, JobDirectory, Tree, open_for_writing
+from node_agent.job.tree import ChangedError, JobDirectory, JobTree, open_for_writing
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Found:
         return datetime.fromtimestamp(min(max(seconds, 0), _LATEST), UTC)
 
 
-def checkpoints_in(tree: Tree) -> dict[str, Found]:
+def checkpoints_in(tree: JobTree) -> dict[str, Found]:
     """Checkpoints by name. Folders without files are skipped."""
     files: dict[str, dict[str, Stamp]] = {}
     for path, stamp in tree.files.items():

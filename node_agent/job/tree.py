@@ -35,7 +35,7 @@ _MOST_LINKS: Final = 40  # length of a chain of links, as in path_resolution(7)
 
 
 @dataclass
-class Tree:
+class JobTree:
     """The result of a scan, by path below the directory. ``skipped`` contains the first thousand reasons."""
 
     files: dict[str, Stamp] = field(default_factory=dict)
@@ -103,19 +103,19 @@ class JobDirectory:
     limit: int
     walks: AbstractContextManager[object] = field(default_factory=Lock)
 
-    def look(self) -> Tree:
+    def look(self) -> JobTree:
         """Scan everything except the content of temporary folders. Skips entries deleted during the scan.
 
         Raises ``LimitExceededError``, and ``DiskFailedError`` for the directory itself.
         """
-        tree = Tree()
+        tree = JobTree()
         with self.walks, disk_errors(self.root), opened(self.root, _ROOT) as root:
             self._look(tree, root, "", os.fstat(root).st_dev, 0)
         for path in tree.links:
             _follow(tree, path)
         return tree
 
-    def _look(self, tree: Tree, folder: int, prefix: str, device: int, depth: int) -> None:
+    def _look(self, tree: JobTree, folder: int, prefix: str, device: int, depth: int) -> None:
         for name in self._names(tree, folder):
             path = f"{prefix}{name}"
             try:
@@ -135,7 +135,7 @@ class JobDirectory:
                     tree.skip(path, f"cannot be read: {error.strerror}")
                     tree.unreadable.add(path)
 
-    def _look_below(self, tree: Tree, folder: int, path: str, device: int, depth: int) -> None:
+    def _look_below(self, tree: JobTree, folder: int, path: str, device: int, depth: int) -> None:
         name = path.rpartition("/")[2]
         if depth >= _DEEPEST:
             tree.skip(path, "lies too deep")
@@ -149,7 +149,7 @@ class JobDirectory:
             if depth or is_looked_at(name):
                 self._look(tree, below, f"{path}/", device, depth + 1)
 
-    def _names(self, tree: Tree, folder: int) -> list[str]:
+    def _names(self, tree: JobTree, folder: int) -> list[str]:
         names: list[str] = []
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -244,11 +244,11 @@ def _errors_of(path: str) -> Iterator[None]:
         raise DiskFailedError(path, error.strerror or str(error)) from error
 
 
-def _add(tree: Tree, path: str, found: os.stat_result) -> None:
+def _add(tree: JobTree, path: str, found: os.stat_result) -> None:
     _put(tree, path, _stamp(found))
 
 
-def _put(tree: Tree, path: str, stamp: Stamp) -> None:
+def _put(tree: JobTree, path: str, stamp: Stamp) -> None:
     try:
         is_normal = normalise_path(path) == path
     except UnsafePathError:
@@ -259,7 +259,7 @@ def _put(tree: Tree, path: str, stamp: Stamp) -> None:
         tree.skip(path, "has no name that a manifest can hold")
 
 
-def _follow(tree: Tree, path: str) -> None:
+def _follow(tree: JobTree, path: str) -> None:
     """Replace a link to a file below the directory by the file, from the scan alone: no link is opened."""
     at, text = path, ""
     for _ in range(_MOST_LINKS):

@@ -14,7 +14,7 @@ from bdn.wire.shapes import body_of, moment
 from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import SetAside
-from node_agent.job.bounds import BoundedFolder, Owner
+from node_agent.job.bounds import BoundedFolder, VolumeOwner
 from node_agent.job.volume_sync import VolumeSync
 
 
@@ -51,7 +51,7 @@ class Volume:
 
     def __post_init__(self) -> None:
         record = self.record
-        owner, size = Owner(record.uid, record.gid), record.checkpoint_bytes
+        owner, size = VolumeOwner(record.uid, record.gid), record.checkpoint_bytes
         self.scratch = BoundedFolder(
             self.folder / "scratch", record.scratch_bytes, record.bound, is_kept=False, owner=owner
         )

@@ -37,7 +37,7 @@ class ScrubTarget:
 
 
 @dataclass(frozen=True)
-class Damage:
+class FileDamage:
     """A chunk that does not match its digest or, without ``chunk``, a defect of the whole file.
 
     ``found`` is None if the chunk is unreadable. ``is_of_the_disk``: the disk also failed to store the right bytes.
@@ -87,8 +87,8 @@ class ScrubReader:
     metrics: AgentMetrics
     clock: Callable[[], float]
 
-    async def read(self, path: Path, layout: FileLayout, tier: Tier, findings: Findings) -> list[Damage]:
-        found: list[Damage | None] = [await in_thread(_look_at_end, path, layout)]
+    async def read(self, path: Path, layout: FileLayout, tier: Tier, findings: Findings) -> list[FileDamage]:
+        found: list[FileDamage | None] = [await in_thread(_look_at_end, path, layout)]
         for chunk in layout.placed():
             await findings.pace(chunk.range.size)
             found.append(await in_thread(self._look, path, chunk))
@@ -106,7 +106,7 @@ class ScrubReader:
         known = [one for one in digests if one is not None]
         return len(known) == len(digests) and file_digest(size, known) == content
 
-    async def confirm(self, target: ScrubTarget, layout: FileLayout, damages: Sequence[Damage]) -> list[Damage]:
+    async def confirm(self, target: ScrubTarget, layout: FileLayout, damages: Sequence[FileDamage]) -> list[FileDamage]:
         """Read again; returns the damages that persist, and stores their bytes as evidence."""
         again = [await in_thread(self._confirm, target, layout, one) for one in damages]
         return [one for one in again if one is not None]
@@ -118,7 +118,7 @@ class ScrubReader:
 
     # --- in threads ---
 
-    def _look(self, path: Path, chunk: PlacedChunk) -> Damage | None:
+    def _look(self, path: Path, chunk: PlacedChunk) -> FileDamage | None:
         with self.buffers.take(CHUNK_SIZE) as buffer:
             return _compare(path, chunk, buffer)[0]
 
@@ -128,7 +128,7 @@ class ScrubReader:
             count, _ = _read(path, place, buffer)
             return digest_of(buffer[:count]) if count == place.size else None
 
-    def _confirm(self, target: ScrubTarget, layout: FileLayout, damage: Damage) -> Damage | None:
+    def _confirm(self, target: ScrubTarget, layout: FileLayout, damage: FileDamage) -> FileDamage | None:
         with self.buffers.take(CHUNK_SIZE) as buffer:
             if damage.chunk is None:
                 still, count = _look_at_end(target.path, layout), _read_end(target.path, layout.size, buffer)
@@ -139,7 +139,7 @@ class ScrubReader:
             return still
 
 
-def _look_at_end(path: Path, layout: FileLayout) -> Damage | None:
+def _look_at_end(path: Path, layout: FileLayout) -> FileDamage | None:
     """Checks for surplus bytes only.
 
     A file that is too short or whose size cannot be read is found by reading its chunks.
@@ -150,19 +150,19 @@ def _look_at_end(path: Path, layout: FileLayout) -> Damage | None:
         raise
     except OSError:
         return None
-    return Damage(f"the file is {surplus} bytes too long") if surplus > 0 else None
+    return FileDamage(f"the file is {surplus} bytes too long") if surplus > 0 else None
 
 
-def _compare(path: Path, chunk: PlacedChunk, buffer: memoryview) -> tuple[Damage | None, int]:
+def _compare(path: Path, chunk: PlacedChunk, buffer: memoryview) -> tuple[FileDamage | None, int]:
     """The chunk's damage, and how many bytes of the chunk are in ``buffer``."""
     count, failure = _read(path, chunk.range, buffer)
     if failure:
-        return Damage(f"it cannot be read: {failure}", chunk), 0
+        return FileDamage(f"it cannot be read: {failure}", chunk), 0
     found = digest_of(buffer[:count])
     if count < chunk.range.size:
-        return Damage(f"the file ends {chunk.range.size - count} bytes before its chunk does", chunk, found), count
+        return FileDamage(f"the file ends {chunk.range.size - count} bytes before its chunk does", chunk, found), count
     if found != chunk.digest:
-        return Damage("its bytes are not what its name says", chunk, found), count
+        return FileDamage("its bytes are not what its name says", chunk, found), count
     return None, count
 
 
@@ -182,7 +182,7 @@ def _read_end(path: Path, size: int, buffer: memoryview) -> int:
     return 0
 
 
-def _evidence(target: ScrubTarget, damage: Damage, when: float) -> Evidence:
+def _evidence(target: ScrubTarget, damage: FileDamage, when: float) -> Evidence:
     chunk = damage.chunk
     return Evidence(
         when=when,

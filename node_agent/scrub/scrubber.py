@@ -24,7 +24,7 @@ from bdn.wire.operation_schema import DamagedItem, Outcome, Tier
 from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import SuspectFiles
-from node_agent.scrub.reading import Damage, Findings, ScrubReader, ScrubTarget, single_chunk
+from node_agent.scrub.reading import FileDamage, Findings, ScrubReader, ScrubTarget, single_chunk
 from node_agent.scrub.repair import FileRepair, RepairSource, check_writable, identity, rewrite, truncate
 from node_agent.stage.stage import StageRegistry
 from node_agent.stage.warm import StagesFirst
@@ -32,8 +32,8 @@ from node_agent.stage.warm import StagesFirst
 logger = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 10.0
 _NOTE_SECONDS: Final = 30.0  # between two saves of the position: a restart reads this much twice
-_GONE: Final = Damage("it is not on the disk any more")
-_NOT_ITS_NAME: Final = Damage("its bytes are not what its name says, and nobody can say which of them")
+_GONE: Final = FileDamage("it is not on the disk any more")
+_NOT_ITS_NAME: Final = FileDamage("its bytes are not what its name says, and nobody can say which of them")
 
 
 class _Body(BaseModel):
@@ -183,7 +183,7 @@ class Scrubber:
         if still and findings.is_repairing:
             await in_thread(tier.lose, chunk)
             reason = f"{still[0].reason}; it was dropped, and is fetched again when somebody wants it"
-            await self._tell(target, [Damage(reason, still[0].chunk)], "lost", findings)
+            await self._tell(target, [FileDamage(reason, still[0].chunk)], "lost", findings)
         else:
             await self._tell(target, still, "damaged", findings)
 
@@ -202,7 +202,7 @@ class Scrubber:
 
     async def _look(
         self, target: ScrubTarget, layout: FileLayout | None, size: int, findings: Findings
-    ) -> list[Damage]:
+    ) -> list[FileDamage]:
         if layout is not None:
             return await self.reader.read(target.path, layout, target.tier, findings)
         is_right = await self.reader.is_right(target.path, target.content, size, findings)
@@ -211,7 +211,7 @@ class Scrubber:
     # --- damage ---
 
     async def _treat(
-        self, target: ScrubTarget, layout: FileLayout | None, wrong: Sequence[Damage], findings: Findings
+        self, target: ScrubTarget, layout: FileLayout | None, wrong: Sequence[FileDamage], findings: Findings
     ) -> None:
         async with self._turn:
             try:
@@ -228,7 +228,7 @@ class Scrubber:
             self.record.suspects.clear(target.content)
 
     async def _repair(
-        self, target: ScrubTarget, layout: FileLayout | None, wrong: Sequence[Damage], findings: Findings
+        self, target: ScrubTarget, layout: FileLayout | None, wrong: Sequence[FileDamage], findings: Findings
     ) -> None:
         if layout is None:
             await self._replace(target, wrong, findings)
@@ -242,21 +242,21 @@ class Scrubber:
             await self._lost(target, left, findings)
 
     async def _rewrite(
-        self, target: ScrubTarget, layout: FileLayout, wrong: Sequence[Damage], findings: Findings
-    ) -> list[Damage]:
+        self, target: ScrubTarget, layout: FileLayout, wrong: Sequence[FileDamage], findings: Findings
+    ) -> list[FileDamage]:
         """Rewrite the damaged chunks; returns the damages that could not be repaired, with reasons."""
-        left: list[Damage] = []
+        left: list[FileDamage] = []
         for one in wrong:
             try:
                 await self._rewrite_one(target, layout, one)
             except BdnError as error:
                 reason = f"{one.reason}; {error}"
-                left.append(Damage(reason, one.chunk, one.found, is_of_the_disk=isinstance(error, DiskFailedError)))
+                left.append(FileDamage(reason, one.chunk, one.found, is_of_the_disk=isinstance(error, DiskFailedError)))
             else:
                 await self._tell(target, [one], "repaired", findings)
         return left
 
-    async def _rewrite_one(self, target: ScrubTarget, layout: FileLayout, wrong: Damage) -> None:
+    async def _rewrite_one(self, target: ScrubTarget, layout: FileLayout, wrong: FileDamage) -> None:
         if wrong.chunk is None:
             await in_thread(truncate, target.path, layout.size)
         else:
@@ -264,14 +264,14 @@ class Scrubber:
             put = partial(rewrite, target.path, wrong.chunk, self.source.buffers)
             await self.source.fetch(target.content, wrong.chunk, put)
 
-    async def _replace(self, target: ScrubTarget, wrong: Sequence[Damage], findings: Findings) -> None:
+    async def _replace(self, target: ScrubTarget, wrong: Sequence[FileDamage], findings: Findings) -> None:
         """Replace the file in the cache and in views: it is gone, or the disk cannot store its right bytes."""
         earlier = await in_thread(identity, target.path)
         await self.cache.withdraw(target.content, partial(self.repair.to_quarantine, target.content))
         try:
             await self.source.refill(target.content)
         except BdnError as error:
-            reasons = [Damage(f"{one.reason}; {error}", one.chunk) for one in wrong]
+            reasons = [FileDamage(f"{one.reason}; {error}", one.chunk) for one in wrong]
             await self._lost(target, reasons, findings)
             if earlier:
                 await in_thread(self.repair.mark_lacking, target.content, earlier)
@@ -280,7 +280,7 @@ class Scrubber:
                 await in_thread(self.repair.relink, target.content, earlier)
             await self._tell(target, wrong, "repaired", findings)
 
-    async def _lost(self, target: ScrubTarget, wrong: Sequence[Damage], findings: Findings) -> None:
+    async def _lost(self, target: ScrubTarget, wrong: Sequence[FileDamage], findings: Findings) -> None:
         await self._tell(target, wrong, "lost", findings)
         self.reader.metrics.lost_files.inc()
         manifests = self.cache.index.named_by(target.content)
@@ -301,7 +301,9 @@ class Scrubber:
     def _is_whole(self, content: Digest) -> bool:
         return self.cache.index.ledger.is_committed(content)
 
-    async def _tell(self, target: ScrubTarget, wrong: Sequence[Damage], outcome: Outcome, findings: Findings) -> None:
+    async def _tell(
+        self, target: ScrubTarget, wrong: Sequence[FileDamage], outcome: Outcome, findings: Findings
+    ) -> None:
         for one in wrong:
             item = await in_thread(self._item, target, one, outcome)
             facts = item.model_dump(
@@ -312,7 +314,7 @@ class Scrubber:
             await in_thread(self.cache.events.decided, [event_about(item)])
             self.reader.metrics.damaged_chunks.labels(target.tier, outcome).inc()
 
-    def _item(self, target: ScrubTarget, damage: Damage, outcome: Outcome) -> DamagedItem:
+    def _item(self, target: ScrubTarget, damage: FileDamage, outcome: Outcome) -> DamagedItem:
         """With the node, the sources and one of perhaps several paths."""
         manifest, held = str(target.manifest), self.cache.files.records.manifest(target.manifest)
         paths = (entry.path for entry in held.files if entry.digest == target.content) if held else ()

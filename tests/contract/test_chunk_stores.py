@@ -12,7 +12,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest, digest_of
 from bdn.core.errors import NotFoundError
-from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoredChunk
+from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoredObject
 from bdn.sources.sign_in import SourceContext
 from bdn.store.boot_clock import since_boot
 from bdn.store.bucket_store import BucketStore
@@ -122,7 +122,7 @@ def test_delete__chunk_and_an_absent_one__both_are_gone_and_can_be_put_again(sto
         store.delete([CHUNK, named("absent")])
         with pytest.raises(NotFoundError):
             store.open(CHUNK)
-        assert list(store.listed()) == [StoredChunk(digest_of(b"stays"), 5)]
+        assert list(store.listed()) == [StoredObject(digest_of(b"stays"), 5)]
     store.put(CHUNK, memoryview(CONTENT))
     assert content_of(store, CHUNK) == CONTENT
 
@@ -157,7 +157,7 @@ def test_held__some_are_absent__says_the_sizes_of_the_others(store: AnyStore) ->
     store.put(CHUNK, memoryview(CONTENT))
     store.put(named("other"), memoryview(b"other"))
     assert store.held([named("absent"), CHUNK, named("other")]) == {CHUNK: len(CONTENT), named("other"): 5}
-    assert set(store.listed()) == {StoredChunk(CHUNK, len(CONTENT)), StoredChunk(named("other"), 5)}
+    assert set(store.listed()) == {StoredObject(CHUNK, len(CONTENT)), StoredObject(named("other"), 5)}
 
 
 def test_all_that_is_held_is_listed_in_the_order_of_digests(store: AnyStore) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bdn.core.cache.index import IN_USE_SECONDS, Admission, ChunkIndex, EvictionPlan, Victim
+from bdn.core.cache.index import IN_USE_SECONDS, Admitted, ChunkIndex, EvictionPlan, Victim
 from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from tests.support.content.names import named
@@ -82,11 +82,11 @@ class ChunkIndexMachine(RuleBasedStateMachine):
         self.now += passed
         size = self.size[chunk]
 
-        def ask() -> Admission:
+        def ask() -> Admitted:
             return self.index.admit(manifest, chunk, size, now=self.now, budget=self.budget)
 
         if chunk in self.whole | self.coming:
-            assert ask() == Admission((), ())
+            assert ask() == Admitted((), ())
             self.name(manifest, chunk)
         elif size > self.budget:
             with pytest.raises(CacheTooSmallError) as too_small:

@@ -196,7 +196,7 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Admitted:
     """The I/O for an admitted manifest: delete the victims first, then fill what is missing."""
 
     victims: tuple[Victim, ...]
@@ -401,7 +401,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
         now: float,
         budget: int,
         free_files: int | None = None,
-    ) -> Admission:
+    ) -> Admitted:
         return at_once(self.admitting(manifest, contents, holder, now=now, budget=budget, free_files=free_files))
 
     def admitting(
@@ -413,7 +413,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
         now: float,
         budget: int,
         free_files: int | None = None,
-    ) -> Steps[Admission]:
+    ) -> Steps[Admitted]:
         """Lease a manifest for ``holder`` and reserve what it lacks, evicting least recently used manifests for room.
 
         ``free_files`` is how many more files fit; None: any number.
@@ -439,7 +439,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
         for digest, size in absent.items():
             self._reserve(digest, size)
         self.leases.take(manifest, holder)
-        return Admission(victims, tuple(digest for digest in contents if not self.ledger.is_committed(digest)))
+        return Admitted(victims, tuple(digest for digest in contents if not self.ledger.is_committed(digest)))
 
     def restore(
         self, manifest: Digest, contents: Mapping[Digest, int], present: Mapping[Digest, bool], *, last_used: float
@@ -555,7 +555,7 @@ class ChunkIndex(TierIndex[DigestTable]):
         super().__init__(SpaceLedger(DigestTable(width=4)), NameTable())
         self._bytes: dict[Digest, int] = {}  # of a manifest's chunks
 
-    def admit(self, manifest: Digest, chunk: Digest, size: int, *, now: float, budget: int) -> Admission:
+    def admit(self, manifest: Digest, chunk: Digest, size: int, *, now: float, budget: int) -> Admitted:
         """Reserve space for a chunk of a manifest, evicting least recently used manifests that are not in use.
 
         ``missing`` is empty when the chunk is counted already, whole or being fetched: it only gets another name.
@@ -566,7 +566,7 @@ class ChunkIndex(TierIndex[DigestTable]):
         """
         if self.ledger.size_of(chunk) is not None:
             self._name(manifest, chunk, now)
-            return Admission((), ())
+            return Admitted((), ())
         if size > budget:
             raise CacheTooSmallError(size, budget)
 
@@ -581,7 +581,7 @@ class ChunkIndex(TierIndex[DigestTable]):
         at_once(self.evicting(victims))
         self.ledger.reserve(chunk, size)
         self._name(manifest, chunk, now)
-        return Admission(victims, (chunk,))
+        return Admitted(victims, (chunk,))
 
     def commit(self, chunk: Digest) -> frozenset[Digest]:
         """Commit a chunk on disk. Returns the manifests that name it.

@@ -8,7 +8,6 @@ from bdn.mirror.api.callers import TEXT, Agent, Operator, ProjectName, TeamContr
 from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.net.api_server import new_router, provided
 from bdn.wire.cache_schema import (
-    CacheDirectory,
     CacheGrantDocument,
     CacheLimit,
     CacheRequest,
@@ -16,6 +15,7 @@ from bdn.wire.cache_schema import (
     CacheSummaryBody,
     CacheSummaryDocument,
     ProjectCache,
+    TrainingCacheDirectory,
 )
 
 _Caches = Annotated[TrainingCaches, provided(TrainingCaches)]
@@ -56,6 +56,6 @@ async def record_summary(
     cluster: _ClusterName,
     body: CacheSummaryBody,
     caller: Agent,
-) -> CacheDirectory:
+) -> TrainingCacheDirectory:
     caller.check_cluster(cluster)
     return await caches.record(project, cluster, body)

@@ -146,7 +146,7 @@ _GOING: Final = Table(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CollectionPlan:
     """A read session, and a temporary table of its own with the sets that would be dead by now."""
 
     session: ReadSession
@@ -208,10 +208,10 @@ class Plan:
 
 
 @asynccontextmanager
-async def plan(database: Database) -> AsyncIterator[Plan]:
+async def plan(database: Database) -> AsyncIterator[CollectionPlan]:
     """Begin with the sets that are dead by now. However long the session lives, it blocks nothing."""
     async with database.read(patient=True) as session:
         await (await session.connection()).run_sync(_GOING.create)
         dead = select(ChunkSetRow.id, ChunkSetRow.ended_at).where(ChunkSetRow.state == SetState.DEAD)
         await session.execute(insert(_GOING).from_select(["set_id", "ended_at"], dead))
-        yield Plan(session)
+        yield CollectionPlan(session)

@@ -18,7 +18,6 @@ from bdn.mirror.db.tables import OperationPartRow, OperationRow, ProjectRow
 from bdn.mirror.operations.operations import CACHE_REMOVAL
 from bdn.wire.access_schema import DEFAULT_TEAM
 from bdn.wire.cache_schema import (
-    CacheDirectory,
     CacheGrantDocument,
     CacheLimit,
     CacheRemoval,
@@ -28,6 +27,7 @@ from bdn.wire.cache_schema import (
     CacheSummaryDocument,
     ProjectCache,
     RemoveCacheCommand,
+    TrainingCacheDirectory,
     unpack,
 )
 from bdn.wire.grants import CacheGrant, GrantSigner
@@ -77,7 +77,7 @@ class TrainingCaches:
             expires_at=moment(grant.expires_at),
         )
 
-    async def record(self, project: str, cluster: str, body: CacheSummaryBody) -> CacheDirectory:
+    async def record(self, project: str, cluster: str, body: CacheSummaryBody) -> TrainingCacheDirectory:
         """Store an agent's summary, unless a later one is stored.
 
         Raises ``InvalidRequestError``; ``NotFoundError`` if the project has no cache on this volume of the cluster.
@@ -90,7 +90,7 @@ class TrainingCaches:
                 raise NotFoundError(f"a cache of project {project} in cluster {cluster}")
             held = {"size_bytes": body.size_bytes, "files": body.files, "packed": body.packed}
             await caches.record(session, project, cluster, captured_at, **held)
-        return CacheDirectory(
+        return TrainingCacheDirectory(
             cluster=cluster,
             volume_id=row.volume,
             size_bytes=body.size_bytes,
@@ -147,7 +147,7 @@ class TrainingCaches:
 
     def _document(self, state: CacheState) -> ProjectCache:
         directories = [
-            CacheDirectory(
+            TrainingCacheDirectory(
                 cluster=row.cluster,
                 volume_id=row.volume,
                 size_bytes=row.size_bytes,

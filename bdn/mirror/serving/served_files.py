@@ -33,23 +33,23 @@ _KEPT: Final = 200_000  # files and chunks of all cached pages, about 60 MB
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePart:
     """Some bytes of a file: ``range`` of an object of the store."""
 
     chunk: Digest
     range: ByteRange
 
 
-def parts_of(layout: FileLayout, wanted: ByteRange) -> Iterator[Part]:
+def parts_of(layout: FileLayout, wanted: ByteRange) -> Iterator[FilePart]:
     """The parts that contain these bytes of a file, in their order."""
     if layout.slice is not None:
         offset = layout.slice.offset
-        yield Part(layout.slice.slab, ByteRange(offset + wanted.start, offset + wanted.stop))
+        yield FilePart(layout.slice.slab, ByteRange(offset + wanted.start, offset + wanted.stop))
         return
     for chunk in layout.placed():
         start, stop = max(wanted.start, chunk.range.start), min(wanted.stop, chunk.range.stop)
         if start < stop:
-            yield Part(chunk.digest, ByteRange(start - chunk.range.start, stop - chunk.range.start))
+            yield FilePart(chunk.digest, ByteRange(start - chunk.range.start, stop - chunk.range.start))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class OpenedFile:
         first = await self._in_thread(self._open, parts[0])
         return self._pieces(first, parts)
 
-    async def _pieces(self, file: BinaryIO, parts: Sequence[Part]) -> AsyncIterator[bytes]:
+    async def _pieces(self, file: BinaryIO, parts: Sequence[FilePart]) -> AsyncIterator[bytes]:
         for position, part in enumerate(parts):
             if position:
                 file = await self._in_thread(self._open, part)
@@ -86,7 +86,7 @@ class OpenedFile:
     async def _in_thread(self, read: Callable[[_Asked], _Read], asked: _Asked) -> _Read:
         return await asyncio.get_running_loop().run_in_executor(self.threads, read, asked)
 
-    def _open(self, part: Part) -> BinaryIO:
+    def _open(self, part: FilePart) -> BinaryIO:
         try:
             file = self.store.open(part.chunk, reader=self.organisation)
         except NotFoundError as error:
@@ -98,7 +98,7 @@ class OpenedFile:
             stack.pop_all()
         return file
 
-    def _check(self, file: BinaryIO, part: Part) -> None:
+    def _check(self, file: BinaryIO, part: FilePart) -> None:
         hasher = blake3()
         while piece := file.read(_PIECE):
             hasher.update(piece)

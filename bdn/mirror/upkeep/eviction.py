@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bdn.core.errors import Fact, NotFoundError
 from bdn.core.events import Event
 from bdn.mirror.db import agents, collection, events, manifests, mirrors, operations
-from bdn.mirror.db.collection import Plan
+from bdn.mirror.db.collection import CollectionPlan
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.upkeep.collection import Collector
 from bdn.wire.operation_schema import EvictCommand, EvictedItem, RestorationRequest, RestoredItem
@@ -104,7 +104,7 @@ class StoreEviction:
         )
 
     async def _plan(
-        self, plan: Plan, command: EvictCommand, organisation: str, now: float, candidates: Sequence[str]
+        self, plan: CollectionPlan, command: EvictCommand, organisation: str, now: float, candidates: Sequence[str]
     ) -> list[EvictedItem]:
         """Returns what is evicted and what is refused. LRU skips manifests in use."""
         uses = await self._uses(plan.session, command, organisation, candidates)

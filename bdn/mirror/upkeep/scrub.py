@@ -42,7 +42,7 @@ _ALL: Final = Sample(of=1, turn=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScrubResult:
     """``cursor`` is None when no chunks are left to read."""
 
     chunks_read: int
@@ -169,7 +169,7 @@ class Keeper:
                 tell(session, row.id)
         return True
 
-    async def _read(self, cursor: int | None, names: Sequence[str] | None, sample: Sample) -> Part:
+    async def _read(self, cursor: int | None, names: Sequence[str] | None, sample: Sample) -> ScrubResult:
         """Read the next chunks behind the cursor: of these manifests or, with None, of the whole store."""
         async with self.database.read() as session:
             wanted = await damaged.after(session, cursor or 0, names, min(_AT_ONCE * sample.of, _LOOKED_AT_ONCE))
@@ -181,7 +181,7 @@ class Keeper:
             self.on_read(one.size)
         async with self.database.read() as session:
             damage = await damaged.named(session, [one.digest for one in read])
-        return Part(len(read), sum(one.size for one in read), wanted[-1].id if wanted else None, damage)
+        return ScrubResult(len(read), sum(one.size for one in read), wanted[-1].id if wanted else None, damage)
 
     async def _look(self, wanted: Sequence[StoredChunk]) -> set[Digest]:
         """Returns the chunks present with the right size.

@@ -207,7 +207,7 @@ _NO_SEGMENTS = {"", ".", ".."}  # not in any normalised path
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class HubFolder:
     """A folder (``""``: the root): everything below it, or with ``stems`` only names that begin with a stem."""
 
     path: str
@@ -222,17 +222,17 @@ class Folder:
         return path.rpartition("/")[0] == self.path
 
 
-def folders_of(within: Sequence[str]) -> tuple[Folder, ...]:
+def folders_of(within: Sequence[str]) -> tuple[HubFolder, ...]:
     """Folders such that each path beginning with one of ``within`` is wanted by exactly one of them."""
     stems: dict[str, list[str]] = {}
     for prefix in within:
         folder, _, stem = prefix.rpartition("/")
         if not prefix.startswith("/") and (not folder or not _NO_SEGMENTS.intersection(folder.split("/"))):
             stems.setdefault(folder, []).append(stem)
-    return tuple(Folder(path, () if "" in found else tuple(found)) for path, found in stems.items())
+    return tuple(HubFolder(path, () if "" in found else tuple(found)) for path, found in stems.items())
 
 
-def nearest_above(folders: Sequence[Folder]) -> str:
+def nearest_above(folders: Sequence[HubFolder]) -> str:
     """The deepest folder that contains all of them."""
     first, last = (found(folder.path.split("/") for folder in folders) for found in (min, max))
     shared = 0
@@ -273,7 +273,7 @@ class HubTree:
                 async for page in self._pages(folder.path, recursive=True):
                     yield page.files
 
-    async def _part(self, folder: Folder) -> AsyncIterator[Sequence[RepoFile]]:
+    async def _part(self, folder: HubFolder) -> AsyncIterator[Sequence[RepoFile]]:
         """The wanted files of a folder: first those directly in it, then all below its wanted subfolders."""
         deeper: list[str] = []
         async for page in self._pages(folder.path, recursive=False):

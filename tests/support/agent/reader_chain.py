@@ -17,10 +17,10 @@ from bdn.transfer.under_way import Arriving
 from bdn.wire.heartbeat_schema import MemberDocument
 from bdn.wire.location_schema import ChunkLocation, Delivery, Locations
 from bdn.wire.operation_schema import Tier
-from node_agent.fetch.bucket_reader import Bucket
+from node_agent.fetch.bucket_reader import MirrorBucket
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing
-from node_agent.fetch.locations import ChunkLocations
+from node_agent.fetch.locations import LocationLookup
 from node_agent.fetch.peers import Members, Peers, Waits
 from tests.doubles.faults import Fault
 from tests.doubles.http_origin import Answer, Origin
@@ -104,7 +104,7 @@ class Bench:
     names: tuple[str, str]
     mismatches: list[None]
     locating: Locating
-    bucket: Bucket
+    bucket: MirrorBucket
     instead: Counter[str]
     came: Counter[str]
     arriving: Arriving = field(default_factory=Arriving)
@@ -159,7 +159,7 @@ def bench(
         budget, mismatches = RetryBudget(stage_size, peers.avoided), list[None]()
         here, mismatched = cast("Any", held), lambda: mismatches.append(None)
         locating, instead, came = Locating(sources[3], delivery), Counter[str](), Counter[str]()
-        bucket = Bucket(ChunkLocations(locating, clock), pools[2], 8, clock, lambda why: instead.update([why]))
+        bucket = MirrorBucket(LocationLookup(locating, clock), pools[2], 8, clock, lambda why: instead.update([why]))
         chain = ReaderChain(
             sources[2].url,
             pools[0],

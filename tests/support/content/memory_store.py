@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from bdn.core.chunk import Buffer, Digest, digest_of
 from bdn.core.errors import NotFoundError
-from bdn.core.store import ChunkStore, StoredChunk, StoreDisk
+from bdn.core.store import ChunkStore, StoreDisk, StoredObject
 
 
 class MemoryFile(io.BytesIO):
@@ -61,9 +61,9 @@ class MemoryStore:
     def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
         return {digest: len(self._chunks[digest]) for digest in digests if digest in self._chunks}
 
-    def listed(self) -> Iterator[StoredChunk]:
+    def listed(self) -> Iterator[StoredObject]:
         """Those that were there at the beginning."""
-        yield from (StoredChunk(digest, len(content)) for digest, content in sorted(self._chunks.items()))
+        yield from (StoredObject(digest, len(content)) for digest, content in sorted(self._chunks.items()))
 
     def drop_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         """Nothing is ever half-written here."""

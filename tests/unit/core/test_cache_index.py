@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from bdn.core.cache.index import IN_USE_SECONDS, Admission, CacheIndex, ChunkIndex, Victim
+from bdn.core.cache.index import IN_USE_SECONDS, Admitted, CacheIndex, ChunkIndex, Victim
 from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError
 from tests.support.content.names import named, sizes, stage
@@ -55,4 +55,4 @@ def test_a_manifest_whose_chunks_are_in_use_makes_no_room_and_the_error_says_how
     with pytest.raises(CacheFullError) as full:
         index.admit(N, B, 4, now=100.0 + IN_USE_SECONDS - 0.01, budget=8)
     assert tuple(full.value.details().values())[:4] == (4, 3, 5, 8)
-    assert index.admit(N, B, 4, now=100.0 + IN_USE_SECONDS, budget=8) == Admission((Victim(M, (A,), 5),), (B,))
+    assert index.admit(N, B, 4, now=100.0 + IN_USE_SECONDS, budget=8) == Admitted((Victim(M, (A,), 5),), (B,))

@@ -22,7 +22,7 @@ from bdn.disk.durable import opened
 from bdn.disk.syscalls import birth_time, exchange
 from bdn.wire.push_schema import CheckpointDetails
 from node_agent.job.syncing import Found, checkpoints_in
-from node_agent.job.tree import ChangedError, JobDirectory, Tree, open_for_writing
+from node_agent.job.tree import ChangedError, JobDirectory, JobTree, open_for_writing
 from tests.support.crash.scripted_writes import failing
 
 INSIDE, OUTSIDE = b"inside", b"secret"  # of one size, so that a size alone gives nothing away
@@ -43,7 +43,7 @@ def put(root: Path, path: str, content: bytes = INSIDE) -> Path:
     return file
 
 
-def looked(root: Path, limit: int = 1000) -> Tree:
+def looked(root: Path, limit: int = 1000) -> JobTree:
     return JobDirectory(root, limit).look()
 
 
@@ -559,7 +559,7 @@ def writer(opens: str, files: dict[str, Path]) -> Iterator[subprocess.Popen[byte
 
 def test_what_is_skipped_is_named_in_no_more_signs_than_a_mirror_takes() -> None:
     deep = "a/" + "/".join(["\u65e5" * 80] * 12)
-    tree = Tree(files={"a/model": Stamp(1, 0, 0, 1, 1)}, skipped={deep: "is a link"})
+    tree = JobTree(files={"a/model": Stamp(1, 0, 0, 1, 1)}, skipped={deep: "is a link"})
     (named,) = checkpoints_in(tree)["a"].skipped
     assert CheckpointDetails(skipped=[named]).skipped == [named]
     assert named.endswith(": is a link")

@@ -14,7 +14,7 @@ from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.wire.location_schema import ChunkLocation, Locations
 from bdn.wire.shapes import document_of, error_from
-from node_agent.fetch.locations import ChunkLocations, Reading
+from node_agent.fetch.locations import LocationLookup, Reading
 from tests.support.agent.rig import Clock
 from tests.support.content.names import named
 
@@ -58,14 +58,14 @@ class Mirror:
         )
 
 
-def url_of(locations: ChunkLocations, reading: Reading, chunk: Digest) -> str | None:
+def url_of(locations: LocationLookup, reading: Reading, chunk: Digest) -> str | None:
     found = locations.of(reading, chunk, NEVER)
     return None if found is None else found.url
 
 
 def test_what_comes_next_is_asked_for_with_what_is_needed_now() -> None:
     mirror, reading = Mirror(), Reading(MANIFEST, "grant", iter(CHUNKS))
-    locations = ChunkLocations(mirror, Clock())
+    locations = LocationLookup(mirror, Clock())
     assert {url_of(locations, reading, chunk) for chunk in CHUNKS[:500]} == {"1"}
     assert mirror.asked == [CHUNKS[:500]]
     for chunk in CHUNKS:
@@ -83,7 +83,7 @@ def test_what_was_taken_for_a_question_that_failed_is_asked_for_again() -> None:
             raise StoreUnavailableError("it is down")
         return mirror(manifest, digests, bearer, stop)
 
-    reading, locations = Reading(MANIFEST, "grant", iter(CHUNKS)), ChunkLocations(ask, clock)
+    reading, locations = Reading(MANIFEST, "grant", iter(CHUNKS)), LocationLookup(ask, clock)
     assert url_of(locations, reading, CHUNKS[0]) is None
     clock.now += 3
     for chunk in CHUNKS:
@@ -93,7 +93,7 @@ def test_what_was_taken_for_a_question_that_failed_is_asked_for_again() -> None:
 
 def test_threads_share_one_question_and_who_waits_is_in_the_next() -> None:
     mirror, clock = Mirror(gate=threading.Event()), Clock()
-    locations, started = ChunkLocations(mirror, clock), threading.Barrier(9)
+    locations, started = LocationLookup(mirror, clock), threading.Barrier(9)
 
     def need(chunk: Digest) -> str | None:
         if chunk != CHUNKS[0]:
@@ -114,7 +114,7 @@ def test_threads_share_one_question_and_who_waits_is_in_the_next() -> None:
 
 def test_an_address_is_asked_for_anew_before_it_ends_whatever_the_clocks_say() -> None:
     mirror, clock, reading = Mirror(seconds=100), Clock(), Reading(MANIFEST, "grant")
-    locations = ChunkLocations(mirror, clock)
+    locations = LocationLookup(mirror, clock)
     for seconds, url in ((0, "1"), (89, "1"), (2, "2"), (50, "2"), (3600, "3")):
         clock.now += seconds
         assert url_of(locations, reading, CHUNKS[0]) == url
@@ -122,7 +122,7 @@ def test_an_address_is_asked_for_anew_before_it_ends_whatever_the_clocks_say() -
 
 def test_an_address_that_is_given_back_is_asked_for_anew() -> None:
     mirror, reading = Mirror(), Reading(MANIFEST, "grant")
-    locations = ChunkLocations(mirror, Clock())
+    locations = LocationLookup(mirror, Clock())
     first = locations.of(reading, CHUNKS[0], NEVER)
     assert first is not None
     locations.forget(reading, CHUNKS[0], first)
@@ -133,7 +133,7 @@ def test_an_address_that_is_given_back_is_asked_for_anew() -> None:
 
 def test_of_another_grant_nothing_is_known() -> None:
     mirror = Mirror()
-    locations = ChunkLocations(mirror, Clock())
+    locations = LocationLookup(mirror, Clock())
     for bearer in ("grant", "grant", "another"):
         assert url_of(locations, Reading(MANIFEST, bearer), CHUNKS[0])
     assert mirror.bearers == ["grant", "another"]
@@ -141,7 +141,7 @@ def test_of_another_grant_nothing_is_known() -> None:
 
 def test_one_that_is_not_ours_or_is_damaged_keeps_no_other_from_its_address() -> None:
     mirror, clock = Mirror(unknown=CHUNKS[3], refused=CHUNKS[4]), Clock()
-    locations = ChunkLocations(mirror, clock)
+    locations = LocationLookup(mirror, clock)
     reading = Reading(MANIFEST, "grant", iter(CHUNKS[:10]))
     assert url_of(locations, reading, CHUNKS[0]) == "2"
     assert url_of(locations, reading, CHUNKS[3]) is None
@@ -161,7 +161,7 @@ def test_where_tls_is_required_an_address_in_the_clear_is_not_used_and_the_log_s
 ) -> None:
     clock, reading = Clock(), Reading(MANIFEST, "grant")
     mirror = Mirror(place="HTTP://bucket.example/?5igned=")
-    locations = ChunkLocations(mirror, clock, requires_tls=True)
+    locations = LocationLookup(mirror, clock, requires_tls=True)
     assert [url_of(locations, reading, chunk) for chunk in CHUNKS[:3]] == [None, None, None]
     assert len(mirror.asked) == 1  # for a minute
     clock.now += 61
@@ -177,7 +177,7 @@ def test_where_tls_is_required_an_address_in_the_clear_is_not_used_and_the_log_s
 
 def test_what_is_kept_is_bounded() -> None:
     mirror, many = Mirror(), [named(f"many {number}") for number in range(9000)]
-    locations = ChunkLocations(mirror, Clock())
+    locations = LocationLookup(mirror, Clock())
     for start in range(0, len(many), 500):
         url_of(locations, Reading(MANIFEST, "grant", iter(many[start:])), many[start])
     asked = len(mirror.asked)
