@@ -81,8 +81,8 @@ class AuthRequiredError(CallerError):
     def __str__(self) -> str:
         remedy = self.remedy or (
             f"{NAME_A_SECRET} and store the credentials under that name, for example in the environment variable "
-            "BDN_SECRET_NAME. If the source names a secret already, its value does not open it; if it names a role or a "
-            "service account, that one may not read it"
+            "BDN_SECRET_NAME. If the source names a secret already, its value does not grant access; if it names a role or a "
+            "service account, that identity may not read the source"
         )
         return f"{self.source} refused access ({self.reason}). {remedy}"
 
@@ -153,7 +153,7 @@ class ForeignRequestError(CallerError):
     code = "FOREIGN_REQUEST"
     message = (
         "{header} {value!r} is refused: without tokens this service answers programs and its own pages on this machine alone. "
-        "Ask http://localhost, http://127.0.0.1 or http://[::1], and an agent by its unix socket; for other names and pages "
+        "Call http://localhost, http://127.0.0.1 or http://[::1], and an agent by its unix socket; for other names and pages "
         "set BDN_AUTH=token and BDN_TOKEN"
     )
     header: str
@@ -189,12 +189,12 @@ class CacheAffinityError(CallerError):
     is_offered: bool = False  # whether the cluster has the GPU type
 
     def __str__(self) -> str:
-        ways = "or set require_cache_affinity to false, and begin with an empty cache in another cluster that has it"
+        ways = "or set require_cache_affinity to false, and start with an empty cache in another cluster that has it"
         if self.is_offered:
-            return f"the training cache of project {self.project} is in cluster {self.cluster}, which has what the job asks for: run it there"
-        wanted = f"no GPU {self.gpu_type}" if self.gpu_type else "not what the job asks for"
+            return f"the training cache of project {self.project} is in cluster {self.cluster}, which offers what the job requests: run it there"
+        wanted = f"no GPU {self.gpu_type}" if self.gpu_type else "not what the job requests"
         return (
-            f"the training cache of project {self.project} is in cluster {self.cluster}, which has {wanted}: ask for GPUs "
+            f"the training cache of project {self.project} is in cluster {self.cluster}, which has {wanted}: request GPUs "
             f"that this cluster has, {ways}"
         )
 
@@ -202,8 +202,8 @@ class CacheAffinityError(CallerError):
 class CacheNotSharedError(CallerError):
     code = "CACHE_NOT_SHARED"
     message = (
-        "the training cache of cluster {cluster} lies on the volume {volume}, and this node has {asked}: let BDN_AGENT_VOLUME_ROOT "
-        "name one directory that all nodes of the cluster share"
+        "the training cache of cluster {cluster} is on the volume {volume}, and this node has {asked}: set BDN_AGENT_VOLUME_ROOT to "
+        "a directory that all nodes of the cluster share"
     )
     cluster: str
     volume: str
@@ -212,14 +212,14 @@ class CacheNotSharedError(CallerError):
 
 class PushGivenUpError(CallerError):
     code = "PUSH_GIVEN_UP"
-    message = "nobody went on with the push of {source}; push again: for a while what was sent is not sent again"
+    message = "the push of {source} expired, because no client continued it for an hour; push again: for a while, chunks that were sent are not sent again"
     source: str
 
 
 class ChunksMissingError(CallerError):
     code = "CHUNKS_MISSING"
     message = (
-        "{count} chunks of the push are not here, such as {chunks}: ask what is missing, send it, and commit again"
+        "{count} chunks of the push are missing, such as {chunks}: request the list of missing chunks, send them, and commit again"
     )
     count: int
     chunks: tuple[str, ...]
@@ -335,7 +335,7 @@ class QuotaExceededError(ServiceError):
     def __str__(self) -> str:
         return (
             f"checkpoints of this organisation would take {format_size(self.needed)}, and BDN_LIMIT_PUSH_BYTES allows "
-            f"{format_size(self.limit)}: remove some with 'bdn checkpoints rm', or have the limit raised"
+            f"{format_size(self.limit)}: remove some with 'bdn checkpoints rm', or ask the operator to raise the limit"
         )
 
 
@@ -346,8 +346,8 @@ class ScratchFullError(ServiceError):
     limit_bytes: int
 
     def __str__(self) -> str:
-        used = "more than can be counted" if self.used_bytes is None else format_size(self.used_bytes)
-        return f"{self.path} holds {used}, and may hold {format_size(self.limit_bytes)}: the run is to be stopped"
+        used = "more than BDN can count" if self.used_bytes is None else format_size(self.used_bytes)
+        return f"{self.path} holds {used}, over its limit of {format_size(self.limit_bytes)}: stop the run, or give it a larger --scratch"
 
 
 class CacheOverQuotaError(ServiceError):
@@ -358,9 +358,9 @@ class CacheOverQuotaError(ServiceError):
 
     def __str__(self) -> str:
         return (
-            f"the training cache of project {self.project} holds {format_size(self.size_bytes)}, and may hold "
+            f"the training cache of project {self.project} holds {format_size(self.size_bytes)}, over its limit of "
             f"{format_size(self.limit_bytes)}: 'bdn-admin cache rm {self.project} PATH' deletes files and 'bdn-admin cache "
-            f"summarize {self.project}' measures it again, or have 'bdn-admin cache set {self.project}' raise the limit"
+            f"summarize {self.project}' measures it again; or raise the limit with 'bdn-admin cache set {self.project}'"
         )
 
 
@@ -389,8 +389,8 @@ class CacheFullError(ServiceError):
     def __str__(self) -> str:
         if self.needed_files is not None:
             return (
-                f"{self.needed_files} more files do not fit now: the file system has inodes for {self.free_files}, and what "
-                "may be evicted does not free enough; unstage a job, or make the file system anew with more inodes"
+                f"{self.needed_files} more files do not fit now: the file system has inodes for {self.free_files}, and evicting "
+                "what is not in use does not free enough; unstage a job, or recreate the file system with more inodes"
             )
         return (
             f"{format_size(self.needed_bytes)} more do not fit now: of {format_size(self.budget_bytes)}, "
@@ -411,8 +411,8 @@ class DiskFailedError(ServiceError):
         if self.others_bytes is None:
             return message
         if self.others_bytes > 0:
-            return f"{message}; others have taken {format_size(self.others_bytes)} of it since room was promised"
-        return f"{message}; nobody else has taken any of it since room was promised, and so this is a bug of ours"
+            return f"{message}; other data took {format_size(self.others_bytes)} of it after BDN reserved the space: find what else writes there"
+        return f"{message}; no other data took space after BDN reserved it, so this is a bug: report it with the service's log"
 
 
 class MountFailedError(ServiceError):
@@ -424,7 +424,7 @@ class MountFailedError(ServiceError):
 
 class InternalError(ServiceError):
     code = "INTERNAL"
-    message = "internal error: {reason}; this is a bug, the service's log holds more"
+    message = "internal error: {reason}; this is a bug: report it with the service's log"
     reason: str
 
 

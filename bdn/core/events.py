@@ -214,10 +214,10 @@ def _renewed(facts: _Given) -> str:
 
 _ENDINGS: Final[dict[str, str]] = {
     "released": "it was released",
-    "expired": "its time was over",
+    "expired": "its lease expired",
     "abandoned": "the directory that it was pulled to is gone",
-    "replaced": "another pull took its directory",
-    "forced": "a forced eviction took it away",
+    "replaced": "another pull replaced its directory",
+    "forced": "a forced eviction ended its lease",
     "interrupted": "the command that pulled it has ended",
 }
 
@@ -241,9 +241,9 @@ def _made_room(facts: _Given) -> str:
 
 
 def _trimmed(facts: _Given) -> str:
-    why = "it may hold {budget} now"
+    why = "its budget is {budget} now"
     if facts["budget"] < facts["allowed"]:
-        why = "others fill the disk, which left it {budget} of {allowed}"
+        why = "other data fills the disk, which left the tier {budget} of {allowed}"
     return f"{_gone(facts)} because the tier held {{held}} and {why}"
 
 
@@ -255,7 +255,7 @@ def _evicted(facts: _Given) -> str:
 
 def _eviction_refused(facts: _Given) -> str:
     asked = "that {asked_by} asked for ({eviction})" if facts["eviction"] else "on request"
-    return f"was spared by an eviction {asked}: it was in use by " + ("{holders}" if facts["holders"] else "others")
+    return f"was spared by an eviction {asked}: it was in use by " + ("{holders}" if facts["holders"] else "other jobs")
 
 
 def _found(facts: _Given) -> str:
@@ -264,7 +264,7 @@ def _found(facts: _Given) -> str:
 
 
 def _lost(facts: _Given) -> str:
-    again = "neither an agent nor its upstream has now" if facts["tier"] == "mirror" else "the next stage brings again"
+    again = "neither an agent nor its upstream has now" if facts["tier"] == "mirror" else "the next stage fetches again"
     return f"lost a part, which {again}: {_part(facts)}"
 
 
@@ -325,15 +325,15 @@ KINDS: Final[dict[str, EventKind]] = {
     ),
     # A pull that cannot share blocks moves the cache's own files into its directory; the cache holds them no longer.
     "given": _stage(
-        "gave {bytes} to the directory of {holder}, {files} files that nobody else needed, instead of copies",
+        "gave {bytes} to the directory of {holder}: {files} files that no other stage needed, moved instead of copied",
         "bytes:size files:count",
     ),
     "failed": _stage("was given up for {holder}: {problem} [{code}]", "code problem"),
     # Files of a READY stage were lost, and cannot be fetched now.
-    "not_mended": _stage("stays as it is for {holder}, although files were lost: {problem} [{code}]", "code problem"),
+    "not_mended": _stage("stays staged for {holder}, although files were lost: {problem} [{code}]", "code problem"),
     "renewed": _stage(_renewed, "expires_at:until"),
     "ended": _stage(_ended, "ending expires_at:until"),
-    "resumed": _stage("was {state} for {holder} when the agent started again, and went on", "state"),
+    "resumed": _stage("was {state} for {holder} when the agent restarted, and was resumed", "state"),
     # Three reasons: a newcomer needs room, the budget fell, a caller requested it. ``holders``: owners of leases that
     # force broke.
     "made_room": _left(_made_room, "stage:name job:name newcomer:name", "stage", "job", "newcomer"),
@@ -349,20 +349,20 @@ KINDS: Final[dict[str, EventKind]] = {
     # ``transferred`` bytes came from the upstream; ``reused`` bytes were in the store before.
     "mirrored": _private(
         lambda facts: (
-            f"was mirrored from {_source(facts)} by {{mirror}}: {{files}} files, {{transferred}} came from there and "
-            "{reused} were held"
+            f"was mirrored from {_source(facts)} by {{mirror}}: {{files}} files, {{transferred}} were downloaded and "
+            "{reused} were in the store"
         ),
         "mirror source revision:revision files:count transferred:size reused:size",
         "here",
     ),
     "pushed": _private(
-        "was pushed as {source} by {mirror}: {files} files, {transferred} were sent and {reused} were held",
+        "was pushed as {source} by {mirror}: {files} files, {transferred} were sent and {reused} were in the store",
         "mirror source files:count transferred:size reused:size",
         "here",
     ),
-    "replaced": _private("is no checkpoint any more: {why}", "source why", "absent"),
+    "replaced": _private("is not a checkpoint any more: {why}", "source why", "absent"),
     "reused": _private(
-        lambda facts: f"was asked for again by {{mirror}}: {_source(facts)}, which was held already",
+        lambda facts: f"was requested again by {{mirror}}: {_source(facts)}, which was in the store",
         "mirror source revision:revision",
         "here",
     ),
@@ -413,6 +413,6 @@ def explanation(story: Sequence[Event], place: str, *, is_here: bool) -> str:
     if not is_here and said.refused is not None:
         return f"{opening}: at {format_time(said.refused.at)} it {said.refused.sentence}"
     if said.because is None:
-        return f"{opening}: {'it came before the record' if is_here else 'nothing on record says that it ever came'}"
-    link = " because" if said.is_here == is_here else "; the last that is on record is another:"
+        return f"{opening}: {'it arrived before the oldest recorded event' if is_here else 'no recorded event says that it ever arrived'}"
+    link = " because" if said.is_here == is_here else "; the last recorded event says otherwise:"
     return f"{opening}{link} at {format_time(said.because.at)} it {said.because.sentence}"

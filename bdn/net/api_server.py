@@ -64,7 +64,7 @@ from bdn.wire.shapes import ErrorDocument
 _Kind = TypeVar("_Kind")
 _IN_PART: Final = (h11.IDLE, h11.SEND_BODY)
 WaitSeconds = Annotated[
-    float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Answer early on a terminal state, at the latest then")
+    float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for a terminal state before answering")
 ]
 _PROBLEMS_NAMED: Final = 20
 _LONGEST_PART: Final = 100  # characters of a field's name, which the caller may have chosen
@@ -209,7 +209,7 @@ def new_service(
             ]
             methods = {method for route in routes for method in route.methods or ()} or {"GET", "HEAD"}
             headers = {"Allow": ", ".join(sorted(methods))}
-            said = f"{said}; this path has {headers['Allow']}"
+            said = f"{said}; this path accepts {headers['Allow']}"
         problem = InvalidRequestError(f"{request.method} {request.url.path[:200]}: {said}")
         return error_answer(problem, error.status_code, headers)
 
@@ -744,6 +744,6 @@ def log_shortages() -> None:
             loop.default_exception_handler(context)
         elif (now := time.monotonic()) - told_at >= _AGAIN_SECONDS:
             told_at = now
-            logger.warning("connections have to wait: %s; see ulimit -n", error.strerror)
+            logger.warning("new connections have to wait: %s; raise the limit of open files (ulimit -n)", error.strerror)
 
     asyncio.get_running_loop().set_exception_handler(handle)

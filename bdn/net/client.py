@@ -124,7 +124,7 @@ class ServiceClient:
             async with asyncio.timeout(seconds):
                 return await answer
         except TimeoutError as error:
-            raise ServiceUnreachableError(self.address, f"no whole answer within {seconds:g} s") from error
+            raise ServiceUnreachableError(self.address, f"no complete answer within {seconds:g} s") from error
 
     async def ready(self) -> bool:
         try:
@@ -182,7 +182,7 @@ class ServiceClient:
         except httpx2.RequestError as error:
             raise self._unreachable(error) from error
         except TimeoutError as error:
-            raise ServiceUnreachableError(self.address, f"no whole answer within {longest:g} s") from error
+            raise ServiceUnreachableError(self.address, f"no complete answer within {longest:g} s") from error
         if not response.is_success and response.status_code != _NOT_MODIFIED:
             reported = error_from(response.status_code, bytes(answer))
             if isinstance(reported, StoreUnavailableError):
@@ -220,7 +220,7 @@ class ServiceClient:
         try:
             return kind.model_validate_json(content)
         except ValidationError as error:
-            raise InternalError(f"{self.address}{path} answered something else than a {kind.__name__}") from error
+            raise InternalError(f"the answer of {self.address}{path} is not a {kind.__name__}") from error
 
     async def _poll(
         self, kind: type[_Body], method: str, path: str, seconds: float, body: BaseModel | None = None
@@ -264,7 +264,7 @@ class ContentClient(ServiceClient):
 
     def _parsed(self, digest: Digest, content: bytearray) -> Root:
         if (actual := digest_of(content)) != digest:
-            raise WrongDocumentError(f"manifest {digest}", self.address, f"its content has the name {actual}")
+            raise WrongDocumentError(f"manifest {digest}", self.address, f"its content has the digest {actual}")
         try:
             root = Root.parse(content)
         except MalformedDocumentError as error:
@@ -291,7 +291,7 @@ def _host_of(address: str) -> str | None:
     try:
         return urlsplit(address).hostname
     except ValueError as error:
-        raise InvalidRequestError(f"{address} is no service's address ({error}); such as http://mirror:8460") from None
+        raise InvalidRequestError(f"{address} is not the address of a service ({error}); write one such as http://mirror:8460") from None
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Question:
         try:
             return list(socket.getaddrinfo(self.host, self.port, self.family, self.kind, self.protocol, self.flags))
         except UnicodeError:
-            raise socket.gaierror(socket.EAI_NONAME, f"{self.host} cannot be a name") from None
+            raise socket.gaierror(socket.EAI_NONAME, f"{self.host} is not a host name") from None
 
 
 class HostLookups:
@@ -112,7 +112,7 @@ class HostLookups:
     def _begin(self, question: Question) -> None:
         """Call with the lock held: the thread needs the lock before it can end."""
         if len(self._waiting) >= self._limit:
-            raise NameSilentError(question.host, f"as many as {self._limit} have no answer yet")
+            raise NameSilentError(question.host, f"too many unanswered look-ups ({self._limit})")
         name = f"{current_thread().name} resolves {question.host}"
         Thread(target=self._run, args=(question,), name=name, daemon=True).start()
         self._waiting[question] = set()

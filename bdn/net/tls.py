@@ -34,8 +34,8 @@ _READ_BYTES: Final = 64 * 1024
 _PROTOCOLS: Final = ["http/1.1"]
 _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 
-SPEAKS_TLS: Final = "this port speaks TLS: its address begins with https://"
-SPEAKS_PLAIN_HTTP: Final = "this port speaks plain HTTP: its address begins with http://"
+SPEAKS_TLS: Final = "this port speaks TLS: use an address that begins with https://"
+SPEAKS_PLAIN_HTTP: Final = "this port speaks plain HTTP: use an address that begins with http://"
 
 
 def refusal_of_plain_http() -> bytes:
@@ -86,11 +86,11 @@ class _ContextOfFiles(ABC):
             InvalidRequestError
         ) as error:  # may pass without a change of the files: the clock is set, memory is free again
             if seen != self._refused:
-                logger.warning("what was read before stays in use: %s", error)
+                logger.warning("cannot reload changed TLS files: %s; keeping what was loaded before", error)
             self._refused = seen
         else:
             self._seen = seen
-            logger.info("changed files are in use", extra={"files": ", ".join(map(str, self._files))})
+            logger.info("changed TLS files loaded", extra={"files": ", ".join(map(str, self._files))})
 
     def _look(self) -> list[tuple[int, ...] | None]:
         return [_state_of(file) for file in self._files]
@@ -166,13 +166,13 @@ def _check_validity(setting: str, file: Path) -> None:
     if not first.not_valid_before_utc.timestamp() <= time.time() < first.not_valid_after_utc.timestamp():
         since, until = first.not_valid_before_utc.isoformat(), first.not_valid_after_utc.isoformat()
         raise InvalidRequestError(
-            f"{setting}: the certificate in {file} is valid from {since} to {until}, and not now; put a new one there, or set the clock"
+            f"{setting}: the certificate in {file} is valid from {since} to {until}, and not now; replace it, or correct this machine's clock"
         )
 
 
 def _wrong_with_key(error: Exception) -> str:
     if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-        return "is not the key of the certificate; give the one that the certificate was made for"
+        return "is not the key of the certificate; set the private key that the certificate was made for"
     return "holds no key in PEM without a passphrase; openssl pkey -in FILE -out NEW makes one"
 
 
@@ -230,7 +230,7 @@ def failure_of_tls(error: BaseException) -> ssl.SSLError | None:
     return cause
 
 
-TRUST_ADVICE: Final = "BDN_TLS_CA has to name a file with the authority that signed its certificate, which has to be valid and to name this host"
+TRUST_ADVICE: Final = "set BDN_TLS_CA to a file with the authority that signed its certificate; the certificate has to be valid now, and to name this host"
 
 
 def advice_on(failure: ssl.SSLError | None) -> str:

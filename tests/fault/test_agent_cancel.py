@@ -174,7 +174,7 @@ def test_a_connection_that_is_being_made_when_the_agent_ends_is_given_up(monkeyp
 
         monkeypatch.setattr("bdn.net.http1.pool.dial", connect)
         with (
-            pytest.raises(ConnectionAbortedError, match="this program is ending"),
+            pytest.raises(ConnectionAbortedError, match="this program is shutting down"),
             pool.get(f"http://127.0.0.1:{silent.getsockname()[1]}/", {}),
         ):
             pass

@@ -39,7 +39,7 @@ async def test_a_disk_that_fills_up_meanwhile_fails_the_stage_and_leaves_nothing
                 await staged(agent, mirror, manifest)
 
             assert caught.value.code == "DISK_FAILED"
-            assert "No space left on device; others have taken 2" in str(caught.value)
+            assert "No space left on device; other data took 2" in str(caught.value)
             assert abs(float(str(caught.value.details()["others_bytes"])) - 20 * MIB) < MIB
             assert str(disk) in str(caught.value.details()["path"])
             ledger = agent.cache.index.ledger

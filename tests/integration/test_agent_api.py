@@ -123,8 +123,8 @@ REFUSED = [
     ("DELETE", "/stages/stg_unknown", None, 404, "NOT_FOUND", "stage stg_unknown"),
     ("GET", "/stages/stg_unknown?wait=61", None, 422, "INVALID_REQUEST", "wait: "),
     ("GET", "/nowhere", None, 404, "NOT_FOUND", "path /nowhere"),
-    ("PUT", "/stages", None, 405, "INVALID_REQUEST", "PUT /stages: Method Not Allowed; this path has GET, POST"),
-    ("PUT", "/stages/stg_1", None, 405, "INVALID_REQUEST", "this path has DELETE, GET"),
+    ("PUT", "/stages", None, 405, "INVALID_REQUEST", "PUT /stages: Method Not Allowed; this path accepts GET, POST"),
+    ("PUT", "/stages/stg_1", None, 405, "INVALID_REQUEST", "this path accepts DELETE, GET"),
 ]
 
 

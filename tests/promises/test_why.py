@@ -125,7 +125,7 @@ async def test_a_lease_that_ran_out_says_when(agent: Agent, mirror: AgentMirror)
     await agent.stages.lifecycle.release(stage, ending="expired")
 
     assert kinds(agent, manifest) == ["admitted", "arrived", "renewed", "ended"]
-    assert "its time was over at 20" in story(agent, manifest)[-1].sentence
+    assert "its lease expired at 20" in story(agent, manifest)[-1].sentence
 
 
 async def test_what_a_neighbour_pushes_out_is_said_with_numbers(
@@ -140,7 +140,7 @@ async def test_what_a_neighbour_pushes_out_is_said_with_numbers(
     assert gone is not None
     assert gone.kind == "trimmed"
     assert gone.facts.items() >= {"held": 900, "budget": 700, "allowed": BUDGET}.items()
-    assert "because the tier held 900 B and others fill the disk, which left it 700 B of 1 KB" in why(
+    assert "because the tier held 900 B and other data fills the disk, which left the tier 700 B of 1 KB" in why(
         agent, manifests[0]
     )
     assert "is cached" in why(agent, manifests[1])

@@ -311,9 +311,9 @@ def check_mounts(locations: Sequence[str]) -> None:
     """
     for first, second in pairwise(sorted(locations, key=lambda location: location.split("/"))):
         if first == second:
-            raise InvalidMountError(second, "stands twice; each source needs a mount location of its own")
+            raise InvalidMountError(second, "is used twice; each source needs a mount location of its own")
         if second.startswith(f"{first}/"):
-            raise InvalidMountError(second, f"lies inside {first!r}, another mount of this request")
+            raise InvalidMountError(second, f"is inside {first!r}, another mount of this request")
 
 
 Scheme = Literal["bt", "gs", "hf", "r2", "s3"]

@@ -148,4 +148,4 @@ def _is_shallow(value: Any, depth: int) -> bool:  # noqa: ANN401 - any JSON
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

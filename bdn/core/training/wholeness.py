@@ -134,4 +134,4 @@ def _of_marker(path: str, sizes: Mapping[str, int], part: Part) -> str | None:
     below = [other for other in sizes if other.startswith(f"{named}/")]
     if named in sizes or any(is_weights(other) for other in below):
         return None
-    return f"names {tag}, of which there {'are no weights' if below else 'is nothing'}"
+    return f"names {tag}, which {'holds no weights' if below else 'does not exist'}"

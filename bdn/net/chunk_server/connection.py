@@ -129,7 +129,7 @@ class RequestReader:
                     raise EndedError("the client sends nothing, or too slowly") from None
                 return self.wait
             if not piece:
-                raise EndedError("the client has closed it")
+                raise EndedError("the client closed the connection")
             if not self._received:
                 self._until = time.monotonic() + self.timeouts.head_seconds
             self._received += piece
@@ -164,7 +164,7 @@ class RequestReader:
             del self._received[:2]
             self._empty_lines += 1
             if self._empty_lines > _EMPTY_LINES:  # a client that sends only empty lines would occupy its worker
-                raise HeadRefusedError(400, "there are too many empty lines before the request")
+                raise HeadRefusedError(400, "too many empty lines before the request")
         end = find_head(self._received, self._searched)
         self._searched = len(self._received)
         return end
@@ -251,14 +251,14 @@ class ChunkConnection:
                 if self.owner != owner:
                     return NEXT_TURN
         except StalledReaderError as error:
-            logger.debug("a chunk client is cut off: %s", error)
+            logger.debug("connection of chunk client %s reset: %s", self.address, error)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         except EndedError as end:
-            logger.debug("a chunk client's connection ends: %s", end)
+            logger.debug("connection of chunk client %s ended: %s", self.address, end)
         except (ConnectionError, TimeoutError, ssl.SSLError) as error:
-            logger.debug("a chunk client went away: %s", error)
+            logger.debug("chunk client %s disconnected: %s", self.address, error)
         except Exception:
-            logger.exception("a chunk client's connection failed")
+            logger.exception("connection of chunk client %s failed", self.address)
         else:
             return wait
         self.close()
@@ -287,7 +287,7 @@ class ChunkConnection:
                     self._send(Response(refusal_of_plain_http(), is_last=True))
                     return None
                 if not begun:
-                    raise EndedError("the client has closed it")
+                    raise EndedError("the client closed the connection")
                 self._socket = encrypted(self._socket, certificate.context())
             self._socket.do_handshake()
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -295,13 +295,13 @@ class ChunkConnection:
         except ssl.SSLWantWriteError:
             events = select.EPOLLOUT
         except OSError as error:  # such as ENOTCONN: the client has gone; or it does not trust the certificate
-            raise EndedError(f"no handshake: {error}") from None
+            raise EndedError(f"TLS handshake failed: {error}") from None
         else:
             self._reader.begin_next()
             self._step = self._read
             return None
         if time.monotonic() >= self._until:
-            raise EndedError("the client does not end its handshake")
+            raise EndedError("the client did not finish the TLS handshake in time")
         return Wait(events, self._until)
 
     def _read(self) -> Wait | None:
@@ -403,9 +403,9 @@ class ChunkConnection:
     def _resume(self, then: Callable[[], None], future: Future[Any]) -> None:
         if not future.done():
             seconds = self._service.timeouts.obtaining_seconds
-            raise StoreUnavailableError(f"{self._head.target} did not come within {seconds:g} s")
+            raise StoreUnavailableError(f"{self._head.target} was not obtained within {seconds:g} s")
         if future.cancelled():
-            raise StoreUnavailableError(f"{self._head.target} was given up")
+            raise StoreUnavailableError(f"obtaining {self._head.target} was canceled")
         future.result()
         then()
 
@@ -441,7 +441,7 @@ class ChunkConnection:
             self._begin_receiving(received, request, self._service.buffers.buffer_of(turn))
         elif time.monotonic() >= self._until:
             self._end_receiving()
-            self._send(answer_error(self._head, StoreUnavailableError("too many chunks are on their way in")))
+            self._send(answer_error(self._head, StoreUnavailableError("too many chunks are being received; try again")))
         elif has_happened(self._socket, select.POLLRDHUP):
             raise EndedError("the sender did not wait for a buffer")
         else:
@@ -506,7 +506,7 @@ class ChunkConnection:
             try:
                 self._socket.shutdown(socket.SHUT_WR)
             except OSError:  # ENOTCONN
-                raise EndedError("the client has reset it") from None
+                raise EndedError("the client reset the connection") from None
             self._until, self._step = time.monotonic() + _DRAIN_SECONDS, self._drain
             return None
         self._step = self._read
@@ -529,11 +529,11 @@ class ChunkConnection:
             piece = self._socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:
             if time.monotonic() >= self._until:
-                raise EndedError("the last answer is through") from None
+                raise EndedError("the last response was sent") from None
             return Wait(select.EPOLLIN, self._until)
         self._drained += len(piece)
         if not piece or self._drained > _DRAIN_BYTES:
-            raise EndedError("the last answer is through")
+            raise EndedError("the last response was sent")
         return None
 
 
@@ -552,5 +552,5 @@ def _parse_request(head: RequestHead, *, takes_chunks: bool) -> ChunkRequest | P
     try:
         named = None if manifest is None else Digest.parse(manifest)
     except ValueError:
-        raise HeadRefusedError(400, f"{MANIFEST_HEADER} is not the name of a manifest") from None
+        raise HeadRefusedError(400, f"{MANIFEST_HEADER} is not the digest of a manifest (b3:<64 hex>)") from None
     return ChunkRequest(digest, head.bearer, named, is_suspect=_SUSPECT in head.headers)

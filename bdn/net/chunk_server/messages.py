@@ -69,7 +69,7 @@ def parse_head(content: bytes) -> RequestHead:
     if line is None:
         raise HeadRefusedError(400, "the request line is malformed")
     if line[3] != b"1" or line[4] not in b"01":
-        raise HeadRefusedError(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
+        raise HeadRefusedError(505, "only HTTP/1.0 and HTTP/1.1 are supported")
     headers = parse_headers(content, line.end(), HEADERS_LIMIT, "the request")
     is_http_1_0 = line[4] == b"0"
     if "host" not in headers and not is_http_1_0:
@@ -128,7 +128,7 @@ def after_body(head: RequestHead) -> RequestHead:
 def body_size(head: RequestHead, limit: int) -> int:
     """The size of the body that follows. Raises ``HeadRefusedError`` for an unknown, zero or excessive size."""
     if "transfer-encoding" in head.headers:  # RFC 9112, section 6.1
-        raise HeadRefusedError(501, "a chunk is sent as it is, with its Content-Length")
+        raise HeadRefusedError(501, "send the chunk unencoded, with its Content-Length")
     stated = head.headers.get("content-length")
     if stated is None:
         raise HeadRefusedError(411, "a chunk needs a Content-Length")

@@ -129,7 +129,7 @@ class Receiving:
                 self._judge(0)
                 return Wait(select.EPOLLIN, self._window.begun + self.slowest.window_seconds)
             if not count:
-                raise EndedError("the sender has gone in the middle of a chunk")
+                raise EndedError("the sender disconnected in the middle of a chunk")
             self.done += count
             self._judge(count)
             if self.done - self._hashed >= _PIECE:

@@ -106,7 +106,7 @@ class Sending:
             count = send_file(connection, self._descriptor, self._offset, size)
             if not count:
                 # The reader must not wait for missing bytes, and must never get other bytes in their place.
-                logger.error("a chunk's file is too short", extra={"missing_bytes": self._left})
+                logger.error("a chunk's file is shorter than recorded; closing the reader's connection", extra={"missing_bytes": self._left})
                 self.is_last = True
                 return None
             self._offset += count
@@ -122,7 +122,7 @@ class Sending:
             self._is_paced_until = now + pace(size)
         if now < self._is_paced_until:
             if has_happened(connection, 0):
-                raise EndedError("the client went away")
+                raise EndedError("the client disconnected")
             return Wait(0, self._is_paced_until)
         self._is_paced_until, self._may_send = None, size
         self._window = None  # the server caused this wait, so the reader's window begins anew

@@ -182,7 +182,7 @@ class Poller:
         try:
             arm(connection.fileno(), events | select.EPOLLONESHOT)
         except OSError as error:  # such as ENOSPC: the user's limit of watches
-            logger.warning("a chunk client's connection cannot be watched", extra={"reason": str(error)})
+            logger.warning("cannot poll a chunk client's connection; closing it", extra={"reason": str(error)})
             return False
         connection.is_watched = True
         return True
@@ -344,7 +344,7 @@ class ChunkServer:
         for connection in self._admission.clients():
             connection.shut_down()
         if not self._workers.close(_LOOKUP_SECONDS):
-            logger.error("the look-up of a chunk has not returned; its thread is left behind")
+            logger.error("a chunk look-up did not return at shutdown; abandoning its thread")
         self._poller.close()
 
     def _accept(self) -> bool:
@@ -356,7 +356,7 @@ class ChunkServer:
                 return True
             except OSError as error:
                 if error.errno in SHORTAGES:
-                    logger.warning("a chunk client is not accepted", extra={"reason": str(error)})
+                    logger.warning("cannot accept chunk clients now; they wait", extra={"reason": str(error)})
                     return False
                 continue  # the client left before it was accepted (accept(2))
             self._admit(connection, network_of(peer[0]))

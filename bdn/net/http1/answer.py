@@ -273,4 +273,4 @@ def ask(
         if deadline is not None:
             deadline.waiting()
             deadline.at_work()
-    raise ProtocolError("the answer does not begin")
+    raise ProtocolError("the answer has only interim responses")

@@ -61,14 +61,14 @@ def split_address(url: str) -> tuple[Origin, str]:
 def _origin_at(scheme: str, place: str) -> Origin:
     """Cached, because thousands of files share one origin."""
     if _TARGET.fullmatch(place) is None:
-        raise UnsendableError("an address has no host that can be asked for")
+        raise UnsendableError("an address has no valid host")
     try:
         url = urlsplit(f"{scheme}://{place}")
         port = url.port or (443 if url.scheme == "https" else 80)
     except ValueError:
         raise UnsendableError("an address has no valid host and port") from None
     if not url.hostname:
-        raise UnsendableError("an address has no host that can be asked for")
+        raise UnsendableError("an address has no valid host")
     return url.scheme, url.hostname, port
 
 

@@ -141,9 +141,9 @@ def _open_tunnel(connection: Connection, host: str, port: int, proxy: SplitResul
     status = parse_head(connection.receive_until(b"\r\n\r\n", HEAD_LIMIT)).status
     if not 200 <= status < 300:
         meaning = http.client.responses.get(status, "")
-        raise ProxyRefusedError(errno.ECONNREFUSED, f"the proxy opens no tunnel: {status} {meaning}".strip())
+        raise ProxyRefusedError(errno.ECONNREFUSED, f"the proxy refused the tunnel: {status} {meaning}".strip())
     if connection.has_spare:
-        raise ProtocolError("the proxy sent bytes before the host could")
+        raise ProtocolError("the proxy sent bytes into the tunnel before the host")
 
 
 def _proxy_credentials(proxy: SplitResult) -> list[str]:
@@ -293,7 +293,7 @@ class ConnectionPool:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ConnectionAbortedError(errno.ECONNABORTED, "this program is ending")
+            raise ConnectionAbortedError(errno.ECONNABORTED, "this program is shutting down")
 
 
 def reason_of(error: Exception) -> str:

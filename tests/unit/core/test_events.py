@@ -111,8 +111,8 @@ def test_the_last_that_was_decided_counts(events: list[Event], is_here: bool, be
 
 
 @pytest.mark.parametrize(("events", "is_here", "said"), [
-    ([], False, "is not cached on n: nothing on record says that it ever came"),
-    ([], True, "is cached on n: it came before the record"),
+    ([], False, "is not cached on n: no recorded event says that it ever arrived"),
+    ([], True, "is cached on n: it arrived before the oldest recorded event"),
     ([FOUND, GONE], False, ("is not cached on n because at 2027-01-15 08:00:01Z it was evicted (5 B) as the least recently "
         "used, to make room for job train-42 (stage stg_2)")),
     ([ARRIVED], True, ("is cached on n because at 2027-01-15 08:00:00Z it was READY for job j (stage stg_1): 0 B were on this "
@@ -122,7 +122,7 @@ def test_the_last_that_was_decided_counts(events: list[Event], is_here: bool, be
     ([COLLECTED], False, "is not cached on n because at 2027-01-15 08:00:00Z it was collected from the mirror's store: 5 B were its own"),
     ([ARRIVED, LOST], True, ("is cached on n because at 2027-01-15 08:00:00Z it was READY for job j (stage stg_1): 0 B were on "
         "this node, 0 B came from its cluster, 5 B from the mirror")),
-    ([GONE], True, ("is cached on n; the last that is on record is another: at 2027-01-15 08:00:00Z it was evicted (5 B) as the "
+    ([GONE], True, ("is cached on n; the last recorded event says otherwise: at 2027-01-15 08:00:00Z it was evicted (5 B) as the "
         "least recently used, to make room for job train-42 (stage stg_2)")),
 ])  # fmt: skip
 def test_a_place_is_explained_in_one_sentence(events: list[Event], is_here: bool, said: str) -> None:
@@ -131,18 +131,18 @@ def test_a_place_is_explained_in_one_sentence(events: list[Event], is_here: bool
 
 @pytest.mark.parametrize(("event", "sentence"), [
     (replace(LOST, digest="b3:1"), "lost a part, which neither an agent nor its upstream has now: b3:1 in the tier mirror (its bytes are others)"),
-    (made("lost", tier="node", reason="r", path="a/b"), "lost a part, which the next stage brings again: None of a/b in the tier node (r)"),
+    (made("lost", tier="node", reason="r", path="a/b"), "lost a part, which the next stage fetches again: None of a/b in the tier node (r)"),
     (made("evicted", tier="node", bytes=5, eviction="evi_1", asked_by="operator of acme", forced=True, holders=["job a", "job b"]),
         "was evicted (5 B) by force as operator of acme asked (evi_1), although it was in use by job a, job b"),
     (made("evicted", tier="cluster", bytes=5, last_used=1.8e9, eviction="", asked_by="", forced=False),
         "its chunks for the cluster were evicted (5 B, used last at 2027-01-15 08:00:00Z) on request"),
     (made("trimmed", tier="node", bytes=5, held=9, budget=7, allowed=8),
-        "was evicted (5 B) because the tier held 9 B and others fill the disk, which left it 7 B of 8 B"),
-    (made("trimmed", tier="node", bytes=5, held=9, budget=8, allowed=8), "was evicted (5 B) because the tier held 9 B and it may hold 8 B now"),
+        "was evicted (5 B) because the tier held 9 B and other data fills the disk, which left the tier 7 B of 8 B"),
+    (made("trimmed", tier="node", bytes=5, held=9, budget=8, allowed=8), "was evicted (5 B) because the tier held 9 B and its budget is 8 B now"),
     (GONE_FROM_CLUSTER, "its chunks for the cluster were evicted (5 B) as the least recently used, to make room for chunks of another manifest"),
     (made("made_room", tier="node", bytes=5), "was evicted (5 B) as the least recently used, to make room for a job of another organisation"),
     (made("ended", stage="pre_1", job="", ending="expired", expires_at=1.8e9),
-        "is not leased for prefetch pre_1 any more: its time was over at 2027-01-15 08:00:00Z"),
+        "is not leased for prefetch pre_1 any more: its lease expired at 2027-01-15 08:00:00Z"),
     (made("refused", stage="s", job="j", code="CACHE_FULL", **_NUMBERS, needed_files=3, free_files=2),
         "was not admitted for job j (stage s) [CACHE_FULL]: 3 more files did not fit: the file system had inodes for 2"),
     (made("refused", stage="s", job="j", code="CACHE_FULL", **_NUMBERS, needed_files=3),

@@ -47,7 +47,7 @@ def test_where_a_job_with_a_cache_runs(
         return
     with pytest.raises(CacheAffinityError) as caught:
         run()
-    for named in ("llama", "cluster east", "GPU H200", "ask for GPUs that this cluster has", "require_cache_affinity"):
+    for named in ("llama", "cluster east", "GPU H200", "request GPUs that this cluster has", "require_cache_affinity"):
         assert named in str(caught.value)
 
 

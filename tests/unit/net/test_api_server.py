@@ -122,7 +122,7 @@ async def test_a_server_that_ends_in_a_shortage_is_silent_about_it(
             await until(lambda: caplog.records)
     await asyncio.sleep(0.2)  # until each place of the backlog has tried again
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "connections have to wait: Too many open files; see ulimit -n"
+        "new connections have to wait: Too many open files; raise the limit of open files (ulimit -n)"
     ]
 
 

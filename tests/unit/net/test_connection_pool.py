@@ -153,7 +153,7 @@ def test_after_closing_no_connection_is_opened_or_kept(pool: ConnectionPool) -> 
             pool.close()
             connection = server.closed[0]
         for url in (server.url, other.url):
-            with pytest.raises(ConnectionAbortedError, match="ending"), pool.get(url, {}):
+            with pytest.raises(ConnectionAbortedError, match="shutting down"), pool.get(url, {}):
                 pass
         assert connection.wait(10)
         assert (server.connections, other.connections) == (1, 0)

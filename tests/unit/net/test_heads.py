@@ -211,7 +211,7 @@ def test_an_address_is_where_to_connect_and_what_to_ask_for(address: str, origin
 def test_what_is_no_address_is_refused_without_repeating_it(address: str) -> None:
     with pytest.raises(UnsendableError) as raised:
         split_address(address)
-    assert "host" not in str(raised.value).replace("has no host", "").replace("valid host", "")
+    assert "host" not in str(raised.value).replace("valid host", "")
 
 
 def test_a_request_names_its_host_and_accepts_no_encoding() -> None:

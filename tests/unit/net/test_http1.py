@@ -163,7 +163,7 @@ def test_answers_before_the_answer_are_skipped(line: Line) -> None:
 
 @pytest.mark.parametrize("sent", [message("101 Switching Protocols"), message("103 Early Hints") * 16 + WHOLE])
 def test_an_answer_that_never_begins_is_refused(line: Line, sent: bytes) -> None:
-    with pytest.raises(ProtocolError, match="does not begin"):
+    with pytest.raises(ProtocolError, match="only interim responses"):
         line.ask(sent)
 
 

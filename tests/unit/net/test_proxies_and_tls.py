@@ -130,7 +130,7 @@ def test_a_proxy_may_be_named_in_any_usual_form_and_gets_its_credentials(
 
 @pytest.mark.parametrize(("answer", "words"), [
     (message("407 Proxy Authentication Required", "Content-Length: 0"), "407 Proxy Authentication Required"),
-    (message("200 Connection established", body=b"\x16\x03"), "before the host could"),
+    (message("200 Connection established", body=b"\x16\x03"), "into the tunnel before the host"),
 ])  # fmt: skip
 def test_a_proxy_that_refuses_or_speaks_too_early_is_an_error_that_may_pass(
     reader: RangedReader, monkeypatch: pytest.MonkeyPatch, answer: bytes, words: str

@@ -46,7 +46,7 @@ async def pieces_of(contents: list[bytes]) -> AsyncIterator[bytes]:
 @pytest.mark.parametrize(("method", "path", "body", "status", "code", "message"), [
     ("GET", "/nothing/here", b"", 404, "NOT_FOUND", ".*/nothing/here.*"),
     ("GET", "/" + "x" * 1000, b"", 404, "NOT_FOUND", ".{0,400}"),
-    ("DELETE", "/full", b"", 405, "INVALID_REQUEST", "DELETE /full: Method Not Allowed; this path has GET.*"),
+    ("DELETE", "/full", b"", 405, "INVALID_REQUEST", "DELETE /full: Method Not Allowed; this path accepts GET.*"),
     ("POST", "/orders", HALVES, 413, "LIMIT_EXCEEDED", ".*"),
     ("POST", "/orders", b'{"what": ["hf_secret"], "count": "hf_secret"}', 422, "INVALID_REQUEST",
      "what: Input should be a valid string; count: Input should be a valid integer.*"),

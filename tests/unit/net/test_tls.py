@@ -148,9 +148,9 @@ def test_a_certificate_is_renewed_once_both_of_its_files_are(
     clock.tick()
     assert shown(served.context(), authority) == (("DNS", "renewed"),)
     half, mismatched, used = [record.getMessage() for record in caplog.records]
-    assert half.startswith("what was read before stays in use: BDN_TLS_CERT")
-    assert mismatched.startswith("what was read before stays in use: BDN_TLS_KEY")
-    assert used == "changed files are in use"
+    assert half.startswith("cannot reload changed TLS files: BDN_TLS_CERT")
+    assert mismatched.startswith("cannot reload changed TLS files: BDN_TLS_KEY")
+    assert used == "changed TLS files loaded"
 
 
 def test_a_renewal_that_is_refused_is_tried_again_and_told_once(

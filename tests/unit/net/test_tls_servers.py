@@ -203,7 +203,7 @@ async def test_who_speaks_plain_http_to_a_port_of_tls_is_told_so(
             with pytest.raises(BdnError, match="begins with https://") as raised:
                 await client.agents()
     assert status == 400
-    assert b"its address begins with https://" in body
+    assert b"use an address that begins with https://" in body
     assert raised.value.code == "INVALID_REQUEST"
 
 
@@ -211,10 +211,10 @@ async def test_who_speaks_tls_to_a_port_of_plain_http_is_told_so_at_once(
     server: Server, pool: ConnectionPool, believing: Authorities
 ) -> None:
     async with server.serve(None, PATIENT) as port:
-        with pytest.raises(StoreUnavailableError, match="speaks plain HTTP: its address begins with http://"):
+        with pytest.raises(StoreUnavailableError, match="speaks plain HTTP: use an address that begins with http://"):
             await asyncio.to_thread(read_chunk, HttpChunkReader(pool, f"https://localhost:{port}"), CHUNK)
         async with MirrorClient(f"https://localhost:{port}", authorities=believing) as client:
-            with pytest.raises(BdnError, match="speaks plain HTTP: its address begins with http://"):
+            with pytest.raises(BdnError, match="speaks plain HTTP: use an address that begins with http://"):
                 await client.agents()
 
 

@@ -39,7 +39,7 @@ def test_a_grant_allows_the_manifests_that_it_names_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(("locations", "problem"), [
-    (("/x", "/x"), "stands twice"), (("/x/y", "/x"), "lies inside"),
+    (("/x", "/x"), "is used twice"), (("/x/y", "/x"), "is inside"),
     (("/x/",), "not normalised"), (("x",), "must be an absolute path"),
 ])  # fmt: skip
 def test_mounts_of_a_grant_are_normalised_and_neither_equal_nor_nested(locations: list[str], problem: str) -> None:

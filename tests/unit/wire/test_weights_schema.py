@@ -132,7 +132,7 @@ def test_mounts_are_normalised_and_neither_equal_nor_nested() -> None:
     assert only.mount_location == "/app/models/x"
     refusal = refusal_of({"weights": [source(mount_location="/m"), source(mount_location="/m/./inner")]})
     assert refusal.startswith("INVALID_MOUNT")
-    assert "lies inside '/m'" in refusal
+    assert "is inside '/m'" in refusal
 
 
 METHODS: list[tuple[str, str, dict[str, str]]] = [
