@@ -55,8 +55,8 @@ class DirectWrites:
         After a successful probe, ``EINVAL`` only means that this buffer is not page-aligned.
         """
         if self.reason is None and not self._is_proven:
-            self.reason = f"{path.parent}: the file system takes no direct writes ({error.strerror})"
-            logger.warning("files are written through the page cache, which is slower: %s", self.reason)
+            self.reason = f"{path.parent}: the file system refuses direct writes ({error.strerror})"
+            logger.warning("writing files through the page cache, which is slower: %s", self.reason)
 
 
 class DirectFile:

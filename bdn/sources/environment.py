@@ -61,7 +61,7 @@ def check_environment(scheme: Scheme, environ: Mapping[str, str] = os.environ) -
         value = environ.get(name, "").strip()
         if not (value.isascii() and value.isprintable()) or " " in value:
             raise InvalidRequestError(
-                f"{name}: holds a character that no key has; set it anew, without quotes and spaces"
+                f"{name}: holds a character that a key cannot have; set it again, without quotes and spaces"
             )
     if scheme == "s3":
         _check_s3(environ)

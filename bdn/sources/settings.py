@@ -128,5 +128,5 @@ def check_r2_template(template: str) -> str:
     parts = urlsplit(r2_address(template, "account", "eu"))
     is_address = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
     if not is_address or "@" in parts.netloc or "{" in parts.geturl():
-        raise ValueError(f"must be an http or https address, in which placeholders may stand as in {CLOUDFLARE_R2}")
+        raise ValueError(f"must be an http or https address, with placeholders as in {CLOUDFLARE_R2}")
     return template.rstrip("/")

@@ -167,7 +167,7 @@ class Turns:
     def _wait(self, place: Place, seconds: float | None) -> float:
         """Returns the time at which the request is sent: now."""
         if not self._changed.wait_for(lambda: place.is_granted, seconds):
-            raise UpstreamUnavailableError(self._where, "the requests before this one are not answered")
+            raise UpstreamUnavailableError(self._where, "earlier requests are still unanswered")
         now = time.monotonic()
         if (pause := self._pace.closed_until - now) > 0:
             raise UpstreamRateLimitedError(self._where, pause)
@@ -304,7 +304,7 @@ class Bucket:
         except UpstreamError:
             raise
         except (BdnError, TimeoutError) as error:
-            raise StoreUnavailableError(f"{self._where} cannot be signed in to: {error}") from error
+            raise StoreUnavailableError(f"cannot sign in to {self._where}: {error}") from error
 
     def close(self) -> None:
         """Close connections; requests in flight fail."""
@@ -346,7 +346,7 @@ class Bucket:
         with self._turns.turn(len(request.content or b"") or request.expected, check_seconds, self.owner):
             # Signing, and waiting for a turn, take time.
             if request.until is not None and since_boot() > request.until:
-                raise StoreUnavailableError(f"a {request.method} to {self._where} was held up, and was not sent")
+                raise StoreUnavailableError(f"a {request.method} to {self._where} waited too long, and was not sent")
             cause = None
             try:
                 with connections.request(request.method, url, dict(request.headers), request.content) as answer:
@@ -381,13 +381,13 @@ def _remedy(answer: Answer, code: str) -> str:
     """The operator's remedy for a refusal, after a colon."""
     if code in OTHER_REGION or 300 <= answer.status < 400:
         told = answer.headers.get("x-amz-bucket-region")
-        return f": it lies in another region; set BDN_STORE_REGION{f'={told}' if told else ''}"
+        return f": the bucket is in another region; set BDN_STORE_REGION{f'={told}' if told else ''}"
     if code == "NoSuchBucket":
-        return ": make the bucket, or correct BDN_STORE or BDN_STORE_ENDPOINT"
+        return ": create the bucket, or correct BDN_STORE or BDN_STORE_ENDPOINT"
     if code in BAD_CREDENTIALS:
-        return f": {BAD_CREDENTIALS[code]}; look at {_CREDENTIALS}"
+        return f": {BAD_CREDENTIALS[code]}; check {_CREDENTIALS}"
     if answer.status in (401, 403):
-        return f": {_CREDENTIALS} may not do that there; docs/operations.md has what they need"
+        return f": {_CREDENTIALS} lack a permission; docs/operations.md lists what they need"
     return ""
 
 
@@ -421,7 +421,7 @@ def _memory_file() -> int:
 def _fill(descriptor: int, answer: Answer) -> bool:
     """Read the body into a file in memory, with one copy."""
     if answer.length is None:
-        raise ProtocolError("the answer does not tell the size of the object")
+        raise ProtocolError("the answer does not state the object's size")
     size = min(answer.length, CHUNK_SIZE + 1)
     os.ftruncate(descriptor, 0)  # drop bytes of an earlier attempt
     os.ftruncate(descriptor, size)

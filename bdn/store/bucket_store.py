@@ -89,7 +89,7 @@ class BucketStore:
             return
         with self.open(digest) as file:
             if memoryview(file.read()) != memoryview(content):
-                raise StoreUnavailableError(f"chunk {digest} came into the bucket with other bytes than were sent")
+                raise StoreUnavailableError(f"chunk {digest} arrived in the bucket with other bytes than were sent")
 
     def open(self, digest: Digest, *, reader: str | None = None) -> BinaryIO:
         found = self._bucket.of(reader or "").get(self._key(digest), for_reader=reader is not None)
@@ -213,8 +213,8 @@ def _compared(bucket: Bucket, key: str) -> str | None:
     bucket.delete(key)
     if found != "crc32c":
         logger.warning(
-            "the store's server does less than it could: %s",
-            "it compares MD5 alone" if found else "it compares no checksum, and what is written is read again",
+            "the store's server compares no CRC32C of what it receives: %s",
+            "using MD5 instead" if found else "nor MD5; reading each chunk again after it is written",
         )
     return found
 

@@ -230,7 +230,7 @@ class DirectoryStore:
 
 def _unlink(until: float, path: Path) -> None:
     if since_boot() > until:
-        raise TimeoutError(errno.ETIMEDOUT, "the deletion was held up")
+        raise TimeoutError(errno.ETIMEDOUT, "the deletion waited too long, and was not done")
     path.unlink(missing_ok=True)
 
 
@@ -270,9 +270,9 @@ def fault_of(file: BinaryIO, digest: Digest) -> str | None:
         return unreadable(error)
     leave_cache(file)
     if size > CHUNK_SIZE:
-        return "it is longer than a chunk can be"
+        return "it is larger than a chunk can be"
     actual = Digest(hasher.hexdigest())
-    return None if actual == digest else f"its {size} bytes are {actual}"
+    return None if actual == digest else f"its {size} bytes have the digest {actual}"
 
 
 def unreadable(error: OSError) -> str:

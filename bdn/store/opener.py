@@ -44,7 +44,7 @@ def open_store(
         return _open_bucket(_bucket_at(address), context, reread)
     if url.scheme != "file" or not url.path.startswith("/") or url.netloc:
         raise InvalidRequestError(
-            f"BDN_STORE={address!r} is no store; use file:///absolute/path, s3://bucket/prefix, gs://bucket/prefix or "
+            f"BDN_STORE={address!r} is not the address of a store; use file:///absolute/path, s3://bucket/prefix, gs://bucket/prefix or "
             "r2://account.bucket/prefix"
         )
     store = DirectoryStore(Path(unquote(url.path)))
@@ -79,5 +79,5 @@ def _bucket_at(address: str) -> BucketUri:
     except InvalidSourceError as error:
         raise InvalidRequestError(f"BDN_STORE: {error}") from None
     if not isinstance(uri, BucketUri):
-        raise InvalidRequestError("BDN_STORE is no bucket")
+        raise InvalidRequestError("BDN_STORE is not a bucket")
     return uri

@@ -166,7 +166,7 @@ class PartChecksums:
 
     def __init__(self, expected: Checksum, size: int) -> None:
         if not expected.kind.is_combinable:
-            raise ValueError(f"{expected.kind} of a whole does not follow from those of its parts")
+            raise ValueError(f"{expected.kind} of a file cannot be computed from the checksums of its parts")
         self._expected = expected
         self._size = size
         self._parts: dict[int, int] = {}

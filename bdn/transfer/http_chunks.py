@@ -145,7 +145,7 @@ def _check(answer: Answer, digest: Digest, start: int, size: int) -> None:
     if answer.status != (206 if start else 200):
         raise error_from(answer.status, answer.read(_WORDS_LIMIT))
     if start and parse_content_range(answer.headers.get("content-range")) != (ByteRange(start, size), size):
-        raise StoreUnavailableError(f"chunk {digest} came with another range than was asked for")
+        raise StoreUnavailableError(f"chunk {digest} came with another range than requested")
     if answer.length != size - start:
         raise WrongLengthError(f"chunk {digest} came with {answer.length} bytes instead of {size - start}")
 

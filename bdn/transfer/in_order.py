@@ -84,7 +84,7 @@ class InOrderReader:
         check_head(answer, reading.location, reading.request, None)
         etag = plain_etag(answer.headers)
         if self._etag not in (None, etag):
-            raise SourceChangedError(reading.request.source, reading.request.path, "its ETag is another one")
+            raise SourceChangedError(reading.request.source, reading.request.path, "its ETag changed")
         self._etag = etag
         return answer
 

@@ -83,7 +83,7 @@ def check_head(answer: Answer, location: Location, request: RangeRequest, wanted
     else:
         raise _refusal_told(answer, location) or _error_for(answer.status, headers, request)
     if location.etag is not None and plain_etag(headers) != location.etag.removeprefix("W/").strip('"'):
-        raise SourceChangedError(request.source, request.path, "its ETag is another one")
+        raise SourceChangedError(request.source, request.path, "its ETag changed")
 
 
 def other_size(request: RangeRequest, found: str) -> SourceChangedError:
@@ -101,7 +101,7 @@ def _check_range(answer: Answer, location: Location, request: RangeRequest, want
     if stated is not None and stated[1] != request.size:  # first: the range of a shrunken file may be cut
         raise other_size(request, f"is {stated[1]}")
     if stated is None or stated[0] != wanted:
-        raise UpstreamUnavailableError(request.source, f"{request.path}: the answer holds other bytes than asked for")
+        raise UpstreamUnavailableError(request.source, f"{request.path}: the answer holds another range than requested")
     _check_encoding(answer, location, request, wanted.size)
     if answer.length not in (None, wanted.size):
         raise UpstreamUnavailableError(request.source, f"{request.path}: the answer is encoded or has the wrong length")
@@ -123,9 +123,9 @@ def _error_for(status: int, headers: Headers, request: RangeRequest) -> BdnError
     if status in (400, 401, 403):  # S3 reports expired keys of an address with a 400 (ExpiredToken)
         return LocationRefusedError(source, f"{path}: status {status}")
     if status in (404, 410, 412, 416):
-        return SourceChangedError(source, path, "it is gone" if status in (404, 410) else f"status {status}")
+        return SourceChangedError(source, path, "it no longer exists" if status in (404, 410) else f"status {status}")
     if status == 451:
-        return SourceNotFoundError(source, f"{path}: status 451, the service may not give it out for legal reasons")
+        return SourceNotFoundError(source, f"{path}: status 451, the service withholds it for legal reasons")
     if status == 429:
         return UpstreamRateLimitedError(source, parse_retry_after(headers))
     if status == 200:
@@ -261,7 +261,7 @@ class RangeRead:
         if self.first is None:
             self.first = headers
         elif plain_etag(self.first) != plain_etag(headers):
-            raise self.unavailable("its ETag is not the same in two answers")
+            raise self.unavailable("two answers have different ETags")
 
     def _read_body(self, answer: Answer) -> None:
         rest = self.buffer[self.done :] if self.done else self.buffer
@@ -273,7 +273,7 @@ class RangeRead:
         # A chunked body states its end, so the file ends here.
         is_whole = answer.status == 200 and "transfer-encoding" in answer.headers
         if is_whole and (self.done != len(self.buffer) or not answer.has_ended()):
-            raise other_size(self.request, "the answer has another one")
+            raise other_size(self.request, "the answer has another size")
         if self.done != len(self.buffer):
             raise ConnectionResetError(f"the answer ended after {self.done} of {len(self.buffer)} bytes")
         if not answer.has_ended():

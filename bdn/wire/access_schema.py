@@ -115,7 +115,7 @@ class SecretBody(StrictModel, json_schema_extra={"examples": [{"value": "hf_exam
         if _NO_TEXT.search(self.value):
             raise InvalidRequestError("the secret's value is not text")
         if self.value.lstrip().startswith("{") and json_object(self.value) is None:
-            raise InvalidRequestError("the secret's value begins like a JSON object and is none")
+            raise InvalidRequestError("the secret's value begins like a JSON object, and is not valid JSON")
 
 
 class SecretEntry(BaseModel):

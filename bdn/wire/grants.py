@@ -119,7 +119,7 @@ class CacheGrant:
     def __post_init__(self) -> None:
         for name in (self.project, self.team):
             if not is_id(name):
-                raise ValueError(f"{name!r} is no id")
+                raise ValueError(f"{name!r} is not an id")
 
 
 def is_id(name: str) -> bool:

@@ -121,7 +121,7 @@ class EvictCommand(BaseModel):
     dry_run: bool = False
     force: bool = False
     purge: bool = False
-    asked_by: str = "somebody"
+    asked_by: str = "an operator"
     organisation: str | None = None
 
 
@@ -152,7 +152,7 @@ class PrefetchRequest(
         """Reject zero or several selectors, and a request without cluster and nodes."""
         super().check()
         if self.cluster is None and not self.nodes:
-            raise InvalidRequestError("say where to: a cluster, or nodes")
+            raise InvalidRequestError("name the target: cluster, nodes or both")
 
 
 class PrefetchNode(BaseModel):

@@ -141,7 +141,7 @@ class ServiceStoppedError(ServiceError):
     code = "STORE_UNAVAILABLE"
     transient = True
     message = (
-        "the service at {address}, which this command used because of {holder}, has stopped or answers no more ({reason}); "
+        "the service at {address}, which this command used because of {holder}, has stopped or does not answer ({reason}); "
         "run the command again"
     )
     holder: str
@@ -162,7 +162,7 @@ class WrongDocumentError(ServiceError):
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.document} is wrong as it came from {self.address}: {self.reason}"
+        return f"{self.document} from {self.address} is wrong: {self.reason}"
 
 
 STATUS: Final[dict[type[BdnError], int]] = {

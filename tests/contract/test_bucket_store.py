@@ -135,7 +135,7 @@ def test_a_server_that_goes_on_failing_is_an_unavailable_store(store: BucketStor
     (400, "ExpiredToken", "the session token has expired.*BDN_STORE_SECRET"),
     (403, "RequestTimeTooSkewed", "the clock of this machine is wrong"),
     (401, "", "BDN_STORE_SECRET"),
-    (404, "NoSuchBucket", "make the bucket, or correct BDN_STORE"),
+    (404, "NoSuchBucket", "create the bucket, or correct BDN_STORE"),
     (301, "PermanentRedirect", "set BDN_STORE_REGION=eu-west-1"),
     (400, "Whatever", "400 Whatever"),
 ])  # fmt: skip
@@ -213,7 +213,7 @@ def test_all_of_a_bucket_is_listed_whatever_fits_on_a_page(store: BucketStore, o
 
 def test_a_longer_object_is_not_read_to_its_end(store: BucketStore, objects: Objects) -> None:
     objects.overwrite(f"b3/{CHUNK.fanout}", bytes(CHUNK_SIZE * 3))
-    assert store.fault(CHUNK) == "it is longer than a chunk can be"
+    assert store.fault(CHUNK) == "it is larger than a chunk can be"
 
 
 def test_who_gives_chunks_away_never_waits_for_room_and_the_store_has_its_own(
@@ -252,8 +252,8 @@ def test_the_store_itself_waits_for_room(store: BucketStore, monkeypatch: pytest
 
 @pytest.mark.parametrize(("checks", "said"), [
     ({"crc32c", "md5"}, ""),
-    ({"md5"}, "it compares MD5 alone"),  # radosgw
-    (set(), "it compares no checksum"),
+    ({"md5"}, "using MD5 instead"),  # radosgw
+    (set(), "nor MD5"),
 ])  # fmt: skip
 def test_a_server_is_tried_once_and_what_it_lacks_is_said_in_one_line(
     server: ObjectServer, objects: Objects, caplog: pytest.LogCaptureFixture, checks: set[str], said: str
@@ -288,7 +288,7 @@ def test_a_wrong_object_is_found_kept_for_people_and_replaced_by_who_puts_the_ri
     assert not store.set_aside(CHUNK)
     wrong = CONTENT[::-1]
     objects.overwrite(f"b3/{CHUNK.fanout}", wrong)
-    assert store.fault(CHUNK) == f"its {len(wrong)} bytes are {digest_of(wrong)}"
+    assert store.fault(CHUNK) == f"its {len(wrong)} bytes have the digest {digest_of(wrong)}"
 
     assert store.set_aside(CHUNK)
     assert [objects.held[key].content for key in keys(objects, "quarantine")] == [wrong]
@@ -403,7 +403,7 @@ def test_delete__signing_takes_long__is_not_sent(
         return address(method, key, query, headers)
 
     monkeypatch.setattr(store._bucket.access, "address", sign)
-    with pytest.raises(NotDeletedError, match="held up"):
+    with pytest.raises(NotDeletedError, match="waited too long"):
         store.delete([CHUNK])
     assert server.log.count(method="DELETE") == 0
 

@@ -119,7 +119,7 @@ async def test_a_clock_that_is_wrong_is_named_as_a_cause(server: GcsServer, cloc
     (answer(200, body=b"{}"), UpstreamUnavailableError, "does not look like"),
     (answer(200, body=b'{"access_token": "t"}'), UpstreamUnavailableError, "does not look like"),
     (answer(200, body=b'{"access_token": "t", "expires_in": "soon"}'), UpstreamUnavailableError, "does not look"),
-    (drop(), UpstreamUnavailableError, "could not be asked for a token"),
+    (drop(), UpstreamUnavailableError, "did not answer the request for a token"),
 ])  # fmt: skip
 async def test_a_token_endpoint_that_fails_is_asked_once_and_mapped(
     server: GcsServer, clock: Clock, fault: Fault, expected: type[BdnError], said: str

@@ -40,7 +40,7 @@ REFUSALS = [
     ("hf://org/gated", "stranger", GatedSourceError, "accept its terms"),
     ("hf://org/gated@nope", "owner", RevisionNotFoundError, "'nope'"),
     ("hf://org/disabled", "owner", SourceNotFoundError, "disabled"),
-    ("hf://org/two--dashes", None, InvalidSourceError, "no hub has a repository of this name"),
+    ("hf://org/two--dashes", None, InvalidSourceError, "not a valid name of a repository"),
 ]
 
 PAGE = 2
@@ -97,8 +97,8 @@ FAILURES = [
     (answer(410), SourceNotFoundError, "answered 410"),
     (answer(200, body=b"<html>a proxy's page</html>"), UpstreamUnavailableError, "does not look like a hub's"),
     (answer(200, body=b"[{}]"), UpstreamUnavailableError, "does not look like a hub's"),
-    (drop(), UpstreamUnavailableError, "could not be asked"),
-    (truncate(10), UpstreamUnavailableError, "could not be asked"),
+    (drop(), UpstreamUnavailableError, "did not answer"),
+    (truncate(10), UpstreamUnavailableError, "did not answer"),
 ]
 
 

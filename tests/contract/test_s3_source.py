@@ -358,7 +358,7 @@ async def test_an_answer_that_names_no_other_region_is_not_followed(
 ) -> None:
     s3_server.fail(fault, times=None)
     async with opened as source:
-        with pytest.raises(InvalidSourceError, match=r'lies in another region .*; add "aws_region" to the secret'):
+        with pytest.raises(InvalidSourceError, match=r'is in another region .*; add "aws_region" to the secret'):
             await listed(source)
     assert s3_server.log.count() == 1
 

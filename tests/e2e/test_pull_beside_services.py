@@ -118,7 +118,7 @@ def test_a_pull_says_that_the_services_have_stopped_and_the_next_one_does_withou
     said = log.read_text()
     assert "STORE_UNAVAILABLE" in said
     assert "bdn up (process" in said
-    assert "has stopped or answers no more" in said
+    assert "has stopped or does not answer" in said
     assert not (user.root / "out").exists()
     hub.release_stalled()
 

@@ -244,7 +244,7 @@ STS_FAULTS: list[tuple[str, Fault, str, list[str]]] = [
     ("429", rate_limited(1), "UPSTREAM_RATE_LIMITED", ["1 s"]),
     ("503", sts_fault(503, "ServiceUnavailable"), "UPSTREAM_UNAVAILABLE", ["AWS STS answered 503 ServiceUnavailable"]),
     ("500 without a body", answer(500, body=b""), "UPSTREAM_UNAVAILABLE", ["500"]),
-    ("network", drop(), "UPSTREAM_UNAVAILABLE", ["AWS STS could not be asked"]),
+    ("network", drop(), "UPSTREAM_UNAVAILABLE", ["AWS STS did not answer"]),
     ("not XML", answer(200, XML, b"<html>sesame"), "UPSTREAM_UNAVAILABLE", ["AWS STS"]),
     ("another XML", answer(200, XML, b"<a><b>sesame</b></a>"), "UPSTREAM_UNAVAILABLE", ["does not look like"]),
 ]
@@ -320,7 +320,7 @@ async def test_without_keys_of_its_own_the_mirror_cannot_assume_roles(
 # --- GCP_OIDC --------------------------------------------------------------------------------------------------------
 
 Change = Callable[[Clouds], Any]
-NOT_TAKEN = [PROVIDER, "does not take this mirror's identity token", ISSUER, SUBJECTS]
+NOT_TAKEN = [PROVIDER, "rejected this mirror's identity token", ISSUER, SUBJECTS]
 NOT_LENT = ["cannot be impersonated", "roles/iam.workloadIdentityUser", POOL, SUBJECTS]
 GOOGLE_REFUSALS: list[tuple[str, Change, str, list[str]]] = [
     ("no provider", lambda c: c.google.providers.clear(), "invalid_target", NOT_TAKEN),
@@ -356,7 +356,7 @@ JSON = {"Content-Type": "application/json"}
 GOOGLE_FAULTS: list[tuple[str, Fault, str, list[str]]] = [
     ("429", rate_limited(1), "UPSTREAM_RATE_LIMITED", ["1 s"]),
     ("503", answer(503, JSON, b'{"error": {"status": "UNAVAILABLE"}}'), "UPSTREAM_UNAVAILABLE", ["503 UNAVAILABLE"]),
-    ("network", drop(), "UPSTREAM_UNAVAILABLE", ["could not be asked for a token"]),
+    ("network", drop(), "UPSTREAM_UNAVAILABLE", ["did not answer the request for a token"]),
     ("not JSON", answer(200, JSON, b"<html>sesame"), "UPSTREAM_UNAVAILABLE", ["does not look like Google's"]),
     ("another JSON", answer(200, JSON, b'{"sesame": 1}'), "UPSTREAM_UNAVAILABLE", ["does not look like Google's"]),
     ("no object", answer(200, JSON, b"[1]"), "UPSTREAM_UNAVAILABLE", ["does not look like Google's"]),

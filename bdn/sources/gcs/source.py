@@ -170,7 +170,7 @@ async def _refuse(response: aiohttp.ClientResponse) -> None:
 def _page(document: Mapping[str, Any]) -> BucketPage:
     following = document.get("nextPageToken")
     if following is not None and not isinstance(following, str):
-        raise NotAListingError("a listing goes on but does not tell where")
+        raise NotAListingError("a listing is truncated, and has no valid page token")
     return BucketPage(tuple(_object(entry) for entry in document.get("items", ())), following or None)
 
 
@@ -216,10 +216,10 @@ def read_refusal(source: str, path: str, status: int, body: bytes) -> BdnError |
         remedy = "Enable the key, and grant roles/cloudkms.cryptoKeyEncrypterDecrypter on it to the bucket's Cloud Storage service agent"
         return AuthRequiredError(source, f"{path}: {status} {reason} for the key of Cloud KMS that encrypts it", remedy)
     if reason == "resourceIsEncryptedWithCustomerEncryptionKey":
-        remedy = "Copy the object to one that a key of the service encrypts, and mirror that"
-        return AuthRequiredError(source, f"{path}: a key of its owner's own (CSEK) encrypts it", remedy)
+        remedy = "Copy the object to one that is encrypted with a key of the service, and mirror the copy"
+        return AuthRequiredError(source, f"{path}: it is encrypted with a customer-supplied key (CSEK)", remedy)
     if reason in _ACCOUNTS:
-        remedy = "The owner of the project mends its billing account at Google Cloud"
+        remedy = "The owner of the project has to fix its billing account at Google Cloud"
         return AuthRequiredError(source, f"{path}: {status} {reason}", remedy)
     return _refused(error, source, anonymous=False) if reason == _NO_PROJECT else None
 
@@ -231,7 +231,7 @@ def translate(error: Exception, source: str, *, anonymous: bool) -> BdnError:
             return _refused(error, source, anonymous=anonymous)
         case aiohttp.ClientError() | OSError():
             where = f" at {error.host}" if isinstance(error, aiohttp.ClientConnectorError) else ""
-            return unreachable(source, f"GCS{where} could not be asked ({type(error).__name__})", error)
+            return unreachable(source, f"GCS{where} did not answer ({type(error).__name__})", error)
         case NotAListingError():
             return UpstreamUnavailableError(source, str(error))
         case _:
@@ -251,7 +251,7 @@ def _refused(error: RefusedError, source: str, *, anonymous: bool) -> BdnError:
     if status == 400:
         reason = "GCS cannot have a bucket or prefix of this name"
         if error.reason == _NO_PROJECT:
-            reason = "whoever reads this bucket pays for it, and BDN has no project to bill"
+            reason = "the bucket is requester pays, and BDN has no project to bill"
         return InvalidSourceError(source, f"{source}: {reason} ({answer})")
     return UpstreamUnavailableError(source, f"GCS answered {answer}", wait)
 

@@ -213,7 +213,7 @@ class GoogleTransport:
                         break  # cut off, it is not JSON
                 answer = GoogleAnswer(response.status, response.headers, bytes(content))
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            reason = f"{urlsplit(url).hostname} could not be asked for a token ({type(error).__name__})"
+            reason = f"{urlsplit(url).hostname} did not answer the request for a token ({type(error).__name__})"
             raise unreachable(self.source, reason, error) from None  # the error's text may repeat what was sent
         if answer.status != 200:
             raise self.refusal(answer, url)
@@ -238,7 +238,7 @@ def _refusal(
         return denial(code or str(answer.status), url)
     said = f"{answer.status} {code or ''}".rstrip()
     return UpstreamUnavailableError(
-        source, f"{urlsplit(url).hostname} answered {said} when it was asked for a token", wait
+        source, f"{urlsplit(url).hostname} answered {said} to the request for a token", wait
     )
 
 
@@ -257,7 +257,7 @@ def _denial(sign_in: GoogleServiceAccount, source: str, code: str, url: str) -> 
         f"{assertion.issuer}/.well-known/openid-configuration, and the provider's attribute mapping and condition have to "
         f"admit subjects like {assertion.subjects}"
     )
-    return AuthRequiredError(source, f"{code}: {sign_in.provider} does not take this mirror's identity token", remedy)
+    return AuthRequiredError(source, f"{code}: {sign_in.provider} rejected this mirror's identity token", remedy)
 
 
 def _code_of(content: bytes) -> str | None:

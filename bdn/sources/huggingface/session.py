@@ -261,9 +261,9 @@ def translate(error: Exception, uri: HuggingFaceUri, path: str, *, anonymous: bo
 def _failed(error: Exception, source: str) -> BdnError:
     match error:
         case HFValidationError():
-            return InvalidSourceError(source, f"{source}: no hub has a repository of this name")
+            return InvalidSourceError(source, f"{source}: this is not a valid name of a repository")
         case HubUnreachableError() | OfflineModeIsEnabled() | httpx2.HTTPError() | httpx2.InvalidURL():
-            return unreachable(source, f"the hub could not be asked ({error})", error)
+            return unreachable(source, f"the hub did not answer ({error})", error)
         case _:
             return UpstreamUnavailableError(source, f"the answer does not look like a hub's ({type(error).__name__})")
 

@@ -183,7 +183,7 @@ def read_page(address: str, headers: Mapping[str, str], endpoint: str) -> TreePa
     if following is not None:
         following = at_endpoint(urljoin(address, following), endpoint)
     if following == address:
-        raise ValueError("a listing goes on where it is")
+        raise ValueError("a page of a listing names itself as the next page")
     return TreePage(files, folders, following)
 
 

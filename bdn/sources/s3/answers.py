@@ -64,7 +64,7 @@ def read_page(document: bytes) -> BucketPage:
         return BucketPage(objects, None)
     following = root.findtext(f"{prefix}NextContinuationToken")
     if not following:
-        raise NotAListingError("a listing goes on but does not tell where")
+        raise NotAListingError("a listing is truncated, and has no continuation token")
     return BucketPage(objects, following)
 
 
@@ -171,7 +171,7 @@ def translate(error: Exception, source: str, *, anonymous: bool, path: str | Non
         case ParamValidationError():
             return InvalidSourceError(source, f"{source}: S3 cannot have a bucket of this name")
         case BotoCoreError() | OSError():
-            return unreachable(source, f"S3{_where(error)} could not be asked ({type(error).__name__})", error)
+            return unreachable(source, f"S3{_where(error)} did not answer ({type(error).__name__})", error)
         case NotAListingError():
             return UpstreamUnavailableError(source, str(error))
         case _:
@@ -211,12 +211,12 @@ def _denial(code: str, message: str, status: int) -> tuple[str, str] | None:
     if code.startswith("KMS.") or (code == "AccessDenied" and "kms" in message.lower()):
         return f"{code} for the key of AWS KMS that encrypts it", _KEY
     if status == 400 and code in ("InvalidRequest", "InvalidArgument") and "Server Side Encryption" in message:
-        remedy = "Copy the object to one that a key of the service encrypts, and mirror that"
-        return "a key of its owner's own (SSE-C) encrypts it", remedy
+        remedy = "Copy the object to one that is encrypted with a key of the service, and mirror the copy"
+        return "it is encrypted with a customer-provided key (SSE-C)", remedy
     if code in _ACCOUNTS:
         return (
             code,
-            "The owner of the account that reads, or pays, mends it at the cloud: it is not signed up, or was suspended",
+            "The owner of the account that reads, or pays, has to fix it at the cloud: it is not signed up, or was suspended",
         )
     return None
 
@@ -235,14 +235,14 @@ def _of_head(error: ClientError, source: str, path: str) -> BdnError | None:
     _, status, headers = facts_of(error)
     match status:
         case 412:
-            return SourceChangedError(source, path, "its ETag is another one")
+            return SourceChangedError(source, path, "its ETag changed")
         case 404 | 405 | 410:  # 405: the version is a delete marker
-            return SourceChangedError(source, path, "it is gone")
+            return SourceChangedError(source, path, "it no longer exists")
         case 503:  # usually "Slow Down"
             return UpstreamRateLimitedError(source, parse_retry_after(headers))
         case 400:
             reason = (
-                f"{path}: status 400: the credentials have expired, or the object is encrypted with a key of its owner"
+                f"{path}: status 400: the credentials have expired, or the object is encrypted with a customer-provided key"
             )
             return AuthRequiredError(source, f"{reason} (SSE-C) and cannot be read")
         case _:
@@ -252,9 +252,9 @@ def _of_head(error: ClientError, source: str, path: str) -> BdnError | None:
 def _misplaced(code: str, status: int, source: str) -> BdnError | None:
     """An error of the bucket's region, addressing or state, which other credentials do not fix."""
     if code in OTHER_REGION or status in _OTHER_REGION_STATUSES:
-        return InvalidSourceError(source, f'{source} lies in another region ({code}); add "aws_region" to the secret')
+        return InvalidSourceError(source, f'{source} is in another region ({code}); add "aws_region" to the secret')
     if code in _PATH_STYLE_REFUSED:
-        reason = "the service refuses path-style addresses; the operator sets BDN_SOURCE_S3_ADDRESSING=virtual"
+        reason = "the service refuses path-style addresses; the operator has to set BDN_SOURCE_S3_ADDRESSING=virtual"
         return InvalidSourceError(source, f"{source}: {reason} ({code})")
     if code == "AllAccessDisabled":
         return SourceNotFoundError(source, f"the bucket's owner or the service has disabled it ({code})")
@@ -270,9 +270,9 @@ def _answered(error: ClientError, source: str, *, anonymous: bool) -> BdnError:
     if status in (401, 403):
         who = "anonymous reading is not allowed" if anonymous else "these credentials may not read it"
         if not anonymous and code in ("403", "AccessDenied", "Forbidden"):
-            who += "; if the bucket is requester pays, the operator sets BDN_SOURCE_S3_REQUESTER_PAYS=true"
+            who += "; if the bucket is requester pays, the operator has to set BDN_SOURCE_S3_REQUESTER_PAYS=true"
         if code == "403":  # of a HEAD, which has no code
-            who += "; if a key of AWS KMS encrypts it, they need kms:Decrypt"
+            who += "; if it is encrypted with a key of AWS KMS, they need kms:Decrypt"
         return AuthRequiredError(source, f"{code}: {who}")
     if code in SLOW_DOWN or status == 429:
         return UpstreamRateLimitedError(source, parse_retry_after(headers))

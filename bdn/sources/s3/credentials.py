@@ -103,7 +103,7 @@ def role_credentials(sign_in: AwsSignIn, source: str, context: SourceContext) ->
     settings, role = context.settings, sign_in.role
     if isinstance(sign_in, AwsAssumedRole) and settings.s3_credentials is None:
         raise InvalidRequestError(
-            "AWS_ASSUME_ROLE needs AWS keys of this mirror's own, and it has none: the operator sets AWS_ACCESS_KEY_ID "
+            "AWS_ASSUME_ROLE needs AWS keys of this mirror's own, and it has none: the operator has to set AWS_ACCESS_KEY_ID "
             "and AWS_SECRET_ACCESS_KEY"
         )
 
@@ -196,10 +196,10 @@ def translate(error: Exception, sign_in: AwsSignIn, source: str) -> BdnError:
         case ClientError():
             return _answered(error, sign_in, source)
         case BotoCoreError() | OSError():
-            return unreachable(source, f"AWS STS could not be asked ({type(error).__name__})", error)
+            return unreachable(source, f"AWS STS did not answer ({type(error).__name__})", error)
         case _:
             return UpstreamUnavailableError(
-                source, f"the answer does not look like that of AWS STS ({type(error).__name__})"
+                source, f"the answer does not look like AWS STS's ({type(error).__name__})"
             )
 
 
@@ -220,7 +220,7 @@ def _answered(error: ClientError, sign_in: AwsSignIn, source: str) -> BdnError:
 
 def _of_own_keys(code: str, sign_in: AwsAssumedRole, source: str) -> BdnError:
     if problem := _OWN_KEYS.get(code):
-        remedy = "The operator looks at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of this mirror"
+        remedy = "The operator has to check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of this mirror"
         return AuthRequiredError(source, f"{code} for this mirror's own AWS keys: {problem}", remedy)
     remedy = (
         "The role's trust policy has to allow sts:AssumeRole to this mirror's AWS principal (ask its operator for it) with "
@@ -239,7 +239,7 @@ def _of_web_identity(code: str, sign_in: AwsWebIdentity, source: str) -> BdnErro
                 source, f"AWS STS cannot read the public keys of {assertion.issuer} ({code})"
             )
         case "ExpiredTokenException" | "ExpiredToken":
-            remedy = "The token was made just now, so the clock of this mirror is wrong: the operator sets it right"
+            remedy = "The token was made just now, so the clock of this mirror is wrong: the operator has to correct it"
         case "InvalidIdentityToken" | "IDPRejectedClaim":
             remedy = (
                 f"In IAM of account {role.account}, add the OpenID Connect provider {assertion.issuer} with the audience "

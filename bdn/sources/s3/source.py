@@ -94,7 +94,7 @@ class S3Source(BucketSource):
 
         etag, size, found, checksum = await self._bucket.ask(read, file.path)
         if etag != file.version.strip('"'):  # for servers that ignore If-Match
-            raise SourceChangedError(str(self._uri), file.path, "its ETag is another one")
+            raise SourceChangedError(str(self._uri), file.path, "its ETag changed")
         if size != file.size:
             raise SourceChangedError(str(self._uri), file.path, f"its size was {file.size} and is {size}")
         return None if found == _NO_VERSION else found, checksum

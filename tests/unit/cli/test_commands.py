@@ -133,7 +133,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     ("evict --lru 0", "error: --lru: Input should be greater than 0\n"),
     ("evict", "exactly one"),
     ("evict --all --job train-7", "exactly one"),
-    ("prefetch hf://org/model", "say where to"),
+    ("prefetch hf://org/model", "name the target"),
     ("verify", ""),
     ("verify hf://org/model --all", ""),
     ("verify /mnt/model --tier node", "this machine's agent verifies a path"),

@@ -323,7 +323,7 @@ async def test_failures_between_files_that_arrive_are_waited_out_and_do_not_add_
 
 
 async def test_a_failure_that_stays_ends_it_at_once(bench: Bench) -> None:
-    bench.upstream.scripted["file-4"] = [SourceChangedError("s3://bucket", "file-4", "it is gone")]
+    bench.upstream.scripted["file-4"] = [SourceChangedError("s3://bucket", "file-4", "it no longer exists")]
     with pytest.raises(SourceChangedError):
         await bench.pack()
     assert (bench.upstream.asked.count("file-4"), bench.pauses) == (1, [])

@@ -148,7 +148,7 @@ def test_a_chunk_that_never_comes_is_not_waited_for_for_ever_nor_longer_for_two_
             future.set_result(None)
         status, _, body = read_answer(connection)
         assert status == 503
-        assert b"did not come within 0.2 s" in body
+        assert b"was not obtained within 0.2 s" in body
         connection.sendall(REQUEST)
         assert read_answer(connection)[2] == CONTENT
 

@@ -140,7 +140,7 @@ def test_others_have_other_directories(volume: CacheVolume) -> None:
 @pytest.mark.parametrize("name", ["../xxxxxxx", "X" * 10, "p" * 9, "p" * 11, "", "p" * 10 + "\n"])
 def test_what_is_no_id_names_no_directory(volume: CacheVolume, name: str) -> None:
     for kind in ("project", "team"):
-        with pytest.raises(ValueError, match="no id"):
+        with pytest.raises(ValueError, match="is not an id"):
             opened(volume, **{kind: name})
 
 

@@ -87,7 +87,7 @@ def test_a_file_system_that_refuses_to_open_is_asked_once_and_the_reason_is_kept
         assert written(tmp_path, aligned(CONTENT), direct) == CONTENT
     assert asked == [tmp_path / "file"]
     assert not direct.are_direct
-    assert direct.reason == f"{tmp_path}: the file system takes no direct writes ({os.strerror(number)})"
+    assert direct.reason == f"{tmp_path}: the file system refuses direct writes ({os.strerror(number)})"
     assert [(record.levelno, str(direct.reason) in record.getMessage()) for record in caplog.records] == [
         (logging.WARNING, True)
     ]
@@ -198,4 +198,4 @@ def test_every_file_system_gets_the_same_bytes_and_one_without_direct_writes_say
     assert is_direct in (None, direct.are_direct)
     assert direct.are_direct == (direct.reason is None)
     if is_direct is False:
-        assert direct.reason == f"{place}: the file system takes no direct writes (Invalid argument)"
+        assert direct.reason == f"{place}: the file system refuses direct writes (Invalid argument)"

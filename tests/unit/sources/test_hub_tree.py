@@ -132,7 +132,7 @@ def test_a_page_tells_its_files_and_where_the_next_one_is(pages: Pages, url: str
 
 def test_a_page_that_comes_after_itself_is_refused(pages: Pages, url: str) -> None:
     pages.link = url
-    with pytest.raises(ValueError, match="goes on where it is"):
+    with pytest.raises(ValueError, match="names itself as the next page"):
         read_page(url, {}, url.partition("/api")[0])
 
 

@@ -71,7 +71,7 @@ def test_the_token_of_the_next_page_counts_where_there_is_one(head: str, followi
     (document(entry("a"))[:-10], "not XML"),
     (b"<html></html>", "'html'"),
     (b"<Error><Code>SlowDown</Code></Error>", "'Error'"),
-    (document(head="<IsTruncated>true</IsTruncated>"), "does not tell where"),
+    (document(head="<IsTruncated>true</IsTruncated>"), "has no continuation token"),
     (document("<ETag>e</ETag><Size>1</Size>"), "without key, ETag or size"),
     (document("<Key></Key><ETag>e</ETag><Size>1</Size>"), "without key, ETag or size"),
     (document("<Key>k</Key><Size>1</Size>"), "without key, ETag or size"),

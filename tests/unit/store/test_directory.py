@@ -375,7 +375,7 @@ def test_a_file_longer_than_any_chunk_is_not_read_to_its_end(kept: DirectoryStor
     path.chmod(0o644)
     with path.open("r+b") as file:
         file.truncate(1 << 40)
-    assert kept.fault(CHUNK) == "it is longer than a chunk can be"
+    assert kept.fault(CHUNK) == "it is larger than a chunk can be"
     assert CHUNK_SIZE < 1 << 40
 
 

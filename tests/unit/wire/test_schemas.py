@@ -87,8 +87,8 @@ def test_text_is_kept_as_it_is(value: str) -> None:
 
 @pytest.mark.parametrize(("value", "problem"), [
     ("", "is empty"), (" \n\t", "is empty"), ("sesame\0", "is not text"),
-    ('{"sesame": 1', "begins like a JSON object and is none"),
-    ("\n{sesame}", "begins like a JSON object and is none"),
+    ('{"sesame": 1', "begins like a JSON object, and is not valid JSON"),
+    ("\n{sesame}", "begins like a JSON object, and is not valid JSON"),
     ("ü" * (LIMIT_VALUE_BYTES // 2) + "x", "bytes of the secret"),  # bytes count, and not characters
 ])  # fmt: skip
 def test_what_opens_nothing_is_refused_without_repeating_it(value: str, problem: str) -> None:
