@@ -218,9 +218,7 @@ class PushGivenUpError(CallerError):
 
 class ChunksMissingError(CallerError):
     code = "CHUNKS_MISSING"
-    message = (
-        "{count} chunks of the push are missing, such as {chunks}: request the list of missing chunks, send them, and commit again"
-    )
+    message = "{count} chunks of the push are missing, such as {chunks}: request the list of missing chunks, send them, and commit again"
     count: int
     chunks: tuple[str, ...]
 

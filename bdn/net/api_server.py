@@ -744,6 +744,8 @@ def log_shortages() -> None:
             loop.default_exception_handler(context)
         elif (now := time.monotonic()) - told_at >= _AGAIN_SECONDS:
             told_at = now
-            logger.warning("new connections have to wait: %s; raise the limit of open files (ulimit -n)", error.strerror)
+            logger.warning(
+                "new connections have to wait: %s; raise the limit of open files (ulimit -n)", error.strerror
+            )
 
     asyncio.get_running_loop().set_exception_handler(handle)

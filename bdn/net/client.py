@@ -291,7 +291,9 @@ def _host_of(address: str) -> str | None:
     try:
         return urlsplit(address).hostname
     except ValueError as error:
-        raise InvalidRequestError(f"{address} is not the address of a service ({error}); write one such as http://mirror:8460") from None
+        raise InvalidRequestError(
+            f"{address} is not the address of a service ({error}); write one such as http://mirror:8460"
+        ) from None
 
 
 @dataclass(frozen=True)

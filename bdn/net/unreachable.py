@@ -27,7 +27,9 @@ def unreachable(source: str, reason: str, error: BaseException) -> UpstreamUnava
     for cause in _causes(error):
         # Not aiohttp's error of the same class, which has no ``verify_message``.
         if isinstance(cause, ssl.SSLCertVerificationError) and hasattr(cause, "verify_message"):
-            remedy = f"{cause.verify_message}; set SSL_CERT_FILE to a file with the authority that signed its certificate"
+            remedy = (
+                f"{cause.verify_message}; set SSL_CERT_FILE to a file with the authority that signed its certificate"
+            )
             return UpstreamUntrustedError(source, f"{reason}: {remedy}")
         if isinstance(cause, socket.gaierror) and cause.errno in _NO_SUCH_NAME:
             return UpstreamHostUnknownError(

@@ -99,7 +99,9 @@ class BucketSource(ABC):
             if listed.following is None:
                 return
             if listed.following == token:  # requesting the same page again would loop
-                raise UpstreamUnavailableError(str(self._uri), "a listing is truncated, and repeats its continuation token")
+                raise UpstreamUnavailableError(
+                    str(self._uri), "a listing is truncated, and repeats its continuation token"
+                )
             token = listed.following
 
     async def _object(self, name: str) -> BucketObject | None:

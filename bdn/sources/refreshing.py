@@ -80,7 +80,8 @@ class Refreshing(Generic[Held]):
                     raise
                 self._renew_at = self._clock() + max(asked_to_wait(error) or 0.0, _PAUSE_SECONDS)
                 logger.warning(
-                    "cannot renew credentials now; using the old ones until they expire", extra={"credentials": self._what, "error": str(error)}
+                    "cannot renew credentials now; using the old ones until they expire",
+                    extra={"credentials": self._what, "error": str(error)},
                 )
                 return held
             if fresh.expires_at is None:

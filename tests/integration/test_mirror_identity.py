@@ -273,7 +273,13 @@ async def test_a_role_that_may_not_read_the_bucket_is_told_so(
 ) -> None:
     clouds.s3.fail(answer(403, XML, b"<Error><Code>AccessDenied</Code></Error>"), "list-type", times=None)
     error = await mirror.failed(aws_oidc(f"s3://{bucket.name}/w"))
-    told(error, "AUTH_REQUIRED", "AccessDenied", bucket.name, "a role or a service account, that identity may not read the source")
+    told(
+        error,
+        "AUTH_REQUIRED",
+        "AccessDenied",
+        bucket.name,
+        "a role or a service account, that identity may not read the source",
+    )
     assert len(clouds.sts.sessions) == 1
 
 

@@ -127,7 +127,7 @@ async def test_without_the_right_key_nothing_changes(mirror_with: OpenMirror, hu
     async with mirror_with(NEWER) as mirror:
         error = await mirror.failed(private)
         assert (error["code"], error["retryable"]) == ("SECRET_MALFORMED", False)
-        assert "not among those of the mirror's BDN_SECRETS_KEY" in error["message"]
+        assert "not one of the keys in the mirror's BDN_SECRETS_KEY" in error["message"]
         refused = await mirror.http.post("/secrets/rotate")
         assert (refused.status_code, refused.json()["error"]["code"]) == (422, "SECRET_MALFORMED")
         assert (await listed(mirror))["team-token"]["sealed_with"] == "unknown key"

@@ -225,7 +225,7 @@ async def test_an_upstream_that_has_changed_does_not_repair_and_is_mirrored_as_n
         found = await mirror.verify()
         (item,) = found["items"]
         assert (found["status"], item["outcome"]) == ("DAMAGED", "lost")
-        assert "is not what was mirrored any more" in item["reason"]
+        assert "has changed since it was mirrored" in item["reason"]
         (item,) = (await mirror.verify("another"))["items"]
         assert (bucket.name in item["reason"], "another organisation's source" in item["reason"]) == (False, True)
         refusal = await mirror.http.get(f"/chunks/{digest_of(ONE)}", headers={SUSPECT_HEADER: "1"})

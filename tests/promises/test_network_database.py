@@ -247,7 +247,7 @@ async def test_a_lock_that_stays_is_named_to_whoever_writes(
 
         tally.add(scenarios=12, faults=1, refused=11, lost=not await whole(mirror, running["id"], asked["id"]))
         assert seen.is_success
-        assert any("others have been writing" in answer.text for answer in answers)
+        assert any("other writes of this process" in answer.text for answer in answers)
         for answer in answers:
             error = answer.json()["error"]
             assert (answer.status_code, error["code"], error["retryable"]) == (503, "STORE_UNAVAILABLE", True)

@@ -51,23 +51,23 @@ class Caller:
         if self.role is Role.OPERATOR:
             return Caller(organisation or self.organisation, self.role)
         if self.role is not needed:
-            raise NotPermittedError(f"a token of role {self.role} may not do this: it takes one of role {needed}")
+            raise NotPermittedError(f"a token of role {self.role} may not do this: use a token of role {needed}")
         if organisation not in (None, self.organisation):
             raise NotPermittedError(
-                "BDN-Organisation names another organisation than the token's; that takes an operator"
+                "BDN-Organisation names another organisation than the token's; only an operator may do that"
             )
         return self
 
     def of_all_teams(self) -> Caller:
         """The caller, for resources of the whole organisation. Raises ``NotPermittedError`` for a team's token."""
         if self.team is not None:
-            raise NotPermittedError(f"this token is for what team {self.team!r} has alone: it takes one without a team")
+            raise NotPermittedError(f"this token is limited to team {self.team!r}: use a token without a team")
         return self
 
     def check_cluster(self, cluster: str) -> None:
         """Raise ``NotPermittedError`` for a token that is bound to another cluster."""
         if self.cluster not in (None, cluster):
-            raise NotPermittedError(f"this token is for agents of cluster {self.cluster!r} alone")
+            raise NotPermittedError(f"this token is limited to agents of cluster {self.cluster!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Access:
             return known
         if bearer is None:
             raise UnauthenticatedError
-        raise UnauthenticatedError("the token is not known here, or it was revoked or has expired")
+        raise UnauthenticatedError("the token is unknown to this mirror, was revoked or has expired")
 
     async def identify(self, bearer: str | None, path: str, signature: str = "") -> str:
         """The organisation of a token, grant or signed address, from the head of a request alone.

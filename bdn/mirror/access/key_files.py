@@ -20,7 +20,7 @@ def load_grant_signer(settings: MirrorSettings) -> GrantSigner:
     given = settings.grant_key_file
     if given and given.stat().st_mode & _OTHERS:
         raise InvalidRequestError(
-            f"BDN_GRANT_KEY_FILE: everybody on this machine can read {given}; run: chmod o= {given} "
+            f"BDN_GRANT_KEY_FILE: every user of this machine can read {given}; run: chmod o= {given} "
             "(a mounted secret of Kubernetes: defaultMode 0440)"
         )
     return signer

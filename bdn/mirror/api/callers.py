@@ -33,13 +33,13 @@ Organisation = Annotated[
     Header(
         alias=ORGANISATION_HEADER,
         pattern=f"^{ORGANISATION_PATTERN}$",
-        description="Whom an operator acts for; others: themselves",
+        description="The organisation that an operator acts for; other callers act for their own",
     ),
 ]
 
 AgentToken = Annotated[
     str | None,
-    Header(alias=AGENT_HEADER, description="An agent that shows a job's grant: its own token"),
+    Header(alias=AGENT_HEADER, description="The token of an agent that sends a job's grant as its bearer token"),
 ]
 
 _Access = Annotated[Access, provided(Access)]

@@ -37,24 +37,24 @@ class Metrics:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.transferred_bytes = counter("bdn_mirror_transferred_bytes", "Bytes read from upstreams")
         self.served_bytes = counter("bdn_mirror_served_bytes", "Bytes served by the data plane")
-        self.pushed_bytes = counter("bdn_mirror_pushed_bytes", "Bytes of chunks that came in pushes")
+        self.pushed_bytes = counter("bdn_mirror_pushed_bytes", "Bytes of chunks received in pushes")
         self.located_chunks = counter(
-            "bdn_mirror_located_chunks", "Addresses in the store's bucket that agents were given"
+            "bdn_mirror_located_chunks", "Signed addresses in the store's bucket issued to agents"
         )
         self.served_manifests = counter("bdn_mirror_served_manifests", "Roots of manifests served")
         self.scrubbed_bytes = counter("bdn_mirror_scrubbed_bytes", "Bytes of the store read again to verify them")
-        self.repaired_chunks = counter("bdn_mirror_repaired_chunks", "Damaged chunks that the store holds again")
-        self._damaged = gauge("bdn_mirror_damaged_chunks", "Chunks that the store does not hold as their names say")
-        self._evidence = gauge("bdn_mirror_evidence_chunks", "Wrong chunks kept for people")
+        self.repaired_chunks = counter("bdn_mirror_repaired_chunks", "Damaged chunks repaired in the store")
+        self._damaged = gauge("bdn_mirror_damaged_chunks", "Chunks that are damaged or missing in the store")
+        self._evidence = gauge("bdn_mirror_evidence_chunks", "Wrong chunks kept as evidence")
         self._scrubbed_at = gauge(
-            "bdn_mirror_scrub_round_timestamp_seconds", "When all of the store had last been read again"
+            "bdn_mirror_scrub_round_timestamp_seconds", "When the last complete scrub of the store ended"
         )
-        self.collected_bytes = counter("bdn_mirror_collected_bytes", "Bytes that collections took out of the store")
-        self._given_up = gauge("bdn_mirror_restorable_manifests", "Evictions that can still be taken back")
+        self.collected_bytes = counter("bdn_mirror_collected_bytes", "Bytes that collections deleted from the store")
+        self._given_up = gauge("bdn_mirror_restorable_manifests", "Evicted manifests that can still be restored")
         self._mirrors = gauge("bdn_mirror_mirrors", "Mirrors by status", ["status"])
         self._chunks = gauge("bdn_mirror_chunks", "Chunks in the store")
         self._stored = gauge("bdn_mirror_stored_bytes", "Bytes of these chunks")
-        self._quarantined = gauge("bdn_mirror_quarantined_files", "Files that came with the wrong content")
+        self._quarantined = gauge("bdn_mirror_quarantined_files", "Files that upstreams sent with wrong content")
         self._agents = gauge("bdn_mirror_agents_alive", "Agents with a recent heartbeat")
         info = gauge("bdn_mirror_build_info", "The running version", ["version"])
         info.labels(bdn.__version__).set(1)

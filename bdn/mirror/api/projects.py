@@ -36,7 +36,7 @@ async def remove_project(projects: _Projects, project: ProjectName, caller: Team
     return await projects.remove_project(caller.organisation, caller.team, project)
 
 
-@projects_router.post("/teams", status_code=201, summary="Make a team, unless it is there")
+@projects_router.post("/teams", status_code=201, summary="Create a team, unless it exists")
 async def make_team(projects: _Projects, body: TeamRequest, caller: Controller) -> Team:
     return await projects.make_team(caller.organisation, body.name)
 

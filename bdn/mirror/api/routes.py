@@ -106,7 +106,7 @@ _EVENT_SECONDS = 0.9  # one event at least every second
 _PIECE = 1024 * 1024  # bytes per write to uvicorn; its default of 64 KiB halves the rate
 # One hour: a new key is known everywhere an hour after it was added, and may sign from then on.
 _CACHEABLE: Final = {"Cache-Control": "public, max-age=3600"}
-_NO_CURSOR: Final = "cursor is not one of ours; leave it away for the first page"
+_NO_CURSOR: Final = "cursor is not a next_cursor of this route; leave it out for the first page"
 
 
 _Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -163,7 +163,7 @@ class _ChunkAnswer(StreamingResponse):
 _CHUNK: Final[dict[str, Any]] = {
     "response_class": _ChunkAnswer,
     "responses": {
-        206: {"description": "The range that was asked for", "content": {MEDIA_CHUNK: {}}},
+        206: {"description": "The requested range", "content": {MEDIA_CHUNK: {}}},
         416: {"description": "The range begins past the end"},
     },
 }
@@ -262,7 +262,7 @@ async def cancel(requests: _Requests, mirror_id: MirrorId, caller: TeamControlle
     return await requests.cancel(mirror_id, caller.organisation, caller.team)
 
 
-@contents_router.get("/manifests", summary="What is held where")
+@contents_router.get("/manifests", summary="Manifests, and the tiers that hold them")
 async def held(names: _Names, caller: Controller, cursor: str | None = None, limit: _Limit = 1000) -> HeldManifests:
     """Every manifest of the organisation that some tier holds, by digest.
 
@@ -316,7 +316,7 @@ async def chunk(service: _Contents, digest: str, request: Request, bearer: Beare
     return _ChunkAnswer(_pieces(opened.file, opened.offset + start, size), status, headers)
 
 
-@contents_router.post("/manifests/{digest}/addresses", summary="Signed addresses of some of its files")
+@contents_router.post("/manifests/{digest}/addresses", summary="Signed addresses of files of a manifest")
 async def addresses(
     service: _Files, digest: str, body: AddressesRequest, caller: TeamController, response: Response
 ) -> Items[FileAddress]:
@@ -347,7 +347,9 @@ async def file(service: _Files, digest: str, path: str, request: Request, sig: A
     return _ChunkAnswer(await found.begin(part or ByteRange(0, size)), status, headers)
 
 
-@contents_router.post("/chunks/locations", summary="Where agents can read chunks in the store's bucket by themselves")
+@contents_router.post(
+    "/chunks/locations", summary="Signed addresses at which agents read chunks from the store's bucket"
+)
 async def locations(service: _Locations, body: LocationsRequest, bearer: Bearer, response: Response) -> Locations:
     response.headers["Cache-Control"] = "no-store"  # the addresses are credentials
     return await service.of(body, bearer)
@@ -361,37 +363,37 @@ async def _pieces(file: BinaryIO, start: int, size: int) -> AsyncIterator[bytes]
             yield piece
 
 
-@pushes_router.post("/pushes", status_code=201, summary="Begin to push a checkpoint, or go on")
+@pushes_router.post("/pushes", status_code=201, summary="Begin or continue the push of a checkpoint")
 async def begin_push(pushes: _Pushes, contents: _Contents, body: PushRequest, pusher: Pushing) -> Push:
     return await pushes.begin(body.source, pusher, contents.data_port)
 
 
-@pushes_router.get("/pushes", summary="The push that brought the newest version of a checkpoint")
+@pushes_router.get("/pushes", summary="The push that committed the newest version of a checkpoint")
 async def committed_push(
     pushes: _Pushes, source: Annotated[str, Query(min_length=1, max_length=4096)], pusher: Pushing
 ) -> CommittedPush:
     return await pushes.committed(source, pusher)
 
 
-@pushes_router.post("/pushes/grants", status_code=201, summary="What lets one rank of a job push, and nothing else")
+@pushes_router.post("/pushes/grants", status_code=201, summary="Grant one rank of a job to push, and nothing else")
 async def grant_pushes(pushes: _Pushes, body: PushGrantRequest, caller: TeamController) -> PushGrantDocument:
     return pushes.grant(body, caller.organisation, caller.team)
 
 
-@pushes_router.post("/pushes/{push_id}/missing", summary="Which of these chunks have to be sent")
+@pushes_router.post("/pushes/{push_id}/missing", summary="List which of these chunks the client has to send")
 async def missing_chunks(pushes: _Pushes, push_id: MirrorId, body: ChunkList, pusher: Pushing) -> ChunkList:
     chunks = [digest_in(name) for name in body.chunks]
     return ChunkList(chunks=[str(one) for one in await pushes.missing(push_id, pusher, chunks)])
 
 
-@pushes_router.post("/pushes/{push_id}/commit", summary="Make a checkpoint of what was sent; once or again")
+@pushes_router.post("/pushes/{push_id}/commit", summary="Commit the sent chunks as a checkpoint; idempotent")
 async def commit_push(
     pushes: _Pushes, push_id: MirrorId, body: CommitRequest, pusher: Pushing, agent: AgentToken = None
 ) -> Mirror:
     return await pushes.commit(push_id, pusher, body, is_agent=await pushes.access.is_agent(agent))
 
 
-@pushes_router.delete("/pushes/{push_id}", summary="Give a push up")
+@pushes_router.delete("/pushes/{push_id}", summary="Abandon a push")
 async def forget_push(pushes: _Pushes, push_id: MirrorId, pusher: Pushing) -> Mirror:
     return await pushes.forget(push_id, pusher)
 
@@ -405,7 +407,7 @@ async def agents(
     return Page[AgentDocument](items=items, next_cursor=last and _write_names(*last))
 
 
-@control_router.delete("/agents", summary="Forget an agent that does not live; one that comes back is a new one")
+@control_router.delete("/agents", summary="Remove an agent that sends no heartbeats; one that returns counts as new")
 async def remove_agent(
     membership: _Membership,
     _: Operator,
@@ -415,7 +417,7 @@ async def remove_agent(
     return await membership.remove(cluster, node)
 
 
-@control_router.get("/clusters", summary="Clusters: their agents and space together")
+@control_router.get("/clusters", summary="Clusters, with the sums of their agents and space")
 async def clusters(membership: _Membership, _: Controller) -> Items[Cluster]:
     return await membership.clusters()
 
@@ -432,7 +434,7 @@ async def evict(operations: _Operations, body: EvictionRequest, caller: Controll
     # an eviction by a job's name could name a foreign job, and a forced one breaks leases of other jobs.
     if caller.role is not Role.OPERATOR and (body.tier != "mirror" or body.force):
         raise NotPermittedError(
-            f"a token of role {caller.role} evicts with tier mirror and without force; the caches of nodes are the operator's"
+            f"a token of role {caller.role} evicts only with tier mirror and without force; only an operator evicts from the caches of nodes"
         )
     return _shown(caller, await operations.evict(body, caller.organisation, wait))
 
@@ -462,14 +464,14 @@ async def prefetched(
     return await operations.get_prefetch(prefetch_id, caller.organisation, wait)
 
 
-@control_router.post("/verifications", status_code=202, summary="Read what is held again, and repair what is wrong")
+@control_router.post("/verifications", status_code=202, summary="Verify held content, and repair damaged chunks")
 async def verify(
     operations: _Operations, body: VerificationRequest, caller: Controller, wait: WaitSeconds = 0
 ) -> Verification:
     # Likewise: reading a node's cache slows down all its jobs, and ``all`` covers all organisations.
     if caller.role is not Role.OPERATOR and (body.tier != "mirror" or body.all):
         raise NotPermittedError(
-            f"a token of role {caller.role} verifies a source or a manifest, with tier mirror; all else is the operator's"
+            f"a token of role {caller.role} verifies only a source or a manifest, with tier mirror; only an operator verifies anything else"
         )
     return await operations.verify(body, caller.organisation, wait)
 
@@ -481,7 +483,7 @@ async def verification(
     return await operations.get_verification(verification_id, caller.organisation, wait)
 
 
-@control_router.post("/collections", status_code=202, summary="Collect what nothing names, or plan it with dry_run")
+@control_router.post("/collections", status_code=202, summary="Collect unreferenced content, or plan it with dry_run")
 async def collect(collections: _Collections, body: CollectionRequest, _: Operator, wait: WaitSeconds = 0) -> Collection:
     return await collections.start(body, wait)
 
@@ -493,21 +495,23 @@ async def collection(
     return await collections.get(collection_id, wait)
 
 
-@control_router.post("/restorations", summary="Bring back what was evicted from the mirror and is not collected yet")
+@control_router.post(
+    "/restorations", summary="Restore manifests that were evicted from the mirror and are not collected yet"
+)
 async def restore(operations: _Operations, body: RestorationRequest, caller: Controller) -> Items[RestoredItem]:
     return await operations.store_eviction.restore(body, caller.organisation)
 
 
 def _wanted(
     manifest: Annotated[list[str] | None, Query(max_length=MANIFESTS_AT_ONCE)] = None,
-    digest: Annotated[str | None, Query(description="Of a content or a chunk")] = None,
+    digest: Annotated[str | None, Query(description="Digest of a file or a chunk")] = None,
     node: Name = None,
 ) -> Wanted:
     manifests = [digest_in(one).hex for one in manifest] if manifest else None
     return Wanted(manifests, digest and digest_in(digest).hex, node)
 
 
-@events_router.get("/events", summary="What was decided, newest first", operation_id="page_events_get")
+@events_router.get("/events", summary="Recorded decisions, newest first", operation_id="page_events_get")
 async def events_page(
     events: _Events,
     caller: Controller,
@@ -519,7 +523,7 @@ async def events_page(
     return Page[EventDocument](items=items, next_cursor=before and _write_cursor(*before))
 
 
-@events_router.get("/names", summary="What a digest or a source stands for")
+@events_router.get("/names", summary="Find what a digest or a source names")
 async def find(
     names: _Names, caller: Controller, of: Annotated[str, Query(min_length=1, max_length=4096, pattern=TEXT)]
 ) -> Named:
@@ -531,7 +535,7 @@ async def list_secrets(secrets: _Secrets, caller: Controller) -> Items[SecretEnt
     return await _entries(secrets, caller.organisation)
 
 
-@secrets_router.put("/secrets/{name}", summary="Keep a secret, or give it a new value")
+@secrets_router.put("/secrets/{name}", summary="Create a secret, or change its value")
 async def put_secret(secrets: _Secrets, name: SecretName, body: SecretBody, caller: Controller) -> SecretEntry:
     organisation = caller.organisation
     body.check()
@@ -554,7 +558,7 @@ async def rotate_secrets(secrets: _Secrets, caller: Controller, named: Organisat
     return SecretRotation(items=(await _entries(secrets, organisation)).items, others_left=left)
 
 
-@secrets_router.delete("/secrets/{name}", status_code=204, summary="Forget a secret")
+@secrets_router.delete("/secrets/{name}", status_code=204, summary="Delete a secret")
 async def remove_secret(secrets: _Secrets, name: SecretName, caller: Controller) -> None:
     organisation = caller.organisation
     await secrets.table.remove(organisation, name)
@@ -575,7 +579,7 @@ async def _entries(secrets: Secrets, organisation: str) -> Items[SecretEntry]:
     return Items[SecretEntry](items=items)
 
 
-@tokens_router.post("/tokens", status_code=201, summary="Make a token; it is shown once")
+@tokens_router.post("/tokens", status_code=201, summary="Create a token; its value is shown only once")
 async def create_token(table: _Tokens, body: TokenRequest, _: Operator) -> NewToken:
     body.check()
     made = await table.create(body)
@@ -583,12 +587,12 @@ async def create_token(table: _Tokens, body: TokenRequest, _: Operator) -> NewTo
     return made
 
 
-@tokens_router.get("/tokens", summary="All tokens, of all organisations, without themselves")
+@tokens_router.get("/tokens", summary="Tokens of all organisations, without their values")
 async def list_tokens(table: _Tokens, _: Operator) -> Items[Token]:
     return Items[Token](items=await table.all())
 
 
-@tokens_router.delete("/tokens/{token_id}", summary="Revoke a token: it is good for nothing from now on")
+@tokens_router.delete("/tokens/{token_id}", summary="Revoke a token, at once and for good")
 async def revoke_token(table: _Tokens, token_id: TokenId, _: Operator) -> Token:
     revoked = await table.revoke(token_id)
     logger.info("token revoked", extra={"token_id": revoked.id, "organisation": revoked.organisation})
@@ -619,7 +623,7 @@ async def jwks(issuer: _Issuer, response: Response) -> dict[str, list[Jwk]]:
     return document
 
 
-@probes_router.get("/healthz", summary="The process lives")
+@probes_router.get("/healthz", summary="The process is alive")
 async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 

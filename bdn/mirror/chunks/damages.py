@@ -32,8 +32,8 @@ class ChunkDamagedError(StoreUnavailableError):
 
     def __str__(self) -> str:
         return (
-            f"chunk {self.chunk} is damaged in the mirror's store and is not served ({self.reason}); it is repaired from agents "
-            "or the upstream where they have it: see 'bdn-admin verify', or mirror its source again"
+            f"chunk {self.chunk} is damaged in the mirror's store and is not served ({self.reason}); the mirror repairs it from agents "
+            "or the upstream if they have it: see 'bdn-admin verify', or mirror its source again"
         )
 
 
@@ -78,12 +78,18 @@ class Damages:
         if not is_marked:  # another process was first, a collection deleted the chunk, or it is being put
             return (await self.reasons([digest])).get(digest)
         await self.look()
-        logger.warning("the store holds a wrong chunk", extra={"chunk": str(digest), "reason": fault})
+        logger.warning(
+            "chunk damaged in the store; it is not served until it is repaired",
+            extra={"chunk": str(digest), "reason": fault},
+        )
         try:
             await asyncio.to_thread(self.store.set_aside, digest)
         except StoreUnavailableError as error:
             # The object cannot be moved. It is registered, and so not served; the scrub continues behind it.
-            logger.warning("a wrong chunk stays where it is", extra={"chunk": str(digest), "error": str(error)})
+            logger.warning(
+                "cannot move a damaged chunk to quarantine; it stays in place and is not served",
+                extra={"chunk": str(digest), "error": str(error)},
+            )
         return fault
 
     def is_right(self, digest: Digest) -> bool:

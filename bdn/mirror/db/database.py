@@ -66,11 +66,11 @@ def database_url(address: str, setting: str = "BDN_DATABASE_URL") -> URL:
     try:
         url = make_url(address)
     except (ArgumentError, ValueError):  # neither is shown: it may contain the password
-        raise InvalidRequestError(f"{setting} is no address of a database; {wanted}") from None
+        raise InvalidRequestError(f"{setting} is not the address of a database; {wanted}") from None
     backend, _, driver = url.drivername.partition("+")
     backend = "postgresql" if backend == "postgres" else backend
     if _DRIVERS.get(backend, "") != (driver or _DRIVERS.get(backend)):
-        raise InvalidRequestError(f"{setting}: {url.drivername} is not a database of ours; {wanted}")
+        raise InvalidRequestError(f"{setting}: {url.drivername} is not a supported database; {wanted}")
     query = {"ssl" if name == "sslmode" and backend == "postgresql" else name: url.query[name] for name in url.query}
     return url.set(drivername=f"{backend}+{_DRIVERS[backend]}", query=query)
 
@@ -111,7 +111,9 @@ class Database:
         self._name = secrets.token_hex(8)  # names this process in its notifications
         self._is_sqlite = url.get_backend_name() == "sqlite"
         if self._listen_url.get_backend_name() != url.get_backend_name():
-            raise InvalidRequestError("BDN_DATABASE_LISTEN_URL is another way to the PostgreSQL of BDN_DATABASE_URL")
+            raise InvalidRequestError(
+                "BDN_DATABASE_LISTEN_URL must name the same PostgreSQL as BDN_DATABASE_URL, past its pooler"
+            )
         if self._is_sqlite:
             _make_private(Path(url.database or ""))
             self._engine = self._patient = create_async_engine(url, pool_size=10, max_overflow=20)
@@ -186,7 +188,9 @@ class Database:
             async with asyncio.timeout(WRITER_SECONDS):
                 await self._sqlite_writer.acquire()
         except TimeoutError:
-            raise DatabaseUnavailableError(f"database: others have been writing for {WRITER_SECONDS:g} s") from None
+            raise DatabaseUnavailableError(
+                f"database: other writes of this process have taken more than {WRITER_SECONDS:g} s"
+            ) from None
         try:
             yield
         finally:

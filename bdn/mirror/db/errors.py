@@ -13,8 +13,8 @@ from bdn.core.errors import InvalidRequestError, StoreUnavailableError
 # operator intervention. After all of them the same statement may succeed.
 _AWAY: Final = ("08", "40", "53", "55", "57")
 _REFUSED: Final = {  # SQLite accepts both: it finds nothing by that name, and stores such a number
-    "22021": "text with a NUL in it is the name of nothing here",
-    "22P02": "a document with numbers that are infinite, or none, is not kept here",
+    "22021": "a name cannot contain a NUL",
+    "22P02": "a document cannot contain infinite numbers or NaN",
 }
 
 

@@ -106,7 +106,7 @@ class Events:
                 async with self.database.alone("expiring"):
                     await self.expire()
             except BdnError as error:
-                logger.warning("old events cannot be deleted now", extra={"error": str(error)})
+                logger.warning("cannot delete expired events now; retrying", extra={"error": str(error)})
             await asyncio.sleep(_EXPIRE_SECONDS)
 
     async def expire(self) -> None:

@@ -52,7 +52,7 @@ _FAILURES: Final = (
     SQLAlchemyError,
 )
 
-_NOT_HEARD: Final = "not told of what others change: %s. It is looked for every second; BDN_DATABASE_LISTEN_URL can name the way around the pooler"
+_NOT_HEARD: Final = "no notifications of other processes' changes: %s. Polling once a second; set BDN_DATABASE_LISTEN_URL to PostgreSQL itself, past the pooler"
 
 
 class _DeafError(Exception):
@@ -100,7 +100,7 @@ class Listening:
         """Runs forever. ``Watch.others_within`` says how soon changes by other processes are known."""
         longest = _AWAY_SECONDS[1]
         if self._arguments is None:
-            logger.warning(_NOT_HEARD, "BDN_DATABASE_URL is that of a pooler in transaction mode")
+            logger.warning(_NOT_HEARD, "BDN_DATABASE_URL names a pooler in transaction mode")
             await self._look(math.inf)
             return
         while True:
@@ -111,9 +111,15 @@ class Listening:
                 if self._deaf_times > 1:  # once may be a database under load
                     self._pause = _DEAF_SECONDS
                 if self._deaf_times == 2:
-                    logger.warning(_NOT_HEARD, "no notification comes through: a pooler in transaction mode?")
+                    logger.warning(
+                        _NOT_HEARD,
+                        "none arrives on the LISTEN connection, perhaps because of a pooler in transaction mode",
+                    )
             except _FAILURES as error:
-                logger.warning("not told of what others change", extra={"error": f"{type(error).__name__}: {error}"})
+                logger.warning(
+                    "LISTEN connection to PostgreSQL lost; polling once a second until it is back",
+                    extra={"error": f"{type(error).__name__}: {error}"},
+                )
             await self._look(self._pause)
             self._pause = min(longest, 2 * self._pause)
 
@@ -141,14 +147,14 @@ class Listening:
                 raise _DeafError from None
             self._pause, self._deaf_times, self._watch.others_within = _AWAY_SECONDS[0], 0, 0.0
             self._watch.notify_all()
-            logger.info("told of what others change")
+            logger.info("listening for other processes' changes")
             while True:
                 asked_at = self._clock.elapsed()
                 self._clock.set(await connection.fetchval(_TIME, timeout=_PING_SECONDS), asked_at)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_PING_SECONDS):
                         await lost.wait()
-                        raise ConnectionResetError("the connection that listens was closed")
+                        raise ConnectionResetError("the LISTEN connection was closed")
         finally:
             self._watch.others_within = math.inf
             connection.terminate()

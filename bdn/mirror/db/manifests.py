@@ -119,11 +119,11 @@ def document(store: ChunkStore, digest: Digest, reader: str | None = None) -> by
         with store.open(digest, reader=reader) as file:
             content = file.read()
     except NotFoundError as error:
-        raise DocumentDamagedError(f"it lost {error.what}", str(digest)) from error
+        raise DocumentDamagedError(f"{error.what} is missing", str(digest)) from error
     except OSError as error:
         raise DocumentDamagedError(f"document {digest} cannot be read ({error.strerror})", str(digest)) from error
     if digest_of(content) != digest:
-        raise DocumentDamagedError(f"document {digest} has other bytes", str(digest))
+        raise DocumentDamagedError(f"document {digest} does not match its digest", str(digest))
     return content
 
 

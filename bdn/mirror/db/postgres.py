@@ -54,7 +54,7 @@ def connect_arguments(url: URL, *, statement_seconds: float) -> dict[str, Any]:
     options = {name: value for name, value in url.query.items() if name not in _POOLED}
     if any(url.query.get(name, "0") != "0" for name in _POOLED):
         raise InvalidRequestError(
-            f"BDN_DATABASE_URL: {_POOLED[0]} is 0, for a pooler in transaction mode, or left away"
+            f"BDN_DATABASE_URL: {_POOLED[0]} has to be 0, for a pooler in transaction mode, or left out"
         )
     if unknown := options.keys() - inspect.signature(asyncpg.connect).parameters.keys():
         raise InvalidRequestError(f"BDN_DATABASE_URL has unknown options: {', '.join(sorted(unknown))}")

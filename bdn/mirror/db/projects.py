@@ -82,7 +82,7 @@ async def find(session: ReadSession, organisation: str, name: str, team: str | N
         having = ", ".join(repr(one.team) for one in known)
         raise InvalidRequestError(
             f"several teams have a project {name!r} ({having}): name it by its id, which GET /projects and "
-            "'bdn-admin projects ls' tell"
+            "'bdn-admin projects ls' show"
         )
     return None
 

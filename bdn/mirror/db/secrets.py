@@ -141,7 +141,7 @@ class Keyring:
         head, rest = sealed[:_HEAD_BYTES], sealed[_HEAD_BYTES:]
         key = next((key for key in self.keys if head == _VERSION + _fingerprint(key)), None)
         if key is None:
-            lacking = "is not among those of" if self.keys else "would have to be in"
+            lacking = "is not one of the keys in" if self.keys else "has to be in"
             problem = f"is encrypted with a key that {lacking} the mirror's BDN_SECRETS_KEY"
             raise SecretMalformedError(name, f"{problem}; add that key to it, or {_again(name)}")
         try:

@@ -91,7 +91,7 @@ class Copier:
         try:
             check = await self._copy_chunks(self.reader, located, chunks, put=put, told=told, under_way=under_way)
         except RangesIgnoredError:
-            logger.warning("%s: the server ignores Range; the file is read in order, by one request", located.subject)
+            logger.warning("%s: the server ignores Range; reading the file in order, with one request", located.subject)
             with self.reader.in_order() as reader:
                 check = await self._copy_chunks(reader, located, chunks, put=put, told=told, under_way=under_way)
         layout = FileLayout.of(file.size, tuple(chunks[index] for index in range(len(chunks))))

@@ -165,7 +165,7 @@ class CopyMissing:
             raise
         except ChunkLostError as error:
             await self.progress.lost(unit.key, error.chunk)
-            raise StoreUnavailableError(f"it lost {error} of {file.path!r}; mirror again") from error
+            raise StoreUnavailableError(f"{error} of {file.path!r} is missing; mirror again") from error
 
     @property
     def _under_way(self) -> UnderWay:

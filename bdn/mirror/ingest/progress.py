@@ -147,7 +147,7 @@ class Progress:
         """As ``drop``, because the store lost a chunk of the file. The chunk counts as never put from now on."""
         async with self.database.write() as session:
             if (row := await damaged.get(session, chunk)) is not None:
-                await damaged.mark(session, chunk, row.id, "it is not there", self.database.now())
+                await damaged.mark(session, chunk, row.id, "it is absent", self.database.now())
         await self.drop(key)
 
     async def quarantine(
@@ -169,4 +169,4 @@ class Progress:
             )
         await self.drop(key)
         facts = {"mirror": self.mirror_id, "source": source, "path": file.path, "expected": error.expected}
-        logger.warning("wrong content is kept as evidence", extra=facts)
+        logger.warning("upstream sent a file with wrong content; keeping it as evidence", extra=facts)

@@ -316,7 +316,7 @@ async def keep_pruning(database: Database, keep_seconds: float) -> None:
                     async with database.write() as session:
                         pruned = await mirrors.prune(session, database.now() - keep_seconds) > 0
         except BdnError as error:
-            logger.warning("old mirrors cannot be deleted now", extra={"error": str(error)})
+            logger.warning("cannot delete expired mirrors now; retrying", extra={"error": str(error)})
         await asyncio.sleep(_PRUNE_SECONDS)
 
 

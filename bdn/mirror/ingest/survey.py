@@ -221,7 +221,7 @@ class Surveyor:
         if all(ours == theirs for ours, theirs in pairs):
             raise InvalidSourceError(
                 str(uri),
-                f"{uri} holds objects of this mirror's own store, or would if it were in the same place; a source has to be "
+                f"{uri} overlaps with this mirror's own store, by its bucket's name and prefix; a source has to be "
                 "in another bucket, or in a folder beside the store",
             )
 
@@ -299,7 +299,10 @@ class Surveyor:
         try:
             return await asyncio.to_thread(_layouts_by_key, self.store, Digest(row.manifest), Digest(row.listing), keys)
         except (DocumentDamagedError, MalformedDocumentError) as error:
-            logger.info("an earlier listing cannot be read", extra={"source": name, "error": str(error)})
+            logger.info(
+                "cannot read the source's earlier listing; comparing with none",
+                extra={"source": name, "error": str(error)},
+            )
             return {}
 
     async def _look(self, units: Iterator[tuple[str, Known | None]], survey: Survey, hold: Hold) -> None:

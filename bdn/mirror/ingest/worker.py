@@ -122,17 +122,22 @@ class Worker:
 
     @staticmethod
     @contextmanager
-    def _surviving() -> Iterator[None]:
-        """A failure of one mirror ends neither the worker nor its other mirrors."""
+    def _surviving(mirror_id: str | None = None) -> Iterator[None]:
+        """A failure of one mirror ends neither the worker nor its other mirrors. None: of the claim of the next one."""
+        facts = {} if mirror_id is None else {"mirror": mirror_id}
+        resumes = f"a worker resumes the mirror when its claim expires ({CLAIM_SECONDS:.0f} s)"
         try:
             yield
         except BdnError as error:  # the database is away: the claim expires, and the mirror is resumed when it is back
-            logger.warning("worker cannot go on with a mirror now", extra={"error": str(error)})
+            what = f"mirroring interrupted; {resumes}" if mirror_id else "cannot claim a mirror now; retrying"
+            logger.warning(what, extra={**facts, "error": str(error)})
         except Exception:
-            logger.exception("worker failed; the mirror's claim will run out, and somebody goes on with it")
+            logger.exception(
+                f"worker failed; {resumes}" if mirror_id else "worker failed to claim a mirror", extra=facts
+            )
 
     async def _work(self, mirror_id: str, claimant: str) -> None:
-        with self._surviving():
+        with self._surviving(mirror_id):
             async with self.database.read() as session:
                 mirror = await mirrors.get(session, mirror_id, None)
             await self._work_on(mirror, claimant)
@@ -145,7 +150,7 @@ class Worker:
         try:
             await self._run(mirror, progress)
         except ClaimLostError:
-            logger.info("mirror was taken away", extra={"mirror": row.id})
+            logger.info("lost the claim on a mirror: canceled, or claimed by another worker", extra={"mirror": row.id})
             async with self.database.write() as session:
                 await mirrors.release_claims(session, claimant)
         finally:

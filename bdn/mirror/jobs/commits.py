@@ -42,16 +42,16 @@ def _placed(files: Iterable[tuple[str, PushedFile]]) -> Iterable[PlacedFile]:
     for path, file in files:
         if not is_small(file.size):
             if file.slab or file.digest or file.offset is not None:
-                raise ValueError(f"{path!a} of {file.size} bytes does not lie in a slab: give its chunks")
+                raise ValueError(f"{path!a} of {file.size} bytes is too large for a slab: give its chunks")
             yield PlacedFile(path, FileLayout.of(file.size, tuple(map(Digest.parse, file.chunks))))
             continue
         if not file.slab or not file.digest or file.chunks:
-            raise ValueError(f"{path!a} of {file.size} bytes lies in a slab: give its digest, slab and offset")
+            raise ValueError(f"{path!a} of {file.size} bytes has to be in a slab: give its digest, slab and offset")
         if file.offset == 0:
             yield from _in_slab(slab, name, size)
             slab, name, size = [], file.slab, 0
         if (file.slab, file.offset) != (name, size):
-            raise ValueError(f"{path!a} does not lie behind the file before it in its slab")
+            raise ValueError(f"{path!a} does not follow the file before it in its slab")
         slab.append((path, file.size, Digest.parse(file.digest)))
         size += file.size
     yield from _in_slab(slab, name, size)

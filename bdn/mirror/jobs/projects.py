@@ -122,7 +122,7 @@ class Projects:
                 async with self.database.read() as session:
                     old = await checkpoints.older_than(session, self.database.now() - keep_seconds)
                 for row in old:
-                    await self.remove(row.id, row.organisation, why="its time was over")
+                    await self.remove(row.id, row.organisation, why="it expired")
             await asyncio.sleep(_EXPIRE_SECONDS)
 
 

@@ -85,7 +85,7 @@ def _ended(push_id: str, row: MirrorRow | None = None) -> BdnError:
     error = row.error if row else None
     if error and error["code"] == QuotaExceededError.code:
         return QuotaExceededError(**error["details"])
-    return NotFoundError(f"push {push_id} that goes on")
+    return NotFoundError(f"an open push {push_id}")
 
 
 @dataclass(eq=False, slots=True)
@@ -134,7 +134,7 @@ class Pushes:
         """
         uri, organisation = _named(source), pusher.organisation
         if not pusher.may_push(uri):
-            raise NotPermittedError(f"this grant is for checkpoints of {pusher.grant and pusher.grant.job} alone")
+            raise NotPermittedError(f"this grant is limited to checkpoints of {pusher.grant and pusher.grant.job}")
         request = {"source": str(uri), "mount_location": _MOUNT}
         while True:
             async with self.database.read() as session:

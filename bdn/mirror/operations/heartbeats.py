@@ -262,7 +262,12 @@ class Membership:
             if dropped:
                 _advance(cluster, now)
         if dropped:
-            logger.warning("cluster %s: not heard of for %.0f s: %s", name, agents.ALIVE_SECONDS, ", ".join(dropped))
+            logger.warning(
+                "cluster %s: removed members without a heartbeat for %.0f s: %s",
+                name,
+                agents.ALIVE_SECONDS,
+                ", ".join(dropped),
+            )
 
     async def agents(self, after: Name | None, limit: int) -> tuple[list[AgentDocument], Name | None]:
         """A page of agents in the order of their names, and the cursor of the next page."""
@@ -286,7 +291,7 @@ class Membership:
             raise NotFoundError(f"agent {node}" if cluster is None else f"agent {cluster}/{node}")
         if len(found) > 1:
             names = ", ".join(row.cluster for row in found)
-            raise InvalidRequestError(f"there is an agent {node} in each of the clusters {names}; name one of them")
+            raise InvalidRequestError(f"clusters {names} each have an agent {node}; name its cluster")
         [row] = found
         now = self.clock()
         async with self.database.write() as session:
@@ -362,7 +367,7 @@ def _dispute(row: AgentRow | None, heartbeat: Heartbeat, now: float) -> dict[str
         changes["disputed_at"] = now
         if row.disputed_at is None or now - row.disputed_at >= agents.ALIVE_SECONDS:
             logger.warning(
-                "two agents call themselves %s in cluster %s: at %s and at %s; give one another BDN_AGENT_NODE",
+                "two agents have the name %s in cluster %s: at %s and at %s; set another BDN_AGENT_NODE for one of them",
                 heartbeat.node,
                 heartbeat.cluster,
                 row.advertise,

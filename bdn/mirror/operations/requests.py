@@ -55,7 +55,7 @@ from bdn.wire.shapes import ErrorBody, added, body_of
 logger = logging.getLogger(__name__)
 
 _ANYWHERE: Final = "/prefetched"  # a grant names mounts; mounts of prefetches are never shown
-_NOBODY: Final = "an agent of {}, {} (those that left, or were silent for a day, are not asked)"
+_NOBODY: Final = "an agent of {}, {} (operations skip agents that left or sent no heartbeat for a day)"
 _GRANTED_AT_ONCE: Final = 256  # manifests of one grant, which must fit into a request header
 
 _Mount = dict[str, Any]
@@ -276,7 +276,7 @@ class OperationRequests:
             return [_mount(newest.manifest, newest.source)]
         mirror = await mirrors.get(session, request.mirror_id, organisation)
         if (status := mirror.row.status) != "READY":
-            raise InvalidRequestError(f"mirror {request.mirror_id} is {status}; what is prefetched must be READY")
+            raise InvalidRequestError(f"mirror {request.mirror_id} is {status}; only a READY mirror can be prefetched")
         return [_mount(source.manifest, source.source, source.mount_location) for source in mirror.sources]
 
     async def _addressees(self, cluster: str | None, node: str | None) -> list[AgentRow]:
@@ -310,7 +310,7 @@ def _of_name(name: str, rows: list[AgentRow]) -> list[AgentRow]:
     if not found:
         raise NotFoundError(_NOBODY.format("this cluster", name))
     if not any("node" in row.roles for row in found):
-        raise InvalidRequestError(f"agent {name} has not the role node: it keeps no files for jobs")
+        raise InvalidRequestError(f"agent {name} does not have the role node, so it holds no files for jobs")
     return [row for row in found if "node" in row.roles]
 
 
@@ -369,7 +369,7 @@ class Collections:
                 if asked:
                     continue  # requests may have arrived meanwhile
             except BdnError as error:  # the database is away: open requests stay open
-                logger.warning("nothing can be collected now", extra={"error": str(error)})
+                logger.warning("cannot collect now; retrying", extra={"error": str(error)})
             await asking.changed(changes, _LOOK_SECONDS)
 
     async def _begin_what_is_due(self) -> None:
@@ -403,7 +403,7 @@ class Collections:
                 failure = body_of(error)
             except Exception as error:
                 # A bug must not end the mirror, nor may the next start retry it.
-                logger.exception("a collection failed", extra={"collection": collection_id})
+                logger.exception("collection failed", extra={"collection": collection_id})
                 failure = body_of(InternalError(f"{type(error).__name__} while collecting"))
             if not request.dry_run:
                 self.on_collected(sum(collected.bytes.values()))

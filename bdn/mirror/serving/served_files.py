@@ -79,7 +79,7 @@ class OpenedFile:
                 while left:
                     piece = await self._in_thread(file.read, min(left, _PIECE))
                     if not piece:
-                        raise StoreUnavailableError(f"chunk {part.chunk} is shorter than it was")
+                        raise StoreUnavailableError(f"chunk {part.chunk} is shorter than recorded")
                     left -= len(piece)
                     yield piece
 
@@ -90,7 +90,7 @@ class OpenedFile:
         try:
             file = self.store.open(part.chunk, reader=self.organisation)
         except NotFoundError as error:
-            raise StoreUnavailableError(f"it lost {error.what} of {self.file.path!r}") from error
+            raise StoreUnavailableError(f"{error.what} of {self.file.path!r} is missing") from error
         with ExitStack() as stack:
             stack.push(file)
             self._check(file, part)

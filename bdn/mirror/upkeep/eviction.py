@@ -98,7 +98,9 @@ class StoreEviction:
             await events.record(session, self.clock(), told)
             sources = await mirrors.sources_by_manifest(session, organisation, restored)
         if not restored:
-            raise NotFoundError(f"{request.manifest or request.source} among what was evicted and is not collected yet")
+            raise NotFoundError(
+                f"an evicted manifest of {request.manifest or request.source} that is not collected yet"
+            )
         return Items[RestoredItem](
             items=[RestoredItem(manifest=f"b3:{digest}", sources=sources.get(digest, [])) for digest in restored]
         )

@@ -50,7 +50,7 @@ class Attempt:
     def reason(self, digest: Digest, asking: str | None = None) -> str:
         """All reasons, without sources of other organisations than ``asking``; None includes all, for the log."""
         told = [
-            reason if asking is None or owner in (None, asking) else "another organisation's source cannot give it"
+            reason if asking is None or owner in (None, asking) else "another organisation's source does not have it"
             for reason, owner in self._reasons[digest]
         ]
         return "; ".join(dict.fromkeys(told)) or "neither an agent nor a READY source has it"
@@ -64,7 +64,7 @@ class WholeAnswer:
 
     def waiting(self) -> None:
         if time.monotonic() > self.until:
-            raise TimeoutError("it sends too slowly")
+            raise TimeoutError("the agent sends too slowly")
 
     def at_work(self) -> None:
         self.waiting()
@@ -107,7 +107,8 @@ class AgentSource:
         address = str(row.advertise)
         if self.requires_tls and is_in_the_clear(address):
             attempt.note(
-                chunk, f"agent {row.cluster}/{row.node} is asked for nothing: its address is one of plain HTTP"
+                chunk,
+                f"agent {row.cluster}/{row.node} is skipped: its address is plain HTTP, and this mirror requires TLS",
             )
             return False
         mount = GrantedMount("/repair", Digest(origin.manifest), origin.row.source)
@@ -172,7 +173,8 @@ class Repair:
             await self._restore(attempt)
         for digest, damage in attempt.left.items():
             logger.warning(
-                "a damaged chunk cannot be repaired", extra={"chunk": str(digest), "reason": attempt.reason(digest)}
+                "cannot repair a damaged chunk; mirror its source again",
+                extra={"chunk": str(digest), "reason": attempt.reason(digest)},
             )
             async with self.database.write() as session:
                 await damaged.record_loss(session, damage, self.clock())
@@ -221,7 +223,7 @@ class Repair:
     async def _from_upstream(self, origin: Origin, attempt: Attempt) -> str:
         """Returns why the remaining chunks could not be restored."""
         source = origin.row.source
-        reason = f"{source} is not what was mirrored any more; mirror it again"
+        reason = f"{source} has changed since it was mirrored; mirror it again"
         try:
             await self.restore(origin.row, origin.organisation, origin.team)
         except BdnError as error:

@@ -80,7 +80,7 @@ class Keeper:
                     while True:
                         await self._turn()
             except BdnError as error:
-                logger.warning("the store cannot be verified now", extra={"error": str(error)})
+                logger.warning("cannot verify the store now; retrying", extra={"error": str(error)})
             except Exception:
                 logger.exception("verifying the store failed")
             await asyncio.sleep(_AWAY_SECONDS)
@@ -131,7 +131,10 @@ class Keeper:
             sample = Sample.that_fits(size, self.rate_bytes_per_second, self.period_seconds, began)
             self._samples[began] = sample
             if sample.of > 1:
-                logger.info("the scrub reads a part of the store and looks at the rest", extra={"one_in": sample.of})
+                logger.info(
+                    "scrub round reads a sample of the store's chunks, and checks presence and size of the rest",
+                    extra={"one_in": sample.of},
+                )
         return self._samples[began]
 
     async def verify_next(self) -> bool:
@@ -239,5 +242,8 @@ def _paths(store: ChunkStore, manifest: Digest, wanted: Collection[Digest]) -> d
                 for entry in read_page(content):
                     found |= {chunk: entry.path for chunk in entry.fetched if chunk in wanted and chunk not in found}
     except StoreUnavailableError as error:
-        logger.info("paths of damaged chunks are not known", extra={"manifest": str(manifest), "error": str(error)})
+        logger.info(
+            "cannot find the paths of damaged chunks of a manifest",
+            extra={"manifest": str(manifest), "error": str(error)},
+        )
     return found

@@ -202,12 +202,12 @@ class UpstreamMetrics(Collector):
         for outcome in Outcome:
             requests.add_metric([outcome.name.lower()], all_.requests[outcome])
         yield requests
-        yield CounterMetricFamily("bdn_upstream_retries", "Failed requests that were made again", all_.retries)
-        yield CounterMetricFamily("bdn_upstream_pauses", "Waits because a host asked for them", all_.pauses)
-        yield CounterMetricFamily("bdn_upstream_pause_seconds", "Seconds of these waits", all_.pause_seconds)
+        yield CounterMetricFamily("bdn_upstream_retries", "Retries of failed requests", all_.retries)
+        yield CounterMetricFamily("bdn_upstream_pauses", "Pauses that hosts requested", all_.pauses)
+        yield CounterMetricFamily("bdn_upstream_pause_seconds", "Seconds of these pauses", all_.pause_seconds)
         for name, what, value in (
             ("limit", "Requests that may be in flight, over all hosts", sum(host.pace.limit for host in hosts)),
-            ("slots", "Threads and tasks that ask upstreams now", sum(host.pace.slots for host in hosts)),
-            ("hosts_closed", "Hosts that asked to wait", sum(host.pace.closed_until > now for host in hosts)),
+            ("slots", "Threads and tasks that send requests to upstreams now", sum(host.pace.slots for host in hosts)),
+            ("hosts_closed", "Hosts with a requested pause now", sum(host.pace.closed_until > now for host in hosts)),
         ):
             yield GaugeMetricFamily(f"bdn_upstream_{name}", what, value)

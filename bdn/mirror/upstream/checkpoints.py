@@ -69,7 +69,10 @@ class CheckpointSource:
 
     async def locate(self, file: UpstreamFile) -> Location:
         """Raises ``SourceNotFoundError``: a checkpoint's bytes exist only in the store."""
-        raise SourceNotFoundError(str(self.uri), f"the store has lost some of {file.path!r}, and nobody else has it")
+        raise SourceNotFoundError(
+            str(self.uri),
+            f"the store has lost chunks of {file.path!r}, and a checkpoint has no other copy; push it again",
+        )
 
 
 def pinned(uri: CheckpointUri, revision: str) -> CheckpointUri:

@@ -57,7 +57,7 @@ class UpstreamRetries:
         if outage.failures >= _WORTH_A_WORD and now >= self.budgets.silent_until:
             self.budgets.silent_until = now + _SILENCE_SECONDS
             logger.warning(
-                "%s; it is asked again for %.0f s", failure, max(0.0, self.policy.outage_seconds - outage.seconds)
+                "%s; retrying for up to %.0f s", failure, max(0.0, self.policy.outage_seconds - outage.seconds)
             )
         self.budgets.retries += isinstance(failure, UpstreamError)
         await self.budgets.pause(delay)

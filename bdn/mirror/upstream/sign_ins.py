@@ -146,13 +146,13 @@ class SignIns:
                 account, provider = fields["gcp_oidc_service_account"], fields["gcp_oidc_workload_id_provider"]
                 return GoogleServiceAccount.of(account, provider, self._assertion(auth.method, subject))
             case _:
-                raise InvalidRequestError(f"auth_method {auth.method} is not one of a cloud's")
+                raise InvalidRequestError(f"auth_method {auth.method} is not a sign-in at a cloud")
 
     def _assertion(self, method: AuthMethod, subject: TokenSubject) -> Assertion:
         issuer = self.issuer
         if issuer is None:
             raise InvalidRequestError(
-                f"{method} needs this mirror to be an OpenID issuer, and it is none: the operator sets BDN_ISSUER_URL to "
+                f"{method} needs this mirror to be an OpenID issuer, which it is not: the operator has to set BDN_ISSUER_URL to "
                 "the https address under which clouds reach it"
             )
         return Assertion(lambda audience: issuer.token(subject, audience), issuer.url, subject.pattern)

@@ -106,7 +106,10 @@ class Sending:
             count = send_file(connection, self._descriptor, self._offset, size)
             if not count:
                 # The reader must not wait for missing bytes, and must never get other bytes in their place.
-                logger.error("a chunk's file is shorter than recorded; closing the reader's connection", extra={"missing_bytes": self._left})
+                logger.error(
+                    "a chunk's file is shorter than recorded; closing the reader's connection",
+                    extra={"missing_bytes": self._left},
+                )
                 self.is_last = True
                 return None
             self._offset += count

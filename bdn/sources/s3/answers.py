@@ -241,9 +241,7 @@ def _of_head(error: ClientError, source: str, path: str) -> BdnError | None:
         case 503:  # usually "Slow Down"
             return UpstreamRateLimitedError(source, parse_retry_after(headers))
         case 400:
-            reason = (
-                f"{path}: status 400: the credentials have expired, or the object is encrypted with a customer-provided key"
-            )
+            reason = f"{path}: status 400: the credentials have expired, or the object is encrypted with a customer-provided key"
             return AuthRequiredError(source, f"{reason} (SSE-C) and cannot be read")
         case _:
             return None

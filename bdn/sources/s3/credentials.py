@@ -198,9 +198,7 @@ def translate(error: Exception, sign_in: AwsSignIn, source: str) -> BdnError:
         case BotoCoreError() | OSError():
             return unreachable(source, f"AWS STS did not answer ({type(error).__name__})", error)
         case _:
-            return UpstreamUnavailableError(
-                source, f"the answer does not look like AWS STS's ({type(error).__name__})"
-            )
+            return UpstreamUnavailableError(source, f"the answer does not look like AWS STS's ({type(error).__name__})")
 
 
 def _answered(error: ClientError, sign_in: AwsSignIn, source: str) -> BdnError:
@@ -220,7 +218,9 @@ def _answered(error: ClientError, sign_in: AwsSignIn, source: str) -> BdnError:
 
 def _of_own_keys(code: str, sign_in: AwsAssumedRole, source: str) -> BdnError:
     if problem := _OWN_KEYS.get(code):
-        remedy = "The operator has to check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of this mirror"
+        remedy = (
+            "The operator has to check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of this mirror"
+        )
         return AuthRequiredError(source, f"{code} for this mirror's own AWS keys: {problem}", remedy)
     remedy = (
         "The role's trust policy has to allow sts:AssumeRole to this mirror's AWS principal (ask its operator for it) with "

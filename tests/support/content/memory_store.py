@@ -73,7 +73,9 @@ class MemoryStore:
         content = self._chunks.get(digest)
         if content is None:
             return "it is absent"
-        return None if digest_of(content) == digest else f"its {len(content)} bytes have the digest {digest_of(content)}"
+        return (
+            None if digest_of(content) == digest else f"its {len(content)} bytes have the digest {digest_of(content)}"
+        )
 
 
 def content_of(store: ChunkStore, digest: Digest) -> bytes:

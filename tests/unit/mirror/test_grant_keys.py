@@ -97,7 +97,7 @@ def test_a_file_that_is_absent_no_file_or_open_to_everybody_is_refused(tmp_path:
             loaded(tmp_path, path)
     for mode in (0o604, 0o666, 0o602):
         file.chmod(mode)
-        with pytest.raises(InvalidRequestError, match=r"everybody on this machine can read .*chmod o= .*defaultMode"):
+        with pytest.raises(InvalidRequestError, match=r"every user of this machine can read .*chmod o= .*defaultMode"):
             loaded(tmp_path, file)
     file.chmod(0o440)  # a group's: how Kubernetes gives a secret to who is not root
     loaded(tmp_path, file)

@@ -54,4 +54,4 @@ async def test_a_mirror_with_a_certificate_sends_no_grant_in_the_clear(
         source = AgentSource(database, cast(ConnectionPool, network), signer, requires_tls=requires_tls)
         assert await source.fetch(damage, attempt) is None
     assert tuple(network.asked) == asked
-    assert ("agent c/n0 is asked for nothing: its address is one of plain HTTP" in attempt.reason(NAME)) == requires_tls
+    assert ("agent c/n0 is skipped: its address is plain HTTP" in attempt.reason(NAME)) == requires_tls

@@ -206,10 +206,10 @@ def test_all_keys_open_and_the_first_one_seals() -> None:
 def test_without_the_right_key_the_error_says_what_to_do() -> None:
     sealed = Keyring.parse(OLD).seal("default", "name", VALUE)
     with pytest.raises(
-        SecretMalformedError, match="not among those of the mirror's BDN_SECRETS_KEY; add that key to it, or"
+        SecretMalformedError, match="not one of the keys in the mirror's BDN_SECRETS_KEY; add that key to it, or"
     ):
         KEYRING.open("default", "name", sealed)
-    with pytest.raises(SecretMalformedError, match="would have to be in the mirror's BDN_SECRETS_KEY") as raised:
+    with pytest.raises(SecretMalformedError, match="has to be in the mirror's BDN_SECRETS_KEY") as raised:
         Keyring.parse(None).open("default", "name", sealed)
     assert "bdn-admin secrets set name" in str(raised.value)
     for empty in (None, "", " , "):
