@@ -291,7 +291,7 @@ class UpstreamRateLimitedError(UpstreamError):
     retry_after_seconds: float | None = None
 
     def __str__(self) -> str:
-        after = f"; it asks to wait {self.retry_after_seconds:g} s" if self.retry_after_seconds is not None else ""
+        after = f"; it says to wait {self.retry_after_seconds:g} s" if self.retry_after_seconds is not None else ""
         return f"{self.source} limits our requests (429){after}"
 
 

@@ -249,12 +249,12 @@ def _trimmed(facts: _Given) -> str:
 
 def _evicted(facts: _Given) -> str:
     force = "by force " if facts["forced"] else ""
-    asked = "as {asked_by} asked ({eviction})" if facts["eviction"] else "on request"
+    asked = "as {asked_by} requested ({eviction})" if facts["eviction"] else "on request"
     return f"{_gone(facts)} {force}{asked}" + (", although it was in use by {holders}" if facts["holders"] else "")
 
 
 def _eviction_refused(facts: _Given) -> str:
-    asked = "that {asked_by} asked for ({eviction})" if facts["eviction"] else "on request"
+    asked = "that {asked_by} requested ({eviction})" if facts["eviction"] else "on request"
     return f"was spared by an eviction {asked}: it was in use by " + ("{holders}" if facts["holders"] else "other jobs")
 
 
@@ -369,7 +369,7 @@ KINDS: Final[dict[str, EventKind]] = {
     "tombstoned": _private(_tombstoned, "eviction restorable_until:until", "absent"),
     "restored": _private("was restored on the mirror", "", "here"),
     "collected": EventKind(
-        "was collected from the mirror's store: {bytes} were its own", _facts("bytes:size"), "absent"
+        "was collected from the mirror's store, which freed {bytes}", _facts("bytes:size"), "absent"
     ),
 }
 

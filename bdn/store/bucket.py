@@ -374,7 +374,7 @@ class Bucket:
         return StoreUnavailableError(f"{said}{_remedy(answer, code)}")
 
 
-_CREDENTIALS: Final = "the credentials of the store (BDN_STORE_SECRET, or those of the environment)"
+_CREDENTIALS: Final = "the credentials of the store (BDN_STORE_SECRET, or the keys in the environment)"
 
 
 def _remedy(answer: Answer, code: str) -> str:

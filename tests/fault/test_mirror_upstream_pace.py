@@ -31,7 +31,7 @@ async def test_an_upstream_that_is_closed_for_an_hour_fails_whoever_asks_and_hea
     for wanted in (upstream.wanted, upstream.neighbour):
         error = (await patient.mirror(wanted))["error"]
         assert (error["code"], error["retryable"]) == (UpstreamRateLimitedError.code, True)
-        assert "asks to wait 35" in error["message"]
+        assert "says to wait 35" in error["message"]
 
     assert sum(request.origin != "oauth" for request in upstream.log.find()) == count, "oauth is another host"
     assert not [seconds for seconds in pauses.seconds if seconds > 60]

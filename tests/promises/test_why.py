@@ -106,12 +106,12 @@ async def test_an_eviction_says_whom_it_spared_and_whom_it_broke(agent: Agent, m
     spared = story(agent, leased)[-1]
     assert (spared.kind, spared.facts["eviction"]) == ("eviction_refused", "evi_1")
     assert spared.facts["holders"] == [f"job train-42 (stage {stage.id})"]
-    assert "as an operator of acme asked (evi_1)" in why(agent, free)
+    assert "as an operator of acme requested (evi_1)" in why(agent, free)
 
     await agent.evictions.evict(EvictCommand(id="evi_2", force=True, **given))
     said = why(agent, leased)
     assert (
-        f"by force as an operator of acme asked (evi_2), although it was in use by job train-42 (stage {stage.id})"
+        f"by force as an operator of acme requested (evi_2), although it was in use by job train-42 (stage {stage.id})"
         in said
     )
     assert [one.facts["ending"] for one in story(agent, leased) if one.kind == "ended"] == ["forced"]

@@ -101,7 +101,7 @@ async def test_what_was_collected_says_so_to_all(mirror: MirrorUnderTest, calend
         (_, gone) = await told(mirror, organisation, manifest=manifest)
         assert gone["kind"] == "collected"
         assert gone["facts"]["bytes"] == collection["bytes_freed"] == planned["bytes_freed"]
-        assert gone["sentence"] == "was collected from the mirror's store: 2 MB were its own"
+        assert gone["sentence"] == "was collected from the mirror's store, which freed 2 MB"
         assert abs(datetime.fromisoformat(gone["at"]).timestamp() - calendar()) < DAY  # eight days after the mirror
     assert await kinds(mirror, "stranger", manifest=manifest) == []
 

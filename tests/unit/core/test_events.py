@@ -119,7 +119,7 @@ def test_the_last_that_was_decided_counts(events: list[Event], is_here: bool, be
         "node, 0 B came from its cluster, 5 B from the mirror")),
     ([REFUSED], False, ("is not cached on n: at 2027-01-15 08:00:00Z it was not admitted for job j (stage stg_1) [CACHE_FULL]: 9 B "
         "more did not fit: of 5 B, 1 B were free and 4 B in use, by job k")),
-    ([COLLECTED], False, "is not cached on n because at 2027-01-15 08:00:00Z it was collected from the mirror's store: 5 B were its own"),
+    ([COLLECTED], False, "is not cached on n because at 2027-01-15 08:00:00Z it was collected from the mirror's store, which freed 5 B"),
     ([ARRIVED, LOST], True, ("is cached on n because at 2027-01-15 08:00:00Z it was READY for job j (stage stg_1): 0 B were on "
         "this node, 0 B came from its cluster, 5 B from the mirror")),
     ([GONE], True, ("is cached on n; the last recorded event says otherwise: at 2027-01-15 08:00:00Z it was evicted (5 B) as the "
@@ -133,7 +133,7 @@ def test_a_place_is_explained_in_one_sentence(events: list[Event], is_here: bool
     (replace(LOST, digest="b3:1"), "lost a part, which neither an agent nor its upstream has now: b3:1 in the tier mirror (its bytes are others)"),
     (made("lost", tier="node", reason="r", path="a/b"), "lost a part, which the next stage fetches again: None of a/b in the tier node (r)"),
     (made("evicted", tier="node", bytes=5, eviction="evi_1", asked_by="operator of acme", forced=True, holders=["job a", "job b"]),
-        "was evicted (5 B) by force as operator of acme asked (evi_1), although it was in use by job a, job b"),
+        "was evicted (5 B) by force as operator of acme requested (evi_1), although it was in use by job a, job b"),
     (made("evicted", tier="cluster", bytes=5, last_used=1.8e9, eviction="", asked_by="", forced=False),
         "its chunks for the cluster were evicted (5 B, used last at 2027-01-15 08:00:00Z) on request"),
     (made("trimmed", tier="node", bytes=5, held=9, budget=7, allowed=8),
