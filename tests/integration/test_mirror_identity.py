@@ -319,7 +319,7 @@ async def test_without_keys_of_its_own_the_mirror_cannot_assume_roles(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     async with trusted_mirror(clouds, tmp_path) as mirror:
         error = await mirror.failed(aws_assume_role(uri))
-    told(error, "INVALID_REQUEST", "AWS_ASSUME_ROLE", "operator sets AWS_ACCESS_KEY_ID")
+    told(error, "INVALID_REQUEST", "AWS_ASSUME_ROLE", "operator has to set AWS_ACCESS_KEY_ID")
     assert clouds.sts.log.count() == 0
 
 
