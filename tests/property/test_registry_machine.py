@@ -21,7 +21,7 @@ from tests.support.content.names import named
 from tests.support.promises.tally import at_scale
 
 STEPS: Final = 50
-EXAMPLES: Final = at_scale(40, 20_000)
+EXAMPLES: Final = at_scale(40, 2_000)
 # One for all examples: statements are compiled once.
 ENGINE: Final = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
 DIGESTS: Final = [named(f"chunk {number}") for number in range(3)]
