@@ -64,7 +64,7 @@ async def test_a_page_that_fails_is_asked_for_alone(upstreams: None, patient_hub
 @ONE_UPSTREAM
 async def test_what_is_done_to_upstreams_is_measured(patient: MirrorUnderTest, upstream: ScriptedUpstream) -> None:
     upstream.fail(answer(500), times=2)
-    upstream.fail(rate_limited(2), skip=2)
+    upstream.fail(rate_limited(50), skip=2)  # longer than the test takes
     upstream.fail(answer(403), file=SMALL)
     await check(patient, await patient.mirror(upstream.wanted, upstream.neighbour), FILES)
 
@@ -81,7 +81,7 @@ async def test_what_is_done_to_upstreams_is_measured(patient: MirrorUnderTest, u
     assert found["bdn_upstream_requests_totalarrived"] >= 10
     assert found["bdn_upstream_retries_total"] == 3
     assert found["bdn_upstream_pauses_total"] >= 1
-    assert 0 < found["bdn_upstream_pause_seconds_total"] <= 2 * found["bdn_upstream_pauses_total"]
+    assert 0 < found["bdn_upstream_pause_seconds_total"] <= 50 * found["bdn_upstream_pauses_total"]
     assert found["bdn_upstream_limit"] >= 1
     assert found["bdn_upstream_slots"] == 0
     assert found["bdn_upstream_hosts_closed"] == 1
