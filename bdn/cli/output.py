@@ -302,7 +302,7 @@ def bar_on(console: Console, title: str, began: float) -> Iterator[Show]:
 
 
 def _figures(done: int, total: int | None, moved: int, seconds: float) -> list[str]:
-    """Bytes done, rate, and remaining time; without moved bytes there is no rate."""
+    """Bytes done, rate, and remaining time. The rate is left out while no bytes have moved."""
     parts = [format_size(done) + (f" of {format_size(total)}" if total is not None else "")]
     if moved > 0 and seconds > 0:
         rate = moved / seconds

@@ -234,7 +234,7 @@ TRUST_ADVICE: Final = "set BDN_TLS_CA to a file with the authority that signed i
 
 
 def advice_on(failure: ssl.SSLError | None) -> str:
-    """The remedy; "" where there is no failure, or its message suffices."""
+    """The remedy; "" without a failure, or where its message suffices."""
     if isinstance(failure, ssl.SSLCertVerificationError):
         return TRUST_ADVICE
     return SPEAKS_PLAIN_HTTP if failure is not None and failure.reason in _NOT_TLS else ""

@@ -268,5 +268,5 @@ class Pacer:
 
 
 def pacer(rate_bytes_per_second: int | None) -> Pacer | None:
-    """None if there is no limit."""
+    """None without a limit."""
     return None if rate_bytes_per_second is None else Pacer(rate_bytes_per_second)

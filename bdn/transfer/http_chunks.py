@@ -87,7 +87,7 @@ class LocatedChunkReader:
     """Reads the chunk at ``location``, unverified. Sends the location's headers, no grant, and follows no redirect.
 
     Raises, besides the errors of every reader: ``AddressRefusedError``, ``BucketBusyError``, and ``NotFoundError`` if
-    there is no such object. Messages contain only the host of the address.
+    the object does not exist. Messages contain only the host of the address.
     """
 
     connections: ConnectionPool

@@ -38,7 +38,7 @@ def tier_limits(roles: Collection[str], limit: int, cluster_limit: int | None, t
     Args:
         roles: ``node``, ``cluster`` or both. A tier without its role holds nothing.
         limit: the operator's limit for the cache.
-        cluster_limit: the operator's limit for the cluster tier. None: all of ``limit`` if there is no other tier,
+        cluster_limit: the operator's limit for the cluster tier. None: all of ``limit`` without another tier,
             otherwise a tenth of what the cache can have.
         there: bytes that the disk has for the cache.
     """

@@ -23,7 +23,7 @@ from bdn.disk.durable import disk_errors, opened, write_at_once
 from node_agent.disk.places import Places, name_in_files
 
 _MAGIC: Final = b"bdnpins1"
-_PIN_SIZE: Final = 16  # bytes: modification and change time in nanoseconds; zeros if there is no pin
+_PIN_SIZE: Final = 16  # bytes: modification and change time in nanoseconds; zeros without a pin
 _WORD: Final = (1 << 64) - 1
 _NO_RENAME: Final = frozenset({errno.EXDEV, errno.EPERM})  # other mount of the file system, other project's quota
 

@@ -274,7 +274,7 @@ class Access:
         return standing
 
     async def _opened_by(self, manifest: _Standing) -> frozenset[bytes] | None:
-        """The raw digests of the manifest's chunks; None if there is no room for them.
+        """The raw digests of the manifest's chunks; None if they do not fit in memory.
 
         The cache key is the set, which never changes: after a collection, a manifest that is published again has
         another set.

@@ -5,7 +5,7 @@ connection of each process listens.
 
     The connection is lost: notifications are missed; so once a new connection listens, all waiters wake and read again.
     Nothing arrives on it, because a pooler in transaction mode gives each transaction another session: the address says
-    so, or our own notification does not arrive. Then, and while there is no connection, one query a second polls for
+    so, or our own notification does not arrive. Then, and while the connection is lost, one query a second polls for
     all waiters.
 """
 

@@ -171,7 +171,7 @@ class SingleFlight(Generic[_Key, _Result]):
 
     def lead(self, key: _Key) -> bool:
         """True if there is neither work under way nor a result; then the caller must ``land`` or ``give_up``."""
-        # There is no await between test and entry, so of two callers one enters first and the other sees the entry.
+        # Test and entry are one step of the event loop: of two callers the first enters and the second sees the entry.
         if key in self._flights:
             return False
         self._flights[key] = asyncio.get_running_loop().create_future()

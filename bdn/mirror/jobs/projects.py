@@ -61,7 +61,7 @@ class Projects:
         request. Returns the project as it was before.
 
         Raises:
-            NotFoundError: there is no such project, or it is another team's.
+            NotFoundError: the project does not exist, or belongs to another team.
             InvalidRequestError: several teams have a project of this name.
             InUseError: a push of the project is active, or a job volume has its training cache mounted. A push that
                 begins during the deletion leaves the project with its remaining checkpoints.
