@@ -66,7 +66,9 @@ class Progress:
         self._changed.discard(known.key)
         # Before any await: a caller canceled now has counted the bytes, and the next flush writes both.
         self._complete[known.key] = known
-        await self._tell()
+        async with self._flushing:
+            if known.key in self._complete:  # or the transaction of another unit recorded it
+                await self._tell()
 
     def transferred(self, position: int, size: int) -> None:
         """Count bytes that arrived from a source's upstream and are durable."""
@@ -99,41 +101,41 @@ class Progress:
 
     async def flush(self) -> None:
         """Write to the database; what fails is retained for the next flush. Raises ``ClaimLostError``."""
-        if not await self._tell():
-            raise ClaimLostError
+        async with self._flushing:
+            if not await self._tell():
+                raise ClaimLostError
 
     async def _tell(self) -> bool:
         """Write chunk places and byte counts in one transaction: a byte counts if and only if its place is known.
 
         Returns False if the claim is lost; then only the places are written, which are hints.
         """
-        async with self._flushing:
-            keys, self._changed = self._changed, set()
-            complete, self._complete = self._complete, {}
-            changed = {position: counters for position, counters in self.counters.items() if counters.changed}
-            known = {key: Known(key, size, None, bytes(raw)) for key, (size, raw) in self._parts.items() if key in keys}
-            known |= complete
-            if not known and not changed:
-                return True
+        keys, self._changed = self._changed, set()
+        complete, self._complete = self._complete, {}
+        changed = {position: counters for position, counters in self.counters.items() if counters.changed}
+        known = {key: Known(key, size, None, bytes(raw)) for key, (size, raw) in self._parts.items() if key in keys}
+        known |= complete
+        if not known and not changed:
+            return True
+        for counters in changed.values():
+            counters.changed = False
+        try:
+            async with self.database.write() as session:
+                is_ours = self.mirror_id is None or await mirrors.is_claimed(
+                    session, self.mirror_id, self.claimant, canceled_too=True
+                )
+                await identities.record(session, known.values())
+                if self.mirror_id is not None and is_ours:
+                    for position, counters in changed.items():
+                        told = {"bytes_transferred": counters.transferred, "bytes_reused": counters.reused}
+                        await mirrors.update_source(session, self.mirror_id, position, **told)
+        except BaseException:
+            self._changed |= keys & self._parts.keys()
+            self._complete = complete | self._complete
             for counters in changed.values():
-                counters.changed = False
-            try:
-                async with self.database.write() as session:
-                    is_ours = self.mirror_id is None or await mirrors.is_claimed(
-                        session, self.mirror_id, self.claimant, canceled_too=True
-                    )
-                    await identities.record(session, known.values())
-                    if self.mirror_id is not None and is_ours:
-                        for position, counters in changed.items():
-                            told = {"bytes_transferred": counters.transferred, "bytes_reused": counters.reused}
-                            await mirrors.update_source(session, self.mirror_id, position, **told)
-            except BaseException:
-                self._changed |= keys & self._parts.keys()
-                self._complete = complete | self._complete
-                for counters in changed.values():
-                    counters.changed = True
-                raise
-            return is_ours
+                counters.changed = True
+            raise
+        return is_ours
 
     async def drop(self, key: str) -> None:
         """Discard the record of a file: it is wrong, and must not count as part of the right file."""

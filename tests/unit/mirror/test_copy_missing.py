@@ -54,6 +54,7 @@ class Told:
 
     database: Database
     broken: bool = False
+    writes: int = 0
 
     @staticmethod
     def now() -> float:
@@ -66,6 +67,7 @@ class Told:
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[WriteSession]:
+        self.writes += 1
         async with self.database.write() as session:
             yield session
             if self.broken:
@@ -136,6 +138,18 @@ async def test_a_unit_is_told_with_its_bytes_when_its_caller_was_canceled(told: 
     caller.cancel()
     await progress.flush()
     assert (await told.known(), await told.counters()) == (WHOLE, (SIZE, 0))
+
+
+async def test_units_that_are_complete_together_share_a_transaction(told: Told) -> None:
+    progress = told.progress()
+
+    async def complete(number: int) -> None:
+        await progress.unit_complete(Known(f"id {number}", 1, ONE, ONE.to_bytes()))
+        progress.transferred(0, 1)  # what the next one could write by itself
+
+    await asyncio.gather(*map(complete, range(20)))
+    assert told.writes == 2  # the first one, and all that came meanwhile
+    assert [(await told.known(f"id {number}")) is not None for number in range(20)] == [True] * 20
 
 
 async def test_a_dropped_file_is_forgotten(told: Told) -> None:
