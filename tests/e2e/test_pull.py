@@ -283,7 +283,7 @@ def test_pull__destination_cannot_be__is_refused_before_the_hub_is_asked(
     reasons = {
         "file": "it is a file",
         "file/model": "a part of the path is a file",
-        "loop": "its links lead in a circle",
+        "loop": "its symbolic links form a loop",
         f"new/{'n' * 300}": "a name in it is too long",
     }
 

@@ -58,7 +58,7 @@ class Placer:
         """Why the view is not all hard links; None when it is."""
         alone = f"{self._too_many_links} files were copied: too many links" if self._too_many_links else None
         if self.kind == "given" and self._copied:
-            alone = f"{counted(self._copied, 'file')} copied: others need the content, too"
+            alone = f"{counted(self._copied, 'file')} copied: other stages or manifests need the content"
         return "; ".join([*self.reasons, *([alone] if alone else [])]) or None
 
     def place(self, entry: FileEntry, folder: int) -> None:
@@ -176,7 +176,7 @@ def _copy(source: int, target: int, stop: threading.Event) -> None:
             copy, *others = others  # between these file systems, or in this sandbox, the kernel does not copy so
             continue
         if not count:
-            raise OSError(errno.EIO, "the file in the cache is shorter than it was")
+            raise OSError(errno.EIO, "the cached file is shorter than before")
         left -= count
 
 

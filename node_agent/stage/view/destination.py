@@ -32,7 +32,7 @@ _HINTS: Final = {
     errno.EACCES: "you may not write there",
     errno.EPERM: "you may not write there",
     errno.ENAMETOOLONG: "a name in it is too long",
-    errno.ELOOP: "its links lead in a circle",
+    errno.ELOOP: "its symbolic links form a loop",
 }
 
 
@@ -123,7 +123,7 @@ class Destination:
         # its feet; empty; ours and holding nothing but ours; anything else is the user's.
         with _errors_at(self.path):
             if self.path == self.places.root or self.places.root in self.path.parents:
-                self._refuse("it lies in the cache directory")
+                self._refuse("it is in the cache directory")
             if any(folder.exists() and not folder.is_dir() for folder in self.path.parents):
                 self._refuse("a part of the path is a file")
             if self.path.exists() and not self.path.is_dir():
@@ -158,7 +158,7 @@ class Destination:
             placed.append(known)
         elif earlier is not None and self.inode() == earlier.inode:
             if is_last:
-                self._refuse("what an earlier pull put there is not known any more; move it away first")
+                self._refuse("BDN no longer knows which files an earlier pull put there; move them away first")
             return
         if not placed:
             self._refuse("it is not empty; name a new directory")

@@ -140,7 +140,7 @@ def expose(kind: ExposureKind, view: Path, place: Path) -> None:
             aside.symlink_to(view)
             aside.replace(place)  # one step, also when another link stands there
         elif not (view.is_dir() and view.samefile(place)):
-            raise MountFailedError(str(place), "the view does not stand there")
+            raise MountFailedError(str(place), "the view is not at this path")
 
 
 def conceal(place: Path, mounts: Path) -> str | None:
