@@ -309,7 +309,7 @@ class Lifecycle:
         try:
             return any(self.views.stands(record.id, mount.exposure or self.views.kind) for mount in record.mounts)
         except BdnError as error:  # unknown: a job may be reading it
-            logger.warning("cannot tell whether the view of stage %s is mounted: %s; keeping it", record.id, error)
+            logger.warning("cannot check whether the view of stage %s is mounted: %s; keeping it", record.id, error)
             return True
 
     def _take_down(self, record: StageRecord) -> str | None:

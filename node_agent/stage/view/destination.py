@@ -191,7 +191,7 @@ class Destination:
                 yield
 
     def build(self, manifest: Manifest, earlier: Earlier | None, stop: threading.Event) -> ViewBuilder:
-        """Build the view aside, without its gifts. After a failure, ``clear`` removes the rest."""
+        """Build the view aside, without its gifts. After a failure, ``clear`` removes what is left."""
         self.check(_known(earlier, manifest), is_last=True)
         with _errors_at(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
