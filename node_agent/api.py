@@ -315,7 +315,7 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
     """
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise InvalidRequestError(
-            f"BDN_AGENT_SOCKET: {path} is longer than the {_LONGEST_PATH} bytes a socket may have"
+            f"BDN_AGENT_SOCKET: {path} is longer than the {_LONGEST_PATH} bytes of a socket's path; name a shorter one"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         os.fchmod(listener.fileno(), 0o660)  # before bind, so that the file is never open to other users

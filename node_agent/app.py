@@ -389,16 +389,16 @@ def _watch(
 ) -> None:
     figures: dict[str, tuple[str, Callable[[], float]]] = {
         "direct_writes": ("1 when files are written past the page cache", lambda: writes.are_direct),
-        "events_waiting": ("Events that the mirror has not heard", lambda: journal.waiting),
+        "events_waiting": ("Events not yet reported to the mirror", lambda: journal.waiting),
         "byte_threads": ("Threads that may move bytes at once now", lambda: pools.own.limit),
         "bucket_requests": ("Requests that may be in flight to the mirror's bucket now", lambda: bucket.limit),
-        "job_volume_bytes": ("Bytes that are set aside for job volumes", lambda: volumes.space.aside.promised),
+        "job_volume_bytes": ("Bytes reserved for job volumes", lambda: volumes.space.aside.promised),
         "unsynced_bytes": (
             "Bytes of checkpoints in job volumes that the mirror does not have",
             lambda: volumes.unsynced_bytes,
         ),
         "scrub_round_ended": (
-            "When everything held had been read again the last time, in seconds since the epoch",
+            "End of the last complete scrub round, in seconds since the epoch; 0: none yet",
             lambda: scrubbed.round.ended or 0,
         ),
     }

@@ -61,7 +61,7 @@ class Journal:
                     break
                 found.append((number, line))
         except OSError as error:
-            logger.warning("the journal cannot be read: %s", error)
+            logger.warning("cannot read the journal of events: %s; it begins anew", error)
         self._waiting.extend(reversed(found))
         self._number = max(reported, found[0][0] if found else 0)
 
@@ -81,7 +81,7 @@ class Journal:
             except OSError as error:
                 self._on_lost(len(lines))
                 if not self._is_broken:
-                    logger.warning("events are not written down: %s", error)
+                    logger.warning("cannot write events to the journal: %s; the mirror still gets them", error)
                 self._is_broken = True
             else:
                 self._is_broken = False
@@ -116,7 +116,9 @@ class Journal:
             try:
                 write_at_once(self._reported_file, str(last).encode())
             except OSError as error:
-                logger.warning("which events are reported could not be noted: %s", error)
+                logger.warning(
+                    "cannot store which events were reported: %s; they may be reported again after a restart", error
+                )
 
     # --- for readers ---
 

@@ -14,10 +14,10 @@ from node_agent.stage.stage import StageRegistry
 _STATES: Final[tuple[StageState, ...]] = ("PENDING", "STAGING", "READY", "FAILED", "RELEASED")
 _USES: Final = {
     "budget": "Bytes that the tier may hold",
-    "committed": "Bytes of what is whole",
-    "reserved": "Bytes promised to what is on its way",
-    "leased": "Bytes that stages need",
-    "pressed": "Bytes held that the disk does not have for us, because others fill it",
+    "committed": "Bytes of complete content",
+    "reserved": "Bytes reserved for fills",
+    "leased": "Bytes that stages lease",
+    "pressed": "Bytes held beyond what other data on the disk leaves to the cache",
 }
 _READY_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
@@ -28,20 +28,22 @@ class AgentMetrics:
         self._stages = stages
         count = partial(Counter, registry=self.registry)
         self.fill_bytes = count(
-            "bdn_agent_fill_bytes", "Bytes that fills brought, by the tier they came from", ["tier"]
+            "bdn_agent_fill_bytes", "Bytes that fills obtained, by the tier they came from", ["tier"]
         )
         self.served_bytes = count("bdn_agent_served_bytes", "Bytes served to peers")
         self.evictions = count("bdn_agent_evictions", "Manifests evicted, by reason", ["reason"])
         self.cluster_evictions = count(
             "bdn_agent_cluster_evictions", "Manifests evicted from the cluster tier, by reason", ["reason"]
         )
-        self.obtained_chunks = count("bdn_agent_obtained_chunks", "Chunks read from the mirror because a peer asked")
+        self.obtained_chunks = count(
+            "bdn_agent_obtained_chunks", "Chunks read from the mirror at the request of a peer"
+        )
         self.obtained_bytes = count("bdn_agent_obtained_bytes", "Bytes of these chunks")
         self.documents = count(
             "bdn_agent_documents", "Roots and pages of manifests obtained, by the tier they came from", ["tier"]
         )
         self.lost_events = count(
-            "bdn_agent_lost_events", "Decisions that the journal did not take, because the disk is full or broken"
+            "bdn_agent_lost_events", "Events not written to the journal, because the disk is full or broken"
         )
         self.origin_bytes = count(
             "bdn_agent_origin_bytes",
@@ -50,7 +52,7 @@ class AgentMetrics:
         )
         self.proxied_chunks = count(
             "bdn_agent_proxied_chunks",
-            "Chunks that the mirror's data plane was asked for although it delivers from its bucket, by reason",
+            "Chunks requested from the mirror's data plane although it delivers from its bucket, by reason",
             ["reason"],
         )
         self.mismatches = count("bdn_agent_verification_failures", "Chunks that arrived with the wrong content")

@@ -43,7 +43,7 @@ def _address(text: str) -> str:
     """Checked here because only peers would notice: ``host:port`` alone parses but is not a URL."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-        raise ValueError("must be where peers reach the data plane, such as http://10.0.0.5:8471")
+        raise ValueError("must be a URL at which peers reach the data plane, such as http://10.0.0.5:8471")
     return text.rstrip("/")
 
 
@@ -138,7 +138,7 @@ class AgentSettings(FileSettings):
         if self.auth == "off" and not is_loopback(self.host):
             raise SettingsError(
                 f"BDN_AGENT_HOST: {self.host} is not a loopback address, and without authentication the agent serves "
-                "nobody else; set BDN_AUTH=token"
+                "only this machine; set BDN_AUTH=token"
             )
         if self.auth == "off" and self.advertise and not is_loopback(urlsplit(self.advertise).hostname or ""):
             raise SettingsError(

@@ -26,7 +26,7 @@ def checkpoints() -> None:
 def _named(source: str) -> CheckpointUri:
     uri = parse_source(source)
     if not isinstance(uri, CheckpointUri):
-        raise InvalidRequestError(f"{source} is no checkpoint: bt://project@job/checkpoint is one")
+        raise InvalidRequestError(f"{source} is not a checkpoint: name one such as bt://project@job/checkpoint")
     return uri
 
 
@@ -73,7 +73,7 @@ async def ls(output: Output, *, source: str | None) -> None:
             found = (await client.checkpoints()).items
         else:
             found = await _found(client, _named(source))
-    lines = [_line(one) for one in found] or ["there is no checkpoint"]
+    lines = [_line(one) for one in found] or ["no checkpoints"]
     output.result(Items[Checkpoint](items=found), lines, [one.source for one in found])
 
 
@@ -123,7 +123,9 @@ async def rm(output: Output, *, source: str, keep_last: int | None) -> None:
     """
     uri = _named(source)
     if uri.job is None:
-        raise InvalidRequestError(f"{source} names no job: bt://project@job deletes all of a job's checkpoints")
+        raise InvalidRequestError(
+            f"{source} does not name a job: to delete all of a job's checkpoints, name it as bt://project@job"
+        )
     async with mirror_client() as client:
         found = await _found(client, uri)
         if not found:
@@ -133,7 +135,7 @@ async def rm(output: Output, *, source: str, keep_last: int | None) -> None:
         names = list(dict.fromkeys(one.checkpoint_id for one in found if one.checkpoint_id in counted_names))
         going = set(names if keep_last is None else names[:-keep_last])
         removed = [await client.remove_checkpoint(one.id) for one in found if one.checkpoint_id in going]
-    lines = [f"deleted {one.source}" for one in removed] or ["nothing is deleted"]
+    lines = [f"deleted {one.source}" for one in removed] or ["nothing to delete"]
     output.result(Items[Checkpoint](items=removed), lines, [one.source for one in removed])
 
 

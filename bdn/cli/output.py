@@ -237,9 +237,9 @@ def waiting_for(output: Output, what: str) -> OutageRetry:
 
     def told(error: BdnError | None) -> None:
         if error is None:
-            output.say(f"{what}: there is an answer again")
+            output.say(f"{what}: the service answers again")
         else:
-            output.warn(f"{error}. {what} may go on meanwhile; this asks again for {OUTAGE_SECONDS / 60:.0f} minutes")
+            output.warn(f"{error}. {what} may continue meanwhile; retrying for {OUTAGE_SECONDS / 60:.0f} minutes")
 
     return OutageRetry(told=told)
 

@@ -24,7 +24,7 @@ async def list_projects(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.projects()
-    lines = [_line(one) for one in found.items] or ["there is no project"]
+    lines = [_line(one) for one in found.items] or ["no projects"]
     output.result(found, lines, [one.id for one in found.items])
 
 

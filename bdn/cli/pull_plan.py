@@ -92,7 +92,7 @@ class PlannedPull(BaseModel):
         came = f"{format_size(self.bytes_to_transfer)} would come from the upstream, {format_size(self.bytes_held)} are held already"
         found = [f"{self.destination}: {counted(self.files_total, 'file')}, {format_size(self.bytes_total)}; {came}"]
         if self.is_there:
-            found.append("  all of it is there, and nothing would be done")
+            found.append("  all files are there; nothing to do")
         needed = ", which needs --replace" if self.replace_needed else ""
         found += [f"  would remove {path}{needed}" for path in self.removed]
         found += [f"  would replace {path}{needed}" for path in self.replaced]

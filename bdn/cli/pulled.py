@@ -92,7 +92,7 @@ def not_held(wanted: WeightsSource) -> NotFoundError:
     """The error of an offline pull of files that are not held."""
     forbidden = forbids_hub() if wanted.source.scheme == "hf" else None
     return NotFoundError(
-        f"{wanted.source} among the pulls of this machine; without {forbidden or '--offline'} it is requested from its upstream. It"
+        f"{wanted.source} among the pulls of this machine (pull it without {forbidden or '--offline'})"
     )
 
 

@@ -66,7 +66,7 @@ async def run_pull(
         manifest = losses.earlier.removeprefix("b3:")
         if losses.lost and not replace and not await requests.is_update(manifest, wanted, DEFAULT_ORGANISATION):
             raise InvalidRequestError(
-                f"{dest} holds what another pull put there, and this one would remove or replace {_named(losses.lost)}; add --replace, "
+                f"{dest} holds files of another pull, and this pull would remove or replace {_named(losses.lost)}; add --replace, "
                 "or name another directory"
             )
         if own is not None:

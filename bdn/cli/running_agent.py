@@ -52,4 +52,4 @@ def named(destination: Path) -> str:
     try:
         return os.fsencode(path).decode()
     except UnicodeDecodeError:
-        raise InvalidRequestError(f"cannot put files at {path!r}: a running agent takes names in UTF-8") from None
+        raise InvalidRequestError(f"cannot put files at {path!r}: the running agent accepts only UTF-8 names") from None

@@ -84,7 +84,7 @@ async def ls(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.secrets()
-    output.result(found, [_line(entry) for entry in found.items] or ["no secret is set"])
+    output.result(found, [_line(entry) for entry in found.items] or ["no secrets"])
 
 
 @secrets.command()
@@ -142,10 +142,10 @@ def _text(content: bytes) -> str:
 
 def _reach(others_left: int | None) -> str:
     if others_left is None:
-        return "these are the secrets of one organisation; others' may still need the older keys"
+        return "only the secrets of this organisation were checked; secrets of other organisations may still need the older keys"
     if others_left:
-        return f"{others_left} secrets of other organisations cannot be decrypted, and are left under other keys"
-    return "the secrets of all organisations are encrypted with the first key: the older keys can go"
+        return f"{others_left} secrets of other organisations stay under keys that the mirror does not have"
+    return "all secrets are encrypted with the first key: remove the older keys from BDN_SECRETS_KEY"
 
 
 def _line(entry: SecretEntry) -> str:

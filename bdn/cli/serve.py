@@ -49,7 +49,7 @@ async def worker(output: Output) -> None:
     settings = MirrorSettings()
     if settings.is_embedded:
         raise InvalidRequestError(
-            "the embedded database is one process's: 'bdn serve' works already; set BDN_DATABASE_URL"
+            "the embedded database serves one process, and 'bdn serve' includes a worker; for more workers set BDN_DATABASE_URL"
         )
     async with in_the_foreground(settings) as stop, open_mirror(settings, serve=False):
         output.say("working")

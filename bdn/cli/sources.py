@@ -18,7 +18,7 @@ def request_body(
     """A request for these sources. The default mount of a source is ``/models/<its name>``."""
     if len(mounts) > len(sources):
         raise InvalidRequestError(
-            f"--mount is given {len(mounts)} times for {counted(len(sources), 'source')}: each source has one place"
+            f"--mount is given {len(mounts)} times for {counted(len(sources), 'source')}: give it at most once per source"
         )
     weights = [
         WeightsSourceBody(

@@ -23,7 +23,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = parse_duration(text)
     if not 0 < seconds < math.inf:
-        raise ValueError("must be longer than nothing, and end")
+        raise ValueError("must be positive and finite")
     return seconds
 
 
@@ -83,7 +83,7 @@ async def unstage(output: Output, *, stage_id: str | None, job_id: str | None, i
     Example: bdn unstage --all
     """
     if [stage_id is not None, job_id is not None, is_all].count(True) != 1:
-        raise InvalidRequestError("name one of a stage, --job and --all")
+        raise InvalidRequestError("name a stage, all stages of a job with --job, or all stages of this node with --all")
     async with agent_client() as agent:
         if stage_id is not None:
             found = await agent.unstage(stage_id)

@@ -76,7 +76,7 @@ async def copy(
     theirs = MirrorSettings(store=to, store_secret=to_secret, store_endpoint=to_endpoint, store_region=to_region)
     if _place(ours) == _place(theirs):
         raise InvalidRequestError(
-            f"{to} is the store that is to be copied: run this with BDN_STORE as it was before, and name the other store with --to"
+            f"{to} is the store to copy from: set BDN_STORE to the old store, and name the new one with --to"
         )
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(opened_store(ours, exclusive=False))
@@ -137,5 +137,7 @@ def _lines(to: str, report: CopyReport, *, dry_run: bool) -> list[str]:
     lines.append(f"copied {counted(report.chunks, 'chunk')}, {format_size(report.bytes)}")
     if not listed.missing_chunks:
         return [*lines, f"{to} lacks nothing {held}"]
-    why = "'bdn-admin verify' repairs what is wrong" if report.wrong else "the store is written to: stop the mirror"
+    why = (
+        "'bdn-admin verify' repairs what is wrong" if report.wrong else "the mirror still writes to the store: stop it"
+    )
     return [*lines, f"{to} still lacks {missing}, {held}: {why}; then copy again"]

@@ -25,7 +25,7 @@ _NICENESS: Final = 10  # nice(1): the job that writes the checkpoints has priori
 def _seconds(text: str) -> float:
     seconds = parse_duration(text)
     if not 0 <= seconds < math.inf:
-        raise ValueError("must be a length of time")
+        raise ValueError("must be zero or a positive, finite time")
     return seconds
 
 
@@ -65,10 +65,10 @@ async def sync(
     uri = parse_source(job)
     if not isinstance(uri, CheckpointUri) or uri.job is None or uri.checkpoint is not None:
         raise InvalidRequestError(
-            f"{job} names no job: bt://project@job is one, and bt://project@job#rank-1 its second rank"
+            f"{job} does not name a job: use bt://project@job, or bt://project@job#rank-1 for its second rank"
         )
     if not await asyncio.to_thread(directory.is_dir):
-        raise InvalidRequestError(f"{directory} is no directory; make it before the job writes there")
+        raise InvalidRequestError(f"{directory} is not a directory; create it before the job starts")
     found = list(entry_points(group="bdn.embedded", name="sync"))
     if not found:
         raise InvalidRequestError("the agent is not installed here; install bdn[agent]")

@@ -60,7 +60,7 @@ async def ls(output: Output) -> None:
         found = await client.tokens()
     ids = [token.id for token in found.items]
     output.result(
-        found, [_line(token) for token in found.items] or ["there is no token but the operator's BDN_TOKEN"], ids
+        found, [_line(token) for token in found.items] or ["no tokens yet, only the operator token BDN_TOKEN"], ids
     )
 
 

@@ -90,7 +90,9 @@ async def create(
                 raise InvalidRequestError("--checkpoints needs --project: checkpoints are pushed as bt://project@job")
             job = str(CheckpointUri(project, run_id, rank=rank))
             if parse_source(job) != CheckpointUri(project, run_id, rank=rank):
-                raise InvalidRequestError(f"{job} names no job: without @, / and # in the project and the job it does")
+                raise InvalidRequestError(
+                    f"{job} does not name a job: leave @, / and # out of the names of project and job"
+                )
             grant = (await mirror.grant_pushes(PushGrantRequest(job=job))).grant
         if cache is not None:
             shared = await agent.shared_caches()
@@ -191,7 +193,7 @@ async def ls(output: Output) -> None:
     """
     async with agent_client() as agent:
         found = await agent.volumes()
-    lines = [_line(one) for one in found.items] or ["there is no job volume"]
+    lines = [_line(one) for one in found.items] or ["no job volumes"]
     output.result(found, lines, [one.id for one in found.items])
 
 
@@ -219,7 +221,7 @@ async def rm(output: Output, *, volume: str | None, run_id: str | None, is_all: 
         ended = [await agent.end_volume(name) for name in names]
         if wait:
             ended = [await _until_ended(output, agent, one) for one in ended]
-    lines = [_line(one) for one in ended] or [f"{'this node' if is_all else f'job {run_id}'} has no job volume"]
+    lines = [_line(one) for one in ended] or [f"{'this node' if is_all else f'job {run_id}'} has no job volumes"]
     output.result(Items[JobVolume](items=ended), lines, [one.id for one in ended])
 
 

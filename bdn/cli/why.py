@@ -61,7 +61,7 @@ async def why(output: Output, *, what: str, node: str | None, limit: int) -> Non
         async with reachable_agent(output) as agent:
             told = await agent.events({"path": path, "limit": str(limit)})
         lines = _staged_lines(told.staged) if told.staged else []
-        lines += ["what was decided here about its manifest, the last at the end:"] if told.items else []
+        lines += ["events of its manifest on this node, newest last:"] if told.items else []
         output.result(told, [*lines, *_story_lines(told.items)])
         return
     async with reachable_mirror(output) as client:
@@ -130,14 +130,14 @@ def _places(
 def _lines(found: Explanation) -> list[str]:
     lines = _named_lines(found.named) if found.named else []
     lines += [f"{_short(place.manifest)} {place.sentence}" for place in found.places]
-    lines += ["what was decided, the last at the end:"] if found.events else []
+    lines += ["events, newest last:"] if found.events else []
     return [*lines, *_story_lines(found.events)]
 
 
 def _named_lines(named: Named) -> list[str]:
     if named.kind in ("source", "manifest"):
         return [
-            f"{manifest} was mirrored from {', '.join(sources) or 'what was given up'}"
+            f"{manifest} was mirrored from {', '.join(sources) or 'sources no longer recorded'}"
             for manifest, sources in named.manifests.items()
         ]
     lines = []
@@ -146,7 +146,7 @@ def _named_lines(named: Named) -> list[str]:
     for place in named.places:
         chunk = "" if place.chunk_index is None else f"chunk {place.chunk_index} of "
         what = {"content": "is", "slab": "is a slab that holds", "chunk": "is"}[named.kind]
-        sources = ", ".join(named.manifests[place.manifest]) or "what was given up"
+        sources = ", ".join(named.manifests[place.manifest]) or "sources no longer recorded"
         lines.append(f"{_short(named.of)} {what} {chunk}{place.path} of {sources} ({place.manifest})")
     return lines
 

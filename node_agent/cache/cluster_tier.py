@@ -241,7 +241,7 @@ class ClusterTier:
         except (CacheFullError, CacheTooSmallError):
             return False
         except BdnError as error:
-            logger.warning("chunk %s is not kept for the cluster: %s", chunk, error)
+            logger.warning("cannot store chunk %s for the cluster: %s; the fill continues without", chunk, error)
             return False
         return True
 
@@ -331,7 +331,7 @@ class ClusterTier:
         with self._lock:
             names = self.index.named_by(chunk)
             if self.holds(chunk) and not any(self.files.has(name, chunk) for name in names):
-                logger.warning("chunk %s is not on disk any more", chunk)
+                logger.warning("chunk %s vanished from the cache directory; dropping it from the index", chunk)
                 self.index.lose(chunk)
 
     def _delete(self, victims: Sequence[Victim], reason: EvictionReason, decisions: Sequence[Event]) -> None:

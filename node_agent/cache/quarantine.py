@@ -52,7 +52,7 @@ class Quarantine:
                 write_at_once(self.folder / f"{name}.json", json.dumps(asdict(evidence), indent=1).encode())
                 self._prune()
         except BdnError as error:
-            logger.warning("the evidence %s cannot be kept: %s", evidence, error)
+            logger.warning("cannot store evidence %s in quarantine: %s; the repair continues", evidence, error)
 
     def take(self, path: Path) -> Path:
         """Move a whole file here; returns its new path. Open descriptors and hard links stay valid."""

@@ -156,7 +156,7 @@ class ManifestRecords:
             except FileNotFoundError:
                 content = b""
         if digest_of(content) != document:
-            raise MalformedDocumentError(f"{path} is not what its name says")
+            raise MalformedDocumentError(f"the content of {path} does not match its name")
         return content
 
     def forget(self, digest: Digest) -> None:

@@ -174,13 +174,13 @@ class Space:
         if room.is_pressed and not self._is_told:
             size = format_size(room.pressed.node + room.pressed.cluster)
             logger.warning(
-                "others fill the disk of %s: %s more are held than it has for us. No more is evicted for their sake, and "
-                "stages bring only as much as is evicted for them",
+                "disk of %s: other data takes up cache space (%s over budget). The cache evicts nothing more for it, and new "
+                "stages evict only for themselves; free the disk",
                 self._root,
                 size,
             )
         elif self._is_told and not room.is_pressed:
-            logger.info("the disk of %s has room for what is held again", self._root)
+            logger.info("disk of %s: other data no longer takes up cache space", self._root)
         self._is_told = room.is_pressed
 
     def _look(self) -> tuple[os.statvfs_result, int]:

@@ -119,7 +119,7 @@ class Scanner:
             whole = self._whole_files(sizes)
             here = dict.fromkeys(self._parts(sizes, whole), False) | dict.fromkeys(whole, True)
             for content in sorted(self._files.restore(whole, manifests.values()), key=str):
-                logger.info("file %s is not as it was left; it is read before it is used", content)
+                logger.info("file %s changed since it was verified; verifying before use", content)
                 self._suspects.add(content)
             for digest, manifest in manifests.items():
                 present = {content: here[content] for content in manifest.contents if content in here}
@@ -161,7 +161,7 @@ class Scanner:
                 self._remove(path)  # no manifest names it: an eviction was interrupted
             elif (found := entry.stat(follow_symlinks=False)).st_size != size:
                 self._quarantine(path)
-                reason = f"the file had {found.st_size} bytes and not {size}, and is in quarantine"
+                reason = f"the file had {found.st_size} bytes instead of {size}; moved to quarantine"
                 self.decisions.append(Event.of("damaged", {"tier": "node", "reason": reason}, digest=digest))
             else:
                 whole[digest] = seen(found)
@@ -188,7 +188,7 @@ class Scanner:
 
     def _quarantine(self, path: Path) -> None:
         place = Quarantine(self._places.quarantine).take(path)
-        logger.warning("moved %s to %s: it is not what its name says", path, place)
+        logger.warning("moved %s to %s: its content does not match its name", path, place)
 
 
 def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:

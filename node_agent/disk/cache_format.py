@@ -24,9 +24,9 @@ def check_format(places: Places) -> None:
     if found != FORMAT:
         name = found[:20].decode("ascii", "replace").strip()
         raise InvalidRequestError(
-            f"the cache directory {places.root} has the format {name!r} of another version of BDN, and this version knows "
-            f"{FORMAT.decode().strip()!r} alone: delete the directory once its jobs have ended, or name another one in "
-            "BDN_AGENT_CACHE_DIR; nothing was touched"
+            f"the cache directory {places.root} has the format {name!r} of another version of BDN; this version reads only "
+            f"{FORMAT.decode().strip()!r}. Nothing was changed: delete the directory once its jobs have ended, or name another one in "
+            "BDN_AGENT_CACHE_DIR"
         )
 
 

@@ -66,7 +66,7 @@ class GroupSync:
         if self._done < wanted:  # the kernel or a sandbox refused syncfs
             await in_thread(_sync_each, paths)
         if self._failures != mark:
-            raise DiskFailedError(str(self._folder), "what was written before could not be written back")
+            raise DiskFailedError(str(self._folder), "the kernel could not write earlier files back to the disk")
 
     def _call(self, number: int) -> None:
         """Records the outcome here, because a canceled caller does not see it, and the kernel reports it once."""

@@ -83,7 +83,7 @@ class Trash:
                 pass  # folders that were too deep are at the top now
             if sweep.complaint not in ("", self._complaint):
                 logger.warning(
-                    "something in %s cannot be deleted, and is tried again: %s", self._folder, sweep.complaint
+                    "cannot delete everything in %s; retrying once a minute: %s", self._folder, sweep.complaint
                 )
             self._complaint = sweep.complaint
 
@@ -94,7 +94,7 @@ class Trash:
             try:
                 self.sweep()
             except DiskFailedError as error:
-                logger.warning("the trash is not emptied: %s", error)
+                logger.warning("cannot empty the trash %s; retrying once a minute: %s", self._folder, error)
             self._wake.wait(_AGAIN_SECONDS)
 
 

@@ -59,10 +59,10 @@ class PeerRoots:
             async with asyncio.timeout(_ROOT_SECONDS), client:
                 found = await client.held_root(digest, bearer)
         except WrongDocumentError as error:
-            logger.warning("%s sent a wrong root: %s", peer.node, error)
+            logger.warning("peer %s sent a wrong manifest root: %s; requesting it elsewhere", peer.node, error)
             self.peers.sent_wrong([peer.node])
         except (BdnError, TimeoutError) as error:
-            logger.debug("%s has no root for us: %s", peer.node, error)
+            logger.debug("peer %s did not send the manifest root: %s", peer.node, error)
             if isinstance(error, ServiceUnreachableError) and error.__cause__ is not None:
                 self.peers.failed(peer.node)
             else:

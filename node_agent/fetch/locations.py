@@ -176,8 +176,8 @@ class LocationLookup:
             has_warned, self._has_warned = self._has_warned, True
         if not has_warned:
             logger.warning(
-                "the mirror's bucket is not asked: its addresses are of plain HTTP, and here BDN_AGENT_TLS=require; chunks come"
-                " through the mirror; let the bucket's endpoint begin with https://"
+                "not reading from the mirror's bucket: its addresses are plain HTTP, and BDN_AGENT_TLS=require here. Chunks come "
+                "through the mirror; set its BDN_STORE_ENDPOINT to an https:// address"
             )
 
     def _next(self, reading: Reading, chunk: Digest) -> list[Digest]:

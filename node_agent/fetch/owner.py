@@ -126,4 +126,4 @@ class Owner:
         ):
             self.on_obtained(len(buffer))
         elif not self.chain.held.holds(digest):  # retrying at once could loop forever
-            raise StoreUnavailableError(f"chunk {digest} is on its way to this node, and not here yet")
+            raise StoreUnavailableError(f"this node is still fetching chunk {digest}")

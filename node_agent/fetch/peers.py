@@ -102,8 +102,8 @@ class Members:
         refused = frozenset(one.node for one in owners if one not in admitted)
         for node in sorted(refused - self._refused):
             logger.warning(
-                "%s is asked for nothing: its address is one of plain HTTP, and here BDN_AGENT_TLS=require; "
-                "give it BDN_AGENT_TLS_CERT and BDN_AGENT_TLS_KEY",
+                "not reading from peer %s: its address is plain HTTP, and BDN_AGENT_TLS=require here; "
+                "set BDN_AGENT_TLS_CERT and BDN_AGENT_TLS_KEY on that node",
                 node,
             )
         self._refused = refused
@@ -240,7 +240,7 @@ class SourceDeadline:
         """Raises ``LateError`` to leave a peer, ``StoreUnavailableError`` if the mirror is silent for too long."""
         self._check_stop()
         if (silence := self.clock() - self._heard) >= self.silence_seconds:
-            self._fail(f"no sign of life for {silence:.1f} s")
+            self._fail(f"no response for {silence:.1f} s")
         if (other := self.alternative) is not None:
             seconds, limits = self.taken.head_seconds, other.limits()
             if seconds >= limits.ending_head_seconds and other.is_ending():
@@ -282,7 +282,7 @@ class SourceDeadline:
             if other.may_leave(missing):
                 raise LateError
             if was_at_fault:  # waiting for a peer known to be in trouble is in vain
-                self._fail("others had to leave it")
+                self._fail("other reads had to leave this peer")
             self._held_until = 2 * seconds + _HELD_SECONDS
         if self._held_until is not None and seconds >= self._held_until:
             self._fail(f"too slow: not done after {seconds:.1f} s")

@@ -44,9 +44,7 @@ class ReadsInProgress:
             yield True
         except BaseException as error:
             # An exception of another type, such as a cancellation, concerns only the leader.
-            self._end(key).set_exception(
-                error if isinstance(error, BdnError) else CanceledError("the read that others wait for")
-            )
+            self._end(key).set_exception(error if isinstance(error, BdnError) else CanceledError("the shared read"))
             raise
         self._end(key).set_result(None)
 

@@ -280,7 +280,7 @@ def cut(file: FileLayout, slab: memoryview) -> memoryview:
     lies = file.slice
     piece = slab[lies.offset : lies.offset + file.size] if lies else slab[:0]
     if blake3(piece).hexdigest() != file.digest.hex:
-        raise InternalError(f"the layout of file {file.digest} is wrong: it does not lie in {lies}")
+        raise InternalError(f"the layout of file {file.digest} is wrong: {lies} does not contain it")
     return piece
 
 

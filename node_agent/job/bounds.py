@@ -148,7 +148,7 @@ def can_make_images(folder: Path) -> bool:
     try:
         probe.open()
     except DiskFailedError as error:
-        logger.info("job volumes are watched, because no image can be mounted: %s", error)
+        logger.info("cannot mount images (%s); measuring job volumes periodically instead", error)
         return False
     finally:
         with suppress(OSError, DiskFailedError):

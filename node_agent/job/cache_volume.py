@@ -50,7 +50,7 @@ class CacheVolume:
             make_folder(self.root, _PASSABLE, is_durable=True)
         found = kept_key(self._id_file, lambda: secrets.token_hex(_ID_BYTES).encode())
         if (name := self._name_in(found)) is None:
-            raise DiskFailedError(str(self._id_file), "it holds no id of a volume")
+            raise DiskFailedError(str(self._id_file), "the file does not contain a volume id")
         return name
 
     def known_id(self) -> str | None:
@@ -93,7 +93,7 @@ class CacheVolume:
         try:
             *folders, name = normalise_path(path).split("/")
         except UnsafePathError as error:
-            raise InvalidRequestError(f"{path!r} is no path below a training cache: {error}") from None
+            raise InvalidRequestError(f"{path!r} is not a path below a training cache: {error}") from None
         with ExitStack() as stack:
             try:
                 folder = stack.enter_context(opened(self.project(project), _FOLDER))

@@ -144,7 +144,7 @@ class SharedCaches:
         """Verify a grant for this node. Raises as ``open``."""
         grant = await self._verify(token)
         if grant.cluster != self._cluster:
-            raise GrantInvalidError(f"it is for nodes of cluster {grant.cluster}, and this one is of {self._cluster}")
+            raise GrantInvalidError(f"it is for cluster {grant.cluster}, and this node is in cluster {self._cluster}")
         volume = await self._identified()
         if volume != grant.volume:
             raise CacheNotSharedError(self._cluster, grant.volume, volume)
@@ -246,7 +246,11 @@ class SharedCaches:
         while (problem := await self._forgotten(command, tell)) is not None:
             if str(problem) != complaint:
                 complaint = str(problem)
-                logger.warning("a training cache is not removed yet: %s", problem)
+                logger.warning(
+                    "cannot remove the training cache of project %s yet; retrying once a minute: %s",
+                    command.project,
+                    problem,
+                )
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _forgotten(self, command: RemoveCacheCommand, tell: Callable[[Report], None]) -> BdnError | None:
@@ -294,10 +298,12 @@ class SharedCaches:
             is_gone = error.code == NotFoundError.code
             if not is_gone:
                 use.due_at = self._elapsed() + _AGAIN_SECONDS
-                logger.warning("a training cache is not measured, and is tried again: %s", error)
+                logger.warning(
+                    "cannot measure the training cache of project %s; retrying in a minute: %s", project, error
+                )
                 return
         except Exception:
-            logger.exception("a training cache is not measured")  # a bug must not end the agent
+            logger.exception("cannot measure the training cache of project %s", project)  # a bug must not end the agent
             return
         if not was_held and not use.holders:
             self._uses.pop(project, None)

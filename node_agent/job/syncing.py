@@ -295,7 +295,7 @@ class Syncer:
         if found.is_unreadable:
             return next((why for why in found.skipped if ": cannot be read" in why), "some of it cannot be read")
         if self.most_bytes is not None and found.size > _SPARSE * self.most_bytes:
-            return "it is much larger than there is room for"
+            return "it is much larger than the limit of its directory"
         left = _INDEXES
 
         def read(path: str) -> bytes | bytearray | None:

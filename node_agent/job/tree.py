@@ -121,7 +121,7 @@ class JobDirectory:
             try:
                 found = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if found.st_dev != device:
-                    tree.skip(path, "lies on another file system")
+                    tree.skip(path, "is on another file system")
                 elif stat.S_ISDIR(found.st_mode):
                     self._look_below(tree, folder, path, device, depth)
                 elif stat.S_ISREG(found.st_mode):
@@ -129,7 +129,7 @@ class JobDirectory:
                 elif stat.S_ISLNK(found.st_mode):
                     tree.links[path] = os.readlink(name, dir_fd=folder)
                 else:
-                    tree.skip(path, "is no file")
+                    tree.skip(path, "is not a file")
             except OSError as error:
                 if error.errno not in _SWAPPED:
                     tree.skip(path, f"cannot be read: {error.strerror}")
@@ -138,7 +138,7 @@ class JobDirectory:
     def _look_below(self, tree: JobTree, folder: int, path: str, device: int, depth: int) -> None:
         name = path.rpartition("/")[2]
         if depth >= _DEEPEST:
-            tree.skip(path, "lies too deep")
+            tree.skip(path, "is nested too deep")
             return
         with opened(name, _FOLDER, folder) as below:
             found = os.fstat(below)
@@ -256,7 +256,7 @@ def _put(tree: JobTree, path: str, stamp: Stamp) -> None:
     if is_normal:
         tree.files[path] = stamp
     else:
-        tree.skip(path, "has no name that a manifest can hold")
+        tree.skip(path, "has a name that a manifest cannot contain")
 
 
 def _follow(tree: JobTree, path: str) -> None:

@@ -57,7 +57,7 @@ class VolumeSync:
     def give_up(self) -> None:
         if not self._is_given_up.is_set():
             facts = {"job": self.job, "bytes": self.unsynced_bytes, "error": str(self._error)}
-            logger.warning("checkpoints could not be pushed for too long, and are dropped", extra=facts)
+            logger.warning("dropping checkpoints that could not be pushed for too long", extra=facts)
         self._is_given_up.set()
         self.drain()
 
@@ -97,10 +97,10 @@ class VolumeSync:
         except Exception as error:
             if isinstance(error, BdnError):
                 self._error = error
-                logger.warning("checkpoints of %s cannot be pushed now: %s", self.job, error)
+                logger.warning("cannot push checkpoints of %s; retrying in a minute: %s", self.job, error)
             else:  # a bug triggered by one job's files must not stop other jobs
                 self._error = InternalError(type(error).__name__)
-                logger.exception("checkpoints of %s cannot be pushed now", self.job)
+                logger.exception("cannot push checkpoints of %s; retrying in a minute", self.job)
             await _pause(self._is_given_up, AGAIN_SECONDS)
             return False
         self._error = None

@@ -107,9 +107,11 @@ class JobVolumes:
             CacheTooSmallError, CacheFullError, DiskFailedError: nothing was created.
         """
         if not self.is_node:
-            raise InvalidRequestError("this agent has no volumes for jobs: it has not the role node")
+            raise InvalidRequestError(
+                "this agent creates no job volumes (BDN_AGENT_ROLES has no 'node'); send the request to the agent of the job's node"
+            )
         if (request.push_grant is None) != (request.checkpoint_bytes is None):
-            raise InvalidRequestError("checkpoint_bytes and push_grant are given both or not at all")
+            raise InvalidRequestError("give both checkpoint_bytes and push_grant, or neither")
         uid = _user(request, caller)
         granted = None if request.push_grant is None else await self.verify(request.push_grant)
         cache = None if request.cache_grant is None else await self.caches.granted(request.cache_grant)
@@ -189,7 +191,7 @@ class JobVolumes:
             self.space.aside.end(record.id)
             self.caches.release(record.id)
             raise
-        logger.info("job volume made", extra={"volume": record.id, "run": record.run_id, "rank": record.rank})
+        logger.info("job volume created", extra={"volume": record.id, "run": record.run_id, "rank": record.rank})
         return volume
 
     def _begin(self, volume: Volume) -> None:
@@ -211,11 +213,13 @@ class JobVolumes:
                 await self.keep(volume.record.id, sync.kept)
         if sync.left:
             facts = {"volume": volume.record.id, "job": volume.record.job, "checkpoints": ", ".join(sync.left)}
-            logger.warning("checkpoints that were never complete are dropped", extra=facts)
+            logger.warning("dropped checkpoints that were never complete", extra=facts)
         try:
             await self._remove(volume)
         except BdnError as error:
-            logger.warning("job volume %s stays until the next start: %s", volume.record.id, error)
+            logger.warning(
+                "cannot remove job volume %s; retrying at the next start of the agent: %s", volume.record.id, error
+            )
 
     async def end(self, volume: Volume) -> None:
         """End the run: remove scratch now, and the volume once its checkpoints are pushed. Idempotent.
@@ -237,7 +241,8 @@ class JobVolumes:
         self.space.aside.begin(volume.record.id, volume.size, volume.occupied)
         if volume.sync is None:
             volume.error = DiskFailedError(
-                str(volume.folder), "its checkpoints cannot be opened, and are kept for a while"
+                str(volume.folder),
+                "the agent cannot open its checkpoints; it keeps them for BDN_AGENT_UNSYNCED_SECONDS, and retries at its next start",
             )
             volume.notify()
             raise volume.error
@@ -303,7 +308,7 @@ class JobVolumes:
             try:
                 yield VolumeRecord.model_validate_json((folder / _RECORD).read_bytes())
             except (OSError, ValidationError) as error:
-                logger.warning("%s is no job volume, and is removed: %s", folder, type(error).__name__)
+                logger.warning("removing %s: not a job volume (%s)", folder, type(error).__name__)
                 for mounted in mounts_below(folder):
                     unbind(mounted)
                 self.trash.discard(folder)
@@ -325,7 +330,9 @@ class JobVolumes:
             except BdnError as error:
                 volume.error = error
                 self._volumes[record.id] = volume
-                logger.warning("job volume %s cannot be used: %s", record.id, error)
+                logger.warning(
+                    "cannot open job volume %s; retrying at the next start of the agent: %s", record.id, error
+                )
 
     async def _resume(self, volume: Volume) -> None:
         record = volume.record
@@ -349,7 +356,7 @@ class JobVolumes:
                 try:
                     await self._look(volume)
                 except BdnError as error:
-                    logger.warning("job volume %s cannot be looked at: %s", volume.record.id, error)
+                    logger.warning("cannot measure job volume %s; retrying: %s", volume.record.id, error)
 
     async def _look(self, volume: Volume) -> None:
         ended_at = volume.record.ended_at
@@ -381,7 +388,7 @@ def _user(request: JobVolumeRequest, caller: int | None) -> int:
     uid = caller if request.uid is None else request.uid
     if own and (uid, request.gid) not in ((own, None), (own, os.getegid())):
         raise InvalidRequestError(
-            f"this agent runs as user {own} and makes job volumes for that user alone, not for user {uid} or group {request.gid}: run the "
+            f"this agent runs as user {own} and creates job volumes only for that user, not for user {uid} or group {request.gid}: run the "
             f"agent as root, or the job as user {own} (uid {own})"
         )
     return uid

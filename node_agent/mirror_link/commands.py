@@ -115,7 +115,11 @@ class CommandInbox:
         if (size := len(report.model_dump_json())) > _LARGEST_REPORT:
             report = Report(id=command.id)  # the command was carried out; the journal has the details
             error = error or body_of(
-                LimitExceededError("bytes of what a command did, which is in the events", size, _LARGEST_REPORT)
+                LimitExceededError(
+                    "bytes of the report of a command, which was carried out ('bdn-admin why --node' lists its events)",
+                    size,
+                    _LARGEST_REPORT,
+                )
             )
         self._reports[command.id] = report.model_copy(update={"error": error or report.error})
         self._wake()
@@ -193,7 +197,7 @@ class EvictionCommands:
     async def _break_leases(self, plan: EvictionPlan) -> None:
         for victim in plan.victims:
             for holder in victim.holders:
-                logger.warning("a forced eviction of manifest %s takes it away from %s", victim.manifest, holder)
+                logger.warning("forced eviction of manifest %s: releasing %s", victim.manifest, holder)
                 if await self.break_prefetch(holder.stage_id):
                     continue
                 stage = self.lifecycle.registry.get(holder.stage_id)

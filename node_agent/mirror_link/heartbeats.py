@@ -357,7 +357,7 @@ class Heartbeats:
             if reply.members is not None:
                 await in_thread(self._members.take, reply.epoch, reply.members, asked)
         except DiskFailedError as error:
-            logger.warning("the mirror's keys and members are not kept for the next start: %s", error)
+            logger.warning("cannot store the mirror's keys and members for the next start: %s", error)
 
     async def _listen(self) -> None:
         pauses = _pauses()
@@ -398,10 +398,10 @@ class Heartbeats:
         if not isinstance(error, BdnError):
             logger.error("a heartbeat failed", exc_info=error)
         elif not self._is_down:
-            logger.warning("the mirror does not take heartbeats: %s; what this node holds can still be staged", error)
+            logger.warning("heartbeats to the mirror fail: %s; retrying. Cached content can still be staged", error)
         self._is_down = True
 
     def _note_success(self) -> None:
         if self._is_down:
-            logger.info("the mirror takes heartbeats again")
+            logger.info("heartbeats to the mirror succeed again")
         self._is_down = False

@@ -162,7 +162,7 @@ def _compare(path: Path, chunk: PlacedChunk, buffer: memoryview) -> tuple[FileDa
     if count < chunk.range.size:
         return FileDamage(f"the file ends {chunk.range.size - count} bytes before its chunk does", chunk, found), count
     if found != chunk.digest:
-        return FileDamage("its bytes are not what its name says", chunk, found), count
+        return FileDamage("its content does not match its name", chunk, found), count
     return None, count
 
 

@@ -81,7 +81,7 @@ class RepairGrants:
                 return named, token
         if known and self.is_open:
             return known[0]
-        raise GrantInvalidError("no stage of this node has one that is still good for what is to be fetched")
+        raise GrantInvalidError("no stage of this node has a valid one for the content to fetch; stage it again")
 
     def _valid(self, token: str, manifests: Collection[Digest]) -> Digest | None:
         try:
@@ -140,7 +140,7 @@ class RepairSource:
         index = self.provision.cache.index
         named = [manifest for manifest in index.named_by(content) if index.is_complete_but_for(manifest, content)]
         if not named:
-            raise NotFoundError(f"a manifest here that lacks {content} and nothing else")
+            raise NotFoundError(f"a manifest on this node that lacks only {content}")
         manifest, grant = self.grants.find(named)
         # Lease before the fill: a manifest evicted in between would be filled completely.
         if not await self.provision.cache.lease(manifest, _HOLDER):
@@ -203,9 +203,7 @@ class StagedFiles:
         for file in (*self._below(asked), *self._below(_real(asked))):  # a view may be known by both names
             found.setdefault(file.path, file)
         if not found:
-            raise NotFoundError(
-                f"a staged file at or below {path}: nothing of a READY stage of this node stands there, it"
-            )
+            raise NotFoundError(f"a file of a READY stage of this node at or below {path}")
         return list(found.values())
 
     def named(self, content: Digest) -> Iterator[tuple[NodeStage, Path]]:
@@ -319,7 +317,9 @@ class FileRepair:
             try:
                 self.files.relink(content, aside, path)
             except (OSError, ChangedFilesError) as error:
-                logger.warning("%s still shows the earlier file %s: %r", path, content, error)
+                logger.warning(
+                    "cannot link %s to the repaired file %s: %r; housekeeping stages it again", path, content, error
+                )
                 stage.mend_at = _ALREADY_DUE
 
     def mark_lacking(self, content: Digest, earlier: os.stat_result) -> None:
@@ -358,7 +358,9 @@ def rewrite(path: Path, chunk: PlacedChunk, buffers: BufferPool, content: memory
             count = file.read(buffer, chunk.range.start, chunk.range.size)
             is_right = count == chunk.range.size and digest_of(buffer[:count]) == chunk.digest
     if not is_right:
-        raise DiskFailedError(str(path), f"chunk {chunk.index} is not what was just written there")
+        raise DiskFailedError(
+            str(path), f"chunk {chunk.index} was just written there, and reads back with other content"
+        )
 
 
 def truncate(path: Path, size: int) -> None:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 10.0
 _NOTE_SECONDS: Final = 30.0  # between two saves of the position: a restart reads this much twice
 _GONE: Final = FileDamage("it is not on the disk any more")
-_NOT_ITS_NAME: Final = FileDamage("its bytes are not what its name says, and nobody can say which of them")
+_NOT_ITS_NAME: Final = FileDamage("its content does not match its name, and its damaged chunks are not known")
 
 
 class _Body(BaseModel):
@@ -182,7 +182,7 @@ class Scrubber:
             return  # evicted; or deleted by another process, which the next open detects
         if still and findings.is_repairing:
             await in_thread(tier.lose, chunk)
-            reason = f"{still[0].reason}; it was dropped, and is fetched again when somebody wants it"
+            reason = f"{still[0].reason}; it was dropped, and is fetched again at the next request"
             await self._tell(target, [FileDamage(reason, still[0].chunk)], "lost", findings)
         else:
             await self._tell(target, still, "damaged", findings)
@@ -286,8 +286,8 @@ class Scrubber:
         manifests = self.cache.index.named_by(target.content)
         ready = [stage.record for stage in self.registry.all() if stage.record.state == "READY"]
         jobs = [record.job_id for record in ready if manifests & record.manifests.keys()]
-        seen = f"these jobs see it as it is: {', '.join(jobs)}" if jobs else "no job sees it"
-        logger.error("file %s is not served any more, and is filled again by the next stage; %s", target.content, seen)
+        seen = f"jobs that still see the damaged file: {', '.join(jobs)}" if jobs else "no job sees it"
+        logger.error("file %s is lost: no longer served, and filled again by the next stage; %s", target.content, seen)
 
     # --- internals ---
 
@@ -296,7 +296,7 @@ class Scrubber:
         try:
             await in_thread(self.record.save)
         except DiskFailedError as error:
-            logger.warning("the suspects of the scrub are not noted: %s", error)
+            logger.warning("cannot store the list of suspect files: %s; a restart forgets them", error)
 
     def _is_whole(self, content: Digest) -> bool:
         return self.cache.index.ledger.is_committed(content)
@@ -355,7 +355,7 @@ class Rounds:
             try:
                 await self.catch_up()
             except BdnError as error:
-                logger.warning("the scrub goes on later: %s", error)
+                logger.warning("scrub interrupted: %s; it resumes in %d s", error, _TICK_SECONDS)
             except Exception:
                 logger.exception("the scrub failed")  # a bug must not end running stages
             try:

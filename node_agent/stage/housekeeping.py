@@ -84,7 +84,7 @@ class Housekeeping:
         if is_same_kind and all(map(index.is_complete, record.manifests)) and await in_thread(self._is_intact, record):
             self.lifecycle.warmer.begin(stage)
             return
-        logger.warning("the view of stage %s is not intact; it is staged again", record.id)
+        logger.warning("the view of stage %s is not intact; staging it again", record.id)
         with suppress(BdnError):  # already logged
             await in_thread(self.lifecycle.write_down, "resumed", record)
         self.lifecycle.mend(stage)

@@ -131,7 +131,7 @@ class Lifecycle:
             await give_up(stage, error, _figures(stage, began))
             return
         except Exception as error:
-            logger.exception("a stage met a bug", extra={"stage": record.id})
+            logger.exception("stage failed because of a bug", extra={"stage": record.id})
             await give_up(stage, InternalError(f"{type(error).__name__}: {error}"), _figures(stage, began))
             return
         logger.info("stage ready", extra=_figures(stage, began))
@@ -158,11 +158,13 @@ class Lifecycle:
                 break
             except ChangedFilesError as error:
                 logger.warning(
-                    "%s files of stage %s were changed in the cache; they are read", len(error.contents), record.id
+                    "%s cached files of stage %s were changed; verifying them", len(error.contents), record.id
                 )
                 await self.settle(error.contents)
         if built is None:
-            raise DiskFailedError(str(self.views.places.files), "somebody changes its files again and again")
+            raise DiskFailedError(
+                str(self.views.places.files), "another program keeps changing cached files; find what writes there"
+            )
         for mount in record.mounts:
             view = built[mount.mount_location]
             mount.view, mount.view_reason = view.kind, view.reason
@@ -219,7 +221,7 @@ class Lifecycle:
         try:
             await self._settle(stage, "FAILED", "failed")
         except BdnError as failure:
-            logger.warning("the failure of stage %s could not be recorded: %s", record.id, failure)
+            logger.warning("cannot record the failure of stage %s: %s", record.id, failure)
             record.state = "FAILED"
             stage.notify()
 
@@ -246,7 +248,7 @@ class Lifecycle:
         try:
             await giving
         except BdnError as failure:
-            logger.warning("space that was promised to stage %s is not free yet: %s", record.id, failure)
+            logger.warning("cannot free the space reserved for stage %s: %s", record.id, failure)
 
     # --- ending ---
 
@@ -301,13 +303,13 @@ class Lifecycle:
             try:
                 await self.release(stage, error, ending=ending, still=still)
             except BdnError as failure:
-                logger.warning("stage %s could not be released: %s", stage.record.id, failure)
+                logger.warning("cannot release stage %s: %s", stage.record.id, failure)
 
     def _is_shown(self, record: StageRecord) -> bool:
         try:
             return any(self.views.stands(record.id, mount.exposure or self.views.kind) for mount in record.mounts)
         except BdnError as error:  # unknown: a job may be reading it
-            logger.warning("the view of stage %s cannot be looked at: %s", record.id, error)
+            logger.warning("cannot check whether the view of stage %s is mounted: %s; keeping it", record.id, error)
             return True
 
     def _take_down(self, record: StageRecord) -> str | None:

@@ -164,8 +164,8 @@ class StageService:
     async def _verify(self, token: str) -> Grant:
         if not self.is_node:
             raise InvalidRequestError(
-                "this agent is a cache of its cluster and stages nothing (BDN_AGENT_ROLES has no 'node'); ask the agent of "
-                "the node where the files shall be"
+                "this agent is a cache of its cluster and stages nothing (BDN_AGENT_ROLES has no 'node'); send "
+                "the request to the agent of the job's node"
             )
         return await self.verify(token)
 

@@ -120,7 +120,7 @@ class Warmer:
                 try:
                     await self._read(steps, warming)
                 except Exception as error:
-                    logger.exception("stage %s is not warmed any further", stage.record.id)
+                    logger.exception("stopped warming stage %s because of a bug", stage.record.id)
                     warming.end("STOPPED", f"{type(error).__name__}: {error}")
 
     async def _read(self, steps: Generator[int, None, None], warming: Warming) -> None:

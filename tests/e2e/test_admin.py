@@ -281,10 +281,13 @@ def test_the_secrets_of_a_service_are_set_from_elsewhere_with_its_token(tmp_path
         rotated = user.run("bdn-admin", "secrets", "rotate").out
         assert rotated.startswith("team  set 20")
         assert rotated.endswith(
-            "the secrets of all organisations are encrypted with the first key: the older keys can go\n"
+            "all secrets are encrypted with the first key: remove the older keys from BDN_SECRETS_KEY\n"
         )
         of_one = user.run("bdn-admin", "secrets", "rotate", BDN_ORGANISATION="acme").out
-        assert of_one == "these are the secrets of one organisation; others' may still need the older keys\n"
+        assert (
+            of_one
+            == "only the secrets of this organisation were checked; secrets of other organisations may still need the older keys\n"
+        )
     assert not user.data.exists()
     assert VALUE not in "".join(path.read_text() for path in root.rglob("*.log"))
 

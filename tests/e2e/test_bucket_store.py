@@ -136,4 +136,4 @@ def test_a_store_moves_from_a_directory_into_a_bucket_beside_its_mirror_and_a_se
             staged = ran(node, "bdn", "stage", mirrored["id"], "--job", "train")
             assert tree(Path(staged["mounts"][0]["path"])) == {**MODEL, "late.bin": b"!" * CHUNK_SIZE}
         again = Shell(machine.root, {**cluster.extra, **switched}, is_forked=True).run(*copy)
-        assert (again.code, "is the store that is to be copied" in again.err) == (2, True), again.err
+        assert (again.code, "is the store to copy from" in again.err) == (2, True), again.err

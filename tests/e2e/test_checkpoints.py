@@ -181,4 +181,4 @@ def test_checkpoints_are_deleted_by_name_or_but_for_the_newest(node: Shell, tmp_
 def test_sync_takes_the_name_of_a_job(node: Shell, tmp_path: Path, job: str) -> None:
     assert command(node, "sync", str(tmp_path), job, "--once", code=2)["error"]["code"] == "INVALID_REQUEST"
     absent = command(node, "sync", str(tmp_path / "absent"), JOB, "--once", code=2)
-    assert "is no directory" in absent["error"]["message"]
+    assert "is not a directory" in absent["error"]["message"]

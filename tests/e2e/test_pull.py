@@ -158,7 +158,7 @@ def test_pull__with_a_variable_that_forbids_the_hub__serves_what_is_held_and_nam
 
     assert (held.code, tree(tmp_path / "out")) == (0, {"config.json": b"held"}), held.err
     for done in (new, other):
-        assert (done.code, f"without {variable}=1 it is requested from its upstream" in done.err) == (4, True), done.err
+        assert (done.code, f"(pull it without {variable}=1)" in done.err) == (4, True), done.err
     assert (asked_before, hub.log.count()) == (0, 0)
 
 
@@ -283,7 +283,7 @@ def test_pull__destination_cannot_be__is_refused_before_the_hub_is_asked(
     reasons = {
         "file": "it is a file",
         "file/model": "a part of the path is a file",
-        "loop": "its links lead in a circle",
+        "loop": "its symbolic links form a loop",
         f"new/{'n' * 300}": "a name in it is too long",
     }
 

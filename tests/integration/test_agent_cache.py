@@ -134,7 +134,7 @@ async def test_a_forced_eviction_releases_the_stages_that_it_breaks(
         assert "by a forced eviction" in document.error.message
         assert not Path(stage.mounts[0].path).exists()
         assert disk_bytes(rig.cache) == 0
-        assert f"takes it away from job training (stage {stage.id})" in caplog.text
+        assert f"releasing job training (stage {stage.id})" in caplog.text
 
 
 @pytest.mark.parametrize("selector", [{}, {"all": True, "job": "x"}, {"manifests": ["rubbish"]}])

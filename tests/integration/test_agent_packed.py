@@ -88,7 +88,7 @@ def moved(layout: FileLayout, offset: int) -> FileLayout:
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [("NOT_FOUND", "does not exist"), ("INTERNAL", "it does not lie in")],
+    [("NOT_FOUND", "does not exist"), ("INTERNAL", "does not contain it")],
     ids=["it is lost", "another place"],
 )
 async def test_a_slab_that_is_not_what_its_manifest_says_fails_the_stage_alone(

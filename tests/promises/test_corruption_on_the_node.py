@@ -130,7 +130,7 @@ async def test_what_cannot_be_obtained_is_not_served_or_staged_and_the_next_stag
     assert not node.cached("weights").exists()
     assert not node.is_complete()
     assert (node.view / "weights").stat().st_size == len(FILES["weights"])  # the job's only copy stays
-    assert "these jobs see it as it is: job" in caplog.text
+    assert "jobs that still see the damaged file: job" in caplog.text
     told = [vars(one) for one in caplog.records if one.getMessage() == "a chunk on this disk was wrong"]
     assert [(one["chunk"], one["path"], one["outcome"]) for one in told] == [(str(bad), "weights", "lost")]
     assert (await node.counted("lost"), (await node.figures())["bdn_agent_lost_files_total"]) == (1, 1)

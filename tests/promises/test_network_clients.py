@@ -197,8 +197,8 @@ async def test_a_command_that_waits_goes_on_asking_through_faults_and_says_so(
     tally.add(scenarios=1, faults=len(faults), lost=(ended.exit_code, found.get("status")) != (0, status))
     assert [proxy.met[name_of(fault)] for fault in faults] == [1, 1, 1]
     assert service.count("mirrors") == (program is main)
-    assert ended.stderr.count(f"{found['id']} may go on meanwhile; this asks again for 10 minutes") == 1
-    assert ended.stderr.count(f"{found['id']}: there is an answer again") == 1
+    assert ended.stderr.count(f"{found['id']} may continue meanwhile; retrying for 10 minutes") == 1
+    assert ended.stderr.count(f"{found['id']}: the service answers again") == 1
 
 
 # --- Whatever the network does between an upstream and the mirror: right bytes are published in the end, or nothing is ---

@@ -26,7 +26,7 @@ async def test_a_cache_of_an_unknown_format_is_refused(content: bytes, tmp_path:
         (rig.cache / "format").write_bytes(content)
         (rig.cache / "files/of-a-later-version").write_bytes(b"which we would take for rubbish")
         before = everything(rig.cache)
-        with pytest.raises(InvalidRequestError, match="nothing was touched"):
+        with pytest.raises(InvalidRequestError, match="Nothing was changed"):
             async with rig.agent():
                 pass
         assert everything(rig.cache) == before

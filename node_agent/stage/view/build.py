@@ -1,4 +1,4 @@
-"""A manifest as a directory: built aside from the cache's files, and compared with what stands there later."""
+"""A manifest as a directory: built aside from the cache's files, and later compared with its contents."""
 
 import errno
 import os
@@ -31,38 +31,38 @@ _NO_EXCHANGE: Final = REFUSED | {errno.EINVAL}
 
 
 class Placer:
-    """Puts files into one tree, in the cheapest way that works between these two file systems.
+    """Puts files into one tree, in the cheapest way that works between the two file systems.
 
-    Tries hard links first, where they are allowed, then reflinks, then copies, and stays with what works: what stops the first
-    file stops all. A file with as many links as its file system allows (65,000 on ext4) is copied alone.
+    Tries hard links, if allowed, then reflinks, then copies. A way that fails for one file is not tried for the next. A
+    file with as many links as its file system allows (65,000 on ext4) is copied alone.
 
-    With a ``stamp`` the tree is for somebody to own: copies get this time, in nanoseconds since the epoch, and a content that
-    would be copied, and whose own file may as well go there, is left out at first, as one of the ``gifts``.
+    With a ``stamp`` the user owns the tree: copies get this time, in nanoseconds since the epoch. A content that would
+    be copied, although its cached file could move there, is left out at first, as one of the ``gifts``.
     """
 
     def __init__(self, files: WholeFiles, stop: threading.Event, *, links: bool, stamp: int | None) -> None:
         self.kind: ViewKind = "hardlink" if links else "reflink"
         self.reasons: list[str] = []
-        self.changed: list[Digest] = []  # contents that were not placed: somebody has changed their files
+        self.changed: list[Digest] = []  # contents that were not placed, because their cached files were changed
         self.gifts: dict[Digest, FileEntry] = {}
         self._files = files
         self._stop = stop
         self._stamp = stamp
         self._is_linked = links
-        self._alike: Alike | None = None  # what a file must be like to be given; None: none is
+        self._alike: Alike | None = None  # attributes of files that can be given; None: none can
         self._too_many_links = 0
         self._copied = 0
 
     @property
     def reason(self) -> str | None:
-        """Why the view is not all hard links; None when it is."""
+        """Why some files are not hard links; None if all are."""
         alone = f"{self._too_many_links} files were copied: too many links" if self._too_many_links else None
         if self.kind == "given" and self._copied:
-            alone = f"{counted(self._copied, 'file')} copied: others need the content, too"
+            alone = f"{counted(self._copied, 'file')} copied: other stages or manifests need the content"
         return "; ".join([*self.reasons, *([alone] if alone else [])]) or None
 
     def place(self, entry: FileEntry, folder: int) -> None:
-        """Let the file appear in an open folder. Raises ``OSError``, or ``CanceledError`` when ``stop`` is set."""
+        """Raises ``OSError``, or ``CanceledError`` if ``stop`` is set."""
         with self._noting_changes():
             if self.kind == "hardlink" and self._try_link(entry.digest, folder, _name_of(entry)):
                 return
@@ -72,8 +72,8 @@ class Placer:
                 self._place_copy(entry, folder)
 
     def give(self, entry: FileEntry, folder: int) -> None:
-        """Let a gift's own file go there, if it still may. Raises ``OSError``."""
-        assert self._alike is not None  # noqa: S101 - of gifts alone
+        """Move a gift's cached file to an open folder, if it may still go. Raises ``OSError``."""
+        assert self._alike is not None  # noqa: S101 - only gifts are given
         assert self._stamp is not None  # noqa: S101 - likewise
         with self._noting_changes():
             if self._files.give(entry.digest, _name_of(entry), folder, self._alike):
@@ -82,7 +82,6 @@ class Placer:
                 self.kind = "given"
 
     def copy(self, entry: FileEntry, folder: int) -> None:
-        """Copy a gift that was not given. Raises as ``place``."""
         with self._noting_changes():
             self._place_copy(entry, folder)
 
@@ -108,7 +107,7 @@ class Placer:
                 self._copied += 1
             self._finish(source, target)
             look = partial(os.fstat, source)
-            if not self._files.is_as_left(entry.digest, look(), look):  # afterwards: it may have changed on the way
+            if not self._files.is_as_left(entry.digest, look(), look):  # last: it may have changed during the copy
                 raise ChangedFilesError((entry.digest,))
 
     def _try_link(self, digest: Digest, folder: int, name: bytes) -> bool:
@@ -137,13 +136,13 @@ class Placer:
         return True
 
     def _gives(self, source: int, target: int) -> bool:
-        """Whether the cache's files are like what copies of them are there, and nobody has asked for links."""
+        """Whether cached files have the attributes that copies get there, and the pull did not request links."""
         is_alike = Alike.of(os.fstat(source)) == Alike.of(os.fstat(target))
         is_own = self._stamp is not None and not self._is_linked
         return is_own and is_alike and _attributes(source) == _attributes(target)
 
     def _finish(self, source: int, target: int) -> None:
-        """Durable, read-only, and with a time by which a later look knows that nobody wrote to it: the stamp, or the source's."""
+        """Make the copy durable and read-only. Its time, the stamp or the source's, reveals later writes."""
         modified = os.fstat(source).st_mtime_ns if self._stamp is None else self._stamp
         os.fchmod(target, 0o444)
         os.utime(target, ns=(modified, modified))
@@ -155,7 +154,7 @@ def _name_of(entry: FileEntry) -> bytes:
 
 
 def _attributes(descriptor: int) -> list[str]:
-    """The names of a file's extended attributes: lists of who may read it are among them."""
+    """The names of a file's extended attributes, which include access control lists."""
     try:
         return os.listxattr(descriptor)
     except OSError:
@@ -173,10 +172,10 @@ def _copy(source: int, target: int, stop: threading.Event) -> None:
         except OSError as error:
             if not others or error.errno not in _NO_KERNEL_COPY:
                 raise
-            copy, *others = others  # between these file systems, or in this sandbox, the kernel does not copy so
+            copy, *others = others  # not between these file systems, or not in this sandbox
             continue
         if not count:
-            raise OSError(errno.EIO, "the file in the cache is shorter than it was")
+            raise OSError(errno.EIO, "the cached file is shorter than before")
         left -= count
 
 
@@ -196,7 +195,7 @@ def _read_and_write(source: int, target: int, size: int) -> int:
     return len(piece)
 
 
-# Each resumes at the position that the one before reached.
+# Each function resumes at the position that the function before it reached.
 _COPIES: Final[tuple[Callable[[int, int, int], int], ...]] = (_copy_range, _send, _read_and_write)
 
 
@@ -205,24 +204,26 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """How a view was made, and why it is not all hard links where it is not."""
+    """``reason``: why some files are not hard links; None if all are."""
 
     kind: ViewKind
     reason: str | None
 
 
 class ViewBuilder:
-    """Makes the directory ``root``, which is absent, with every file of a manifest. Blocking.
+    """Creates the directory ``root``, which must be absent, with every file of a manifest. Blocking.
 
-    Without ``links`` it shares no file with the cache: what is written there does not reach it. For ``stamp`` see ``Placer``.
+    Without ``links`` the directory shares no file with the cache, so writes there do not reach the cache. For ``stamp``
+    see ``Placer``.
 
-    Folders are 0755 and files 0444, whatever the umask. Everything is done relative to open folders: paths as long as a
-    manifest allows work below a prefix of any length, and nobody can slip a link in between. About 10 µs per linked file.
+    Folders are 0755 and files 0444, whatever the umask. All calls are relative to open folders: paths as long as a
+    manifest allows work below a prefix of any length, and another process cannot slip a link in. About 10 µs per linked
+    file.
 
-    Methods raise, and the caller then removes what is there:
-        DiskFailedError: whatever the disk says.
+    Methods raise these errors; the caller then removes the directory:
+        DiskFailedError: the disk failed.
         CanceledError: ``stop`` was set.
-        ChangedFilesError: somebody has changed these files of the cache.
+        ChangedFilesError: another program changed these files of the cache.
     """
 
     def __init__(
@@ -235,19 +236,19 @@ class ViewBuilder:
 
     @property
     def gifts(self) -> frozenset[Digest]:
-        """Contents that are left out, because the cache could give its own files."""
+        """Contents left out so far, because the cache could give its own files."""
         return frozenset(self._placer.gifts)
 
     def build(self, manifest: Manifest) -> None:
-        """Place all files but the gifts."""
+        """Place all files except the gifts."""
         with disk_errors(self._root):
             self._root.mkdir()
             self._place(self._placer.place, manifest.files)
             if self._links:
-                self._files.save(manifest)  # before anybody can reach the files
+                self._files.save(manifest)  # before the job can reach the files
 
     def give(self, contents: AbstractSet[Digest]) -> None:
-        """Take these gifts out of the cache, which holds them no more, as far as they can go. The caller sees what has gone."""
+        """Move these gifts out of the cache as far as possible. The caller checks which are gone."""
         with disk_errors(self._root):
             gifts = self._placer.gifts
             self._place(self._placer.give, [entry for content, entry in gifts.items() if content in contents])
@@ -256,7 +257,6 @@ class ViewBuilder:
                 sync_folder(folder)
 
     def finish(self) -> Built:
-        """Copy the gifts that could not be given."""
         with disk_errors(self._root):
             self._place(self._placer.copy, self._placer.gifts.values())
         return Built(self._placer.kind, self._placer.reason)
@@ -279,14 +279,13 @@ class ViewBuilder:
 
 
 def build_view(manifest: Manifest, root: Path, files: WholeFiles, stop: threading.Event) -> Built:
-    """A view of links, or of what there is in their place, at once; as ``ViewBuilder``."""
     builder = ViewBuilder(root, files, stop)
     builder.build(manifest)
     return builder.finish()
 
 
 def open_below(top: int, folder: str, *, makes: bool = True) -> int:
-    """Open a folder, never through a link. Creates it and its parents as needed, unless it only looks."""
+    """Open a folder, never through a link. With ``makes`` creates it and its parents as needed."""
     descriptor = os.dup(top)
     for segment in folder.encode().split(b"/") if folder else ():
         above = descriptor
@@ -305,9 +304,10 @@ def open_below(top: int, folder: str, *, makes: bool = True) -> int:
 
 
 def appear(aside: Path, place: Path, *, replaces: bool) -> None:
-    """Let what was built ``aside`` stand at ``place`` in one step. What stands there now is aside then, or gone.
+    """Move ``aside`` to ``place`` in one step. A directory at ``place`` moves to ``aside``, or is removed.
 
-    Without ``replaces`` there may be nothing or an empty folder: ``OSError`` when somebody put a file there.
+    Without ``replaces``, ``place`` must be absent or an empty folder. Raises ``OSError`` if another process put a file
+    there.
     """
     try:
         aside.rename(place)
@@ -321,8 +321,8 @@ def appear(aside: Path, place: Path, *, replaces: bool) -> None:
     except OSError as error:
         if error.errno not in _NO_EXCHANGE:
             raise
-        # This file system, or this sandbox, cannot exchange: for a moment the place is empty. What another process puts there then
-        # stays, unless it is an empty folder: rename(2) fails.
+        # This file system, or this sandbox, cannot exchange: for a moment the place is empty. If another process puts
+        # something there meanwhile, other than an empty folder, rename(2) fails and that stays.
         old = replaced(aside)
         place.rename(old)
         try:
@@ -335,25 +335,24 @@ def appear(aside: Path, place: Path, *, replaces: bool) -> None:
 
 
 def replaced(aside: Path) -> Path:
-    """The name of the earlier view while its place is empty."""
+    """Path of the earlier view while its place is empty."""
     return aside.with_name(f"{aside.name}.old")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first path that the view lacks, and the first that is there and is not what we put there. None: there is none."""
+    """``lacking``: the first path that the view lacks. ``foreign``: the first file that BDN did not put there."""
 
     lacking: str | None
     foreign: str | None
 
     @property
     def is_intact(self) -> bool:
-        """Every file is there, and nothing else."""
         return self.lacking is None and self.foreign is None
 
 
 def remove_view(root: Path, manifest: Manifest | None, files: WholeFiles) -> None:
-    """Remove a view whose manifest, if it is still known, says which file of the cache each name belongs to. Blocking."""
+    """Blocking. The manifest, if still known, says which cached file each name belongs to."""
     if manifest and root.is_dir():
         contents = {entry.path: entry.digest for entry in manifest.files}
         for folder, _, names, descriptor in os.fwalk(root):
@@ -363,7 +362,7 @@ def remove_view(root: Path, manifest: Manifest | None, files: WholeFiles) -> Non
                     files.unlink(content, name, descriptor)
     remove_tree(root)
     if manifest:
-        with suppress(BdnError):  # then these files are read again after the next start
+        with suppress(BdnError):  # these files are then verified after the next start
             files.save(manifest)
 
 
@@ -376,13 +375,13 @@ def compare_view(
     also: Iterable[tuple[Manifest, int]] = (),
     is_skipped: Callable[[bytes], bool] = lambda _: False,
 ) -> Difference:
-    """Compare names and files. Blocking; two looks per file, as a rule. Folders without files are not looked at.
+    """Compare names and files. Blocking: usually two ``stat`` calls per file. Ignores folders without files.
 
-    Files of ``also``, manifests with their stamps, may be there. Names right below the root may be skipped.
+    Files of ``also``, manifests with their stamps, may exist, too. ``is_skipped`` is for names directly below the root.
 
-    A file is ours when it is the cache's own inode, as we left it, or a read-only one of the same size, with the ``stamp`` that
-    it was given or the time of the cache's. Otherwise the bytes decide: that is slow, and happens after an eviction by force,
-    or when somebody changed the file.
+    A file is ours if it is the cache's own unchanged inode, or a read-only file of the same size with the ``stamp`` or
+    the time of the cached file. Otherwise its bytes are read, which is slow: after a forced eviction, or if the file
+    was changed.
     """
     wanted = {entry.path.encode(): entry for entry in manifest.files}
     others: defaultdict[bytes, list[tuple[FileEntry, int]]] = defaultdict(list)
@@ -400,7 +399,7 @@ def compare_view(
 
 
 def is_ours(entry: FileEntry, found: os.stat_result, files: WholeFiles, path: bytes, stamp: int | None) -> bool:
-    """Whether a file that was found at a path is what we put there; see ``compare_view``."""
+    """Whether BDN put this file there; see ``compare_view``."""
     if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
         return False
     content = files.look(entry.digest)
@@ -421,7 +420,7 @@ def _digest_of_file(path: bytes, size: int) -> Digest:
 def _files(
     root: bytes, prefix: bytes = b"", *, is_skipped: Callable[[bytes], bool] = lambda _: False
 ) -> Iterator[tuple[bytes, os.stat_result]]:
-    """Everything that is not a folder, by its path below the root, but for what is skipped right below it."""
+    """Everything but folders, by path below the root. ``is_skipped`` is for names directly below the root."""
     with os.scandir(root) as entries:
         for entry in entries:
             if is_skipped(entry.name):

@@ -1,4 +1,4 @@
-"""A view at a directory of the user's choice: what ``bdn pull SOURCE DEST`` leaves behind."""
+"""A view at a directory of the user's choice, for ``bdn pull SOURCE DEST``."""
 
 import errno
 import os
@@ -32,13 +32,13 @@ _HINTS: Final = {
     errno.EACCES: "you may not write there",
     errno.EPERM: "you may not write there",
     errno.ENAMETOOLONG: "a name in it is too long",
-    errno.ELOOP: "its links lead in a circle",
+    errno.ELOOP: "its symbolic links form a loop",
 }
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """What we published here before: the directory's inode, and the manifest, which may not be held any more.
+    """The earlier pull at this directory: ``manifest`` is None if it is no longer cached.
 
     ``stamp`` is the time of its files, in nanoseconds since the epoch.
     """
@@ -51,10 +51,10 @@ class Earlier:
 
 @dataclass(frozen=True)
 class Destination:
-    """One directory outside the cache. Blocking. The user's own files there are never touched.
+    """One directory outside the cache. Blocking. Never touches the user's own files there.
 
-    With ``links`` its files are those of the cache, where that is possible; all others get the time ``stamp``, in nanoseconds
-    since the epoch.
+    With ``links`` its files are hard links to the cache where possible; all other files get the time ``stamp``, in
+    nanoseconds since the epoch.
     """
 
     path: Path
@@ -65,12 +65,11 @@ class Destination:
 
     @property
     def places(self) -> Places:
-        """The cache's."""
         return self.files.places
 
     @cached_property
     def is_in_place(self) -> bool:
-        """Whether the directory stays and is filled file by file: a mount point, or one in a directory where we may not write."""
+        """Whether files are moved in one by one: it is a mount point, or the agent may not write to its parent."""
         with _errors_at(self.path):
             return self.path.is_dir() and (self._is_mount_point or not self._is_replaceable())
 
@@ -84,7 +83,7 @@ class Destination:
     def _is_replaceable(self) -> bool:
         parent, own = self.path.parent.stat(), self.path.stat()
         if parent.st_mode & stat.S_ISVTX and os.geteuid() not in (0, parent.st_uid, own.st_uid):
-            return False  # rename(2): in such a directory only owners may
+            return False  # rename(2): in a sticky directory only owners may
         try:
             _try_folder(self.path.parent)
         except OSError as error:
@@ -95,7 +94,7 @@ class Destination:
 
     @property
     def aside(self) -> Path:
-        """Where the view is built, on the same file system."""
+        """Where the view is built, on the destination's file system."""
         if self.is_in_place:
             return in_place.hidden_folder(self.path, self.stage_id) / "tree"
         return self._beside
@@ -106,24 +105,23 @@ class Destination:
         return self.path.parent / f".{name}.bdn-{self.stage_id}"
 
     def inode(self) -> int | None:
-        """The directory that stands here now, or None."""
         try:
             return self.path.stat().st_ino if self.path.is_dir() else None
         except OSError:
             return None
 
     def check(self, earlier: Earlier | None, *, is_last: bool = False) -> None:
-        """Refuse, best before anything is fetched, a destination where the view could not be published.
+        """Reject a destination where the view could not be published, if possible before anything is fetched.
 
-        An earlier view whose manifest is not known any more is let pass until the last look; it may be the one that comes.
+        Passes an earlier view whose manifest is unknown until ``is_last``, because the new manifest may be the same.
 
-        Raises ``InvalidRequestError``: names the directory and says why.
+        Raises ``InvalidRequestError``: names the directory and the reason.
         """
-        # The cases: below our own cache; below a file; absent; a file; where the caller stands, which would vanish under
-        # its feet; empty; ours and holding nothing but ours; anything else is the user's.
+        # The cases: below our own cache; below a file; absent; a file; the caller's current directory, which would
+        # vanish; empty; only files that BDN put there; anything else is the user's.
         with _errors_at(self.path):
             if self.path == self.places.root or self.places.root in self.path.parents:
-                self._refuse("it lies in the cache directory")
+                self._refuse("it is in the cache directory")
             if any(folder.exists() and not folder.is_dir() for folder in self.path.parents):
                 self._refuse("a part of the path is a file")
             if self.path.exists() and not self.path.is_dir():
@@ -140,16 +138,16 @@ class Destination:
                 self._check_ours(earlier, is_last=is_last)
 
     def _is_skipped(self, name: bytes) -> bool:
-        """Names that do not count as content: hidden folders of pulls, and what mkfs made."""
+        """Whether the name is not content: a hidden folder of a pull, or ``lost+found``."""
         return name.startswith(in_place.HIDDEN.encode()) or (name == b"lost+found" and self._is_mount_point)
 
     def _try(self) -> None:
-        """Make a folder where the view will be built, and remove it; look up each missing name."""
+        """Create and remove a folder where the view will be built; look up each missing name."""
         place = self.path if self.is_in_place else self.path.parent
         there = next(folder for folder in (place, *place.parents) if folder.exists())
         _try_folder(there)
         for name in self.path.relative_to(there).parts:
-            with suppress(FileNotFoundError):  # OSError: the file system has no such names
+            with suppress(FileNotFoundError):  # OSError: the file system does not support the name
                 (there / name).lstat()
 
     def _check_ours(self, earlier: Earlier | None, *, is_last: bool) -> None:
@@ -158,7 +156,7 @@ class Destination:
             placed.append(known)
         elif earlier is not None and self.inode() == earlier.inode:
             if is_last:
-                self._refuse("what an earlier pull put there is not known any more; move it away first")
+                self._refuse("BDN no longer knows which files an earlier pull put there; move them away first")
             return
         if not placed:
             self._refuse("it is not empty; name a new directory")
@@ -171,13 +169,11 @@ class Destination:
             self._refuse(f"it holds {foreign!r}, which did not come from bdn or was changed since; move it away first")
 
     def _placed(self, earlier: Earlier | None) -> in_place.Placed | None:
-        """The files of an earlier pull at this directory, as recorded."""
         if earlier is None or earlier.manifest is None or self.inode() != earlier.inode:
             return None
         return in_place.Placed(earlier.manifest, earlier.stamp)
 
     def is_intact(self, earlier: Earlier) -> bool:
-        """Whether the directory is still exactly what we published."""
         if earlier.manifest is None or self.inode() != earlier.inode:
             return False
         try:
@@ -188,14 +184,14 @@ class Destination:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Until the block ends no other pull changes a directory that is filled in place. Raises ``InvalidRequestError``: one does."""
+        """Lock a directory that is filled in place. Raises ``InvalidRequestError`` if another pull works there."""
         with _errors_at(self.path):
             claim = in_place.claimed(self.path) if self.is_in_place else nullcontext()
             with claim:
                 yield
 
     def build(self, manifest: Manifest, earlier: Earlier | None, stop: threading.Event) -> ViewBuilder:
-        """Build the view aside, but for its gifts. What is there after a failure is for ``clear``."""
+        """Build the view aside, without its gifts. After a failure, ``clear`` removes what is left."""
         self.check(_known(earlier, manifest), is_last=True)
         with _errors_at(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +203,7 @@ class Destination:
         return builder
 
     def finish(self, builder: ViewBuilder, manifest: Manifest, earlier: Earlier | None) -> tuple[Built, int]:
-        """Finish what was built, durably. Returns how it was made, and the inode that the directory will have."""
+        """Finish the view, durably. Also returns the inode that the directory will have."""
         with _errors_at(self.path):
             built = builder.finish()
             sync_folders(self.aside)
@@ -216,10 +212,10 @@ class Destination:
         return built, inode
 
     def publish(self, manifest: Manifest, earlier: Earlier | None) -> None:
-        """Publish the finished view; an earlier view of ours is removed.
+        """Publish the finished view, and remove the earlier view.
 
-        A failure leaves the destination as it was. One that is filled in place may lack files of the earlier view then; ``clear``
-        removes what came.
+        A failure leaves the destination unchanged. If it is filled in place, it may lack files of the earlier view;
+        ``clear`` removes the new files.
         """
         earlier = _known(earlier, manifest)
         with _errors_at(self.path):
@@ -232,15 +228,15 @@ class Destination:
             remove_view(self.aside, earlier.manifest if earlier else None, self.files)
 
     def settle(self) -> None:
-        """The publication is on record: ``clear`` leaves its files."""
+        """Call when the publication is recorded: ``clear`` then leaves its files."""
         with _errors_at(self.path):
             if self.is_in_place:
                 in_place.finish(self.aside.parent)
 
     def clear(self) -> None:
-        """Remove what was being built here, and what was moved here by pulls that did not end."""
+        """Remove unfinished views, and the files that unfinished pulls moved here."""
         with _errors_at(self.path):
-            if not self.path.exists():  # a kill between the two steps of a replacement
+            if not self.path.exists():  # killed between the two steps of a replacement
                 with suppress(FileNotFoundError, NotADirectoryError):
                     replaced(self._beside).rename(self.path)
             remove_tree(replaced(self._beside))
@@ -252,32 +248,32 @@ class Destination:
 
 
 def _known(earlier: Earlier | None, manifest: Manifest) -> Earlier | None:
-    """The one that comes is known again."""
+    """Fill in the earlier manifest if the new manifest is the same."""
     return replace(earlier, manifest=manifest) if earlier and earlier.digest == manifest.digest else earlier
 
 
 def _try_folder(place: Path) -> None:
-    """Raises ``OSError``: no folder can be made there."""
+    """Raises ``OSError`` if no folder can be created there."""
     try:
         made = tempfile.mkdtemp(prefix=f"{in_place.HIDDEN}try-", dir=place)
-    except FileNotFoundError as error:  # proc(5) and such say so
+    except FileNotFoundError as error:  # e.g. proc(5)
         raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(place)) from error
     with suppress(OSError):
         Path(made).rmdir()
 
 
 def resolved(destination: Path) -> Path:
-    """Where the user means, links followed. Blocking."""
+    """Follow symbolic links. Blocking."""
     with _errors_at(destination):
         try:
             return destination.resolve()
-        except RuntimeError as error:  # Python's word for ELOOP
+        except RuntimeError as error:  # Python raises it for ELOOP
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
 
 
 @contextmanager
 def _errors_at(path: Path) -> Iterator[None]:
-    """The user's choice of directory is to blame for some errors, the disk for the others."""
+    """Raises ``InvalidRequestError`` if the user should choose another directory, otherwise ``DiskFailedError``."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How a stage's view appears at the path that its job is told: a bind mount, a symbolic link, or nothing to do."""
+"""How a stage's view appears at the path that its job gets: a bind mount, a symbolic link, or the view itself."""
 
 import errno
 import os
@@ -31,10 +31,10 @@ _WANTED = os.ST_RDONLY | os.ST_NOSUID | os.ST_NODEV
 
 
 def bind_read_only(view: Path, place: Path) -> None:
-    """Let ``place`` show ``view``, read-only. Whatever an earlier mount left there is taken away first.
+    """Mount ``view`` read-only at ``place``, after unmounting earlier mounts there.
 
-    Mount namespaces of jobs get what is mounted here by propagation, with the flags that it has when it is attached. So it
-    is read-only before that.
+    A mount propagates to the mount namespaces of jobs with the flags that it has when it is attached, so it must be
+    read-only before that.
     """
     if view.samefile(place) and os.statvfs(place).f_flag & _WANTED == _WANTED:
         return
@@ -42,14 +42,14 @@ def bind_read_only(view: Path, place: Path) -> None:
     try:
         attach_read_only(view, place)
     except OSError as error:
-        # Before Linux 5.12 there are no such calls; filters that do not know them say ENOSYS or EPERM.
+        # Linux before 5.12 lacks these calls; seccomp filters that do not know them return ENOSYS or EPERM.
         if error.errno not in (errno.ENOSYS, errno.EPERM):
             raise
         _bind_aside(view, place)
 
 
 def _bind_aside(view: Path, place: Path) -> None:
-    """Bind, remount, move. A bind is writable until it is remounted: meanwhile it stands in a private mount, of which nobody gets a copy."""
+    """Bind, remount, move. The bind is writable until the remount; its private mount does not propagate it."""
     with tempfile.TemporaryDirectory(prefix=".binding-", dir=place.parent) as aside, ExitStack() as stack:
         private, bound = Path(aside), Path(aside, "view")
         bound.mkdir()
@@ -64,9 +64,9 @@ def _bind_aside(view: Path, place: Path) -> None:
 
 
 def unbind(place: Path) -> str | None:
-    """Unmount everything at ``place``; nothing there, or no such place, is fine.
+    """Unmount everything at ``place``, if anything. Returns a note for operators if a mount was only detached.
 
-    A mount in use is detached: it is gone for everybody who comes, and stays for whoever has files open there.
+    A mount in use is detached: the path no longer shows it, and processes with open files there keep using it.
     """
     note = None
     while True:
@@ -76,7 +76,7 @@ def unbind(place: Path) -> str | None:
             if error.errno in (errno.EINVAL, errno.ENOENT):
                 return note
             if error.errno == errno.EPERM and not is_mount_point(place):
-                return note  # without the right to unmount, and nothing to unmount
+                return note  # no right to unmount, and nothing to unmount
             if error.errno != errno.EBUSY:
                 raise
             unmount(place, MNT_DETACH)
@@ -84,18 +84,17 @@ def unbind(place: Path) -> str | None:
 
 
 def is_mount_point(place: Path) -> bool:
-    """Whether something is mounted exactly here."""
     return place in _mount_points()
 
 
 def mounts_below(folder: Path) -> list[Path]:
-    """Mount points below a folder, the deepest first."""
+    """Deepest first."""
     found = [path for path in _mount_points() if folder in path.parents]
     return sorted(found, key=lambda path: len(path.parts), reverse=True)
 
 
 def _mount_points() -> Iterator[Path]:
-    """All that there are; proc(5) escapes their names in octal."""
+    """proc(5) escapes names in octal."""
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         name = line.split(b" ")[4]
         for character in b" \t\n\\":
@@ -104,7 +103,7 @@ def _mount_points() -> Iterator[Path]:
 
 
 def can_bind(folder: Path) -> bool:
-    """Try it: privileges, user namespaces and seccomp filters make every other way of asking unreliable."""
+    """Mount a probe: privileges, user namespaces and seccomp filters make any other check unreliable."""
     with tempfile.TemporaryDirectory(prefix=".probe-", dir=folder) as probe:
         view, place = Path(probe, "view"), Path(probe, "place")
         view.mkdir()
@@ -120,12 +119,12 @@ def can_bind(folder: Path) -> bool:
 
 
 def expose(kind: ExposureKind, view: Path, place: Path) -> None:
-    """Make the view visible at ``place``. Blocking; can be repeated, also after a crash in the middle.
+    """Make the view visible at ``place``. Blocking. Idempotent, also after a crash in the middle.
 
-    ``bind`` is a read-only mount, here and in every mount namespace that gets it by propagation: not even root can write
-    through it, unless it may mount (``CAP_SYS_ADMIN``). ``symlink`` needs no rights, and protects nothing but what the files'
-    modes protect: root, and the user of the agent, can edit a file of the cache there; that is noticed before the file is
-    handed on (``disk/whole_files.py``). With ``none`` the view itself stands there, which is checked.
+    ``bind`` is a read-only mount, here and in every mount namespace to which it propagates: not even root can write
+    through it without the right to mount (``CAP_SYS_ADMIN``). ``symlink`` needs no rights, and protects only as the
+    files' modes do: root and the agent's user can edit a cached file through it, which is detected before the file's
+    next use (``disk/whole_files.py``). ``none`` only checks that the view itself is at ``place``.
 
     Raises ``MountFailedError``: nothing is exposed.
     """
@@ -138,17 +137,17 @@ def expose(kind: ExposureKind, view: Path, place: Path) -> None:
             aside = place.with_name(f".{place.name[:200]}.new")
             aside.unlink(missing_ok=True)
             aside.symlink_to(view)
-            aside.replace(place)  # one step, also when another link stands there
+            aside.replace(place)  # one step, also over another link
         elif not (view.is_dir() and view.samefile(place)):
-            raise MountFailedError(str(place), "the view does not stand there")
+            raise MountFailedError(str(place), "the view is not at this path")
 
 
 def conceal(place: Path, mounts: Path) -> str | None:
-    """Take away what stands there, and the folders below ``mounts`` that are empty then; the view stays. Can be repeated.
+    """Remove the mount or link at ``place``, and emptied folders below ``mounts``. The view stays. Idempotent.
 
-    What stands there says how it was exposed: settings may have changed since. Returns what people should know, if anything.
+    Looks at ``place`` for the kind of exposure, because settings may have changed. Returns a note as ``unbind``.
 
-    Raises ``MountFailedError``, ``DiskFailedError``: it is still there.
+    Raises ``MountFailedError``, ``DiskFailedError``: the view is still exposed.
     """
     with disk_errors(place):
         is_link = place.is_symlink()
@@ -171,10 +170,10 @@ def _mount_errors(place: Path) -> Iterator[None]:
 
 
 def choose(wanted: ExposureKind | Literal["auto"], places: Places) -> ExposureKind:
-    """The way for new stages; ``auto`` is bind where the kernel permits it, otherwise symlink."""
+    """``auto`` is bind where the kernel permits it, otherwise symlink."""
     if wanted != "auto":
         return wanted
     try:
         return "bind" if can_bind(places.mounts) else "symlink"
-    except OSError:  # a disk on which nothing can be tried: full, or read-only
+    except OSError:  # the probe needs a writable disk: this one is full or read-only
         return "symlink"

@@ -1,7 +1,10 @@
-"""A view inside a directory that cannot be replaced, such as a mount point: built in a hidden folder there, then moved file by file.
+"""A view inside a directory that cannot be replaced, such as a mount point.
 
-A journal in the hidden folder names the files before the first one is moved, and goes when the pull is on record. A pull that was
-killed in between leaves whole files and this journal: the next one removes these files before it begins.
+It is built in a hidden folder there, then moved file by file.
+
+A journal in the hidden folder names the files before the first file is moved, and is removed when the pull is recorded.
+A pull that is killed in between leaves whole files and this journal: the next pull removes these files before it
+begins.
 """
 
 import errno
@@ -21,7 +24,7 @@ from bdn.core.layout import Manifest
 from bdn.disk.durable import opened, remove_tree, write_durably
 from node_agent.stage.view.build import open_below
 
-HIDDEN: Final = ".bdn-stg_"  # what the names of the hidden folders begin with
+HIDDEN: Final = ".bdn-stg_"  # prefix of the hidden folders' names
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY
 _JOURNAL: Final = "journal"
 _NO_LOCKS: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
@@ -31,7 +34,7 @@ _IsOurs = Callable[[FileEntry, os.stat_result, bytes, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Files that a pull put at a directory, or may have put there; each has this time, in nanoseconds since the epoch."""
+    """Files that a pull put, or may have put, in a directory. ``stamp``: their time, in nanoseconds since the epoch."""
 
     manifest: Manifest
     stamp: int
@@ -39,9 +42,9 @@ class Placed:
 
 @contextmanager
 def claimed(root: Path) -> Iterator[None]:
-    """Until the block ends no other pull works inside ``root``, where the file system can lock folders. Blocking.
+    """Lock ``root`` against other pulls, if the file system supports locks on folders. Blocking.
 
-    Raises ``BlockingIOError``: another one does.
+    Raises ``BlockingIOError`` if another pull holds the lock.
     """
     with opened(root, _FOLDER) as descriptor:
         try:
@@ -55,24 +58,24 @@ def claimed(root: Path) -> Iterator[None]:
 
 
 def hidden_folder(root: Path, stage_id: str) -> Path:
-    """Where a stage's tree is built, with the journal beside it."""
+    """Holds the stage's tree while it is built, and the journal."""
     return root / f".bdn-{stage_id}"
 
 
 def unfinished(root: Path) -> list[Placed]:
-    """What pulls that were killed may have left in ``root``. Blocking."""
+    """What killed pulls may have left in ``root``. Blocking."""
     return [placed for folder in _hidden(root) if (placed := _noted(folder))]
 
 
 def move_in(root: Path, tree: Path, manifest: Manifest, earlier: Iterable[Placed]) -> None:
-    """Move a tree that is whole and synced from its hidden folder into ``root``; files of ``earlier`` pulls go. Blocking.
+    """Move a whole, synced tree from its hidden folder into ``root``, and remove files of ``earlier`` pulls. Blocking.
 
-    Each file appears whole, in one step. The journal stays for the pull after a killed one.
+    Each file appears whole, in one step. The journal stays until ``finish``, or for the pull after a killed one.
     """
     name = manifest.files[0].path.rpartition("/")
     with opened(tree, _FOLDER) as source, opened(root, _FOLDER) as top:
         with _folder(source, name[0]) as folder:
-            stamp = os.stat(name[2], dir_fd=folder).st_mtime_ns  # as this file system keeps it
+            stamp = os.stat(name[2], dir_fd=folder).st_mtime_ns  # with the precision of this file system
         write_durably(tree.with_name(_JOURNAL), _journal(Placed(manifest, stamp)))
         os.fsync(top)
         coming = _by_folder(entry.path for entry in manifest.files)
@@ -87,9 +90,10 @@ def move_in(root: Path, tree: Path, manifest: Manifest, earlier: Iterable[Placed
 
 
 def undo(root: Path, is_ours: _IsOurs) -> None:
-    """Remove what unfinished pulls moved into ``root``, and their hidden folders. Can be repeated. Blocking.
+    """Remove the files that unfinished pulls moved into ``root``, and their hidden folders. Idempotent. Blocking.
 
-    ``root`` may be absent. ``is_ours`` decides from an entry, its status, its path and a stamp whether a pull put it there.
+    ``root`` may be absent. ``is_ours`` decides from an entry, its status, its path and a stamp whether a pull put it
+    there.
     """
     for folder in _hidden(root):
         if placed := _noted(folder):
@@ -100,7 +104,7 @@ def undo(root: Path, is_ours: _IsOurs) -> None:
 
 
 def finish(folder: Path) -> None:
-    """Remove a hidden folder, the journal first; the files that it names stay. Blocking."""
+    """Remove a hidden folder, journal first. The files that the journal names stay. Blocking."""
     (folder / _JOURNAL).unlink(missing_ok=True)
     remove_tree(folder)
 
@@ -140,7 +144,7 @@ def _noted(folder: Path) -> Placed | None:
             stamp, manifest = json.loads(file.readline())
             files = [(path, size, Digest(name)) for path, size, name in map(json.loads, file)]
         return Placed(Manifest(Digest(manifest), tuple(starmap(FileEntry, files))), int(stamp))
-    except (FileNotFoundError, ValueError, TypeError):  # nothing was moved, or it is not ours
+    except (FileNotFoundError, ValueError, TypeError):  # nothing was moved, or the folder is not ours
         return None
 
 
@@ -172,7 +176,7 @@ def _move(name: str, source: int, target: int) -> None:
 
 
 def _remove_empty(name: str, folder: int) -> None:
-    """A folder that holds folders only. Raises ``OSError``: it holds something else."""
+    """Remove a folder that contains only folders. Raises ``OSError`` if it contains anything else."""
     with opened(name, _FOLDER | os.O_NOFOLLOW, folder) as below, os.scandir(below) as entries:
         for entry in list(entries):
             _remove_empty(entry.name, below)
@@ -180,8 +184,8 @@ def _remove_empty(name: str, folder: int) -> None:
 
 
 def _remove(top: int, names: Mapping[str, list[str]], is_wanted: Callable[[str, os.stat_result, bytes], bool]) -> None:
-    """Remove files, durably and never through a link, and the folders that are empty then."""
-    for below in sorted(names, reverse=True):  # the deepest first
+    """Remove files, durably and never through a link, and folders that become empty."""
+    for below in sorted(names, reverse=True):  # deepest first
         with suppress(FileNotFoundError, NotADirectoryError), _folder(top, below) as folder:
             for name in names[below]:
                 with suppress(FileNotFoundError):
@@ -192,18 +196,17 @@ def _remove(top: int, names: Mapping[str, list[str]], is_wanted: Callable[[str, 
             os.fsync(folder)
     for below in _deepest_first(names):
         parent, _, name = below.rpartition("/")
-        with suppress(OSError), _folder(top, parent) as folder:  # it holds something else
+        with suppress(OSError), _folder(top, parent) as folder:  # not empty
             os.rmdir(name, dir_fd=folder)
 
 
 def _deepest_first(folders: Iterable[str]) -> list[str]:
-    """These folders and all above them, without the top."""
+    """With all parents, without the top."""
     parts = (below.split("/") for below in folders if below)
     return sorted({"/".join(part[:count]) for part in parts for count in range(1, len(part) + 1)}, reverse=True)
 
 
 def _sync(top: int, names: Mapping[str, list[str]]) -> None:
-    """Every folder that was made or changed."""
     for below in _deepest_first(names):
         with _folder(top, below) as folder:
             os.fsync(folder)

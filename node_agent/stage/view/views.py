@@ -20,28 +20,27 @@ _DROPPING: Final = ".dropping"
 
 @dataclass(frozen=True)
 class Views:
-    """Builds, exposes and drops. Blocking. ``kind`` is how new stages are exposed."""
+    """``kind`` is how new stages are exposed. Methods block."""
 
     files: WholeFiles
     kind: ExposureKind
 
     @property
     def places(self) -> Places:
-        """Where views and mounts stand."""
         return self.files.places
 
     def place(self, stage_id: str, mount_location: str) -> Path:
-        """Where a mount's files are for its job."""
+        """The path that the job gets for a mount."""
         return self.places.mounts / stage_id / mount_location.lstrip("/")
 
     def view(self, stage_id: str, mount_location: str, kind: ExposureKind) -> Path:
-        """Where a mount's files stand, of a stage that was exposed in this way: never below a read-only mount."""
+        """The files of a mount, for a stage exposed as ``kind``; never below a read-only mount."""
         return self._root(stage_id, kind) / mount_location.lstrip("/")
 
     def publish(self, stage_id: str, manifests: Mapping[str, Manifest], stop: threading.Event) -> dict[str, Built]:
-        """Build all mounts of a stage aside, and let them appear, in place of an earlier view if there is one.
+        """Build all mounts of a stage aside, and publish them in one step, replacing an earlier view.
 
-        Raises ``DiskFailedError``, ``CanceledError``, ``ChangedFilesError``: nothing of it is left.
+        Raises ``DiskFailedError``, ``CanceledError``, ``ChangedFilesError``: nothing of the new view is left.
         """
         root = self._root(stage_id, self.kind)
         aside = root.with_name(f"{stage_id}{_BUILDING}")
@@ -60,18 +59,18 @@ class Views:
         return built
 
     def expose(self, stage_id: str, mount_locations: Iterable[str]) -> None:
-        """Make the published view visible. Raises ``MountFailedError``."""
+        """Raises ``MountFailedError``."""
         for location in mount_locations:
             expose(self.kind, self.view(stage_id, location, self.kind), self.place(stage_id, location))
 
     def stands(self, stage_id: str, kind: ExposureKind) -> bool:
-        """Whether anything is shown, of a stage that was exposed in this way. Raises ``DiskFailedError``: nobody can tell."""
+        """Whether a view of a stage exposed as ``kind`` exists. Raises ``DiskFailedError`` if that is unknown."""
         root = self._root(stage_id, kind)
         with disk_errors(root):
             return root.is_dir()
 
     def is_intact(self, stage_id: str, manifests: Mapping[str, Manifest]) -> bool:
-        """Whether the published view is complete and nothing else, for the present kind of exposure."""
+        """Whether the published view has exactly its files, and the present kind of exposure."""
         try:
             return all(
                 compare_view(manifest, self.view(stage_id, location, self.kind), self.files).is_intact
@@ -81,20 +80,20 @@ class Views:
             return False
 
     def drop(self, stage_id: str, manifests: Mapping[str, Manifest | None]) -> str | None:
-        """Conceal and remove, whichever way it was exposed; can be repeated. Returns what people should know, if anything.
+        """Conceal and remove a view, however it was exposed. Idempotent. Returns notes for operators as ``conceal``.
 
-        A manifest that is not known any more, after an eviction by force, is None.
+        A manifest is None if it is no longer known, after a forced eviction.
 
-        After a kill the view is whole or gone: its folder goes in one step, and is emptied aside.
+        After a kill the view is whole or gone: its folder is renamed in one step, and emptied aside.
 
-        Raises ``MountFailedError``, ``DiskFailedError``: something of it is left.
+        Raises ``MountFailedError``, ``DiskFailedError``: something is left.
         """
         notes = [conceal(self.place(stage_id, location), self.places.mounts) for location in manifests]
         for root in (self.places.views / stage_id, self.places.mounts / stage_id):
             aside = root.with_name(f"{stage_id}{_DROPPING}")
             with disk_errors(root):
                 for mounted in mounts_below(root):
-                    unbind(mounted)  # of a bind that was killed half-way
+                    unbind(mounted)  # left by a kill during a bind
                 self._remove(aside, manifests)
                 if root.is_dir():
                     root.rename(aside)
@@ -102,7 +101,7 @@ class Views:
         return "; ".join(note for note in notes if note) or None
 
     def drop_others(self, stage_ids: frozenset[str]) -> list[Path]:
-        """At the start: remove views and mounts of stages that are not among these, and views that were being built."""
+        """At start: remove views and mounts of other stages, and unfinished views."""
         dropped = []
         for folder in (self.places.mounts, self.places.views):
             with disk_errors(folder):

@@ -194,8 +194,8 @@ def test_lists_say_what_an_agent_holds_for_its_cluster_and_why_it_takes_nothing_
     ("mirror hf://o/m --mount /a --mount /b", "--mount is given 2 times for 1 source"),
     ("mirror hf://o/m --mount a", "--mount 'a' "),
     ("stage mir_1 --job j --ttl soon", "'soon' is not a duration"),
-    ("stage mir_1 --job j --ttl 0", "must be longer"),
-    ("stage mir_1 --job j --ttl inf", "must be longer"),
+    ("stage mir_1 --job j --ttl 0", "must be positive and finite"),
+    ("stage mir_1 --job j --ttl inf", "must be positive and finite"),
 ])  # fmt: skip
 def test_an_option_that_cannot_be_is_named_as_it_was_written(arguments: str, words: str) -> None:
     done = CliRunner().invoke(bdn, arguments.split())

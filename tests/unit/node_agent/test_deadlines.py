@@ -54,7 +54,7 @@ def test_a_silent_peer_is_left_and_has_failed_and_a_sign_of_life_ends_a_silence(
     assert deadline.taken.head_seconds == pytest.approx(19.8)
     silent = of_peer(clock)
     clock.now += 10.0
-    assert left(silent.waiting).failure == "no sign of life for 10.0 s"
+    assert left(silent.waiting).failure == "no response for 10.0 s"
 
 
 def test_a_silent_mirror_fails() -> None:
@@ -62,7 +62,7 @@ def test_a_silent_mirror_fails() -> None:
     clock.now += 19.9
     deadline.waiting()
     clock.now += 0.1
-    with pytest.raises(StoreUnavailableError, match=r"no sign of life for 20\.0 s"):
+    with pytest.raises(StoreUnavailableError, match=r"no response for 20\.0 s"):
         deadline.waiting()
 
 
@@ -93,7 +93,7 @@ def test_towards_the_end_of_a_stage_an_answer_that_does_not_begin_is_left_early_
     assert asked == []  # nothing came, so that nothing is asked for twice
 
 
-@pytest.mark.parametrize(("may_leave", "failure"), [(True, ""), (False, "others had to leave it")])
+@pytest.mark.parametrize(("may_leave", "failure"), [(True, ""), (False, "other reads had to leave this peer")])
 def test_nobody_waits_for_the_head_of_a_peer_at_fault(may_leave: bool, failure: str) -> None:
     deadline = of_peer(clock := Clock(), lambda _: may_leave, is_at_fault=True)
     clock.now += 0.25

@@ -112,7 +112,7 @@ def test_an_earlier_view_whose_manifest_is_unknown_is_not_replaced(site: Site) -
 
     unknown = Earlier(earlier.inode, site.old.digest, None, STAMP)
     site.check(unknown)  # it may be the one that comes
-    with pytest.raises(InvalidRequestError, match="not known any more"):
+    with pytest.raises(InvalidRequestError, match="no longer knows"):
         site.publish(site.new, unknown)
     site.publish(site.old, unknown)
 
@@ -139,7 +139,7 @@ def stand_in(path: Path) -> None:
     (lambda site: touch(site.path.parent), "a part of the path is a file"),
     (lambda site: stand_in(site.path), "name a directory below it"),
     (lambda site: stand_in(site.path / "below"), "name a directory below it"),
-    (lambda site: setattr(site, "path", site.files.places.root / "x"), "it lies in the cache directory"),
+    (lambda site: setattr(site, "path", site.files.places.root / "x"), "it is in the cache directory"),
     (lambda site: setattr(site, "path", Path("/")), "name a directory below it"),
     (lambda site: setattr(site, "path", Path("/dev")), "it is not empty"),
     (lambda site: setattr(site, "path", Path("/dev/null")), "it is not a directory"),
@@ -172,7 +172,7 @@ def test_destination__file_system_makes_no_directories__is_refused(site: Site) -
 def test_destination__links_lead_in_a_circle__is_refused(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
 
-    with pytest.raises(InvalidRequestError, match="its links lead in a circle"):
+    with pytest.raises(InvalidRequestError, match="its symbolic links form a loop"):
         resolved(tmp_path / "loop/model")
 
 

@@ -97,7 +97,7 @@ async def test_a_failure_is_told_to_everybody_who_had_written_before_it(
         early, other = sync.mark(), sync.mark()
         with pytest.raises(DiskFailedError, match="Input/output error"):
             await sync.sync(paths, early)
-        with pytest.raises(DiskFailedError, match="could not be written back"):
+        with pytest.raises(DiskFailedError, match="could not write earlier files back"):
             await sync.sync(paths, other)
         await sync.sync(paths, sync.mark())
 

@@ -166,10 +166,10 @@ def test_what_is_no_file_and_what_no_manifest_can_name_is_skipped_and_named(root
     assert tree.skipped == {
         "a/folder": "is a link that leads out of the directory",
         "a/dangling": "is a link to 'nothing', which is not a file in the directory",
-        "a/fifo": "is no file",
-        "a/socket": "is no file",
-        "a/back\\slash": "has no name that a manifest can hold",
-        "a/\udcff": "has no name that a manifest can hold",
+        "a/fifo": "is not a file",
+        "a/socket": "is not a file",
+        "a/back\\slash": "has a name that a manifest cannot contain",
+        "a/\udcff": "has a name that a manifest cannot contain",
     }
 
 
@@ -222,7 +222,7 @@ def test_a_tree_of_any_depth_is_bounded(root: Path) -> None:
     tree = looked(root)
 
     assert tree.files == {}
-    assert list(tree.skipped.values()) == ["lies too deep"]
+    assert list(tree.skipped.values()) == ["is nested too deep"]
 
 
 def test_opening__deeply_nested_file__needs_few_descriptors(root: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_disk_that_takes_no_evidence_keeps_nobody_from_a_repair(
 ) -> None:
     Quarantine(tmp_path / "absent").keep(evidence(1), memoryview(b"wrong"))
 
-    assert "cannot be kept" in caplog.text
+    assert "cannot store evidence" in caplog.text
 
 
 # --- the report ---

@@ -73,8 +73,8 @@ def test_what_is_held_gives_way_to_others_down_to_what_is_kept_and_the_rest_is_t
 
     assert found == [(50_000, 0), (25_000, 10_000), (25_000, 9_000), (35_000, 0)]
     began, ended = (record.message for record in caplog.records)
-    assert began.startswith(f"others fill the disk of {disk.places.root}: 10 KB more are held than it has for us")
-    assert ended == f"the disk of {disk.places.root} has room for what is held again"
+    assert began.startswith(f"disk of {disk.places.root}: other data takes up cache space (10 KB over budget)")
+    assert ended == f"disk of {disk.places.root}: other data no longer takes up cache space"
 
 
 def test_the_last_blocks_of_a_million_small_files_are_counted_before_they_are_let_in(disk: CacheDirectory) -> None:
