@@ -4,6 +4,18 @@ VENV := .venv/bin
 # Half of a start is compiling what is imported: it is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
+# pip and uv name a certificate authority and an index each in its own way: what one of them is given serves both.
+CERTIFICATES := $(firstword $(PIP_CERT) $(SSL_CERT_FILE) $(REQUESTS_CA_BUNDLE))
+INDEX := $(firstword $(PIP_INDEX_URL) $(UV_DEFAULT_INDEX))
+ifneq ($(CERTIFICATES),)
+export PIP_CERT := $(CERTIFICATES)
+export SSL_CERT_FILE := $(CERTIFICATES)
+endif
+ifneq ($(INDEX),)
+export PIP_INDEX_URL := $(INDEX)
+export UV_DEFAULT_INDEX := $(INDEX)
+endif
+
 .PHONY: setup demo test quick debian-tests fault training mutants check lint peers bench clean
 
 # More workers than cores: many tests wait for processes, sockets and clocks.
@@ -28,6 +40,12 @@ setup: .venv/.ready
 .venv-aws/.ready: .venv/.ready requirements/aws.txt
 	$(VENV)/uv venv -q --allow-existing --python $(VENV)/python .venv-aws
 	$(VENV)/uv pip install -q --python .venv-aws/bin/python --require-hashes -r requirements/aws.txt
+	@touch $@
+
+# What the image installs, and nothing else: a test runs the wheel in it.
+.venv-runtime/.ready: .venv/.ready requirements/runtime.txt
+	$(VENV)/uv venv -q --allow-existing --python $(VENV)/python .venv-runtime
+	$(VENV)/uv pip install -q --python .venv-runtime/bin/python --require-hashes -r requirements/runtime.txt
 	@touch $@
 
 # What we are measured against and with, as program:package. One that cannot be had is a row of the report that says so.
@@ -68,7 +86,7 @@ debian-tests:
 	        || echo "$${one%:*} cannot be installed here: its tests are skipped" >&2; \
 	done
 
-test: .venv/.tools .venv-aws/.ready debian-tests
+test: .venv/.tools .venv-aws/.ready .venv-runtime/.ready debian-tests
 	$(PYTEST)
 
 # What needs no service of its own: seconds after a change, it says whether the parts still do what they promise each other.
@@ -97,7 +115,7 @@ lint: .venv/.tools
 	$(VENV)/lint-imports
 
 # Lint and the demo run beside the tests. What they say is shown if they fail, so that the tests' summary comes last.
-check: .venv/.tools .venv-aws/.ready debian-tests
+check: .venv/.tools .venv-aws/.ready .venv-runtime/.ready debian-tests
 	@said=$$(mktemp); { $(MAKE) -s lint && $(MAKE) -s demo; } >$$said 2>&1 & beside=$$!; \
 	$(PYTEST); tests=$$?; \
 	wait $$beside || { cat $$said; echo "lint or demo failed: see above"; tests=1; }; \
@@ -107,4 +125,4 @@ bench: .venv/.tools peers
 	$(VENV)/python -m tests.benchmarks
 
 clean:
-	rm -rf .venv .venv-aws .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-aws .venv-runtime .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis

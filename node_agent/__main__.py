@@ -5,7 +5,6 @@ import sys
 import click
 
 from bdn import __version__
-from bdn.cli.main import missing_extra
 
 _EPILOG = """\b
 Example:
@@ -23,13 +22,9 @@ def main(roles: str | None) -> None:
     BDN_CONFIG names. The control API listens on the unix socket BDN_AGENT_SOCKET, and on the loopback port BDN_AGENT_PORT
     if that is set.
     """
-    try:
-        from node_agent.daemon import run  # noqa: PLC0415 - a fifth of a second
+    from node_agent.daemon import run  # noqa: PLC0415 - a fifth of a second
 
-        code = run(roles)
-    except ModuleNotFoundError as error:
-        raise click.ClickException(missing_extra(error)) from error
-    sys.exit(code)
+    sys.exit(run(roles))
 
 
 if __name__ == "__main__":

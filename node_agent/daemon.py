@@ -10,6 +10,8 @@ from bdn.cli.output import DONE, INTERRUPTED, USAGE, Output, exit_code_of, say_w
 from bdn.core.errors import BdnError
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError, warn_of_service_links
+from node_agent.api import serving_api
+from node_agent.app import open_agent
 from node_agent.settings import AgentSettings, load_settings
 
 
@@ -37,9 +39,6 @@ async def serve(settings: AgentSettings) -> int:
 
     Raises ``BdnError`` if the agent cannot start, e.g. another process uses its directory, its socket or a port.
     """
-    from node_agent.api import serving_api  # noqa: PLC0415 - of the extra bdn[agent], which may be absent
-    from node_agent.app import open_agent  # noqa: PLC0415
-
     with _signals() as stop:
         async with open_agent(settings) as agent, serving_api(agent):
             return await stop

@@ -1,26 +1,11 @@
 """The command ``bdn``. Commands are imported when they run, so that ``--help`` does not import a database driver."""
 
-import re
 from importlib import import_module
 from typing import Any
 
 import click
 
 import bdn
-
-
-def missing_extra(error: ModuleNotFoundError) -> str:
-    """What to install for a missing module. Raises ``error`` again if the module is ours."""
-    module = (error.name or "bdn").partition(".")[0]
-    if module in ("bdn", "node_agent", "migrations"):
-        raise error
-    from importlib.metadata import requires  # noqa: PLC0415 - 20 ms that no other command should pay for
-
-    wanted = (re.match(r"([\w.-]+).*extra == ['\"](\w+)", line) for line in requires("bdn") or ())
-    extras = {
-        f"bdn[{found[2]}]" for found in wanted if found and f"{found[1].replace('-', '_')}_".startswith(f"{module}_")
-    }
-    return f"the Python module {module} is not installed here; install {' or '.join(sorted(extras)) or module}"
 
 
 class LazyGroup(click.Group):
@@ -51,10 +36,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self.commands_at:
             return None
         module, _, attribute = self.commands_at[cmd_name][0].partition(":")
-        try:
-            command = getattr(import_module(module), attribute)
-        except ModuleNotFoundError as error:
-            raise click.ClickException(missing_extra(error)) from error
+        command = getattr(import_module(module), attribute)
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

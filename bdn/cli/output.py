@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import click
 
-from bdn.cli.main import missing_extra
 from bdn.cli.printable import printable
 from bdn.core.errors import NAME_A_SECRET, BdnError, InvalidRequestError
 from bdn.core.units import format_duration, format_size
@@ -212,9 +211,6 @@ def command_line(function: Callable[..., Coroutine[Any, Any, int | None]]) -> Ca
             else:
                 say_error(problem)
             code = USAGE
-        except ModuleNotFoundError as error:
-            say_error(missing_extra(error))
-            code = FAILED
         except KeyboardInterrupt:
             say_interrupted()
             code = INTERRUPTED

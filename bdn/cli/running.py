@@ -25,7 +25,6 @@ from typing import Final, Protocol
 import bdn
 from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import Output
-from bdn.core.errors import InvalidRequestError
 from bdn.core.layout import Manifest
 from bdn.core.room import Need, Tree
 from bdn.disk.syscalls import trim_heaps
@@ -198,10 +197,8 @@ def embedded_agent(
     mirror_url: str, token: str | None, data_dir: Path, *, serve: bool, is_alone: bool
 ) -> AbstractAsyncContextManager[EmbeddedAgent]:
     """An agent of a mirror; ``serve`` and ``is_alone`` as in ``running_services``."""
-    found = list(entry_points(group="bdn.embedded", name="agent"))
-    if not found:
-        raise InvalidRequestError("the agent is not installed here; install bdn[agent]")
-    opened: AbstractAsyncContextManager[EmbeddedAgent] = found[0].load()(
+    (embedded,) = entry_points(group="bdn.embedded", name="agent")
+    opened: AbstractAsyncContextManager[EmbeddedAgent] = embedded.load()(
         mirror_url=mirror_url, token=token, data_dir=data_dir, serve=serve, is_alone=is_alone
     )
     return opened

@@ -69,10 +69,8 @@ async def sync(
         )
     if not await asyncio.to_thread(directory.is_dir):
         raise InvalidRequestError(f"{directory} is not a directory; create it before the job starts")
-    found = list(entry_points(group="bdn.embedded", name="sync"))
-    if not found:
-        raise InvalidRequestError("the agent is not installed here; install bdn[agent]")
-    sync_directory: Callable[..., Awaitable[tuple[dict[str, str], dict[str, str]]]] = found[0].load()
+    (embedded,) = entry_points(group="bdn.embedded", name="sync")
+    sync_directory: Callable[..., Awaitable[tuple[dict[str, str], dict[str, str]]]] = embedded.load()
     settings = ClientSettings()
     pushed: list[MirrorSource] = []
 

@@ -57,16 +57,6 @@ def test_an_address_of_a_database_that_cannot_be_is_refused(url: str, code: int,
     refused(run(COMMANDS["migrate"], BDN_DATABASE_URL=url), code, *words)
 
 
-@pytest.mark.parametrize(("module", "program", "extra"), [
-    ("sqlalchemy", COMMANDS["migrate"], "bdn[mirror]"),
-    ("prometheus_client", COMMANDS["agent"], "bdn[agent]"),
-])  # fmt: skip
-def test_an_extra_that_is_not_installed_is_named(tmp_path: Path, module: str, program: str, extra: str) -> None:
-    done = run(f"import sys; sys.modules[{module!r}] = None; {program}", BDN_DATA_DIR=str(tmp_path))
-
-    refused(done, 1, module, extra)
-
-
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_pipe_that_nobody_reads_ends_a_command_in_silence(tmp_path: Path, options: list[str]) -> None:
     reading, writing = os.pipe()
