@@ -190,7 +190,6 @@ class _Pages:
             raise
 
     def newest_first(self) -> Iterator[bytes]:
-        """Includes torn lines."""
         for page in (self._current, self._earlier):
             try:
                 content = page.read_bytes()
@@ -199,7 +198,6 @@ class _Pages:
             yield from (line for line in reversed(content.split(b"\n")) if line)
 
     def close(self) -> None:
-        """The next append opens the file again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

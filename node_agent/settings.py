@@ -134,7 +134,6 @@ class AgentSettings(FileSettings):
         return f"{scheme}://[{host}]:{data_port}" if ":" in host else f"{scheme}://{host}:{data_port}"
 
     def check(self) -> None:
-        """Reject contradictory settings. Raises ``SettingsError``."""
         if self.auth == "off" and not is_loopback(self.host):
             raise SettingsError(
                 f"BDN_AGENT_HOST: {self.host} is not a loopback address, and without authentication the agent serves "

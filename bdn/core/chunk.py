@@ -234,7 +234,6 @@ def tree_problems(paths: Iterable[str]) -> Iterator[str]:
 
 
 def check_tree(paths: Iterable[str]) -> None:
-    """Raise ``UnsafePathError`` for the first of ``tree_problems``."""
     for problem in tree_problems(paths):
         raise UnsafePathError(problem)
 

@@ -105,7 +105,6 @@ class OrderedLimit:
 
     @property
     def is_last(self) -> bool:
-        """Whether the queue is empty. Thread-safe."""
         return not self._queue
 
     @asynccontextmanager

@@ -99,7 +99,6 @@ class Routing:
         return self.owner(chunk) == self._members.me
 
     def prepare(self) -> None:
-        """Compute what ``turn`` returns. Blocking."""
         self._now()
 
     def turn(self, chunk: Digest) -> LanePlace:

@@ -33,7 +33,6 @@ class Rate:
         self._drop_old(now)
 
     def per_second(self, now: float) -> float | None:
-        """None before the first bytes."""
         if self._began is None:
             return None
         self._drop_old(now)

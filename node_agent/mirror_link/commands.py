@@ -399,7 +399,6 @@ def report_of(findings: Findings) -> tuple[VerifyReport, ErrorBody | None]:
 
 
 def _named(command: VerifyCommand) -> frozenset[Digest] | None:
-    """The selected manifests; None for all."""
     if command.all == (command.manifests is not None):
         raise InvalidRequestError("select by exactly one of manifests and all")
     return None if command.manifests is None else frozenset(map(digest_in, command.manifests))

@@ -91,7 +91,6 @@ class StageRecord(BaseModel):
 
     @property
     def manifests(self) -> dict[Digest, None]:
-        """Unique, in order of the mounts."""
         return dict.fromkeys(mount.digest for mount in self.mounts)
 
 

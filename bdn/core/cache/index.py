@@ -42,7 +42,6 @@ class SpaceLedger:
     """
 
     def __init__(self, sizes: MutableMapping[Digest, int]) -> None:
-        """``sizes`` stores doubled sizes."""
         self._sizes = sizes  # twice the bytes, plus one where the content is committed
         self.reserved_count = 0  # contents that are reserved and not whole yet
         self.reserved_bytes = 0
@@ -285,7 +284,6 @@ class TierIndex(ABC, Generic[_Contents]):
     # --- reading ---
 
     def manifests(self) -> tuple[Digest, ...]:
-        """Held manifests, least recently used first."""
         return tuple(self.recency.oldest_first())
 
     def holds(self, manifest: Digest) -> bool:

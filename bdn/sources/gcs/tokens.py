@@ -148,8 +148,6 @@ class _Supplier(identity_pool.SubjectTokenSupplier):
 
 @dataclass(frozen=True, slots=True)
 class GoogleAnswer:
-    """The ``google.auth.transport.Response`` of google-auth."""
-
     status: int
     headers: Mapping[str, str]
     data: bytes = field(repr=False)

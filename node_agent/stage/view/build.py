@@ -240,7 +240,6 @@ class ViewBuilder:
         return frozenset(self._placer.gifts)
 
     def build(self, manifest: Manifest) -> None:
-        """Place all files except the gifts."""
         with disk_errors(self._root):
             self._root.mkdir()
             self._place(self._placer.place, manifest.files)

@@ -263,7 +263,6 @@ def _try_folder(place: Path) -> None:
 
 
 def resolved(destination: Path) -> Path:
-    """Follow symbolic links. Blocking."""
     with _errors_at(destination):
         try:
             return destination.resolve()
