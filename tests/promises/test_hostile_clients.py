@@ -377,7 +377,10 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[Digest]:
 async def test_many_who_suspect_at_once_are_answered_as_one_is(
     tmp_path: Path, tally: Tally, examined: list[Digest]
 ) -> None:
-    """More than the loop has threads: what each of them waits for needs such a thread, too."""
+    """More than the loop has threads: what each of them waits for needs such a thread, too.
+
+    A bucket's chunks are in memory while they are sent: beyond the organisation's share, requests are refused for now.
+    """
     count = at_scale(40, 200)
     async with asyncio.timeout(LONGEST_SECONDS), mirror_under_test(tmp_path / "mirror") as mirror:
         manifest = await mirror.manifest(source("hf://org/model"))
@@ -388,7 +391,9 @@ async def test_many_who_suspect_at_once_are_answered_as_one_is(
             *answers, beside = await asyncio.gather(*asked, mirror.http.get("/readyz"))
             tally.add(scenarios=count, refused=count if alone.status_code == 404 else 0)
             expected = (alone.status_code, alone.headers)
-            tally.add(wrong=sum((one.status_code, one.headers) != expected for one in answers))
+            served = [one for one in answers if one.status_code != 503]
+            tally.add(wrong=sum((one.status_code, one.headers) != expected for one in served))
+            assert served
             assert alone.status_code == (404 if name is names[-1] else 200)
             assert beside.status_code == 200
             assert examined.count(name) < count / 4  # once for the one, and twice for all who come together

@@ -52,15 +52,14 @@ def ring(server: AgentMirror, tmp_path: Path) -> Iterator[FaultyRing]:
 async def test_a_fault_on_the_way_to_the_mirror_costs_time_alone(
     ring: FaultyRing, place: str, fault: Fault, tally: Tally
 ) -> None:
-    times = at_scale(1, 2)
     manifest = ring.mirror.publish(FILES)
     proxy = ring.api if place == "api" else ring.content
     async with asyncio.timeout(LONGEST_SECONDS), ring.agent("node-1", byte_threads=2) as agent:
-        proxy.play(*[fault] * times)
+        proxy.play(fault)
         stage = await staged(agent, ring.mirror, manifest)
 
         tally.add(scenarios=1, faults=proxy.met.total(), wrong=tree(Path(stage.mounts[0].path)) != FILES)
-        assert proxy.met[name_of(fault)] == times
+        assert proxy.met[name_of(fault)] == 1
         assert stage.mounts[0].bytes_from.mirror == sum(map(len, FILES.values()))
 
 
@@ -144,7 +143,7 @@ async def test_a_peer_that_stays_at_fault_is_left_and_the_mirror_is_asked(
 
 # --- Small documents between an agent and its mirror with a bit that is wrong, which TCP did not notice ---
 DOCUMENTED: Final = {"large": noise(9_000_000, 1), **{f"small/{number}": noise(3000, number) for number in range(4)}}
-DOCUMENT_SECONDS: Final = 120.0
+DOCUMENT_SECONDS: Final = 1800.0  # thousands of requests, some of which wait for an answer that never comes
 SEED: Final = 20261122
 TYPED: Final = ("CHECKSUM_MISMATCH", "INTERNAL")
 

@@ -145,7 +145,7 @@ async def test_nothing_grows_under_a_mixed_load(hub: Hub, tmp_path: Path, tally:
         await _fill_pools(mirror, daemons)
         async with asyncio.TaskGroup() as group:
             working = [group.create_task(load.work(worker)) for worker in range(4)]
-            await until(lambda: load.rounds >= WARM_ROUNDS, "every model mirrored, staged and evicted", seconds=300)
+            await until(lambda: load.rounds >= WARM_ROUNDS, "every model mirrored, staged and evicted", seconds=3600)
             await _sample(figures, SOAK_SECONDS)
             for task in working:
                 task.cancel()
