@@ -135,7 +135,6 @@ NAMES: Final = frozenset(
         "collect_seconds",
         "data_dir",
         "data_port",
-        "database_listen_url",
         "database_url",
         "egress_allow",
         "events_seconds",

@@ -30,10 +30,10 @@ from bdn.mirror.db.events import Events
 from bdn.mirror.db.identity import database_id
 from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
-from bdn.mirror.db.waiting import SharedReads, Watch, in_background
+from bdn.mirror.db.waiting import Watch, in_background, repeated
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.progress import Progress
-from bdn.mirror.ingest.requests import MirrorRequests, Question, good_seconds, keep_pruning
+from bdn.mirror.ingest.requests import MirrorRequests, prune
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
@@ -69,7 +69,6 @@ from bdn.transfer.byte_threads import ByteThreads, pacer
 from bdn.transfer.ranged import RangedReader
 from bdn.wire.grants import GrantVerifier
 from bdn.wire.http_fields import bearer_of, is_loopback
-from bdn.wire.mirror_schema import Mirror
 
 _STALL: Final = StallPolicy()
 _STARTING: Final = RetryPolicy(outage_seconds=0, attempts=3)  # at start, if the database drops the first connection
@@ -184,8 +183,10 @@ async def open_mirror(
 
         room = RoomForSources(store)
         if work:
-            await stack.enter_async_context(in_background(events.keep_expiring()))
-            await stack.enter_async_context(in_background(keep_pruning(database, settings.mirrors_seconds)))
+            expiring = repeated(events.expire, 600.0, "delete expired events")
+            await stack.enter_async_context(in_background(expiring))
+            pruning = repeated(partial(prune, database, settings.mirrors_seconds), 3600.0, "delete expired mirrors")
+            await stack.enter_async_context(in_background(pruning))
             await stack.enter_async_context(in_background(collections.work()))
 
             # Ingest: upstream → store.
@@ -221,8 +222,7 @@ async def open_mirror(
         # Mirrors as their callers see them.
         hasty = replace(context, asker=retries.for_a_caller_who_waits())
         planner = replace(surveyor, sign_ins=replace(sign_ins, context=hasty))
-        watched = SharedReads[Question, Mirror](partial(good_seconds, database.watch))
-        requests = MirrorRequests(database, planner, signer, settings.grant_seconds, at_work, watched)
+        requests = MirrorRequests(database, planner, signer, settings.grant_seconds, at_work)
 
         # Data plane: store → agents, and jobs → store.
         tokens = TokenTable(database, now)
@@ -234,7 +234,8 @@ async def open_mirror(
         pushes = Pushes(database, store, access, requests, readers, settings.limit_files, settings.limit_push_bytes)
         projects = Projects(database)
         if work and settings.checkpoint_seconds:
-            await stack.enter_async_context(in_background(projects.keep_expiring(settings.checkpoint_seconds)))
+            expire = partial(projects.expire, settings.checkpoint_seconds)
+            await stack.enter_async_context(in_background(repeated(expire, 60.0, "delete expired checkpoints")))
         data_port: int | None = None
         if serve:
             pace = pacer(settings.upload_rate)
@@ -302,13 +303,13 @@ def check_binding(settings: MirrorSettings) -> None:
 
 async def open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: Callable[[], float]) -> Database:
     """The database at this version's schema. An embedded one is migrated here; another one must be migrated before."""
-    database = Database(settings.effective_database_url, settings.database_listen_url, clock)
+    database = Database(settings.effective_database_url, clock)
     stack.push_async_callback(database.close)
     if not settings.is_embedded:
         starting = OutageRetry(policy=_STARTING)
         await starting.ask(database.check_version)
         await starting.ask(database.set_clock)
-        await stack.enter_async_context(in_background(database.keep_listening()))
+        await stack.enter_async_context(in_background(database.keep_clock()))
         return database
     await database.migrate()
     async with database.write() as session:

@@ -53,7 +53,6 @@ class MirrorSettings(FileSettings):
 
     data_dir: Path = Field(default_factory=default_data_dir)
     database_url: str = ""  # "" means SQLite in the data dir
-    database_listen_url: str = ""  # "" means database_url; bypasses a pooler that pools transactions
     store: str = ""  # "" means file://<data dir>/store
     store_secret: str | None = None  # name of the secret with the bucket's keys; None means the environment's
     store_endpoint: Annotated[str | None, AfterValidator(_endpoint)] = (

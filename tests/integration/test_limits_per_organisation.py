@@ -304,8 +304,8 @@ async def test_suspected_chunks__are_read_round_robin_over_organisations(tmp_pat
 class Undamaged:
     """All chunks are right."""
 
-    def is_right(self, _: Digest) -> bool:
-        return True
+    async def reason_of(self, _: Digest) -> str | None:
+        return None
 
 
 async def test_threads_of_the_loop__are_free_while_a_store_hangs() -> None:

@@ -15,10 +15,10 @@ import pytest
 from sqlalchemy import text
 
 from bdn.mirror.api import metrics
+from bdn.mirror.db import database as database_module
 from bdn.mirror.db import postgres
-from bdn.mirror.db.database import Database
+from bdn.mirror.db.database import ClaimExpiredError, Database
 from bdn.mirror.db.errors import DatabaseUnavailableError
-from bdn.mirror.db.postgres import LockLostError
 from bdn.mirror.ingest import worker
 from bdn.mirror.upkeep import scrub
 from tests.doubles.faults import stall
@@ -253,33 +253,32 @@ async def test_a_lock_that_stays_is_named_to_whoever_writes(
             assert (answer.status_code, error["code"], error["retryable"]) == (503, "STORE_UNAVAILABLE", True)
 
 
-# --- Work that one process does at a time: whoever is not alone any more hears of it, and what two do at once is right all the same ---
+# --- Work that one process does at a time; what two processes do at the same time is right all the same ---
 NEVER: Final = 1000.0
-LOCKS: Final = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+END: Final = "UPDATE facts SET value = '{\"holder\": \"\", \"until\": 0}' WHERE name IN ('collections', 'eviction', 'store keeper')"
 HOLDER: Final = """
 import asyncio, sys
-from bdn.mirror.db import postgres
-from bdn.mirror.db.database import Database
+from bdn.mirror.db import database
 
 async def main():
-    postgres.CONFIRM_SECONDS, postgres.FORGOTTEN_SECONDS = 0.1, 1.0
-    database = Database(sys.argv[1])
+    database.CLAIM_SECONDS, database.RENEW_SECONDS = 1.0, 0.1
+    mirror = database.Database(sys.argv[1])
     try:
-        async with database.alone("work"):
+        async with mirror.alone("work"):
             print("alone", flush=True)
             await asyncio.Event().wait()
-    except postgres.LockLostError:
+    except database.ClaimExpiredError:
         print("lost", flush=True)
-    await database.close()
+    await mirror.close()
 
 asyncio.run(main())
 """
 
 
-async def run(url: str, query: str) -> list[Any]:
+async def run(url: str, query: str) -> None:
     connection = await asyncpg.connect(url.replace("+asyncpg", ""))
     try:
-        return list(await connection.fetch(query))
+        await connection.execute(query)
     finally:
         await connection.close()
 
@@ -297,12 +296,12 @@ async def hold(database: Database, holding: asyncio.Event) -> None:
         await asyncio.Event().wait()
 
 
-async def test_who_held_a_lock_across_a_network_that_fell_silent_stops_before_another_begins(
-    proxy: ByteProxy, url: str, database: Database, monkeypatch: pytest.MonkeyPatch
+async def test_alone__a_holder_across_a_silent_network_stops_before_another_begins(
+    proxy: ByteProxy, url: str, database: Database, limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in (("CONFIRM_SECONDS", 0.05), ("BELIEF_SECONDS", 0.5), ("FORGOTTEN_SECONDS", NEVER)):
-        monkeypatch.setattr(postgres, name, seconds)
-    monkeypatch.setattr(postgres, "STATEMENT_SECONDS", NEVER)
+    limits()
+    for name, seconds in (("CLAIM_SECONDS", 3.0), ("RENEW_SECONDS", 0.5)):
+        monkeypatch.setattr(database_module, name, seconds)
     order: list[str] = []
     holding = asyncio.Event()
 
@@ -323,34 +322,32 @@ async def test_who_held_a_lock_across_a_network_that_fell_silent_stops_before_an
 
 async def _until_lost(database: Database, holding: asyncio.Event, order: list[str]) -> None:
     try:
-        await hold(database, holding)
-    except LockLostError:
+        async with database.alone("work"):
+            holding.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                order.append("the first stopped")
+    except DatabaseUnavailableError:
         return
-    finally:
-        order.append("the first stopped")
 
 
-async def test_who_lost_the_session_hears_of_it_at_once(
+async def test_alone__a_holder_whose_claim_was_taken_is_told(
     postgres_url: str, database: Database, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a failover, or when an operator ends it; and who is canceled before he has heard of it is canceled."""
-    monkeypatch.setattr(postgres, "BELIEF_SECONDS", NEVER)
+    monkeypatch.setattr(database_module, "RENEW_SECONDS", 0.05)
+    holding = asyncio.Event()
     async with asyncio.timeout(LONGEST_SECONDS):
-        for is_canceled in (False, True):
-            monkeypatch.setattr(postgres, "CONFIRM_SECONDS", NEVER if is_canceled else 0.05)
-            holding = asyncio.Event()
-            work = asyncio.create_task(hold(database, holding))
-            await holding.wait()
-            await run(postgres_url, LOCKS)
-            if is_canceled:
-                work.cancel()
-            with pytest.raises(asyncio.CancelledError if is_canceled else LockLostError):
-                await work
-            tally.add(scenarios=1, faults=1, refused=1)
+        work = asyncio.create_task(hold(database, holding))
+        await holding.wait()
+        await run(postgres_url, 'UPDATE facts SET value = \'{"holder": "other", "until": 1e12}\' WHERE name = \'work\'')
+        with pytest.raises(ClaimExpiredError):
+            await work
+    tally.add(scenarios=1, faults=1, refused=1)
 
 
-async def test_who_stands_still_is_forgotten_and_is_told(postgres_url: str, database: Database) -> None:
-    """A machine that sleeps, or a process that is stopped: its connections live, and it says nothing."""
+async def test_alone__a_stopped_process_loses_its_claim_and_is_told(postgres_url: str, database: Database) -> None:
+    """As on a machine that sleeps: its connections live, and it sends nothing."""
     program = (sys.executable, "-c", HOLDER, postgres_url)
     holder = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
     assert holder.stdout is not None
@@ -370,11 +367,11 @@ async def test_who_stands_still_is_forgotten_and_is_told(postgres_url: str, data
 
 @asynccontextmanager
 async def _everybody(_: Database, _name: str) -> AsyncIterator[None]:
-    """No lock at all: what a lost one comes to, all the time."""
+    """No claim at all: what a lost one comes to, all the time."""
     yield
 
 
-@pytest.mark.parametrize("how", ["nobody is alone", "sessions end"])
+@pytest.mark.parametrize("how", ["nobody is alone", "claims end"])
 async def test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_nothing(
     postgres_url: str,
     upstreams: None,
@@ -386,7 +383,7 @@ async def test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_noth
 ) -> None:
     """Two keepers that scrub without a pause, and collections and evictions beside mirrors."""
     monkeypatch.setattr(scrub, "_AWAY_SECONDS", 0.01)
-    monkeypatch.setattr(postgres, "CONFIRM_SECONDS", 0.01)
+    monkeypatch.setattr(database_module, "RENEW_SECONDS", 0.01)
     if how == "nobody is alone":
         monkeypatch.setattr(Database, "alone", _everybody)
     files = {name: {"w.bin": noise(MIB, number), f"{name}.txt": b"small"} for number, name in enumerate("abc")}
@@ -402,8 +399,9 @@ async def test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_noth
             work = [asyncio.create_task(_tried(mirror, name)) for mirror in pair for name in files]
             asked = [await mirror.http.post("/collections", json={"grace_seconds": 0}) for mirror in pair]
             assert {answer.status_code for answer in asked} == {202}
-            while how == "sessions end" and not all(task.done() for task in work):
-                tally.add(faults=len(await run(postgres_url, LOCKS)))
+            while how == "claims end" and not all(task.done() for task in work):
+                await run(postgres_url, END)
+                tally.add(faults=1)
             for document in await asyncio.gather(*work):
                 tally.add(scenarios=1, lost=document["status"] != "READY")
         for name, content in files.items():
@@ -422,6 +420,6 @@ def _worker(url: str, root: Path, name: str) -> AbstractAsyncContextManager[Mirr
 
 
 async def _tried(mirror: MirrorUnderTest, name: str) -> dict[str, Any]:
-    """Evict, which whoever has lost the lock may be refused, and mirror, which is never."""
+    """Evict, which whoever has lost the claim may be refused, and mirror, which is never."""
     await mirror.http.post("/evictions", json={"source": f"hf://org/{name}", "tier": "mirror"})
     return await mirror.mirror(source(f"hf://org/{name}"))

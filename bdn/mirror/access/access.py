@@ -232,7 +232,7 @@ class Access:
                 return reader.organisation
         if unkept:
             async with self.tokens.database.read() as session:
-                named = await chunks.of(session, chunks.named, unkept, left)
+                named = await chunks.of(session, chunks.known, left, unkept)
             left = [chunk for chunk in left if chunk not in named]
         if left:
             raise NotFoundError(f"chunk {left[0]}")

@@ -6,10 +6,9 @@ digest. The other order would leave an absent chunk that counts as stored.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 from bdn.core.chunk import Digest
@@ -17,7 +16,7 @@ from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
 from bdn.mirror.db import damaged
 from bdn.mirror.db.database import Database, tell
-from bdn.mirror.db.waiting import KEEPERS_WORK, SharedReads
+from bdn.mirror.db.waiting import KEEPERS_WORK, SharedRead, SharedReads
 from bdn.transfer.fair_limit import FairLimit
 
 _SERVED_SECONDS: Final = 1.0  # for which a chunk is still served after another process found it wrong
@@ -46,8 +45,6 @@ class Damages:
     clock: Callable[[], float]
     _examinations: SharedReads[tuple[Digest, str], str | None] = field(default_factory=partial(SharedReads, 0.0))
     _places: FairLimit = field(default_factory=partial(FairLimit, _EXAMINED_AT_ONCE))
-    _looks: SharedReads[str, Mapping[Digest, str]] = field(default_factory=partial(SharedReads, 0.0))
-    _seen: list[tuple[float, Mapping[Digest, str]]] = field(default_factory=lambda: [(0.0, {})])  # valid until
 
     async def examine(self, digest: Digest, organisation: str = "") -> str | None:
         """Read a chunk of the store. Returns what is wrong with it, now registered; None if it is right or not stored.
@@ -58,7 +55,7 @@ class Damages:
         examination = self._examinations.of(
             (digest, organisation), partial(self._examine_in_turn, digest, organisation)
         )
-        return await examination.get(anew=True)
+        return await examination.get()
 
     async def _examine_in_turn(self, digest: Digest, organisation: str) -> str | None:
         async with self._places.place(organisation):
@@ -77,7 +74,7 @@ class Damages:
             tell(session, KEEPERS_WORK)
         if not is_marked:  # another process was first, a collection deleted the chunk, or it is being put
             return (await self.reasons([digest])).get(digest)
-        await self.look()
+        self._all.forget()
         logger.warning(
             "chunk damaged in the store; it is not served until it is repaired",
             extra={"chunk": str(digest), "reason": fault},
@@ -92,20 +89,22 @@ class Damages:
             )
         return fault
 
-    def is_right(self, digest: Digest) -> bool:
-        """Whether this chunk was right at most a second ago. False: call ``look``. For any thread."""
-        until, found = self._seen[0]
-        return time.monotonic() < until and digest not in found
-
-    async def look(self) -> Mapping[Digest, str]:
+    @cached_property
+    def _all(self) -> SharedRead[Mapping[Digest, str]]:
         async def read() -> Mapping[Digest, str]:
-            until = time.monotonic() + _SERVED_SECONDS
             async with self.database.read() as session:
-                found = await damaged.reasons(session)
-            self._seen[0] = until, found
-            return found
+                return await damaged.reasons(session)
 
-        return await self._looks.of("all", read).get(anew=True)
+        return SharedRead(read, _SERVED_SECONDS)
+
+    async def reason_of(self, digest: Digest) -> str | None:
+        """What is wrong with a chunk; None also if it was found wrong less than a second ago, in another process.
+
+        A chunk that is right costs no query of its own.
+        """
+        if digest not in await self._all.get():
+            return None
+        return (await self.reasons([digest])).get(digest)
 
     async def reasons(self, digests: Sequence[Digest]) -> dict[Digest, str]:
         """The damaged ones of these chunks, and why they are not served."""

@@ -1,6 +1,5 @@
 """Every statement about agents and clusters."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -9,7 +8,6 @@ from sqlalchemy.orm import defer
 
 from bdn.mirror.db.database import (
     ReadSession,
-    Values,
     WriteSession,
     batches,
     dialect_of,
@@ -156,26 +154,18 @@ async def drop_silent(session: WriteSession, cluster: str, since: float) -> list
     return sorted(dropped.scalars())
 
 
-async def note_heartbeats(session: WriteSession, notes: Mapping[Name, Values]) -> dict[Name, AgentRow]:
-    """Set these columns of each agent that is a member and not locked. Returns these agents' rows as before."""
-    found: dict[Name, AgentRow] = {}
-    for cluster in sorted({cluster for cluster, _ in notes}):
-        for batch in batches(sorted(node for its_cluster, node in notes if its_cluster == cluster)):
-            query = select(AgentRow).where(AgentRow.cluster == cluster, AgentRow.node.in_(batch))
-            query = query.where(AgentRow.joined_at.is_not(None)).with_for_update(skip_locked=True)
-            found |= {(cluster, row.node): row for row in (await session.execute(query)).scalars()}
-    by_columns: defaultdict[tuple[str, ...], list[Values]] = defaultdict(list)
-    for (cluster, node), row in found.items():
-        news = {name: value for name, value in notes[cluster, node].items() if value != getattr(row, name)}
-        by_columns[tuple(news)].append({"its_cluster": cluster, "its_node": node, **news})
-    agent = and_(AgentRow.cluster == bindparam("its_cluster"), AgentRow.node == bindparam("its_node"))
-    for columns, values in by_columns.items():
-        if columns:
-            statement = update(AgentRow.__table__).where(agent)  # type: ignore[arg-type]
-            await (await session.connection()).execute(
-                statement.values({name: bindparam(name) for name in columns}), values
-            )
-    return found
+_HEARD: Final = (
+    update(AgentRow)
+    .where(AgentRow.cluster == bindparam("its_cluster"), AgentRow.node == bindparam("its_node"))
+    .where(AgentRow.joined_at.is_not(None), AgentRow.last_heartbeat < bindparam("at"))
+    .values(last_heartbeat=bindparam("at"))
+)
+
+
+async def note_heard(session: WriteSession, heard: Mapping[Name, float]) -> None:
+    """Record the time of the last heartbeat of these agents, as far as they are members."""
+    rows = [{"its_cluster": cluster, "its_node": node, "at": at} for (cluster, node), at in sorted(heard.items())]
+    await (await session.connection()).execute(_HEARD, rows)
 
 
 async def remove(session: WriteSession, cluster: str, node: str) -> None:

@@ -144,7 +144,7 @@ async def known_chunks(
     They are in the push's set, this team pushed them before, or a manifest refers to them that one of these ``teams``
     (None: the organisation) may read.
     """
-    known = set(await chunks.of(session, chunks.among, [push_set], digests))
+    known = set(await chunks.of(session, chunks.stored, digests, [push_set]))
     keys = {whose.identity(digest).key: digest for digest in digests}
     known.update(keys[key] for key in await identities.find(session, list(keys)))
     for team in teams:

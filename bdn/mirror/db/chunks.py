@@ -182,7 +182,7 @@ def acquire(connection: Connection, set_id: int, sizes: Mapping[Digest, int], no
     _refer(connection, set_id, [row[0] for row in known if row[2] != ChunkState.LEAVING])
     written = [row[0] for row in known if row[2] == ChunkState.WRITING]
     _execute_in(connection, update(ChunkRow).values(changed_at=now), written)
-    for _, raw, state, _ in known:
+    for _, raw, state, *_ in known:
         found[ChunkState(state)].add(Digest.from_bytes(raw))
     stored, put = frozenset(found[ChunkState.STORED]), frozenset(found[ChunkState.WRITING])
     return Acquired(stored, put, frozenset(sizes) - stored - put)  # a row may have gone between the two statements
@@ -193,17 +193,19 @@ def hold(connection: Connection, set_id: int, digests: Iterable[Digest]) -> dict
     _check_filling(connection, set_id)
     known = [row for row in _locked(connection, digests) if row[2] == ChunkState.STORED]
     _refer(connection, set_id, [row[0] for row in known])
-    return {Digest.from_bytes(raw): size for _, raw, _, size in known}
+    return {Digest.from_bytes(raw): size for _, raw, _, size, _ in known}
 
 
-def mark_stored(connection: Connection, set_id: int, digests: Collection[Digest]) -> None:
+def mark_stored(connection: Connection, set_id: int, digests: Collection[Digest]) -> dict[Digest, str]:
     """Record that the objects of these chunks, which the set acquired, are durable and right.
 
-    Raises ``SetEndedError``: the objects may be gone again.
+    Returns what was wrong with the chunks that were damaged. Raises ``SetEndedError``: the objects may be gone again.
     """
     _check_filling(connection, set_id)
-    written = [row[0] for row in _locked(connection, digests) if row[2] == ChunkState.WRITING]
-    _execute_in(connection, update(ChunkRow).values(state=ChunkState.STORED, damage=None), written)
+    written = [row for row in _locked(connection, digests) if row[2] == ChunkState.WRITING]
+    statement = update(ChunkRow).values(state=ChunkState.STORED, damage=None)
+    _execute_in(connection, statement, [row[0] for row in written])
+    return {Digest.from_bytes(row[1]): row[4] for row in written if row[4] is not None}
 
 
 def mark_damaged(connection: Connection, digest: Digest, reason: str, now: float) -> bool:
@@ -220,19 +222,24 @@ def _new_row(digest: Digest, size: int, now: float) -> dict[str, object]:
     return {"digest": digest.to_bytes(), "size": size, "state": ChunkState.WRITING, "refs": 0, "changed_at": now}
 
 
-def _locked(connection: Connection, digests: Iterable[Digest]) -> list[tuple[int, bytes, str, int]]:
-    """Lock the rows of these chunks. Returns id, raw digest, state and size of each."""
+_Locked = tuple[int, bytes, str, int, str | None]  # id, raw digest, state, size and damage
+
+
+def _locked(connection: Connection, digests: Iterable[Digest]) -> list[_Locked]:
+    """Lock the rows of these chunks."""
     ids: list[int] = []
     for some in batches([digest.to_bytes() for digest in set(digests)], AT_ONCE):
         ids += connection.execute(select(ChunkRow.id).where(ChunkRow.digest.in_(some))).scalars()
     return _lock(connection, ids)
 
 
-def _lock(connection: Connection, ids: Collection[int]) -> list[tuple[int, bytes, str, int]]:
-    query = select(ChunkRow.id, ChunkRow.digest, ChunkRow.state, ChunkRow.size).order_by(ChunkRow.id).with_for_update()
-    locked: list[tuple[int, bytes, str, int]] = []
+def _lock(connection: Connection, ids: Collection[int]) -> list[_Locked]:
+    columns = ChunkRow.id, ChunkRow.digest, ChunkRow.state, ChunkRow.size, ChunkRow.damage
+    query = select(*columns).order_by(ChunkRow.id).with_for_update()
+    locked: list[_Locked] = []
     for some in batches(sorted(ids), AT_ONCE):
-        locked += [(row[0], row[1], row[2], row[3]) for row in connection.execute(query.where(ChunkRow.id.in_(some)))]
+        found = connection.execute(query.where(ChunkRow.id.in_(some)))
+        locked += [(row[0], row[1], row[2], row[3], row[4]) for row in found]
     return locked
 
 
@@ -348,15 +355,31 @@ def names(connection: Connection, set_id: int) -> list[Digest]:
     return [digest for _, digest in _rows_of(connection, set_id)]
 
 
-def stored(connection: Connection, digests: Iterable[Digest]) -> dict[Digest, int]:
-    """The stored ones of these chunks, with their sizes. They may be collected at any time: see ``hold``."""
+def known(
+    connection: Connection,
+    digests: Iterable[Digest],
+    set_ids: Collection[int] | None = None,
+    *,
+    is_stored: bool = False,
+) -> dict[Digest, int]:
+    """The ones of these chunks that have a row, even if damaged, with their sizes; that one of these sets refers to."""
+    query = select(ChunkRow.digest, ChunkRow.size)
+    if set_ids is not None:
+        query = query.where(exists().where(SetChunkRow.chunk_id == ChunkRow.id, SetChunkRow.set_id.in_(set_ids)))
+    if is_stored:
+        query = query.where(ChunkRow.state == ChunkState.STORED)
     found: dict[Digest, int] = {}
     for some in batches(sorted(set(digests)), AT_ONCE):
-        query = select(ChunkRow.digest, ChunkRow.size).where(
-            ChunkRow.digest.in_([digest.to_bytes() for digest in some]), ChunkRow.state == ChunkState.STORED
-        )
-        found |= {Digest.from_bytes(raw): size for raw, size in connection.execute(query)}
+        rows = connection.execute(query.where(ChunkRow.digest.in_([digest.to_bytes() for digest in some])))
+        found |= {Digest.from_bytes(raw): size for raw, size in rows}
     return found
+
+
+def stored(
+    connection: Connection, digests: Iterable[Digest], set_ids: Collection[int] | None = None
+) -> dict[Digest, int]:
+    """The stored ones of ``known``. They may be collected at any time, unless a set refers to them: see ``hold``."""
+    return known(connection, digests, set_ids, is_stored=True)
 
 
 def is_damaged(connection: Connection, set_id: int) -> bool:
@@ -368,45 +391,12 @@ def is_damaged(connection: Connection, set_id: int) -> bool:
     return connection.execute(damaged.where(named).limit(1)).first() is not None
 
 
-def named(connection: Connection, set_ids: Collection[int], digests: Iterable[Digest]) -> set[Digest]:
-    """The ones of these chunks that one of these sets refers to, even if damaged."""
-    found: set[Digest] = set()
-    for some in batches(sorted(set(digests)), AT_ONCE):
-        query = select(ChunkRow.digest).where(
-            ChunkRow.digest.in_([digest.to_bytes() for digest in some]),
-            exists().where(SetChunkRow.chunk_id == ChunkRow.id, SetChunkRow.set_id.in_(set_ids)),
-        )
-        found.update(map(Digest.from_bytes, connection.execute(query).scalars()))
-    return found
-
-
-def among(connection: Connection, set_ids: Collection[int], digests: Iterable[Digest]) -> dict[Digest, int]:
-    """The stored ones of these chunks that one of these sets refers to, with their sizes."""
-    found: dict[Digest, int] = {}
-    for some in batches(sorted(set(digests)), AT_ONCE):
-        query = select(ChunkRow.digest, ChunkRow.size).where(
-            ChunkRow.digest.in_([digest.to_bytes() for digest in some]),
-            ChunkRow.state == ChunkState.STORED,
-            exists().where(SetChunkRow.chunk_id == ChunkRow.id, SetChunkRow.set_id.in_(set_ids)),
-        )
-        found |= {Digest.from_bytes(raw): size for raw, size in connection.execute(query)}
-    return found
-
-
 def bytes_of(connection: Connection, set_ids: Collection[int]) -> int:
     """The bytes of the distinct chunks that these sets refer to."""
     if not set_ids:
         return 0
     named = exists().where(SetChunkRow.chunk_id == ChunkRow.id, SetChunkRow.set_id.in_(set_ids))
     return int(connection.execute(select(func.coalesce(func.sum(ChunkRow.size), 0)).where(named)).scalar_one())
-
-
-def have_rows(connection: Connection, digests: Iterable[Digest]) -> set[Digest]:
-    found: set[Digest] = set()
-    for some in batches(sorted(set(digests)), AT_ONCE):
-        query = select(ChunkRow.digest).where(ChunkRow.digest.in_([digest.to_bytes() for digest in some]))
-        found.update(map(Digest.from_bytes, connection.execute(query).scalars()))
-    return found
 
 
 def totals(connection: Connection) -> tuple[int, int]:

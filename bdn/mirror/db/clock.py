@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-KEPT_SECONDS: Final = 60.0  # clocks drift slowly
 _LONGEST_SECONDS: Final = 1.0  # a slower answer is too imprecise
 
 
@@ -28,10 +27,6 @@ class DatabaseClock:
             return self._clock()
         at, showed = self._told
         return showed + self.elapsed() - at
-
-    def is_old(self) -> bool:
-        """Whether the database's time should be requested again."""
-        return self._told is None or self.elapsed() - self._told[0] >= KEPT_SECONDS
 
     def set(self, told: float, asked_at: float) -> None:
         """Set the clock by an answer that was requested at ``asked_at``, by ``elapsed``. Slow answers are dropped."""

@@ -14,7 +14,7 @@ from typing import Final
 from sqlalchemy import ColumnElement, Row, exists, func, or_, select
 
 from bdn.core.chunk import Digest
-from bdn.mirror.db import chunks, events, manifests
+from bdn.mirror.db import chunks, events, manifests, origins
 from bdn.mirror.db.chunks import ChunkState, StoredChunk
 from bdn.mirror.db.database import ReadSession, WriteSession, batches
 from bdn.mirror.db.tables import ChunkRow, EventRow, FactRow, ManifestRow, QuarantinedFileRow, SetChunkRow
@@ -44,11 +44,8 @@ async def mark(session: WriteSession, digest: Digest, chunk_id: int, reason: str
 
 async def mark_stored(session: WriteSession, set_id: int, digests: Collection[Digest], now: float) -> None:
     """``chunks.mark_stored``, and record a repair for each chunk that was damaged."""
-    is_any = select(ChunkRow.id).where(ChunkRow.damage.is_not(None)).limit(1)
-    if (await session.execute(is_any)).first() is not None:  # usually none is
-        for digest, reason in (await reasons(session, digests)).items():
-            await _record(session, "repaired", digest, reason, now)
-    await chunks.of(session, chunks.mark_stored, set_id, digests)
+    for digest, reason in (await chunks.of(session, chunks.mark_stored, set_id, digests)).items():
+        await _record(session, "repaired", digest, reason, now)
 
 
 async def reasons(session: ReadSession, digests: Collection[Digest] | None = None) -> dict[Digest, str]:
@@ -102,15 +99,8 @@ async def _record(session: WriteSession, kind: str, digest: Digest, reason: str,
 
     The event omits the sources that were tried in vain: they may belong to other organisations.
     """
-    query = (
-        select(ManifestRow.digest)
-        .join(SetChunkRow, SetChunkRow.set_id == ManifestRow.set_id)
-        .join(ChunkRow, ChunkRow.id == SetChunkRow.chunk_id)
-        .where(ChunkRow.digest == digest.to_bytes())
-        .order_by(ManifestRow.created_at.desc())
-    )
     facts = {"tier": "mirror", "reason": reason}
-    found = (await session.execute(query.limit(_REPORTED))).scalars()
+    found = await origins.manifests_with(session, None, digest, _REPORTED)
     await events.record(session, now, [events.event_of(kind, facts, one, digest=digest.hex) for one in found])
 
 

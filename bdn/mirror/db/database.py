@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import cache, lru_cache
 from operator import itemgetter
@@ -38,14 +38,19 @@ from bdn.core.errors import InvalidRequestError, StoreUnavailableError
 from bdn.mirror.db.clock import DatabaseClock
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
 from bdn.mirror.db.recall import HEAD
-from bdn.mirror.db.tables import Base
-from bdn.mirror.db.waiting import Watch
+from bdn.mirror.db.tables import Base, FactRow
+from bdn.mirror.db.waiting import Watch, in_background
 
 MIGRATIONS: Final = Path(__file__).parents[3] / "migrations"
 
 # How long a write waits for other writes of this process, and as long again for another process that holds SQLite's one
 # lock. Together less than the clients' timeout.
 WRITER_SECONDS = 12.0
+CLAIM_SECONDS = 15.0  # see ``Database.alone``
+RENEW_SECONDS = 3.0
+_CLAIM_AGAIN_SECONDS: Final = 0.5  # between two attempts while another process has the claim
+_CLOCK_SECONDS: Final = 60.0  # between two requests for the time
+_TIME: Final = text("SELECT extract(epoch FROM clock_timestamp())::float8")
 _PRIVATE: Final = 0o600
 
 ReadSession = NewType("ReadSession", AsyncSession)
@@ -55,8 +60,8 @@ WriteSession = NewType("WriteSession", ReadSession)
 _DRIVERS: Final = {"postgresql": "asyncpg", "sqlite": "aiosqlite"}
 
 
-def database_url(address: str, setting: str = "BDN_DATABASE_URL") -> URL:
-    """The URL of a setting. Adds our driver if none is named, and maps libpq's ``sslmode`` to the driver's ``ssl``.
+def database_url(address: str) -> URL:
+    """The URL of ``BDN_DATABASE_URL``. Adds our driver if none is named, and maps libpq's ``sslmode`` to the driver's ``ssl``.
 
     Raises ``InvalidRequestError`` if it is not a URL, or names a database or driver that we do not use.
     """
@@ -66,11 +71,11 @@ def database_url(address: str, setting: str = "BDN_DATABASE_URL") -> URL:
     try:
         url = make_url(address)
     except (ArgumentError, ValueError):  # neither is shown: it may contain the password
-        raise InvalidRequestError(f"{setting} is not the address of a database; {wanted}") from None
+        raise InvalidRequestError(f"BDN_DATABASE_URL is not the address of a database; {wanted}") from None
     backend, _, driver = url.drivername.partition("+")
     backend = "postgresql" if backend == "postgres" else backend
     if _DRIVERS.get(backend, "") != (driver or _DRIVERS.get(backend)):
-        raise InvalidRequestError(f"{setting}: {url.drivername} is not a supported database; {wanted}")
+        raise InvalidRequestError(f"BDN_DATABASE_URL: {url.drivername} is not a supported database; {wanted}")
     query = {"ssl" if name == "sslmode" and backend == "postgresql" else name: url.query[name] for name in url.query}
     return url.set(drivername=f"{backend}+{_DRIVERS[backend]}", query=query)
 
@@ -78,6 +83,10 @@ def database_url(address: str, setting: str = "BDN_DATABASE_URL") -> URL:
 def place_of(url: URL) -> str:
     """The database's address without user, password and options."""
     return URL.create(url.drivername, host=url.host, port=url.port, database=url.database).render_as_string()
+
+
+class ClaimExpiredError(DatabaseUnavailableError):
+    """The claim was not renewed in time. Another process may hold it."""
 
 
 class DatabaseNotMigratedError(StoreUnavailableError):
@@ -88,7 +97,7 @@ _TOLD: Final = "told"  # in the info of a session: the topics to notify
 
 
 def tell(session: WriteSession, topic: str) -> None:
-    """Once the transaction is committed, wake the waiters of the topic in every process; none if it is rolled back."""
+    """Once the transaction is committed, wake the topic's waiters in this process; none if it is rolled back."""
     session.info.setdefault(_TOLD, {})[topic] = None
 
 
@@ -99,21 +108,14 @@ class Database:
 
     Args:
         address: ``BDN_DATABASE_URL``.
-        listen_address: where LISTEN works on PostgreSQL; empty means ``address``.
         clock: this machine's.
     """
 
-    def __init__(self, address: str, listen_address: str = "", clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, address: str, clock: Callable[[], float] = time.time) -> None:
         url = database_url(address)
-        self._listen_url = database_url(listen_address, "BDN_DATABASE_LISTEN_URL") if listen_address else url
         self.watch = Watch()
         self.now = DatabaseClock(clock)
-        self._name = secrets.token_hex(8)  # names this process in its notifications
         self._is_sqlite = url.get_backend_name() == "sqlite"
-        if self._listen_url.get_backend_name() != url.get_backend_name():
-            raise InvalidRequestError(
-                "BDN_DATABASE_LISTEN_URL must name the same PostgreSQL as BDN_DATABASE_URL, past its pooler"
-            )
         if self._is_sqlite:
             _make_private(Path(url.database or ""))
             self._engine = self._patient = create_async_engine(url, pool_size=10, max_overflow=20)
@@ -131,23 +133,18 @@ class Database:
         self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def set_clock(self) -> None:
-        """Request the time from PostgreSQL. SQLite's is this machine's."""
-        if not self._is_sqlite:
-            from bdn.mirror.db.listening import ask_time  # noqa: PLC0415 - its driver
+        """Request the time from PostgreSQL; SQLite's is this machine's."""
+        with mapped_errors():
+            async with self._engine.connect() as connection:
+                asked_at = self.now.elapsed()
+                self.now.set((await connection.execute(_TIME)).scalar_one(), asked_at)
 
-            with mapped_errors():
-                async with self._engine.connect() as connection:
-                    await ask_time(connection, self.now)
-
-    async def keep_listening(self) -> None:
-        """Until canceled, wake waiters of this process on changes by other processes. SQLite has one process."""
-        if not self._is_sqlite:
-            from bdn.mirror.db.listening import Listening  # noqa: PLC0415 - its driver
-            from bdn.mirror.db.postgres import STATEMENT_SECONDS, connect_arguments, is_pooled  # noqa: PLC0415
-
-            url = self._listen_url
-            arguments = None if is_pooled(url) else connect_arguments(url, statement_seconds=STATEMENT_SECONDS)
-            await Listening(self._engine, arguments, self.watch, self._name, self.now).keep()
+    async def keep_clock(self) -> None:
+        """Until canceled, request the time again once a minute: clocks drift."""
+        while True:
+            await asyncio.sleep(_CLOCK_SECONDS)
+            with suppress(StoreUnavailableError):  # it advances without an answer
+                await self.set_clock()
 
     @asynccontextmanager
     async def read(self, *, patient: bool = False) -> AsyncIterator[ReadSession]:
@@ -163,7 +160,7 @@ class Database:
     async def write(self, *, patient: bool = False) -> AsyncIterator[WriteSession]:
         """One transaction: committed when the block ends, rolled back when it raises. ``patient`` as in ``read``."""
         engine = (self._patient if patient else self._engine).execution_options(bdn_write=True)
-        told: Sequence[str] = ()
+        told: Collection[str] = ()
         try:
             with mapped_errors():
                 async with (
@@ -174,10 +171,7 @@ class Database:
                     if self._is_sqlite:
                         await self._take_sqlite_lock(session)
                     yield WriteSession(ReadSession(session))
-                    if (told := tuple(session.info.get(_TOLD, ()))) and not self._is_sqlite:
-                        from bdn.mirror.db.listening import tell_others  # noqa: PLC0415 - its driver
-
-                        await tell_others(await session.connection(), self._name, told)
+                    told = session.info.get(_TOLD, ())
         finally:
             for topic in told:  # also if it is unknown whether it is committed: waiters read again
                 self.watch.notify(topic)
@@ -214,15 +208,48 @@ class Database:
 
     @asynccontextmanager
     async def alone(self, name: str) -> AsyncIterator[None]:
-        """Exclude all other blocks of this name, in every process. ``LockLostError`` may end the block at any point."""
+        """Exclude all other blocks of this name, in every process. ``ClaimExpiredError`` may end the block at any point.
+
+        A row of ``facts`` names the process, until a time that the process renews. A process that loses the database
+        stops before another begins, except for its last step. So the work has to be correct even when two processes do
+        it at the same time.
+        """
         async with self._alone[name]:
             if self._is_sqlite:
                 yield
-            else:
-                from bdn.mirror.db.postgres import lock_held  # noqa: PLC0415 - its driver
-
-                async with lock_held(self._engine, name):
+                return
+            holder = secrets.token_hex(8)
+            while not await self._claim(name, holder):  # noqa: ASYNC110 - another process has it
+                await asyncio.sleep(_CLAIM_AGAIN_SECONDS)
+            try:
+                async with in_background(self._keep_claim(name, holder)):
                     yield
+            finally:
+                with suppress(StoreUnavailableError, TimeoutError):  # it expires
+                    async with asyncio.timeout(RENEW_SECONDS):
+                        await self._claim(name, holder, seconds=0.0)
+
+    async def _claim(self, name: str, holder: str, seconds: float | None = None) -> bool:
+        """Claim or renew for so many seconds. Returns False if another holder has the claim."""
+        async with self.write() as session:
+            now = self.now()
+            value = {"holder": holder, "until": now + (CLAIM_SECONDS if seconds is None else seconds)}
+            await insert_new(session, FactRow, [{"name": name, "value": value}])
+            row = await session.get_one(FactRow, name, with_for_update=True)
+            is_ours: bool = row.value["holder"] == holder or row.value["until"] <= now
+            if is_ours:
+                row.value = value
+        return is_ours
+
+    async def _keep_claim(self, name: str, holder: str) -> None:
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            is_ours = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLAIM_SECONDS - 2 * RENEW_SECONDS):
+                    is_ours = await self._claim(name, holder)
+            if not is_ours:
+                raise ClaimExpiredError(f"database: the claim {name!r} could not be renewed in time")
 
     async def version(self) -> str | None:
         """The schema's migration; None for an empty database."""

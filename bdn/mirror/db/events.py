@@ -1,7 +1,5 @@
 """Recorded events: what agents and the mirror have decided, and why, for as long as they are kept."""
 
-import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,15 +7,13 @@ from typing import Final
 
 from sqlalchemy import delete, or_, select, update
 
-from bdn.core.errors import BdnError, Fact
+from bdn.core.errors import Fact
 from bdn.core.events import Event
 from bdn.mirror.db.database import Cursor, Database, ReadSession, Values, WriteSession, changed, insert_new, newest
 from bdn.mirror.db.mirrors import is_mirrored_for
 from bdn.mirror.db.tables import EventRow
 from bdn.wire.event_schema import EventDocument, NodeEvent
 
-logger = logging.getLogger(__name__)
-_EXPIRE_SECONDS: Final = 600.0  # between two deletions of old events
 _AHEAD_SECONDS: Final = 86400.0  # an agent's clock may be ahead of ours by so much
 _DELETED: Final = 5000  # rows per transaction, so that other writers get their turns
 
@@ -99,16 +95,6 @@ class Events:
         seen = [one for row in found if (one := _event(row).seen_by(organisation)) is not None]
         return [EventDocument.of(one) for one in seen], following
 
-    async def keep_expiring(self) -> None:
-        """Runs forever: deletes expired events, a few at a time."""
-        while True:
-            try:
-                async with self.database.alone("expiring"):
-                    await self.expire()
-            except BdnError as error:
-                logger.warning("cannot delete expired events now; retrying", extra={"error": str(error)})
-            await asyncio.sleep(_EXPIRE_SECONDS)
-
     async def expire(self) -> None:
         """Delete events that are too old.
 
@@ -119,7 +105,8 @@ class Events:
             await session.execute(update(EventRow).where(EventRow.at > now + self.keep_seconds).values(at=now))
         while deleted == _DELETED:
             old = select(EventRow.id).where(EventRow.at < self.clock() - self.keep_seconds)
-            oldest = old.order_by(EventRow.at).limit(_DELETED)
+            # Skips rows that another process deletes now.
+            oldest = old.order_by(EventRow.at).limit(_DELETED).with_for_update(skip_locked=True)
             async with self.database.write() as session:
                 deleted = await changed(session, delete(EventRow).where(EventRow.id.in_(oldest)))
 

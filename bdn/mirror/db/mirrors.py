@@ -358,6 +358,7 @@ async def prune(session: WriteSession, before: float) -> int:
         .where(MirrorRow.completed_at < before, MirrorRow.status.not_in(RUNNING), ~needed)
         .where(or_(MirrorRow.claim_expires_at.is_(None), MirrorRow.claim_expires_at < before))
         .limit(_PRUNED)
+        .with_for_update(skip_locked=True)  # another process deletes these now
     )
     going = list((await session.execute(old)).scalars())
     listed = select(MirrorSourceRow.mirror_id, MirrorSourceRow.position).where(MirrorSourceRow.listing.is_not(None))

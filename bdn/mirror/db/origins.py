@@ -40,8 +40,8 @@ async def origins(session: ReadSession, chunk: Digest) -> list[Origin]:
     return list(found.values())[:_ORIGINS]
 
 
-async def manifests_with(session: ReadSession, organisation: str, chunk: Digest, limit: int) -> list[str]:
-    """The organisation's manifests that refer to this chunk, newest first.
+async def manifests_with(session: ReadSession, organisation: str | None, chunk: Digest, limit: int) -> list[str]:
+    """The organisation's manifests that refer to this chunk (None: all organisations'), newest first.
 
     A foreign chunk costs the same as a missing one (no oracle).
     """
@@ -49,7 +49,9 @@ async def manifests_with(session: ReadSession, organisation: str, chunk: Digest,
         select(ManifestRow.digest)
         .join(SetChunkRow, SetChunkRow.set_id == ManifestRow.set_id)
         .join(ChunkRow, ChunkRow.id == SetChunkRow.chunk_id)
-        .where(ChunkRow.digest == chunk.to_bytes(), is_mirrored_for(organisation, ManifestRow.digest))
+        .where(ChunkRow.digest == chunk.to_bytes())
         .order_by(ManifestRow.created_at.desc())
     )
+    if organisation is not None:
+        query = query.where(is_mirrored_for(organisation, ManifestRow.digest))
     return list((await session.execute(query.limit(limit))).scalars())

@@ -1,35 +1,21 @@
-"""Connections to PostgreSQL with a limit on every wait, and a lock that its holder trusts while the server confirms it.
+"""Connections to PostgreSQL with a limit on every wait.
 
 A server that hangs, or a network that drops packets, resets nothing: only a timeout detects it. The limits are the
 driver's own, for connecting and for each statement. A statement that exceeds its limit ends its connection and all idle
 connections of the pool.
-
-The lock belongs to a transaction, and so to a session: it ends with its holder, however the holder ends; also behind a
-pooler, which assigns a session to each transaction. But a session may end before its holder does: by a failover, an
-operator, or a broken network.
-
-    A holds the lock; the network drops everything; A confirms in vain, and after ``BELIEF_SECONDS`` its work is
-    canceled; after ``FORGOTTEN_SECONDS`` without a message from A the server ends the session; B acquires the lock.
-
-When a server dies, its locks are gone at once, so B may begin while A's last step still runs. This process cannot rule
-that out: work under a lock must be correct even when two processes do it at the same time, only more expensive.
 """
 
-import asyncio
 import inspect
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import asyncpg
-from sqlalchemy import URL, event, func, select, true
+from sqlalchemy import URL, event
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import InvalidatePoolError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from bdn.core.errors import InvalidRequestError, single_error
-from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
+from bdn.core.errors import InvalidRequestError
 
 CONNECT_SECONDS: Final = 10.0
 PING_SECONDS: Final = 3.0
@@ -105,82 +91,3 @@ async def _answer(driver: Any) -> None:  # noqa: ANN401
 def _suspect_others(failure: ExceptionContext) -> None:
     """After a timeout invalidate the whole pool: SQLAlchemy would replace that one connection only."""
     failure.invalidate_pool_on_disconnect |= isinstance(failure.original_exception, TimeoutError)
-
-
-CONFIRM_SECONDS: Final = 1.0
-BELIEF_SECONDS: Final = 10.0
-FORGOTTEN_SECONDS: Final = 30.0
-# Pause after the first attempt while another process holds the lock, and the longest pause: a process that tries less
-# often would starve beside newcomers.
-_ASK_SECONDS: Final = (0.5, 1.0)
-
-
-class LockLostError(DatabaseUnavailableError):
-    """The server has not confirmed the lock, or ended its session. Another process may hold it."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"database: the lock {name!r} was lost")
-        self.name = name
-
-
-@asynccontextmanager
-async def lock_held(engine: AsyncEngine, name: str) -> AsyncIterator[None]:
-    """Hold the lock until the block ends, or is canceled because the lock was lost (``LockLostError``)."""
-    connection = engine.connect()
-    try:
-        with mapped_errors():
-            await connection.start()
-            pause, longest = _ASK_SECONDS
-            while not await _is_taken(connection, name):
-                # Wait outside a transaction: behind a pooler each transaction holds one of the server's few sessions.
-                await connection.rollback()
-                await asyncio.sleep(pause)
-                pause = min(longest, 1.5 * pause)
-        async with _believing(connection, name):
-            yield
-    finally:
-        # A broken connection has lost the lock anyway. Its failure must not replace a cancellation.
-        with suppress(SQLAlchemyError, OSError):
-            await connection.close()
-
-
-@asynccontextmanager
-async def _believing(connection: AsyncConnection, name: str) -> AsyncIterator[None]:
-    belief = asyncio.timeout(BELIEF_SECONDS)
-    try:
-        async with belief:
-            with single_error():
-                async with asyncio.TaskGroup() as group:
-                    confirming = group.create_task(_confirm(connection, belief))
-                    yield
-                    confirming.cancel()
-    except TimeoutError:
-        if not belief.expired():
-            raise  # the block's own
-        raise LockLostError(name) from None
-
-
-async def _confirm(connection: AsyncConnection, belief: asyncio.Timeout) -> None:
-    """Confirm the lock repeatedly. A confirmation counts from the moment of its request, not of its answer."""
-    now = asyncio.get_running_loop().time
-    with suppress(SQLAlchemyError, OSError):
-        while not belief.expired():
-            await asyncio.sleep(CONFIRM_SECONDS)
-            asked = now()
-            await connection.execute(select(true()))  # succeeds only while the session and its locks exist
-            if not belief.expired():
-                belief.reschedule(asked + BELIEF_SECONDS)
-        return
-    if not belief.expired():
-        belief.reschedule(now())
-
-
-async def _is_taken(connection: AsyncConnection, name: str) -> bool:
-    """Try to acquire the lock, without a wait in the server.
-
-    A wait that a limit ends is an error in the server's log; a wait without a limit never ends. The session timeout is
-    set for this transaction alone, as the lock is: the next user of the session inherits neither.
-    """
-    forgotten = func.set_config("idle_in_transaction_session_timeout", f"{1000 * FORGOTTEN_SECONDS:.0f}ms", true())
-    lock = func.pg_try_advisory_xact_lock(func.hashtext(f"bdn {name}"))
-    return bool((await connection.execute(select(forgotten, lock))).one()[1])

@@ -411,7 +411,7 @@ class FactRow(Base):
     """Values that exist once.
 
     ``database`` is the random id of this database, which a store names as its owner; ``scrub`` is the progress of the
-    scrub.
+    scrub. The claims of ``Database.alone`` are here by their names.
     """
 
     __tablename__ = "facts"

@@ -2,23 +2,24 @@
 
 One event loop.
 
-``Watch`` wakes the waiters of a change, so that they do not poll the database. A change by this process wakes them on
-commit (``bdn.mirror.db.database``). A change by another process is notified by PostgreSQL
-(``bdn.mirror.db.listening``), or found at the waiter's next read, because every wait is bounded. ``SingleFlight`` does
-work by key: a caller that requests it while it is under way waits for the result. ``SharedRead`` repeats one read, and
-its result may be a little old.
+``Watch`` wakes the waiters of a change by this process, on commit (``bdn.mirror.db.database``). A change by another
+process is found at the waiter's next read: every waiter reads again within a second, and all waiters of one thing share
+the read. ``SingleFlight`` does work by key: a caller that requests it while it is under way waits for the result.
+``SharedRead`` repeats one read, and its result may be a little old.
 """
 
 import asyncio
+import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from bdn.core.errors import StoreUnavailableError, single_error
+from bdn.core.errors import BdnError, StoreUnavailableError, single_error
 
+logger = logging.getLogger(__name__)
 _Seen = TypeVar("_Seen")
 
 
@@ -66,20 +67,15 @@ class Topic:
         return self.changes != since
 
 
-_LOOK_AGAIN_SECONDS: Final = 0.5
-_TOLD_AGAIN_SECONDS: Final = 5.0  # a process of an earlier version does not notify
+_LOOK_AGAIN_SECONDS: Final = 0.5  # between two reads of a waiter, for changes by other processes
 
 
 class Watch:
-    """Topics by their names, such as a mirror's id. One event loop.
-
-    ``others_within``: the seconds until changes by other processes are known here; 0 is at once, infinity never.
-    """
+    """Topics by their names, such as a mirror's id. One event loop."""
 
     def __init__(self) -> None:
         self._topics: WeakValueDictionary[str, Topic] = WeakValueDictionary()
         self.stopping = False
-        self.others_within = math.inf
 
     def topic(self, name: str) -> Topic:
         """The topic that all its holders share. Changes while it has no holder are not counted: read afterwards."""
@@ -92,20 +88,11 @@ class Watch:
         if (topic := self._topics.get(name)) is not None:
             topic.change()
 
-    def notify_all(self) -> None:
-        """Wake all waiters: it is unknown what has changed."""
-        for topic in list(self._topics.values()):
-            topic.change()
-
     def stop(self) -> None:
         """Wake all waiters, now and from now on: the service ends, and answers open requests with what is known."""
         self.stopping = True
-        self.notify_all()
-
-    @property
-    def again_seconds(self) -> float:
-        """The time after which a waiter reads again, though it was not notified of a change."""
-        return _LOOK_AGAIN_SECONDS if math.isinf(self.others_within) else _TOLD_AGAIN_SECONDS
+        for topic in list(self._topics.values()):
+            topic.change()
 
     async def look_until(
         self,
@@ -114,21 +101,18 @@ class Watch:
         is_over: Callable[[_Seen], bool],
         wait_seconds: float,
         *,
-        first: Callable[[], Awaitable[_Seen]] | None = None,
         again_seconds: float | None = None,
     ) -> _Seen:
         """What ``look`` returned last.
 
         Calls it at once, at changes, and every ``again_seconds``, until ``is_over`` or timeout.
-
-        ``first`` replaces the first call of ``look``.
         """
         deadline = time.monotonic() + wait_seconds
         topic = self.topic(name)
         changes = topic.changes
-        seen = await (first or look)()
+        seen = await look()
         while not is_over(seen) and not self.stopping and (left := deadline - time.monotonic()) > 0:
-            await topic.changed(changes, min(left, self.again_seconds if again_seconds is None else again_seconds))
+            await topic.changed(changes, min(left, again_seconds or _LOOK_AGAIN_SECONDS))
             changes = topic.changes
             seen = await look()
         return seen
@@ -144,73 +128,58 @@ async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             task.cancel()
 
 
+async def repeated(work: Callable[[], Awaitable[None]], seconds: float, what: str) -> None:
+    """Run until canceled: do the work, and again so long after its end. A failure is logged as "cannot ``what`` now"."""
+    while True:
+        try:
+            await work()
+        except BdnError as error:
+            logger.warning("cannot %s now; retrying", what, extra={"error": str(error)})
+        await asyncio.sleep(seconds)
+
+
 _Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
 
 
 class SingleFlight(Generic[_Key, _Result]):
-    """Work by key. A result stays until ``forget``. If the leader fails or is canceled, a waiter takes over."""
+    """Work by key, once at a time. If the leader fails or is canceled, a waiter takes over."""
 
     def __init__(self) -> None:
         self._flights: dict[_Key, asyncio.Future[_Result]] = {}
 
     async def run(self, key: _Key, work: Callable[[], Awaitable[_Result]]) -> _Result:
         """The result of this call's work, or of the work that was already under way."""
-        while not self.lead(key):
-            flight = self._flights[key]
+        while (flight := self._flights.get(key)) is not None:
             await asyncio.wait([flight])
             if not flight.cancelled():
                 return flight.result()
+        # Test and entry are one step of the event loop: of two callers the first enters and the second sees the entry.
+        flight = self._flights[key] = asyncio.get_running_loop().create_future()
         try:
             result = await work()
-        except BaseException:
-            self.give_up(key)
-            raise
-        self.land(key, result)
+            flight.set_result(result)
+        finally:
+            flight.cancel()  # no-op after a result
+            del self._flights[key]
         return result
-
-    def lead(self, key: _Key) -> bool:
-        """True if there is neither work under way nor a result; then the caller must ``land`` or ``give_up``."""
-        # Test and entry are one step of the event loop: of two callers the first enters and the second sees the entry.
-        if key in self._flights:
-            return False
-        self._flights[key] = asyncio.get_running_loop().create_future()
-        return True
-
-    def land(self, key: _Key, result: _Result) -> None:
-        self._flights[key].set_result(result)
-
-    def give_up(self, key: _Key) -> None:
-        """The caller abandons the work that it leads: a waiter takes over."""
-        self._flights.pop(key).cancel()
-
-    def forget(self, keys: Collection[_Key]) -> None:
-        """Drop results that are available elsewhere now, or nowhere any more. Work that is under way stays.
-
-        A leads, B waits, both have the result, A forgets it; C finds nothing and leads again; B forgets A's result, and
-        must not drop C's entry.
-        """
-        for key in keys:
-            flight = self._flights.get(key)
-            if flight is not None and flight.done():
-                del self._flights[key]
 
 
 class SharedRead(Generic[_Result]):
     """What ``read`` returned, at most ``seconds`` ago, and since the last change of the topic.
 
-    ``seconds`` may depend on the result. ``forget`` is a change for this read alone.
+    ``forget`` is a change for this read alone.
     """
 
     def __init__(
         self,
         read: Callable[[], Awaitable[_Result]],
-        seconds: float | Callable[[_Result], float],
+        seconds: float,
         clock: Callable[[], float] = time.monotonic,
         topic: Topic | None = None,
     ) -> None:
         self._read = read
-        self._seconds: Callable[[_Result], float] = seconds if callable(seconds) else lambda _: seconds
+        self._seconds = seconds
         self._clock = clock
         self._topic = topic or Topic()
         self._result: tuple[float, int, _Result] | None = None  # its start, and the number of changes before
@@ -221,19 +190,18 @@ class SharedRead(Generic[_Result]):
         """Every later ``get`` sees the change, even if a read is under way at this moment."""
         self._topic.change()
 
-    async def get(self, *, anew: bool = False) -> _Result:
+    async def get(self) -> _Result:
         """One caller reads; the others wait for the result, or for the exception of ``read``.
 
-        ``anew`` is for a caller that knows of a change elsewhere: a read that began before this call is too old for it.
-        Of many such callers at once, the first reads, and the second reads for all others. A result is never too old
-        for a caller that requested it before the read began, however long the read takes.
+        With ``seconds`` 0, a read that began before this call is too old: of many callers at once, the first reads, and
+        the second reads for all others. A result is never too old for a caller that requested it before the read began,
+        however long the read takes.
         """
         asked = self._clock()
         async with self._lock:
             if self._result is not None:
                 began, changes, result = self._result
-                oldest = asked if anew else min(asked, self._clock() - self._seconds(result))
-                if began >= oldest and changes == self._topic.changes:
+                if began >= min(asked, self._clock() - self._seconds) and changes == self._topic.changes:
                     return result
             if self._failure is not None and self._failure[0] >= asked:
                 raise self._failure[1].with_traceback(None)
@@ -245,9 +213,9 @@ class SharedRead(Generic[_Result]):
                 self._failure = (began, error)
                 raise
             self._result = (began, changes, result)
-            if 0 < (seconds := self._seconds(result)) < math.inf:
+            if 0 < self._seconds < math.inf:
                 # The timer holds this read, so that the next caller finds the result.
-                asyncio.get_running_loop().call_later(seconds, self._lapse, began)
+                asyncio.get_running_loop().call_later(self._seconds, self._lapse, began)
             return result
 
     def _lapse(self, began: float) -> None:
@@ -272,12 +240,9 @@ class ThreadRead(Generic[_Result]):
 
 
 class SharedReads(Generic[_Key, _Result]):
-    """One shared read for each key, for as long as a caller holds it or its result is valid.
+    """One shared read for each key, for as long as a caller holds it or its result is valid."""
 
-    ``seconds`` as in ``SharedRead``.
-    """
-
-    def __init__(self, seconds: float | Callable[[_Result], float]) -> None:
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._held: WeakValueDictionary[_Key, SharedRead[_Result]] = WeakValueDictionary()
 

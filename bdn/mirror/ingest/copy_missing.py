@@ -87,11 +87,7 @@ class CopyMissing:
                 is_ours = True
                 return await self._find_or_copy(unit, arrived)
 
-            try:
-                found = await self.copies.run(unit.key, ours)
-            finally:
-                if is_ours:
-                    self.copies.forget([unit.key])
+            found = await self.copies.run(unit.key, ours)
             known = found if is_ours else await self._held(found)
         self.survey.known[unit.key] = known
         # Bytes that this mirror did not copy were copied by another; bytes that turned out not to be stored are not

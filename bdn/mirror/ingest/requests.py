@@ -1,9 +1,6 @@
 """Requests of callers: start or join a mirror, plan, watch and cancel it."""
 
-import asyncio
 import json
-import logging
-import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -15,7 +12,7 @@ from typing import Final
 from sqlalchemy.exc import IntegrityError
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.core.errors import BdnError, LimitExceededError
+from bdn.core.errors import LimitExceededError
 from bdn.core.source.upstream import Source
 from bdn.core.source.uri import HuggingFaceUri, WeightsSource
 from bdn.mirror.db import manifests, mirrors
@@ -23,19 +20,14 @@ from bdn.mirror.db.database import Cursor, Database
 from bdn.mirror.db.mirrors import MirrorState
 from bdn.mirror.db.recall import is_alike
 from bdn.mirror.db.tables import MirrorSourceRow
-from bdn.mirror.db.waiting import SharedRead, SharedReads, Watch
+from bdn.mirror.db.waiting import SharedRead, SharedReads
 from bdn.mirror.ingest.progress import Progress
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.worker import published_before
 from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import RECORDED, TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
 
-logger = logging.getLogger(__name__)
-
-_PRUNE_SECONDS: Final = 3600.0
-# The age limit of a read without notifications of changes: less than the time between two reads of a caller.
-_OLD_SECONDS: Final = 0.4
-_TOLD_SECONDS: Final = 4.0  # with notifications of changes
+_OLD_SECONDS: Final = 0.4  # age limit of a shared read: less than the time between two reads of a waiter
 
 _ANY: Final = Digest("0" * 64)  # as long as any other digest
 
@@ -64,8 +56,8 @@ class MirrorRequests:
     signer: GrantSigner
     grant_seconds: int
     at_work: Mapping[str, Progress]
-    watched: SharedReads[Question, Mirror]
-    asked: SharedReads[Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
+    watched: SharedReads[Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
+    asked: SharedReads[Question, Mirror] = field(default_factory=partial(SharedReads, 0.0))
 
     async def request(self, sources: Sequence[WeightsSource], organisation: str, team: str | None = None) -> Mirror:
         """A new mirror, or the running mirror for the same request; without sources, a READY one.
@@ -80,7 +72,7 @@ class MirrorRequests:
         request_key = digest_of(json.dumps(asked, sort_keys=True).encode()).hex
         request = partial(self._request, bodies, organisation, team, request_key)
         # Of a thousand equal concurrent requests, two query the database.
-        return await self.asked.of((request_key, organisation, team), request).get(anew=True)
+        return await self.asked.of((request_key, organisation, team), request).get()
 
     def _check_grant(self, sources: Sequence[WeightsSource], organisation: str, team: str | None) -> None:
         """Reject what could be mirrored but not read: the grant names all mounts and must fit into a request header."""
@@ -204,14 +196,11 @@ class MirrorRequests:
 
     async def wait(self, mirror_id: str, organisation: str, seconds: float, team: str | None = None) -> Mirror:
         """The mirror, once it is in a terminal state or the time is over."""
-        look = self._watched(mirror_id, organisation, team)
-        mirror = await self.database.watch.look_until(
-            mirror_id,
-            look.get,
-            lambda seen: seen.status in TERMINAL,
-            seconds,
-            first=partial(look.get, anew=self._must_look),
-        )
+        read = partial(self._recorded, mirror_id, organisation, team)
+        mirror = await self.asked.of((mirror_id, organisation, team), read).get()
+        if seconds and mirror.status not in TERMINAL:
+            look, watch = self._watched(mirror_id, organisation, team), self.database.watch
+            mirror = await watch.look_until(mirror_id, look.get, lambda seen: seen.status in TERMINAL, seconds)
         return self._now(mirror)
 
     async def follow(
@@ -221,7 +210,7 @@ class MirrorRequests:
         watch = self.database.watch
         topic, look = watch.topic(mirror_id), self._watched(mirror_id, organisation, team)
         changes = topic.changes
-        mirror = await look.get(anew=self._must_look)
+        mirror = await look.get()
         while mirror.status not in TERMINAL and not watch.stopping:
             yield self._now(mirror)
             await topic.changed(changes, interval_seconds)
@@ -233,11 +222,6 @@ class MirrorRequests:
         """The read that all watchers share until the mirror changes or the read is too old."""
         read = partial(self._recorded, mirror_id, organisation, team)
         return self.watched.of((mirror_id, organisation, team), read, self.database.watch.topic(mirror_id))
-
-    @property
-    def _must_look(self) -> bool:
-        """Whether another process may have changed it just now without a notification to this one."""
-        return self.database.watch.others_within > 0
 
     async def cancel(self, mirror_id: str, organisation: str, team: str | None = None) -> Mirror:
         """Cancel a running mirror. Stored chunks stay and are not fetched again."""
@@ -300,24 +284,12 @@ class MirrorRequests:
         return self.signer.sign(Grant(row.organisation, mounts, expires_at, row.team or None))
 
 
-def good_seconds(watch: Watch, mirror: Mirror) -> float:
-    """How old a read may be without a notification. A change to the grant of an ended mirror is never notified."""
-    is_told = not math.isinf(watch.others_within) and mirror.status not in TERMINAL
-    return _TOLD_SECONDS if is_told else _OLD_SECONDS
-
-
-async def keep_pruning(database: Database, keep_seconds: float) -> None:
-    """Run until canceled: delete mirrors that ended longer ago than this, in batches. Manifests stay readable."""
-    while True:
-        try:
-            async with database.alone("pruning"):
-                pruned = True
-                while pruned:
-                    async with database.write() as session:
-                        pruned = await mirrors.prune(session, database.now() - keep_seconds) > 0
-        except BdnError as error:
-            logger.warning("cannot delete expired mirrors now; retrying", extra={"error": str(error)})
-        await asyncio.sleep(_PRUNE_SECONDS)
+async def prune(database: Database, keep_seconds: float) -> None:
+    """Delete mirrors that ended longer ago than this, in batches. Manifests stay readable."""
+    pruned = True
+    while pruned:
+        async with database.write() as session:
+            pruned = await mirrors.prune(session, database.now() - keep_seconds) > 0
 
 
 def _source_of(row: MirrorSourceRow) -> MirrorSource:

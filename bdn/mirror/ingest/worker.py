@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import os
-import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -137,27 +136,23 @@ class Worker:
             )
 
     async def _work(self, mirror_id: str, claimant: str) -> None:
+        progress = self.at_work[mirror_id] = Progress(self.database, mirror_id, claimant, self.on_transferred)
         with self._surviving(mirror_id):
-            async with self.database.read() as session:
-                mirror = await mirrors.get(session, mirror_id, None)
-            await self._work_on(mirror, claimant)
-
-    async def _work_on(self, mirror: MirrorState, claimant: str) -> None:
-        row = mirror.row
-        logger.info("mirroring", extra={"mirror": row.id, "sources": len(mirror.sources)})
-
-        progress = self.at_work[row.id] = Progress(self.database, row.id, claimant, self.on_transferred)
-        try:
-            await self._run(mirror, progress)
-        except ClaimLostError:
-            logger.info("lost the claim on a mirror: canceled, or claimed by another worker", extra={"mirror": row.id})
-            async with self.database.write() as session:
-                await mirrors.release_claims(session, claimant)
-        finally:
-            # Another entry if the claim expired and this very worker claimed the mirror again.
-            if self.at_work.get(row.id) is progress:
-                del self.at_work[row.id]
-            self.database.watch.notify(row.id)  # nothing is under way any more
+            try:
+                async with self.database.read() as session:
+                    mirror = await mirrors.get(session, mirror_id, None)
+                logger.info("mirroring", extra={"mirror": mirror_id, "sources": len(mirror.sources)})
+                await self._run(mirror, progress)
+            except ClaimLostError:
+                said = "lost the claim on a mirror: canceled, or claimed by another worker"
+                logger.info(said, extra={"mirror": mirror_id})
+                async with self.database.write() as session:
+                    await mirrors.release_claims(session, claimant)
+            finally:
+                # Another entry if the claim expired and this very worker claimed the mirror again.
+                if self.at_work.get(mirror_id) is progress:
+                    del self.at_work[mirror_id]
+                self.database.watch.notify(mirror_id)  # nothing is under way any more
 
     async def _run(self, mirror: MirrorState, progress: Progress) -> None:
         row = mirror.row
@@ -326,25 +321,18 @@ class Ingest:
             except SetEndedError:
                 raise ClaimLostError from None  # the mirror was canceled
 
-    async def restore(self, row: MirrorSourceRow, organisation: str, team: str | None) -> None:
-        """Copy what the store lost of a READY source again, as it was resolved then, into a temporary set.
+    async def restore(self, row: MirrorSourceRow, organisation: str, team: str | None, writer: SetWriter) -> None:
+        """Copy what the store lost of a READY source again, as it was resolved then.
 
         Manifests that refer to these chunks have them again. Raises ``BdnError``.
         """
         wanted = WeightsSourceBody.model_validate(row.request).to_core()
         progress = Progress(self.database, None, "", lambda _: None, {0: SourceCounters()})
-        async with self.database.write() as session:
-            set_id = await chunks.of(session, chunks.begin, f"repair:{secrets.token_hex(12)}")
-        writer = SetWriter(self.database, self.copier.store, set_id, organisation)
-        try:
-            async with self.surveyor.open(wanted, organisation, _REPAIR, row.resolved_revision, team) as source:
-                survey = await self.surveyor.survey(wanted, source, None, writer.hold)
-                copying = CopyMissing(self.copier, self._copies, progress, writer, source, row.source, 0, survey)
-                await copying.run()
-                await asyncio.to_thread(put_manifest, survey.placed(), writer.put)
-        finally:
-            async with self.database.write() as session:
-                await chunks.of(session, chunks.end, [set_id], chunks.NO_GRACE)
+        async with self.surveyor.open(wanted, organisation, _REPAIR, row.resolved_revision, team) as source:
+            survey = await self.surveyor.survey(wanted, source, None, writer.hold)
+            copying = CopyMissing(self.copier, self._copies, progress, writer, source, row.source, 0, survey)
+            await copying.run()
+            await asyncio.to_thread(put_manifest, survey.placed(), writer.put)
 
     async def _write_listing(self, survey: Survey, row: MirrorSourceRow, organisation: str) -> Digest:
         """Store what the upstream listed, for the next mirror of the source, in a set that no grant opens."""

@@ -3,14 +3,13 @@
 With ``team`` None, a method covers the whole organisation; otherwise, other teams' objects are NOT_FOUND.
 """
 
-import asyncio
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.errors import BdnError, Fact, InUseError, NotFoundError
+from bdn.core.errors import Fact, InUseError, NotFoundError
 from bdn.core.events import Event
 from bdn.mirror.db import caches, checkpoints, events, mirrors, projects
 from bdn.mirror.db.agents import FORGOTTEN_SECONDS
@@ -23,7 +22,6 @@ from bdn.wire.access_schema import DEFAULT_TEAM, Team
 from bdn.wire.push_schema import Checkpoint, Project
 from bdn.wire.shapes import moment
 
-_EXPIRE_SECONDS: Final = 60.0
 _REMOVED_AT_ONCE: Final = 50  # checkpoints of one transaction
 _NAMED: Final = 10
 
@@ -115,15 +113,13 @@ class Projects:
         gone = await checkpoints.remove(session, row)
         await events.record(session, self.database.now(), gone_events(row.organisation, str(state.uri), gone, why))
 
-    async def keep_expiring(self, keep_seconds: float) -> None:
-        """Run until canceled: delete checkpoints that were committed more than ``keep_seconds`` ago."""
-        while True:
-            with suppress(BdnError):  # the database is away; or another process was faster
-                async with self.database.read() as session:
-                    old = await checkpoints.older_than(session, self.database.now() - keep_seconds)
-                for row in old:
-                    await self.remove(row.id, row.organisation, why="it expired")
-            await asyncio.sleep(_EXPIRE_SECONDS)
+    async def expire(self, keep_seconds: float) -> None:
+        """Delete some checkpoints that were committed more than ``keep_seconds`` ago."""
+        async with self.database.read() as session:
+            old = await checkpoints.older_than(session, self.database.now() - keep_seconds)
+        for row in old:
+            with suppress(NotFoundError):  # another process was faster
+                await self.remove(row.id, row.organisation, why="it expired")
 
 
 def gone_events(organisation: str, source: str, manifests: Sequence[str], why: str) -> list[Event]:

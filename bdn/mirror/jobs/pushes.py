@@ -215,7 +215,7 @@ class Pushes:
             if limit is not None:
                 uncommitted = await mirrors.hold_uncommitted(session, push.scope.organisation)
             await self._go_on(session, push)
-            stored = await chunks.of(session, chunks.among, [push.writer.set_id], [digest for digest, _ in came])
+            stored = await chunks.of(session, chunks.stored, [digest for digest, _ in came], [push.writer.set_id])
             sizes = {digest: size for digest, size in came if digest not in stored}
             more = sum(sizes.values())
             if more and limit is not None and uncommitted + more > limit:
@@ -291,7 +291,7 @@ class Pushes:
         for some in batches(list(sizes), _CHUNKS_AT_ONCE):
             async with self.database.write() as session:
                 await self._go_on(session, push)
-                sent = await chunks.of(session, chunks.among, [push.writer.set_id], some)
+                sent = await chunks.of(session, chunks.stored, some, [push.writer.set_id])
                 held = await chunks.of(session, chunks.hold, set_id, sent)
             missing += [digest for digest in some if digest not in held]
             for digest, size in held.items():

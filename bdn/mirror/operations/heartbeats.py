@@ -5,21 +5,20 @@ A member joins, leaves or falls silent; each change starts a new epoch of its cl
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from bdn.core.errors import BdnError, InUseError, InvalidRequestError, NotFoundError, StoreUnavailableError
+from bdn.core.errors import BdnError, InUseError, InvalidRequestError, NotFoundError
 from bdn.mirror.db import agents
 from bdn.mirror.db.agents import Name
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.events import Events
 from bdn.mirror.db.operations import ANY
 from bdn.mirror.db.tables import AgentRow, ClusterRow
-from bdn.mirror.db.waiting import SharedRead, agent_topic
+from bdn.mirror.db.waiting import SharedRead, SharedReads, agent_topic
 from bdn.mirror.operations.operations import part_of
 from bdn.mirror.operations.requests import OperationRequests
 from bdn.wire.heartbeat_schema import (
@@ -43,18 +42,9 @@ _TOGETHER_SECONDS: Final = 1.0  # between batched writes of heartbeats, and betw
 _Members = tuple[int, list[MemberDocument]]  # the epoch and its members, in the order of their names
 
 
-@dataclass(eq=False)
-class _Note:
-    """A heartbeat to be written. ``digest`` is the digest of its agent's holdings once it is written."""
-
-    heartbeat: Heartbeat
-    heard_at: float
-    digest: asyncio.Future[str]
-
-
 @dataclass
 class Membership:
-    """The service behind ``/agents`` and ``/clusters``. Writes unchanged heartbeats in batches, once a second.
+    """The service behind ``/agents`` and ``/clusters``. Writes the times of unchanged heartbeats together, once a second.
 
     After an outage of the mirror or database, no agent has a recent heartbeat. If all of them counted as silent, the
     first agents to return would find themselves alone in their cluster and each read everything from the mirror. So no
@@ -65,11 +55,9 @@ class Membership:
     requests: OperationRequests
     events: Events
     clock: Callable[[], float]
-    _reads: dict[str, SharedRead[_Members]] = field(default_factory=dict)  # by cluster, shared by all requests
-    _known: dict[str, _Members] = field(default_factory=dict)  # by cluster, as read last
-    _identities: dict[Name, tuple[object, ...]] = field(default_factory=dict)  # as this process last wrote
-    _notes: list[_Note] = field(default_factory=list)
-    _note_is_awaited: asyncio.Event = field(default_factory=asyncio.Event)
+    _epochs: SharedReads[str, int] = field(default_factory=lambda: SharedReads(LOOK_SECONDS))  # by cluster
+    _members: SharedReads[str, _Members] = field(default_factory=lambda: SharedReads(0.0))  # by cluster
+    _heard: dict[Name, float] = field(default_factory=dict)  # when, of the last second
     _waiting: dict[int, Heartbeat] = field(default_factory=dict)  # held open
 
     def __post_init__(self) -> None:
@@ -78,18 +66,14 @@ class Membership:
     async def keep(self) -> None:
         """Run until canceled: write heartbeats, and wake held ones for which another process has commands."""
         while True:
-            until = time.monotonic() + _TOGETHER_SECONDS
-            while (left := until - time.monotonic()) > 0:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(left):
-                        await self._note_is_awaited.wait()
-                self._note_is_awaited.clear()
-                await self._write_down()
-            await self._wake()
+            await asyncio.sleep(_TOGETHER_SECONDS)
+            with suppress(BdnError):  # each request reads and raises it
+                await self._write_heard()
+                await self._wake()
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Record an agent's state and reports. Replies once there is news for the agent, or its waiting time is over."""
-        note = await self._note(heartbeat)
+        digest = await self._record(heartbeat)
         await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)
         for report in heartbeat.reports:
             result = report.evict or report.prefetch or report.verify or report.remove_cache
@@ -103,114 +87,81 @@ class Membership:
             )
         self._waiting[id(heartbeat)] = heartbeat
         try:
-            (epoch, members), commands, _ = await self.database.watch.look_until(
+            epoch, commands, _ = await self.database.watch.look_until(
                 agent_topic(heartbeat.cluster, heartbeat.node),
                 partial(self._look, heartbeat),
-                lambda seen: seen[-1] or (note.done() and note.exception() is not None),
+                lambda seen: seen[-1],
                 heartbeat.wait_seconds,
                 again_seconds=heartbeat.wait_seconds,
             )
         finally:
             del self._waiting[id(heartbeat)]
-        if not note.done():
-            self._note_is_awaited.set()
+        members: list[MemberDocument] | None = None
+        if heartbeat.epoch != epoch:
+            read = self._members.of(heartbeat.cluster, partial(self._read_members, heartbeat.cluster))
+            epoch, members = await read.get()
         return HeartbeatReply(
-            members=None if heartbeat.epoch == epoch else members,
+            members=members,
             epoch=epoch,
             pending=commands,
             public_keys=self.requests.signer.public_keys,
             interval_seconds=INTERVAL_SECONDS,
-            holdings_digest=await note,
+            holdings_digest=digest,
         )
 
-    async def _look(self, heartbeat: Heartbeat) -> tuple[_Members, list[Command], bool]:
-        """Returns members, commands, and whether to reply now: the agent leaves, has commands, or lacks the epoch."""
-        epoch, members = await self._members(heartbeat.cluster).get()
+    async def _look(self, heartbeat: Heartbeat) -> tuple[int, list[Command], bool]:
+        """Returns epoch, commands, and whether to reply now: the agent leaves, has commands, or lacks the epoch."""
+        epoch = await self._epoch(heartbeat.cluster).get()
         running = {report.id for report in heartbeat.reports if report.running}
         commands: list[Command] = []
         if not heartbeat.leaving:
             commands = await self.requests.commands(heartbeat.cluster, heartbeat.node, running, heartbeat.volume_id)
         are_others = heartbeat.epoch not in (None, epoch)
-        return (epoch, members), commands, bool(heartbeat.leaving or commands or are_others)
+        return epoch, commands, bool(heartbeat.leaving or commands or are_others)
 
-    async def _note(self, heartbeat: Heartbeat) -> asyncio.Future[str]:
-        """Write the heartbeat. Returns the future digest of the agent's recorded holdings.
+    async def _record(self, heartbeat: Heartbeat) -> str:
+        """Write the heartbeat. Returns the digest of the agent's recorded holdings.
 
-        A heartbeat with news is written now. A held heartbeat without news is batched with others of its second.
+        Of a held heartbeat without news only the time is written, together with others of its second.
         """
-        note = _Note(heartbeat, self.clock(), asyncio.get_running_loop().create_future())
-        who, name = _who(heartbeat), (heartbeat.cluster, heartbeat.node)
-        says = heartbeat.leaving or heartbeat.changes or heartbeat.holdings or heartbeat.reports or heartbeat.events
-        can_wait = heartbeat.wait_seconds >= _TOGETHER_SECONDS and self._identities.get(name) == who
-        if can_wait and not says:
-            # Retrieve the exception, in case the request has ended.
-            note.digest.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._notes.append(note)
+        now, agent = self.clock(), (heartbeat.cluster, heartbeat.node)
+        said = heartbeat.model_dump(include=_SAID)
+        async with self.database.read() as session:
+            row = await agents.who_is(session, *agent)
+        if row is not None and row.joined_at is not None and not heartbeat.leaving and _who(row) == _who(heartbeat):
+            holds = heartbeat.changes is not None or heartbeat.holdings is not None
+            is_new = holds or any(getattr(row, name) != value for name, value in said.items())
+            if not is_new and heartbeat.wait_seconds >= _TOGETHER_SECONDS:
+                self._heard[agent] = now
+                return row.holdings_digest or ""
+            digest = await self._note_known(heartbeat, said, now)
         else:
-            self._identities.pop(name, None)
-            await self._write([note])
-            note.digest.result()
-            if not heartbeat.leaving:
-                self._identities[name] = who
-        return note.digest
+            digest = await self._note_change(heartbeat, said, now)
+        self._written(now)
+        return digest
 
-    async def _write_down(self) -> None:
-        notes, self._notes = self._notes, []
-        try:
-            await self._write(notes)
-        except StoreUnavailableError as error:
-            self._failed(notes, error)
-        except Exception:  # noqa: BLE001 - the database rejects one of the heartbeats
-            for note in (one for one in notes if not one.digest.done()):
-                try:
-                    await self._write([note])
-                except Exception as error:  # noqa: BLE001 - raised again in the waiting request
-                    self._failed([note], error)
+    def _written(self, at: float) -> None:
+        """Heartbeats until this time are in the database."""
+        if at - self._heard_at > _SILENCE_SECONDS:
+            self._hearing_since = at
+        self._heard_at = max(self._heard_at, at)
 
-    def _failed(self, notes: Sequence[_Note], error: Exception) -> None:
-        for note in notes:
-            if not note.digest.done():
-                note.digest.set_exception(error)
-            self.database.watch.notify(agent_topic(note.heartbeat.cluster, note.heartbeat.node))
-
-    async def _write(self, notes: Sequence[_Note]) -> None:
-        """Write heartbeats: unchanged agents together, changed agents one by one with their cluster's row locked."""
-        digests = await self._note_known(notes) if notes else {}
-        for note in notes:
-            heartbeat, now = note.heartbeat, note.heard_at
-            digest = digests.get(id(note))
-            if digest is None:
-                digest = await self._note_change(heartbeat, _columns(note), now)
-                self._members(heartbeat.cluster).forget()
-            if now - self._heard_at > _SILENCE_SECONDS:
-                self._hearing_since = now
-            self._heard_at = max(self._heard_at, now)
-            if not note.digest.done():
-                note.digest.set_result(digest)
-
-    async def _note_known(self, notes: Sequence[_Note]) -> dict[int, str]:
-        """Write unchanged agents without locking cluster rows. Returns digests by ``id`` of the note."""
-        staying = {(note.heartbeat.cluster, note.heartbeat.node): note for note in notes if not note.heartbeat.leaving}
-        said = {name: _columns(note) for name, note in staying.items()}
-        columns = ("tiers", "version", "unsynced_bytes", "caches", "last_heartbeat")
-        async with self.database.write() as session:
-            rows = await agents.note_heartbeats(
-                session, {name: {column: said[name][column] for column in columns} for name in said}
-            )
-            return {
-                id(note): await _hold(session, note.heartbeat, rows[name].holdings_digest or "")
-                for name, note in staying.items()
-                if name in rows and _who(rows[name]) == _who(note.heartbeat)
-            }
+    async def _write_heard(self) -> None:
+        heard, self._heard = self._heard, {}
+        if heard:
+            try:
+                async with self.database.write() as session:
+                    await agents.note_heard(session, heard)
+            except BaseException:
+                self._heard = heard | self._heard
+                raise
+            self._written(max(heard.values()))
 
     async def _wake(self) -> None:
         """Wake held heartbeats that may have news: writes of another process do not wake them."""
+        asked = await self.requests.operations.asked()
         clusters = {heartbeat.cluster for heartbeat in self._waiting.values()}
-        try:
-            asked = await self.requests.operations.asked()
-            epochs = {cluster: (await self._members(cluster).get())[0] for cluster in clusters}
-        except BdnError:  # each waiting request then reads and raises it
-            asked, epochs = (), {}
+        epochs = {cluster: await self._epoch(cluster).get() for cluster in clusters}
         for heartbeat in tuple(self._waiting.values()):
             name = heartbeat.cluster, heartbeat.node
             if (
@@ -220,7 +171,17 @@ class Membership:
             ):
                 self.database.watch.notify(agent_topic(*name))
 
-    async def _note_change(self, heartbeat: Heartbeat, columns: dict[str, Any], now: float) -> str:
+    async def _note_known(self, heartbeat: Heartbeat, said: dict[str, Any], now: float) -> str:
+        """Write what a member says, without locking its cluster."""
+        async with self.database.write() as session:
+            row = await agents.who_is(session, heartbeat.cluster, heartbeat.node)
+            if row is not None and row.joined_at is not None:
+                await agents.upsert(session, heartbeat.cluster, heartbeat.node, **said, last_heartbeat=now)
+                return await _hold(session, heartbeat, row.holdings_digest or "")
+        return await self._note_change(heartbeat, said, now)
+
+    async def _note_change(self, heartbeat: Heartbeat, said: dict[str, Any], now: float) -> str:
+        """Write what an agent says that joins, leaves or becomes another, with its cluster's row locked."""
         async with self.database.write() as session:
             cluster = await agents.change_cluster(session, heartbeat.cluster)
             row = await agents.who_is(session, heartbeat.cluster, heartbeat.node)
@@ -228,34 +189,32 @@ class Membership:
             after = None if heartbeat.leaving else _member(heartbeat)
             joined_at = None if after is None else (row and row.joined_at) or now
             left_at = now if heartbeat.leaving else None
-            columns |= {"joined_at": joined_at, "left_at": left_at, **_dispute(row, heartbeat, now)}
-            await agents.upsert(session, heartbeat.cluster, heartbeat.node, **columns)
+            columns = {"joined_at": joined_at, "left_at": left_at, **_dispute(row, heartbeat, now)}
+            await agents.upsert(session, heartbeat.cluster, heartbeat.node, **said, **columns, last_heartbeat=now)
             if before != after:
                 _advance(cluster, now)
-            return await _hold(session, heartbeat, (row and row.holdings_digest) or "")
+            digest = await _hold(session, heartbeat, (row and row.holdings_digest) or "")
+        self._epoch(heartbeat.cluster).forget()
+        return digest
 
-    def _members(self, cluster: str) -> SharedRead[_Members]:
-        if cluster not in self._reads:
-            self._reads[cluster] = SharedRead(partial(self._read_living, cluster), LOOK_SECONDS)
-        return self._reads[cluster]
+    def _epoch(self, cluster: str) -> SharedRead[int]:
+        return self._epochs.of(cluster, partial(self._read_epoch, cluster))
 
-    async def _read_living(self, cluster: str) -> _Members:
+    async def _read_epoch(self, cluster: str) -> int:
+        """The epoch, without the members that fell silent."""
         now = self.clock()
         may_judge = now - self._hearing_since >= agents.ALIVE_SECONDS and now - self._heard_at <= _SILENCE_SECONDS
-        silent_since = now - agents.ALIVE_SECONDS
-        async with self.database.read() as session:
-            must_drop = may_judge and await agents.is_one_silent(session, cluster, silent_since)
-        if must_drop:
-            await self._drop_silent(cluster, now)
         async with self.database.read() as session:
             epoch = await agents.epoch_of(session, cluster)
-            known = self._known.get(cluster)
-            if known is None or known[0] != epoch:  # each change of members starts a new epoch
-                rows = await agents.members_of(session, cluster)
-                known = self._known[cluster] = epoch, [_member(row) for row in rows]
-        return known
+            must_drop = may_judge and await agents.is_one_silent(session, cluster, now - agents.ALIVE_SECONDS)
+        return await self._drop_silent(cluster, now) if must_drop else epoch
 
-    async def _drop_silent(self, name: str, now: float) -> None:
+    async def _read_members(self, cluster: str) -> _Members:
+        async with self.database.read() as session:
+            epoch = await agents.epoch_of(session, cluster)
+            return epoch, [_member(row) for row in await agents.members_of(session, cluster)]
+
+    async def _drop_silent(self, name: str, now: float) -> int:
         async with self.database.write() as session:
             cluster = await agents.change_cluster(session, name)
             dropped = await agents.drop_silent(session, name, now - agents.ALIVE_SECONDS)
@@ -268,6 +227,7 @@ class Membership:
                 agents.ALIVE_SECONDS,
                 ", ".join(dropped),
             )
+        return cluster.epoch
 
     async def agents(self, after: Name | None, limit: int) -> tuple[list[AgentDocument], Name | None]:
         """A page of agents in the order of their names, and the cursor of the next page."""
@@ -302,7 +262,7 @@ class Membership:
             await agents.remove(session, row.cluster, node)
             if row.joined_at is not None:
                 _advance(its_cluster, now)
-        self._members(row.cluster).forget()
+        self._epoch(row.cluster).forget()
         logger.info("agent removed", extra={"cluster": row.cluster, "node": node})
         return _agent(row, now)
 
@@ -337,11 +297,6 @@ async def _hold(session: WriteSession, heartbeat: Heartbeat, digest: str) -> str
     if change is None and heartbeat.holdings is not None:  # an agent of the previous version
         change = HoldingsChange(base=None, digest="", held=heartbeat.holdings)
     return digest if change is None else await agents.hold(session, heartbeat.cluster, heartbeat.node, change)
-
-
-def _columns(note: _Note) -> dict[str, Any]:
-    said = note.heartbeat.model_dump(include=_SAID)
-    return said | {"last_heartbeat": note.heard_at}
 
 
 def _advance(cluster: ClusterRow, now: float) -> None:

@@ -6,7 +6,6 @@ recorded, RUNNING: one part for each addressee, PENDING for living agents, UNREA
 """
 
 import secrets
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -102,8 +101,8 @@ class Operations:
         self._clock = database.now
         self._began_at = self._clock()
         self._open = SharedRead(self._look_for_open, _LOOK_AGAIN_SECONDS)  # read for every held heartbeat
-        self._settled = SharedReads[str, bool](_LOOK_AGAIN_SECONDS)
-        self._answered: defaultdict[str, set[Who]] = defaultdict(set)  # by this process, since ``_open`` was read
+        self._open_now = SharedRead(self._look_for_open, 0.0)
+        self._settled = SharedReads[str, bool](0.0)
 
     async def begin(
         self,
@@ -155,19 +154,13 @@ class Operations:
             of_any = self._unanswered((cluster, ANY), running, is_open)
             return own + [row for row in of_any if volume is not None and row.command["volume_id"] == volume]
 
-        return unanswered(await self._open.get()) and unanswered(await self._open.get(anew=True))
+        return unanswered(await self._open.get()) and unanswered(await self._open_now.get())
 
     def _unanswered(
         self, who: Who, running: Collection[str], is_open: Mapping[Who, Sequence[OperationRow]]
     ) -> list[OperationRow]:
         now = self._clock()
-        return [
-            row
-            for row in is_open.get(who, ())
-            if row.id not in running
-            and who not in self._answered.get(row.id, ())
-            and not _KINDS[row.kind].is_late(row, now)
-        ]
+        return [row for row in is_open.get(who, ()) if row.id not in running and not _KINDS[row.kind].is_late(row, now)]
 
     async def asked(self) -> Collection[Who]:
         """All agents with open parts, including parts that they are working on."""
@@ -195,7 +188,6 @@ class Operations:
         async with self._database.write() as session:
             is_taken = await operations.set_part(session, operation_id, cluster, node, **values)
         if is_taken and not is_running:
-            self._answered[operation_id].add((cluster, node))
             # After the commit: of two concurrent last answers, neither sees the other's before.
             async with self._database.read() as session:
                 is_open = await operations.is_open(session, operation_id)
@@ -214,8 +206,7 @@ class Operations:
         if row is None or (row.kind, row.organisation) != (kind.name, organisation):
             raise NotFoundError(f"{kind.name} {operation_id}")
         look = self._settled.of(operation_id, partial(self._settle, operation_id), self._watch.topic(operation_id))
-        first = partial(look.get, anew=True)
-        await self._watch.look_until(operation_id, look.get, lambda is_over: is_over, wait_seconds, first=first)
+        await self._watch.look_until(operation_id, look.get, lambda is_over: is_over, wait_seconds)
         async with self._database.read() as session:
             row = await operations.get(session, operation_id)
             assert row is not None  # noqa: S101 - operations are never deleted
@@ -254,11 +245,7 @@ class Operations:
 
     async def _look_for_open(self) -> dict[Who, list[OperationRow]]:
         async with self._database.read() as session:
-            found = await operations.open_of_agents(session)
-        still = {row.id for rows in found.values() for row in rows}
-        for operation_id in self._answered.keys() - still:
-            del self._answered[operation_id]
-        return found
+            return await operations.open_of_agents(session)
 
 
 def part_of(operation_id: str, node: str) -> str:

@@ -324,7 +324,7 @@ def _node(part: OperationPartRow) -> PrefetchNode:
     return PrefetchNode.model_validate(place | part.result)
 
 
-_LOOK_SECONDS: Final = 5.0  # between polls for requests to other processes
+_LOOK_SECONDS: Final = 1.0  # between polls for requests to other processes
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,7 @@ class StoreShelf:
 
         For a client that got wrong bytes (``is_suspect``) the store's bytes are verified first.
         """
-        if request.is_suspect:
-            answer_of(self.loop, self._examine(request))
-        if not self.damages.is_right(request.digest):
-            answer_of(self.loop, self._check_damage(request.digest))
+        answer_of(self.loop, self._check(request))
         try:
             return self._from_store(request)
         except NotFoundError:
@@ -58,10 +55,7 @@ class StoreShelf:
         No thread waits here. Otherwise as many readers as the loop has threads would occupy all of them, waiting for
         examinations that wait for a thread.
         """
-        if request.is_suspect:
-            await self._examine(request)
-        if not self.damages.is_right(request.digest):
-            await self._check_damage(request.digest)
+        await self._check(request)
         try:
             return await self.loop.run_in_executor(self.threads, self._from_store, request)
         except NotFoundError:
@@ -85,12 +79,16 @@ class StoreShelf:
         file.seek(0)
         return OpenChunk(file, 0, size)
 
-    async def _examine(self, request: ChunkRequest) -> None:
+    async def _check(self, request: ChunkRequest) -> None:
         """Raise ``ChunkDamagedError`` for a chunk that is wrong: its object stays in place until it is put again."""
-        if (reason := await self.damages.examine(request.digest, request.organisation)) is not None:
+        if request.is_suspect:
+            reason = await self.damages.examine(request.digest, request.organisation)
+        else:
+            reason = await self.damages.reason_of(request.digest)
+        if reason is not None:
             raise ChunkDamagedError(reason, str(request.digest))
 
     async def _check_damage(self, chunk: Digest) -> None:
-        """Raise ``ChunkDamagedError`` for a chunk that is lost or wrong; a wrong object may still be in place."""
-        if (reason := (await self.damages.look()).get(chunk)) is not None:
+        """Raise ``ChunkDamagedError`` for a chunk that is lost."""
+        if (reason := (await self.damages.reasons([chunk])).get(chunk)) is not None:
             raise ChunkDamagedError(reason, str(chunk))

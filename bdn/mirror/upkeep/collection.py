@@ -126,7 +126,7 @@ class Collector:
         listed, failure = self.store.listed(), None
         while some := await asyncio.to_thread(lambda: dict(islice(listed, AT_ONCE))):
             async with self.database.read() as session:
-                known = await chunks.of(session, chunks.have_rows, some)
+                known = await chunks.of(session, chunks.known, some)
             orphans = {digest: size for digest, size in some.items() if digest not in known}
             if dry_run:
                 collected.add("chunks", len(orphans), sum(orphans.values()))

@@ -32,7 +32,7 @@ _AGENTS: Final = 4  # requests to agents for one chunk
 _GRANT_SECONDS: Final = 300
 _CHUNK_SECONDS: Final = 120.0  # for one agent to send a chunk; no other repair runs meanwhile
 
-Restore = Callable[[MirrorSourceRow, str, str | None], Awaitable[None]]
+Restore = Callable[[MirrorSourceRow, str, str | None, SetWriter], Awaitable[None]]
 
 
 @dataclass
@@ -152,8 +152,11 @@ class Repair:
         return tried_at is None or not 0 <= self.clock() - tried_at < AGAIN_SECONDS
 
     def leave(self, digest: Digest) -> None:
-        """Skip repairs of this chunk for ``AGAIN_SECONDS``, because an operator requested no repair."""
+        """Skip repairs of this chunk for ``AGAIN_SECONDS``."""
+        self._tried_at.pop(digest, None)
         self._tried_at[digest] = self.clock()
+        while self._tried_at and self.is_due(oldest := next(iter(self._tried_at))):
+            del self._tried_at[oldest]
 
     async def run(self, wanted: Sequence[Damage], asking: str | None = None) -> dict[Digest, str]:
         """Repair these chunks.
@@ -170,7 +173,7 @@ class Repair:
             attempt = Attempt({damage.digest: damage for damage in wanted if damage.digest in found.put})
             for damage in [*attempt.left.values()]:
                 await self._repair(damage, attempt, writer)
-            await self._restore(attempt)
+            await self._restore(attempt, writer)
         for digest, damage in attempt.left.items():
             logger.warning(
                 "cannot repair a damaged chunk; mirror its source again",
@@ -206,7 +209,7 @@ class Repair:
         else:
             self._done([damage.digest], attempt)
 
-    async def _restore(self, attempt: Attempt) -> None:
+    async def _restore(self, attempt: Attempt, writer: SetWriter) -> None:
         """Restore from the sources that name the remaining chunks: newest first, each source once."""
         tried: dict[tuple[str, str], str] = {}
         for digest in [*attempt.left]:
@@ -217,15 +220,15 @@ class Repair:
                     break
                 source = origin.organisation, origin.row.source
                 if source not in tried:
-                    tried[source] = await self._from_upstream(origin, attempt)
+                    tried[source] = await self._from_upstream(origin, attempt, writer)
                 attempt.note(digest, tried[source], origin.organisation)
 
-    async def _from_upstream(self, origin: Origin, attempt: Attempt) -> str:
+    async def _from_upstream(self, origin: Origin, attempt: Attempt, writer: SetWriter) -> str:
         """Returns why the remaining chunks could not be restored."""
         source = origin.row.source
         reason = f"{source} has changed since it was mirrored; mirror it again"
         try:
-            await self.restore(origin.row, origin.organisation, origin.team)
+            await self.restore(origin.row, origin.organisation, origin.team, writer)
         except BdnError as error:
             await asyncio.to_thread(self.store.check)  # raises if the store is away
             reason = str(error)

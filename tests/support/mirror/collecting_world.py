@@ -195,7 +195,7 @@ class World:
                 readable = manifest in await mirrors.readable(session, organisation, [manifest])
                 assert readable == (given_up_at is None), f"{organisation} {manifest[:8]} is readable: {readable}"
                 checked += await check_manifest(session, self.store, manifest, self.manifests[manifest])
-            rows = await chunks.of(session, chunks.have_rows, self.store.held(_ALL))
+            rows = (await chunks.of(session, chunks.known, self.store.held(_ALL))).keys()
             assert self.store.held(_ALL).keys() <= rows, "an object has no row"
         for copy in self.copies:
             for digest in copy.counted:
@@ -235,7 +235,7 @@ async def check_manifest(session: ReadSession, store: DirectoryStore, manifest: 
     needed = tree_of(tree)[1].keys()
     states = select(ChunkRow.state).where(ChunkRow.digest.in_([digest.to_bytes() for digest in needed]))
     assert set((await session.execute(states)).scalars()) == {ChunkState.STORED}
-    assert (await chunks.of(session, chunks.among, found.values(), needed)).keys() == needed, "chunks are gone"
+    assert (await chunks.of(session, chunks.stored, needed, found.values())).keys() == needed, "chunks are gone"
     for digest in needed:
         check_object(store, digest)
     return len(needed)

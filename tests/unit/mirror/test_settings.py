@@ -145,14 +145,6 @@ def test_a_database_s_address_needs_no_driver_and_its_place_tells_no_password() 
     assert database_url("postgres://u:p@h/n?sslmode=require").query == {"ssl": "require"}
 
 
-@pytest.mark.parametrize(("address", "listen_address", "said"), [
-    ("postgresql://h/n?statement_cache_size=100", "", "statement_cache_size"),
-    ("postgresql://h/n", "sqlite:///x", "BDN_DATABASE_LISTEN_URL"),
-    ("postgresql://h/n", "h:p", "BDN_DATABASE_LISTEN_URL"),
-    ("sqlite+aiosqlite:///x", "postgresql://h/n", "BDN_DATABASE_LISTEN_URL"),
-])  # fmt: skip
-def test_addresses_of_databases_that_do_not_go_together_are_refused(
-    address: str, listen_address: str, said: str
-) -> None:
-    with pytest.raises(InvalidRequestError, match=said):
-        Database(address, listen_address)
+def test_database__the_options_of_a_pooler_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="statement_cache_size"):
+        Database("postgresql://h/n?statement_cache_size=100")

@@ -20,7 +20,7 @@ async def test_everybody_who_waits_for_the_topic_is_woken_and_nobody_else() -> N
     watch.notify("a")
     assert await asyncio.gather(*waiting) == [True, True]
     assert not other.done()
-    watch.notify_all()
+    watch.stop()
     assert await other
 
 
@@ -80,11 +80,10 @@ async def test_whoever_asks_while_work_is_under_way_gets_its_result(work: Work) 
     assert len(work.outcomes) == 1
 
 
-async def test_a_result_stays_until_it_is_forgotten(work: Work) -> None:
+async def test_single_flight__after_the_result__the_next_caller_begins_anew(work: Work) -> None:
     (first,) = await work.ask("k")
     work.outcomes[0].set_result("done")
-    assert await first == await work.flights.run("k", work) == "done"
-    work.flights.forget(["k"])
+    assert await first == "done"
     (again,) = await work.ask("k")
     work.outcomes[1].set_result("anew")
     assert await again == "anew"
@@ -120,23 +119,6 @@ async def test_a_waiter_that_is_canceled_leaves_the_others_alone(work: Work) -> 
     assert await leader == "done"
 
 
-async def test_forgetting_does_not_take_away_work_that_was_begun_anew(work: Work) -> None:
-    (first,) = await work.ask("k")
-    work.outcomes[0].set_result("old")
-    await first
-    work.flights.forget(["k"])
-    (leader,) = await work.ask("k")
-    work.flights.forget(["k"])  # who waited for the old result, and only now has told the database
-    (waiter,) = await work.ask("k")
-    assert len(work.outcomes) == 2
-    work.outcomes[1].set_exception(ValueError)
-    await settle()
-    work.outcomes[2].set_result("new")
-    assert await waiter == "new"
-    with pytest.raises(ValueError):
-        await leader
-
-
 class Sight:
     """Numbers its looks. Each takes ``seconds`` of a clock that nothing else moves, and fails when it is told so."""
 
@@ -161,12 +143,12 @@ def shared(sight: Sight, seconds: float = 0.5) -> SharedRead[int]:
     return SharedRead(sight, seconds, lambda: sight.now)
 
 
-async def asked_by(count: int, look: SharedRead[int], sight: Sight, *, anew: bool = False) -> list[int | BaseException]:
+async def asked_by(count: int, look: SharedRead[int], sight: Sight) -> list[int | BaseException]:
     """What so many are answered: the first one before all others, who come while he looks."""
-    first = asyncio.create_task(look.get(anew=anew))
+    first = asyncio.create_task(look.get())
     await asyncio.sleep(0)
     sight.now += 0.001
-    return await asyncio.gather(first, *(look.get(anew=anew) for _ in range(count - 1)), return_exceptions=True)
+    return await asyncio.gather(first, *(look.get() for _ in range(count - 1)), return_exceptions=True)
 
 
 async def test_what_was_seen_lately_is_given_until_it_is_too_old() -> None:
@@ -181,20 +163,20 @@ async def test_what_was_seen_lately_is_given_until_it_is_too_old() -> None:
 
 async def test_who_heard_of_a_change_is_given_no_look_that_began_before() -> None:
     sight = Sight()
-    look = shared(sight)
+    look = shared(sight, 0.0)
     assert await look.get() == 1
     sight.now = 0.1
-    assert await look.get(anew=True) == 2
+    assert await look.get() == 2
 
 
 @pytest.mark.promise("load")
-@pytest.mark.parametrize("anew", [False, True], ids=["lately", "anew"])
+@pytest.mark.parametrize("age", [0.5, 0.0], ids=["lately", "anew"])
 @pytest.mark.parametrize("seconds", [0.0, 10.0], ids=["at once", "slowly"])
-async def test_a_hundred_who_ask_at_once_cost_two_looks_however_long_one_takes(seconds: float, anew: bool) -> None:
+async def test_a_hundred_who_ask_at_once_cost_two_looks_however_long_one_takes(seconds: float, age: float) -> None:
     sight = Sight()
     sight.seconds = seconds
-    seen = await asked_by(100, shared(sight), sight, anew=anew)
-    second = 2 if seconds or anew else 1  # a look that began before they came, and is not old
+    seen = await asked_by(100, shared(sight, age), sight)
+    second = 2 if seconds or not age else 1  # a look that began before they came, and is not old
     assert seen == [1] + [second] * 99
     assert sight.looks == second
 
@@ -228,15 +210,6 @@ async def test_what_was_seen_is_given_until_its_topic_changes() -> None:
     assert await look.get() == 1
     watch.notify("a")
     assert [await look.get(), await look.get()] == [2, 2]
-
-
-async def test_how_long_a_result_is_good_may_depend_on_it() -> None:
-    sight = Sight()
-    look = SharedRead(sight, lambda seen: 10.0 if seen == 1 else 0.5, lambda: sight.now)
-    found = []
-    for sight.now in (0.0, 9.0, 11.0, 11.4, 12.0):
-        found.append(await look.get())
-    assert found == [1, 1, 2, 2, 3]
 
 
 async def test_what_was_seen_lately_is_found_by_who_comes_when_nobody_holds_it() -> None:
