@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Literal
 
-Spoiling = Literal["truncate", "stall", "cut", "flip", "reset", "trickle"]  # from a place in the body on
+Spoiling = Literal["truncate", "stall", "cut", "flip", "reset"]  # from a place in the body on
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,6 @@ def flip_byte(at: int = 0) -> Fault:
 def reset(at: int) -> Fault:
     """The connection is torn down (RST) after ``at`` bytes of the body, without a word."""
     return Fault("reset", at=at)
-
-
-def trickle(at: int = 0) -> Fault:
-    """After ``at`` bytes of the body, 100 more every tenth of a second, until the double is told to go on or is closed."""
-    return Fault("trickle", at=at)
 
 
 def altered(headers: Mapping[str, str]) -> Fault:

@@ -218,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.sendall(piece)
 
     def _spoil(self, pieces: Iterator[memoryview], fault: Fault | None) -> Iterator[memoryview]:
-        if fault is None or fault.kind not in {"truncate", "stall", "cut", "flip", "reset", "trickle"}:
+        if fault is None or fault.kind not in {"truncate", "stall", "cut", "flip", "reset"}:
             yield from pieces
             return
         sent = 0
@@ -239,11 +239,6 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             if fault.kind == "stall":
                 self.server.origin.go_on.wait()
-                yield piece[until:]
-            elif fault.kind == "trickle":
-                while until < len(piece) and not self.server.origin.go_on.wait(0.1):
-                    yield piece[until : until + 100]
-                    until += 100
                 yield piece[until:]
             else:
                 yield memoryview(bytes([piece[until] ^ 0xFF]))

@@ -1,20 +1,18 @@
 """The cache's promises, kept by a whole agent: space, order of eviction, leases, evictions on request."""
 
-# ruff: noqa: ASYNC110, ASYNC240 - a test's loop has nobody else to serve
+# ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, GrantExpiredError, InvalidRequestError
+from bdn.core.errors import BdnError, InvalidRequestError
 from bdn.core.layout import Manifest
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
-from tests.support.agent.mirror import AgentMirror, failing, fresh_mirror, in_both_forms
+from tests.support.agent.mirror import AgentMirror, fresh_mirror
 from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
-from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror
@@ -142,25 +140,3 @@ async def test_an_eviction_of_rubbish_is_refused(rig: Rig, mirror: AgentMirror, 
     async with rig.agent() as agent:
         with pytest.raises(InvalidRequestError):
             await evict(agent, **selector)
-
-
-@in_both_forms
-async def test_a_follower_goes_on_with_its_own_grant_when_the_leaders_ends(rig: Rig, mirror: AgentMirror) -> None:
-    shared = noise(MIB, 1)
-    one, two = mirror.publish({"shared": shared}), mirror.publish({"shared": shared, "own": b"own"})
-    (chunk,) = mirror.chunks(one, "shared")
-    gate, asked = mirror.hold(chunk, failing(GrantExpiredError("just now")))
-    async with rig.agent() as agent:
-        leader = await agent.stages.start("leader", mirror.grant(one))
-        await asked.wait()
-        follower = await agent.stages.start("follower", mirror.grant(two))
-        while follower.progress is None or agent.stages.document(follower).mounts[0].bytes_done < len(b"own"):
-            await asyncio.sleep(0)
-        gate.set()
-        with pytest.raises(BdnError) as caught:
-            await agent.stages.finish(leader.record.id)
-        stage = await agent.stages.finish(follower.record.id)
-
-        assert caught.value.code == "GRANT_EXPIRED"
-        assert tree(Path(stage.mounts[0].path)) == {"shared": shared, "own": b"own"}
-        assert mirror.chunk_requests[chunk] == 2

@@ -12,7 +12,6 @@ import pytest
 
 from bdn.core.errors import BdnError, GrantInvalidError, LimitExceededError
 from bdn.wire.event_schema import NodeEvent
-from bdn.wire.grants import GrantSigner, new_signing_key
 from bdn.wire.heartbeat_schema import Command, Heartbeat, HeartbeatReply, Report
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
@@ -232,17 +231,3 @@ async def test_without_a_mirror_only_known_keys_are_believed_and_it_is_complaine
 
         complaints = [record for record in caplog.records if "heartbeats to the mirror fail" in record.message]
         assert len(complaints) == 1
-
-
-async def test_a_grant_with_an_unknown_key_costs_one_heartbeat(mirror: ListeningMirror, rig: Rig) -> None:
-    manifest = mirror.publish({"f": b"f"})
-    stranger = AgentMirror(signer=GrantSigner(new_signing_key()))
-    async with rig.agent() as agent:
-        await mirror.heard(lambda beat: beat.changes is not None)
-        before = len(mirror.heartbeats)
-        for _ in range(10):
-            with pytest.raises(GrantInvalidError):
-                await agent.stages.start("job", stranger.grant(manifest))
-
-        asked = [beat for beat in mirror.heartbeats[before:] if beat.wait_seconds == 0]
-        assert 10 <= len(asked) < 20  # some that tell how the agent began may be among them

@@ -23,7 +23,6 @@ from tests.support.agent.mirror import AgentMirror, failing, flipped, fresh_mirr
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
 from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
 from tests.support.agent.site import ask
-from tests.support.content.trees import tree
 from tests.support.crash.rot import flip
 from tests.support.waiting import until
 
@@ -302,25 +301,6 @@ async def test_a_peer_that_waits_for_a_chunk_gets_it_although_its_manifest_is_ev
         assert mirror.chunk_requests[digest_of(FIRST)] == 2  # what came first had no name any more
         await owner.check_counts()
         assert (await owner.use()).committed == CHUNK_SIZE
-
-
-async def test_peers_a_stage_and_evictions_at_once(owning: Owning, mirror: AgentMirror, manifest: Manifest) -> None:
-    async with owning() as owner:
-
-        async def evict_again_and_again() -> None:
-            while True:
-                await owner.evict()
-                await owner.agent.housekeeping.reap()
-
-        async with asyncio.timeout(60):
-            evicting = asyncio.create_task(evict_again_and_again())
-            asked = asyncio.gather(*(owner.ask(piece, manifest) for piece in PIECES * 4))
-            stage = await staged(owner.agent, mirror, manifest)
-            assert await asked == PIECES * 4
-            evicting.cancel()
-
-        assert tree(Path(stage.mounts[0].path)) == FILES
-        await owner.check_counts()
 
 
 def fill_up(disk: Path, name: str) -> None:

@@ -51,21 +51,6 @@ async def test_a_thousand_small_files_come_with_one_fetch(mirror: AgentMirror, t
         assert agent.cache.index.is_complete(manifest.digest)
 
 
-async def test_stages_at_once_fetch_a_slab_once(mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest = mirror.publish(SMALL)
-    (slab,) = slabs_of(mirror, manifest)
-    gate = threading.Event()
-    mirror.faults[slab] = [held_by(gate)]
-    async with Rig(mirror, tmp_path).agent() as agent:
-        stages = [await agent.stages.start(f"job-{number}", mirror.grant(manifest)) for number in range(3)]
-        await until(lambda: all(stage.progress for stage in stages))
-        gate.set()
-        done = [await agent.stages.finish(stage.record.id) for stage in stages]
-    assert mirror.requests == 1
-    assert sum(stage.mounts[0].bytes_from.mirror for stage in done) == manifest.bytes_total
-    assert all(stage.mounts[0].bytes_done == manifest.bytes_total for stage in done)
-
-
 async def test_what_the_node_has_is_not_written_again(mirror: AgentMirror, tmp_path: Path) -> None:
     half = dict(list(SMALL.items())[:50])
     first, second = mirror.publish(half), mirror.publish(SMALL)

@@ -35,6 +35,9 @@ async def test_a_cold_cluster_reads_each_chunk_once(ring: Ring, mirror: AgentMir
 
         assert [tree(Path(stage.mounts[0].path)) for stage in stages] == [FILES] * count
         assert set(mirror.chunk_requests.values()) == {1}
+        (page,) = mirror.trees[manifest.digest].root.pages
+        assert mirror.documents[f"/chunks/{page.digest}"] == 1
+        assert mirror.documents[f"/manifests/{manifest.digest}"] <= 2 * count  # each node, and owners for their peers
         assert came_from(stages, "mirror") <= SIZE  # an owner may read a chunk for a peer before its own fill does
         assert [stage.mounts[0].bytes_done for stage in stages] == [SIZE] * count
 

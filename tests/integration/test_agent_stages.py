@@ -10,7 +10,6 @@ from unittest import mock
 import pytest
 
 from bdn.core.errors import CanceledError, InvalidRequestError, NotFoundError
-from bdn.wire.grants import GrantSigner, new_signing_key
 from node_agent.app import Agent
 from node_agent.stage import housekeeping
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
@@ -230,17 +229,6 @@ async def test_what_no_stage_needs_is_tidied_up_at_the_start(rig: Rig, mirror: A
         assert [path.name for path in root.iterdir()] == [stage.id]
         assert [path.name for path in (rig.cache / "mounts").iterdir()] == [stage.id]
         assert [path.name for path in (rig.cache / "stages").iterdir()] == [f"{stage.id}.json"]
-
-
-async def test_a_grant_with_a_new_key_is_believed_once_the_mirror_was_asked(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish({"f": b"f"})
-    async with rig.agent() as agent:
-        await staged(agent, mirror, manifest, job="one")
-        mirror.signer = GrantSigner(new_signing_key())
-
-        stage = await staged(agent, mirror, manifest, job="two")
-
-        assert stage.state == "READY"
 
 
 async def test_a_stage_released_while_it_is_staged_has_stopped_on_return(rig: Rig, mirror: AgentMirror) -> None:

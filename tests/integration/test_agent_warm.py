@@ -136,40 +136,6 @@ async def test_no_more_is_read_than_memory_allows(rig: Rig, memory: int, expecte
         assert resident(place_of(agent, stage)) >= count
 
 
-async def test_what_was_read_waits_for_its_rate(rig: Rig) -> None:
-    waits: list[float] = []
-
-    async def note(seconds: float) -> None:
-        waits.append(seconds)
-
-    async with cold_stage(rig, MIB, memory=lambda: TOTAL, sleep=note, clock=lambda: 0.0) as (_, stage, warm):
-        warm.begin(stage)
-        await warmed(stage)
-
-    assert waits[-1] == pytest.approx((TOTAL - STEP) / MIB)  # all but the burst, at a clock that stands
-
-
-async def test_a_stage_that_brings_files_goes_first(rig: Rig) -> None:
-    asked = asyncio.Event()
-    async with cold_stage(rig, memory=lambda: TOTAL, sleep=instantly) as (agent, stage, warm):
-        other = await is_cold(agent, rig, "other")
-        other.record.state = "STAGING"
-        wait = other.wait
-
-        async def wait_for(timeout_seconds: float | None) -> bool:
-            asked.set()
-            return await wait(timeout_seconds)
-
-        other.wait = wait_for  # type: ignore[method-assign]
-        warm.begin(stage)
-        await asyncio.wait_for(asked.wait(), 30)
-        assert stage.warming is not None
-        assert (stage.warming.state, stage.warming.bytes_read) == ("WARMING", 0)
-        other.record.state = "READY"
-        other.notify()
-        assert (await warmed(stage))[0] == "WARM"
-
-
 async def test_a_release_ends_it_before_the_view_goes(rig: Rig) -> None:
     asleep = asyncio.Event()
 

@@ -1,11 +1,6 @@
-"""Each limit that callers of a mirror or an agent can reach is one for each organisation: A at its limit does not delay B.
-
-``LIMITS`` names every limit in the code of both services, and the test that holds A at it while B is served, or why no
-caller reaches it. A new limit fails here until it has its row.
-"""
+"""Each limit that callers of a mirror or an agent can reach is one for each organisation: A at its limit does not delay B."""
 
 import asyncio
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
@@ -41,124 +36,6 @@ from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, unt
 from tests.support.services.commands import wait_until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-
-_ROOT: Final = Path(__file__).parents[2]
-_HERE: Final = "tests/integration/test_limits_per_organisation.py"
-_FAIRNESS: Final = "tests/unit/net/test_chunk_server_fairness.py"
-_QUEUE: Final = "tests/integration/test_mirror_queue.py"
-_API: Final = "tests/unit/net/test_api_admission.py"
-_SERVICES: Final = ("bdn/mirror", "bdn/net", "bdn/store", "bdn/transfer", "bdn/core/pace", "node_agent")
-_LIMITERS: Final = re.compile(  # one that is made here or, by ``partial``, with each object
-    r"\b(?:(?<=partial\()(?=\w+,)|(?=\w+(?:\[\w+\])?\())"
-    r"(\w*Semaphore|CapacityLimiter|ThreadPoolExecutor|ByteThreads|OrderedLimit|\w*Shares|FairLimit|Admission|Workers)\b"
-)
-# By file and class: the tests that hold A at the limit, or in words why no caller is held up by another's.
-LIMITS: Final = {
-    ("bdn/net/chunk_server/receiving.py", "Shares"): (
-        f"{_FAIRNESS}::test_slow_senders_of_one_organisation__leave_buffers_for_others",
-    ),
-    ("bdn/net/chunk_server/server.py", "Admission"): (
-        f"{_FAIRNESS}::test_organisation_with_all_connections__loses_its_oldest_idle_one_to_others",
-        f"{_FAIRNESS}::test_organisation_with_too_many_connections_at_work__is_refused_and_others_are_served",
-        f"{_FAIRNESS}::test_strangers_of_one_address__make_room_for_their_own_alone",
-    ),
-    ("bdn/net/chunk_server/server.py", "Workers"): (
-        f"{_FAIRNESS}::test_server__answers_others_while_connections_pipeline_without_pause",
-        f"{_HERE}::test_workers__are_left_for_others_while_a_store_hangs_for_one_organisation",
-        f"{_HERE}::test_workers__are_left_for_others_while_each_look_up_of_one_organisation_hangs",
-    ),
-    ("bdn/net/api_server.py", "Admission"): (
-        f"{_API}::test_organisation_with_all_connections__loses_its_oldest_idle_one",
-        f"{_API}::test_organisation_with_too_many_connections_at_work__is_refused_and_others_are_served",
-        f"{_API}::test_strangers_of_one_address__make_room_for_their_own_alone",
-    ),
-    ("bdn/transfer/fair_limit.py", "Shares"): ("tests/unit/transfer/test_fair_limit.py::test_places__go_round_robin",),
-    ("bdn/mirror/chunks/damages.py", "FairLimit"): (
-        f"{_HERE}::test_suspected_chunks__are_read_round_robin_over_organisations",
-    ),
-    ("node_agent/app.py", "FairLimit"): (
-        "tests/integration/test_agent_owner.py::test_chunks_for_peers__are_obtained_round_robin_over_organisations",
-    ),
-    ("bdn/store/bucket.py", "Shares"): (
-        "tests/contract/test_bucket_store.py::test_who_gives_chunks_away_never_waits_for_room_and_the_store_has_its_own",
-        f"{_HERE}::test_requests_to_a_bucket__are_sent_round_robin",
-        f"{_HERE}::test_requests_to_a_bucket__take_the_turns_of_the_organisation_that_reads_or_writes",
-        f"{_HERE}::test_chunks_of_a_push__name_the_organisation_that_sends",
-    ),
-    ("bdn/store/bucket.py", "BoundedSemaphore"): "memory of the store's own reads; reads for callers have shares",
-    ("bdn/store/bucket_store.py", "ThreadPoolExecutor"): "threads of one call, which ends with them",
-    ("bdn/store/copying.py", "Semaphore"): "a command of the operator",
-    ("bdn/store/copying.py", "ByteThreads"): "a command of the operator",
-    ("bdn/mirror/app.py", "ThreadPoolExecutor"): (
-        f"{_HERE}::test_threads_of_the_loop__are_free_while_a_store_hangs",
-        f"{_HERE}::test_reads_of_the_store__name_the_organisation_that_reads",
-    ),
-    ("bdn/mirror/serving/served_files.py", "FairLimit"): (
-        "tests/unit/transfer/test_fair_limit.py::test_places__go_round_robin",
-    ),
-    ("bdn/mirror/operations/names.py", "FairLimit"): (
-        "tests/unit/transfer/test_fair_limit.py::test_places__go_round_robin",
-    ),
-    ("bdn/mirror/app.py", "ByteThreads"): "threads of copies: work in the queue, below",
-    (
-        "bdn/mirror/ingest/worker.py",
-        "Semaphore",
-    ): (f"{_QUEUE}::test_worker__all_jobs_have_slow_mirrors_of_one_organisation__another_becomes_ready",),
-    (
-        "node_agent/app.py",
-        "ByteThreads",
-    ): "of stages of this node, and of chunks for peers, which have places per organisation",
-    (
-        "node_agent/app.py",
-        "OrderedLimit",
-    ): "reads of the mirror by this node: those for peers have places per organisation first",
-    (
-        "node_agent/fill/provision.py",
-        "OrderedLimit",
-    ): "of stages of this node: its user starts them, for all organisations",
-    ("bdn/net/chunk_server/server.py", "Shares"): "the shares of Workers, above",
-    (
-        "node_agent/job/sync_directory.py",
-        "Semaphore",
-    ): "walks through job volumes of this node, and through the directory of a command",
-    ("node_agent/job/sync_directory.py", "ByteThreads"): "a command of one job",
-    (
-        "node_agent/job/open_volumes.py",
-        "ByteThreads",
-    ): "of job volumes of this node: its user makes them, for all organisations",
-    ("node_agent/job/shared_caches.py", "ThreadPoolExecutor"): "of caches of this node: its user measures them",
-    ("bdn/transfer/byte_threads.py", "ThreadPoolExecutor"): "the threads of ByteThreads",
-    ("bdn/transfer/byte_threads.py", "Semaphore"): "the buffers of ByteThreads, one for each thread",
-}
-# What is limited by rows of the database and by no object of the code.
-LIMITS_OF_ROWS: Final = {
-    "work in the queue": (
-        f"{_QUEUE}::test_claim__one_organisation_has_a_long_queue__others_are_next",
-        f"{_QUEUE}::test_worker__all_jobs_have_slow_mirrors_of_one_organisation__another_becomes_ready",
-    ),
-    "uncommitted bytes": (
-        "tests/integration/test_mirror_pushes.py::test_organisation_at_its_quota__leaves_the_quota_of_others",
-    ),
-}
-
-
-def test_every_limit_of_the_services_has_a_row() -> None:
-    found = {
-        (str(file.relative_to(_ROOT)), limiter)
-        for folder in _SERVICES
-        for file in (_ROOT / folder).rglob("*.py")
-        for limiter in _LIMITERS.findall(re.sub(r"class \w+\(.*", "", file.read_text()))
-    }
-    assert found == LIMITS.keys()
-
-
-def test_every_row_names_tests_that_exist() -> None:
-    rows = (*LIMITS.values(), *LIMITS_OF_ROWS.values())
-    named = [test for row in rows if isinstance(row, tuple) for test in row]
-    missing = [
-        test for test in named if f"def {test.partition('::')[2]}(" not in (_ROOT / test.partition("::")[0]).read_text()
-    ]
-    assert missing == []
 
 
 # --- a store that hangs for A ---

@@ -10,7 +10,6 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.errors import GrantInvalidError, InvalidRequestError
 from bdn.wire.grants import GrantVerifier
-from bdn.wire.mirror_schema import MirrorRequestBody
 from tests.doubles.hub import Hub
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, statements_of, with_secret
@@ -42,19 +41,6 @@ async def test_a_grant_is_verified_with_the_public_key_alone(mirror: MirrorUnder
     head, claims, signature = document["grant"].split(".")
     with pytest.raises(GrantInvalidError):
         verifier.verify(f"{head}.{claims[:-2]}AA.{signature}", now=time.time())
-
-
-async def test_the_signing_key_survives_a_restart_and_is_its_owners_alone(upstreams: None, tmp_path: Path) -> None:
-    async with mirror_under_test(tmp_path) as mirror:
-        grant = (await mirror.ready(source("hf://org/one")))["grant"]
-    async with mirror_under_test(tmp_path) as mirror:
-        keys = (await FakeAgent(mirror, "n1").beat())["public_keys"]
-    GrantVerifier(keys).verify(grant, now=time.time())
-    assert modes_of(tmp_path, "*grant*") == {"grant-key.pem": 0o600}
-
-
-def modes_of(folder: Path, names: str) -> dict[str, int]:
-    return {path.name: path.stat().st_mode & 0o777 for path in folder.glob(names)}
 
 
 async def test_there_is_no_grant_for_what_was_evicted(mirror: MirrorUnderTest) -> None:
@@ -121,12 +107,6 @@ async def test_private_content_is_never_found_by_another_organisation(mirror: Mi
 async def test_public_content_of_the_hub_is_shared_between_organisations(mirror: MirrorUnderTest) -> None:
     assert (await mirror.ready_for("acme", source("hf://org/one"))).bytes_transferred == 3
     assert (await mirror.ready_for("rival", source("hf://org/one"))).bytes_transferred == 0
-
-
-async def test_the_same_request_of_two_organisations_is_two_mirrors(idle: MirrorUnderTest) -> None:
-    sources = MirrorRequestBody.model_validate({"weights": [source("hf://org/one")]}).sources()
-    acme, rival = [await idle.service.requests.request(sources, name) for name in ("acme", "rival")]
-    assert acme.id != rival.id
 
 
 REFUSED: list[tuple[Json, str]] = [

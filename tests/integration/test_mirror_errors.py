@@ -44,20 +44,15 @@ async def test_a_wrong_request_leaves_nothing(idle: MirrorUnderTest, hub: Hub, s
     assert not hub.log.count()
 
 
-FAILED: list[tuple[Json, str, str]] = [
+FAILED: list[tuple[Json, str, str]] = [  # what each source makes of its upstream's answers is in tests/contract
     (source("hf://org/private"), "AUTH_REQUIRED", "auth_secret_name"),
-    (source("hf://org/gated"), "AUTH_REQUIRED", "gated"),
     (source("hf://org/gated", **with_secret("stranger")), "GATED_SOURCE", "accept its terms"),
     (source("hf://org/none", **with_secret("hub-token")), "SOURCE_NOT_FOUND", "hf://org/none"),
     (source("hf://org/model@nope"), "REVISION_NOT_FOUND", "'nope'"),
     (source("hf://org/model", **with_secret("nowhere")), "SECRET_NOT_FOUND", "BDN_SECRET_nowhere"),
     (source("hf://org/model", **with_secret("../x")), "SECRET_NOT_FOUND", "'../x'"),
     (source("hf://org/model", **with_secret("s3-keys")), "SECRET_MALFORMED", "plain Hugging Face token"),
-    (source("hf://org/model", **with_secret("wrong")), "AUTH_REQUIRED", "not valid"),
-    (source("s3://{bucket}/x"), "AUTH_REQUIRED", "anonymous"),
     (source("s3://{bucket}/x", **with_secret("hub-token")), "SECRET_MALFORMED", "is not a JSON object"),
-    (source("s3://{bucket}/x", **with_secret("half")), "SECRET_MALFORMED", '"aws_secret_access_key"'),
-    (source("s3://no-such-bucket/x", **with_secret("s3-keys")), "SOURCE_NOT_FOUND", "bucket does not exist"),
     (source("s3://{bucket}/nothing-here/", **with_secret("s3-keys")), "NO_FILES_MATCHED", "holds no files"),
     (source("hf://org/empty"), "NO_FILES_MATCHED", "holds no files"),
     (source("hf://org/model", allow_patterns=["*.txt"]), "NO_FILES_MATCHED", "none of the 2 files"),
@@ -80,8 +75,6 @@ def troubled(hub: Hub, bucket: S3Bucket, model: None, monkeypatch: pytest.Monkey
     hub.repo("org/both").commit({"a": b"1", "a/b": b"1"})
     bucket.put({"x": b"1", "both/a": b"1", "both/a/b": b"1"})
     monkeypatch.setenv("BDN_SECRET_STRANGER", hub.stranger_token)
-    monkeypatch.setenv("BDN_SECRET_WRONG", "hf_wrong")
-    monkeypatch.setenv("BDN_SECRET_HALF", '{"aws_access_key_id": "AKIAHALF"}')
 
 
 async def test_a_source_that_cannot_be_had_fails_the_mirror_with_its_own_error(
@@ -95,8 +88,6 @@ async def test_a_source_that_cannot_be_had_fails_the_mirror_with_its_own_error(
             assert error == planned
             assert (error["code"], error["retryable"]) == (code, False), error
             assert said in error["message"]
-            assert "hf_wrong" not in str(error)
-            assert "AKIAHALF" not in str(error)
     assert {row[3] for row in mirror.rows("mirrors")["mirrors"]} == {"FAILED"}
     assert not mirror.chunks()
 
@@ -127,27 +118,14 @@ async def test_a_source_beyond_the_limits_is_refused(
         await mirror.ready(MODEL)
 
 
-async def test_a_request_that_is_too_large_is_refused(upstreams: None, tmp_path: Any) -> None:
-    async with mirror_under_test(tmp_path, limit_request_bytes=1000) as mirror:
-        reply = await mirror.post(source("hf://org/model", allow_patterns=["x" * 1000]))
-    assert reply.status_code == 413
-
-
-async def test_what_is_not_there_is_not_found(idle: MirrorUnderTest, subtests: pytest.Subtests) -> None:
-    mirror, digest = f"/mirror/mir_{'0' * 24}", f"b3:{'0' * 64}"
-    manifest, eviction = f"/manifests/{digest}", f"/evictions/evi_{'0' * 24}"
-    for path in (mirror, f"{mirror}/events", manifest, f"/chunks/{digest}", eviction, "/nowhere"):
-        with subtests.test(path):
-            reply = await idle.http.get(path)
-            assert refusal(reply) == (404, "NOT_FOUND")
-    reply = await idle.http.post(f"{mirror}/cancel")
-    assert refusal(reply) == (404, "NOT_FOUND")
-
-
-async def test_a_name_that_cannot_be_one_is_an_invalid_request(
+async def test_what_is_not_there_is_not_found_and_a_name_that_cannot_be_one_is_invalid(
     idle: MirrorUnderTest, subtests: pytest.Subtests
 ) -> None:
-    names = ("/mirror/x", "/manifests/b3:00", "/chunks/sha256", "/evictions/1")
-    for path in (*names, "/mirror?cursor=x", "/mirror?limit=0"):
+    mirror, digest = f"/mirror/mir_{'0' * 24}", f"b3:{'0' * 64}"
+    absent = (mirror, f"{mirror}/events", f"/manifests/{digest}", f"/chunks/{digest}", f"/evictions/evi_{'0' * 24}")
+    wrong = ("/mirror/x", "/manifests/b3:00", "/chunks/sha256", "/evictions/1", "/mirror?cursor=x", "/mirror?limit=0")
+    expected = dict.fromkeys((*absent, "/nowhere"), (404, "NOT_FOUND")) | dict.fromkeys(wrong, (422, "INVALID_REQUEST"))
+    for path, told in expected.items():
         with subtests.test(path):
-            assert refusal(await idle.http.get(path)) == (422, "INVALID_REQUEST")
+            assert refusal(await idle.http.get(path)) == told
+    assert refusal(await idle.http.post(f"{mirror}/cancel")) == (404, "NOT_FOUND")

@@ -364,16 +364,25 @@ async def test_by_source_all_its_revisions_go_and_shared_contents_stay(mirror: M
     await check_store(mirror)
 
 
-async def test_by_source_and_revision_only_that_goes(mirror: MirrorUnderTest, hub: Hub, filled: Filled) -> None:
+async def test_other_selectors_name_one_revision_one_manifest_or_the_longest_unused(
+    mirror: MirrorUnderTest, hub: Hub, filled: Filled
+) -> None:
     hub.repo("org/three").commit({"a.txt": b"1"})
     tagged = await mirror.manifest(source("hf://org/three@main"))
-    assert (await evicted(mirror, source="hf://org/three@main"))[1].keys() == {tagged}
 
+    async def planned(**request: Any) -> dict[str, int]:
+        status, items, _ = await evicted(mirror, dry_run=True, **request)
+        assert status == "DONE"
+        return items
 
-async def test_by_manifest_only_that_one_goes(mirror: MirrorUnderTest, filled: Filled) -> None:
-    assert await evicted(mirror, manifest=filled["old"]) == ("DONE", {filled["old"]: 3}, 3)
-    assert await held(mirror) == {filled["new"], filled["two"]}
-    await check_store(mirror)
+    assert await planned(source="hf://org/three@main") == {tagged: 0}
+    assert await planned(manifest=filled["old"]) == {filled["old"]: 3}
+    await mirror.http.get(f"/manifests/{filled['old']}")  # used now
+    assert await planned(lru_bytes=5 * MIB, tier="mirror") == {filled["new"]: 5}
+    await mirror.ready(ONE)  # which uses the new one
+    assert filled["new"] not in await planned(lru_bytes=4 * MIB, tier="mirror")
+    for spares_the_mirror in ({"lru_bytes": 5}, {"job": "j"}, {"all": True, "tier": "node"}):
+        assert await planned(**spares_the_mirror) == {}
 
 
 async def test_everything_goes_and_can_be_mirrored_again(mirror: MirrorUnderTest, hub: Hub, filled: Filled) -> None:
@@ -387,24 +396,6 @@ async def test_everything_goes_and_can_be_mirrored_again(mirror: MirrorUnderTest
     assert again["bytes_transferred"] == (7 + 4) * MIB
     assert again["sources"][0]["manifest"] == before["sources"][0]["manifest"]
     await check_store(mirror)
-
-
-async def test_by_lru_the_longest_unused_go_until_enough_is_free(mirror: MirrorUnderTest, filled: Filled) -> None:
-    await mirror.http.get(f"/manifests/{filled['old']}")  # used now
-    for size, name in ((5, "new"), (4, "two")):
-        assert await evicted(mirror, lru_bytes=size * MIB, tier="mirror") == ("DONE", {filled[name]: size}, size)
-    await check_store(mirror)
-
-
-async def test_mirroring_again_counts_as_use(mirror: MirrorUnderTest, filled: Filled) -> None:
-    await mirror.ready(ONE)
-    assert (await evicted(mirror, lru_bytes=4 * MIB, tier="mirror"))[1].keys() == {filled["old"], filled["two"]}
-
-
-async def test_lru_bytes_spare_the_mirror_unless_its_tier_is_named(mirror: MirrorUnderTest, filled: Filled) -> None:
-    for request in ({"lru_bytes": 5}, {"job": "j"}, {"all": True, "tier": "node"}):
-        assert await evicted(mirror, **request) == ("DONE", {}, 0)
-    assert await held(mirror) == set(filled.values())
 
 
 async def test_a_dry_run_tells_the_same_and_changes_nothing(mirror: MirrorUnderTest, filled: Filled) -> None:
@@ -433,21 +424,6 @@ async def test_what_a_running_mirror_published_stays(mirror: MirrorUnderTest, hu
     hub.release_stalled()
     assert (await mirror.ended(begun["id"]))["grant"] is not None
     assert (await evicted(mirror, manifest=filled["two"]))[0] == "DONE"
-
-
-async def test_a_worker_that_has_not_stopped_loses_nothing(mirror: MirrorUnderTest, hub: Hub, filled: Filled) -> None:
-    hub.repo("org/slow").commit({"slow.bin": b"slow"})
-    hub.fail(stall(), origin="cdn")
-    begun = await mirror.begin(source("hf://org/slow"))
-    await until(lambda: hub.log.count(origin="cdn"))
-    await mirror.canceled(begun["id"])
-    assert (await evicted(mirror, all=True))[0] == "DONE"
-    assert mirror.count("manifests") == 0
-    hub.release_stalled()
-    await mirror.released()
-    await mirror.ready(source("hf://org/slow"))
-    await mirror.collect(grace_seconds=0)
-    await check_store(mirror)
 
 
 async def test_chunks_that_could_not_be_deleted_are_collected_later_and_mirroring_goes_on(

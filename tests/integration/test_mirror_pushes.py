@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx2
 import pytest
 from sqlalchemy import inspect
 
@@ -418,20 +417,6 @@ async def test_a_push_for_which_nobody_calls_any_more_fails(tmp_path: Path) -> N
             assert refusal(await job.commit(push, {"a": b"1"})) == (404, "NOT_FOUND")
 
 
-async def test_a_mirror_that_starts_again_goes_on_with_pushes(tmp_path: Path) -> None:
-    async with mirror_under_test(tmp_path / "mirror", serve=True) as mirror:
-        job = Job(mirror)
-        async with job.plane:
-            push = await job.begin()
-            await job.send(push, TREE)
-    async with mirror_under_test(tmp_path / "mirror", serve=True) as mirror:
-        job = Job(mirror)
-        async with job.plane:
-            assert await job.begin() == push
-            assert await job.send(push, TREE) == 0
-            assert (await job.commit(push, TREE)).status_code == 200
-
-
 async def test_checkpoints_are_kept_for_their_time(tmp_path: Path) -> None:
     at = [1_800_000_000.0]
     async with mirror_under_test(tmp_path / "mirror", serve=True, clock=lambda: at[0]) as mirror:
@@ -500,40 +485,6 @@ async def test_push_grant__without_a_team__counts_on_what_the_organisation_mirro
             async with controller.plane, job.plane:
                 push = await job.begin(f"bt://{team}@job1/checkpoint-1")
                 assert await job.missing(push, names) == expected
-
-
-async def test_no_organisation_learns_what_others_pushed(tmp_path: Path) -> None:
-    async with mirror_under_test(tmp_path / "mirror", serve=True, auth="token", token="operator") as mirror:
-        jobs = []
-        for organisation in ("a", "b"):
-            body = {"name": "job", "organisation": organisation, "role": "controller"}
-            headers = {"Authorization": "Bearer operator"}
-            made = await mirror.http.post("/tokens", json=body, headers=headers)
-            jobs.append(Job(mirror, made.json()["token"]))
-        ours, theirs = jobs
-        async with ours.plane, theirs.plane:
-            push = await ours.begin()
-            await ours.send(push, TREE)
-            name, content = next(iter(chunks_of(TREE).items()))
-            assert refusal(await theirs.put(push, name, content)) == (404, "NOT_FOUND")
-            assert refusal(await theirs.ask("POST", f"/pushes/{push}/missing", chunks=[name])) == (404, "NOT_FOUND")
-            assert refusal(await theirs.commit(push, TREE)) == (404, "NOT_FOUND")
-            assert refusal(await theirs.ask("DELETE", f"/pushes/{push}")) == (404, "NOT_FOUND")
-            assert (await ours.commit(push, TREE)).status_code == 200
-            assert await theirs.checkpoints() == []
-            (checkpoint,) = await ours.checkpoints()
-            assert refusal(await theirs.ask("DELETE", f"/checkpoints/{checkpoint['id']}")) == (404, "NOT_FOUND")
-            own = await theirs.begin()  # of the same name: of their own project
-            assert len(await theirs.missing(own, list(chunks_of(TREE)))) == len(chunks_of(TREE))
-            assert await theirs.send(own, TREE) == sum(map(len, chunks_of(TREE).values()))
-            assert (await theirs.commit(own, TREE)).status_code == 200
-            assert len(await ours.checkpoints()) == len(await theirs.checkpoints()) == 1
-            plane = httpx2.AsyncClient(base_url=ours.plane.base_url)
-            async with plane:
-                assert refusal(await plane.put(f"/pushes/{push}/chunks/{name}", content=content)) == (
-                    401,
-                    "UNAUTHENTICATED",
-                )
 
 
 async def test_newest__folder_of_logs_and_rank_without_metadata_committed_last__is_the_one_with_weights(

@@ -59,19 +59,6 @@ async def test_what_is_read_back_from_the_mirror_is_the_upstream_s_tree(
     assert sum(request.bytes_served for request in served) >= LARGE.size
 
 
-async def test_only_a_changed_file_moves(mirror: MirrorUnderTest, hub: Hub) -> None:
-    repo = hub.repo("org/model")
-    repo.commit(TREE)
-    await mirror.ready(source("hf://org/model"))
-    repo.commit({"config.json": b'{"changed": true}'})
-    hub.log.clear()
-    document = await mirror.ready(source("hf://org/model"))
-    assert document["bytes_transferred"] == 17
-    assert [request.target for request in hub.log.find("/resolve") if "config.json" not in request.target] == []
-    assert hub.log.count(origin="cdn") == 0
-    assert (await mirror.tree(document["sources"][0]["manifest"]))["config.json"] == b'{"changed": true}'
-
-
 async def test_only_a_changed_object_moves(mirror: MirrorUnderTest, s3: S3Server, bucket: S3Bucket) -> None:
     wanted = s3_folder(bucket)
     await mirror.ready(wanted)

@@ -80,15 +80,10 @@ async def test_what_is_revoked_or_expired_is_refused_like_what_never_was(guarded
 
 
 @ONE_KIND
-async def test_an_operator_s_token_makes_others_and_a_controller_s_does_not(guarded: MirrorUnderTest) -> None:
-    operator, controller = await made(guarded, "operator", "default"), await made(guarded, "controller")
+async def test_an_operator_s_token_makes_others(guarded: MirrorUnderTest) -> None:
+    operator = await made(guarded, "operator", "default")
     body = {"name": "n", "organisation": "acme", "role": "operator"}
     assert (await ask(guarded, operator["token"], "POST", "/tokens", body)).status_code == 201
-    for method, path in (("POST", "/tokens"), ("GET", "/tokens"), ("DELETE", f"/tokens/{operator['id']}")):
-        answer = await ask(guarded, controller["token"], method, path, body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "UNAUTHENTICATED"), path
-        assert "operator" in answer.json()["error"]["message"]
-    assert len((await guarded.http.get("/tokens")).json()["items"]) == 3
 
 
 @ONE_KIND

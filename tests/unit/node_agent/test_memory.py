@@ -26,26 +26,21 @@ def limit(group: Path, maximum: str, used: int, files: int) -> None:
     (group / "memory.stat").write_text(f"anon 5\nactive_file {files // 2}\ninactive_file {files // 2}\n")
 
 
-def test_a_tenth_of_the_machine_stays_free(kernel: tuple[Path, Path]) -> None:
-    assert memory_left(*kernel) == 50 * GIB
+Limits = dict[str, tuple[str, int, int]]
 
 
-def test_the_groups_own_files_do_not_count_against_its_limit(kernel: tuple[Path, Path]) -> None:
-    limit(kernel[1] / "jobs/agent", str(20 * GIB), 12 * GIB, 8 * GIB)
-    assert memory_left(*kernel) == 14 * GIB
-
-
-def test_a_limit_further_up_holds_as_well(kernel: tuple[Path, Path]) -> None:
-    limit(kernel[1] / "jobs/agent", "max", 12 * GIB, 8 * GIB)
-    limit(kernel[1] / "jobs", str(10 * GIB), 12 * GIB, 2 * GIB)
-    assert memory_left(*kernel) == -GIB
-
-
-def test_groups_of_version_one_say_nothing(kernel: tuple[Path, Path]) -> None:
-    (kernel[0] / "self/cgroup").write_text("8:memory:/jobs/agent\n")
-    limit(kernel[1] / "jobs/agent", "0", 0, 0)
-    assert memory_left(*kernel) == 50 * GIB
-
-
-def test_this_machine_has_an_answer() -> None:
-    assert isinstance(memory_left(), int)
+@pytest.mark.parametrize(("limits", "groups", "left"), [
+    ({}, "", 50 * GIB),  # a tenth of the machine stays free
+    ({"jobs/agent": (str(20 * GIB), 12 * GIB, 8 * GIB)}, "", 14 * GIB),  # the group's own files do not count
+    ({"jobs/agent": ("max", 12 * GIB, 8 * GIB), "jobs": (str(10 * GIB), 12 * GIB, 2 * GIB)}, "", -GIB),  # further up
+    ({"jobs/agent": ("0", 0, 0)}, "8:memory:/jobs/agent\n", 50 * GIB),  # groups of version one say nothing
+])  # fmt: skip
+def test_memory_that_is_left_is_the_machine_s_within_the_limits_of_all_groups(
+    kernel: tuple[Path, Path], limits: Limits, groups: str, left: int
+) -> None:
+    for group, of_group in limits.items():
+        limit(kernel[1] / group, *of_group)
+    if groups:
+        (kernel[0] / "self/cgroup").write_text(groups)
+    assert memory_left(*kernel) == left
+    assert isinstance(memory_left(), int)  # this machine has an answer

@@ -156,7 +156,6 @@ def test_where_the_owner_fails_who_asked_it_before_us_is_asked_for_what_it_holds
         assert ring.peers.avoided() == ("z",)
 
 
-@pytest.mark.promise("corruption")
 @contextmanager
 def no_place_at(ring: Bench) -> Iterator[None]:
     """Other threads of this node ask both peers for all that they may be asked for at once."""

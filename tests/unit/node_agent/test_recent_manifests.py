@@ -49,13 +49,6 @@ def test_a_saved_manifest_is_not_parsed_again(places: Places, monkeypatch: pytes
     assert records.load(ONE.root.digest) is ONE
 
 
-def test_an_evicted_manifest_is_not_remembered(places: Places) -> None:
-    records = saved(places)
-    records.forget(ONE.root.digest)
-
-    assert records.load(ONE.root.digest) is None
-
-
 def test_a_manifest_whose_record_vanished_is_not_held(places: Places) -> None:
     records = saved(places)
     places.manifest(ONE.root.digest).unlink()
@@ -75,11 +68,12 @@ def test_a_damaged_manifest_is_not_held_until_it_is_saved_again(places: Places) 
     assert ManifestRecords(places).load(ONE.root.digest) == ONE
 
 
-def test_a_manifest_is_held_once_its_root_is_there(places: Places) -> None:
+def test_a_manifest_is_held_once_its_root_is_there_until_it_is_evicted(places: Places) -> None:
     records = saved(places)
     (page,) = (one.digest for one in ONE.root.pages)
     assert places.document(ONE.root.digest, page).read_bytes() == ONE.pages[0]
 
     records.forget(ONE.root.digest)
 
+    assert records.load(ONE.root.digest) is None
     assert not places.manifest(ONE.root.digest).parent.exists()

@@ -73,10 +73,3 @@ def test_a_member_that_joins_and_one_that_comes_late_cost_the_mirror_little() ->
     ring = through(replace(cluster(20, 128), joins={19: alone / 2}, starts={7: alone / 4}), is_exact=False)
     assert ring.origin_ratio <= 1.1
     assert ring.last_ratio <= 2.0
-
-
-def test_a_simulation_replays_exactly() -> None:
-    case = cluster(8, 64, slow={3: 20.0}, kills={5: 4.0})
-    first, second = through(case), through(case)
-    assert [node.finished_at for node in first.nodes] == [node.finished_at for node in second.nodes]
-    assert first.origin_bytes == second.origin_bytes
