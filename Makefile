@@ -122,7 +122,7 @@ check: .venv/.tools .venv-aws/.ready .venv-runtime/.ready debian-tests
 	rm -f $$said; exit $$tests
 
 bench: .venv/.tools peers
-	$(VENV)/python -m tests.benchmarks
+	$(VENV)/python -m bench
 
 clean:
 	rm -rf .venv .venv-aws .venv-runtime .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis

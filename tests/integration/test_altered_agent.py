@@ -9,7 +9,7 @@ import pytest
 
 from bdn.core.errors import BdnError
 from bdn.transfer import chunk_readers
-from tests.benchmarks.altered_agent import believing, discarding
+from bench.altered_agent import believing, discarding
 from tests.support.agent.mirror import AgentMirror, flipped
 from tests.support.agent.rig import MIB, Rig, noise, staged
 

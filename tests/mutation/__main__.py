@@ -24,8 +24,8 @@ from typing import Final
 from tests.mutation.mutations import Mutation, chosen, mutations_of
 
 ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("bdn", "node_agent", "migrations", "tests")
-FAR: Final = ("tests/architecture", "tests/fuzz", "tests/mutation", "tests/benchmarks")  # they say nothing of behaviour
+PACKAGES: Final = ("bdn", "node_agent", "migrations", "tests", "bench")
+FAR: Final = ("tests/architecture", "tests/fuzz", "tests/mutation")  # they say nothing of behaviour
 MOST_FILES: Final = 40  # of tests: those that are further away would only cost their imports
 MEETING_SECONDS: Final = 10.0  # of tests that meet a change, the quickest first
 LONGEST_SECONDS: Final = 120.0  # for one change: one that hangs is noticed
