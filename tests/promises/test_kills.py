@@ -19,10 +19,10 @@ from tests.support.agent.process import Daemon, Program
 from tests.support.agent.rig import noise
 from tests.support.content.layouts import whole
 from tests.support.content.trees import tree
-from tests.support.crash.forgetful_mirror import fill, repositories
 from tests.support.crash.killing_cluster import NODES, Cluster, Kills
 from tests.support.crash.killing_reader import reading
 from tests.support.crash.killing_steps import Fuse
+from tests.support.crash.mirror_scenario import fill, repositories
 from tests.support.promises.tally import FULL, Tally, at_scale
 from tests.support.services.commands import Finished, Shell
 
