@@ -119,7 +119,7 @@ async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_end
     kills = Kills(at_scale(4, 60))
     cluster = Cluster(tmp_path, hub, Random(seed), kills)
     roots = [tmp_path / node / "cache/mounts" for node in NODES]
-    async with reading(roots, 3, repositories().values()) as seen:
+    with reading(roots, 3, repositories().values()) as seen:
         async with asyncio.TaskGroup() as group:
             group.create_task(cluster.lives_of_mirror())
             for node in NODES:
