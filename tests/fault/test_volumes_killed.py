@@ -3,8 +3,10 @@
 # ruff: noqa: ASYNC110 - another process: there is nothing to be notified by
 
 import asyncio
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from node_agent.stage.view.exposure import mounts_below
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import needs_mounts, unmounting
 from tests.support.agent.process import COMMAND, Daemon, Program
-from tests.support.crash.killing_steps import Fuse, is_done_before_the_end, two_at_a_time
+from tests.support.crash.killing_steps import Fuse
+from tests.support.crash.scenario import Action, Scenario, at_each
 from tests.support.promises.tally import Tally, at_scale
 
 LIMIT = 20 * LEAST_BYTES
@@ -25,30 +28,27 @@ STEPS = 110  # of all that is done here
 DONE = [("make", "job-1"), ("make", "job-2"), ("end", "job-1"), ("make", "job-3"), ("end", "job-3"), ("make", "job-1")]
 
 
-@dataclass
-class Node:
-    """Whoever starts jobs on a node, and what it was told: the volumes that are open, by job, and those that were ended."""
+class Volumes(Scenario[Daemon]):
+    """Volumes of jobs. ``open`` is what the job controller was told of, by job; ``ended`` is what it has ended."""
 
-    root: Path
-    program: Program
-    grant: str
-    open: dict[str, JobVolume] = field(default_factory=dict)
-    ended: list[JobVolume] = field(default_factory=list)
-    done: int = 0
+    def __init__(self, program: Program, grant: str) -> None:
+        self.program, self.grant = program, grant
+        self.open: dict[str, JobVolume] = {}
+        self.ended: list[JobVolume] = []
 
-    async def live(self, daemon: Daemon) -> None:
-        """Go on with what is to be done."""
-        for deed, job in DONE[self.done :]:
-            await (self._make if deed == "make" else self._end)(daemon, job)
-            self.done += 1
+    def running(self) -> AbstractAsyncContextManager[Daemon]:
+        return self.program.daemon()
+
+    def actions(self, program: Daemon) -> Sequence[Action]:
+        deeds = {"make": self._make, "end": self._end}
+        return [partial(deeds[deed], program, job) for deed, job in DONE]
 
     async def _make(self, daemon: Daemon, job: str) -> None:
         request = JobVolumeRequest(
             run_id=job, scratch_bytes=LEAST_BYTES, checkpoint_bytes=LEAST_BYTES, push_grant=self.grant
         )
         self.open[job] = made = await daemon.client.make_volume(request)
-        assert made.scratch is not None
-        (Path(made.scratch.path) / job).write_text(made.id)
+        (scratch(made) / job).write_text(made.id)
 
     async def _end(self, daemon: Daemon, job: str) -> None:
         volume = self.open[job]
@@ -59,48 +59,39 @@ class Node:
                 raise
         self.ended.append(self.open.pop(job))
 
-    def check(self) -> None:
-        """What is open has what was written there; of what was ended the scratch is gone."""
+    async def check_end(self, program: Daemon, case: str) -> None:
+        """What is open has what was written there; of ended volumes, and once all are ended, nothing stays."""
         for job, volume in self.open.items():
-            assert volume.scratch is not None
-            assert (Path(volume.scratch.path) / job).read_text() == volume.id
-        for volume in self.ended:
-            assert volume.scratch is not None
-            assert not Path(volume.scratch.path).exists()
-
-    async def leave(self, daemon: Daemon) -> None:
-        """End all volumes that there are: no byte, folder or mount stays, and none is promised any more."""
-        jobs = self.root / "cache/jobs"
-        for volume in (await daemon.client.volumes()).items:
-            await daemon.client.end_volume(volume.id)
+            assert (scratch(volume) / job).read_text() == volume.id, case
+        assert not [volume for volume in self.ended if scratch(volume).exists()], case
+        jobs = self.program.root / "cache/jobs"
+        for item in (await program.client.volumes()).items:
+            await program.client.end_volume(item.id)
         while [path for path in (*jobs.iterdir(), *(jobs / ".trash").iterdir()) if path.name != ".trash"]:
             await asyncio.sleep(0.02)
         assert mounts_below(jobs) == []
-        assert (await daemon.client.cache()).tiers["node"].budget == LIMIT
+        assert (await program.client.cache()).tiers["node"].budget == LIMIT
 
 
-async def survive(root: Path, step: int, exposure: str, tally: Tally) -> None:
-    fuse = Fuse.at(root / "fuse")
-    with ExitStack() as stack:
-        stack.enter_context(unmounting(root))
-        mirror = stack.enter_context(AgentMirror(is_packed=False).running())
-        grant = mirror.signer.sign_push(PushGrant("org", CheckpointUri("llama", "job"), 4e9))
-        program = Program(
-            root,
-            mirror.url,
-            {"BDN_AGENT_EXPOSURE": exposure, "BDN_AGENT_CACHE_BYTES": str(LIMIT)},
-            fuse.command("node_agent.__main__"),
-        )
-        node = Node(root, program, grant)
-        async with node.program.daemon() as daemon:
+def scratch(volume: JobVolume) -> Path:
+    assert volume.scratch is not None
+    return Path(volume.scratch.path)
+
+
+async def survive(root: Path, step: int, exposure: str) -> bool:
+    """Returns whether all was done before the kill."""
+    fuse, mirror = Fuse.at(root / "fuse"), AgentMirror(is_packed=False)
+    with unmounting(root), mirror.running():
+        given = {"BDN_AGENT_EXPOSURE": exposure, "BDN_AGENT_CACHE_BYTES": str(LIMIT)}
+        program = Program(root, mirror.url, given, fuse.command("node_agent.__main__"))
+        volumes = Volumes(program, mirror.signer.sign_push(PushGrant("org", CheckpointUri("llama", "job"), 4e9)))
+        async with volumes.running() as daemon:
             fuse.light(step, after=step % 2 == 0)
-            is_done = await is_done_before_the_end(node.live(daemon), daemon.process, BdnError)
-            await daemon.kill() if is_done else None
-        async with replace(node.program, command=COMMAND).daemon() as daemon, asyncio.timeout(240):
-            await node.live(daemon)
-            node.check()
-            await node.leave(daemon)
-    tally.add(scenarios=1, kills=not is_done)
+            is_done = await volumes.until_killed(daemon)
+        volumes.program = replace(program, command=COMMAND)
+        async with volumes.running() as daemon, asyncio.timeout(240):
+            await volumes.resumes(daemon, f"step {step}")
+    return is_done
 
 
 @pytest.mark.promise("commit-order")
@@ -109,11 +100,9 @@ async def test_an_agent_killed_at_any_step_keeps_volumes_whole_or_leaves_nothing
     tmp_path: Path, exposure: str, tally: Tally
 ) -> None:
     count = at_scale(3, 40)
-    steps = [3 + STEPS * number // count for number in range(count)]
 
-    async def one(number: int) -> None:
-        (tmp_path / str(number)).mkdir()
-        await survive(tmp_path / str(number), steps[number], exposure, tally)
+    async def one(root: Path, _: int, step: int) -> None:
+        tally.add(scenarios=1, kills=not await survive(root, step, exposure))
 
-    await two_at_a_time(one, len(steps))
-    assert tally.counts["kills"] > len(steps) // 2
+    await at_each(tmp_path, [3 + STEPS * number // count for number in range(count)], one)
+    assert tally.counts["kills"] > count // 2

@@ -11,7 +11,7 @@ import pytest
 from bdn.core.errors import BdnError
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
-from tests.support.agent.mirror import AgentMirror, in_both_forms
+from tests.support.agent.mirror import FORMS, AgentMirror
 from tests.support.agent.rig import Rig, disk_bytes, noise, staged
 from tests.support.agent.steps import Steps
 from tests.support.content.trees import tree
@@ -22,8 +22,13 @@ pytestmark = pytest.mark.promise("leases")
 SHARED = {"tokenizer.json": noise(30_000, 1)}
 FILES = {"weights": noise(2_000_000, 2), "config.json": b"{}", "empty": b"", **SHARED}
 OTHER = {"other": noise(50_000, 3), **SHARED}
-KINDS = ("plan", "if-unused", "force")
-BEFORE = ("absent", "whole", "half")
+HARDEST = ("if-unused", "whole")  # what was held goes before it is admitted
+CASES = [
+    (form, kind, before)
+    for kind in ("plan", "if-unused", "force")
+    for before in ("absent", "whole", "half")
+    for form in (FORMS if (kind, before) == HARDEST else ("packed",))
+]
 SEED = 20261122
 
 
@@ -34,9 +39,7 @@ async def agent(mirror: AgentMirror, tmp_path: Path) -> AsyncIterator[Agent]:
 
 
 @pytest.mark.promise("whole-files")
-@in_both_forms
-@pytest.mark.parametrize("before", BEFORE)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("mirror", "kind", "before"), CASES, indirect=["mirror"])
 async def test_an_eviction_between_any_two_steps_of_a_stage_leaves_no_hole(
     agent: Agent,
     mirror: AgentMirror,
@@ -47,7 +50,7 @@ async def test_an_eviction_between_any_two_steps_of_a_stage_leaves_no_hole(
 ) -> None:
     case = Case(agent, mirror, Steps(agent, monkeypatch), kind)
     total = await case.count(before)
-    few = 12 if (kind, before) == ("if-unused", "whole") else 2  # there, what was held goes before it is admitted
+    few = 12 if (kind, before) == HARDEST else 2
     for step in random.Random(SEED).sample(range(1, total + 1), min(total, at_scale(few, 24))):
         await case.run(before, step, tally)
 

@@ -19,10 +19,10 @@ from tests.support.agent.process import Daemon, Program
 from tests.support.agent.rig import noise
 from tests.support.content.layouts import whole
 from tests.support.content.trees import tree
-from tests.support.crash.forgetful_mirror import fill, repositories
 from tests.support.crash.killing_cluster import NODES, Cluster, Kills
 from tests.support.crash.killing_reader import reading
 from tests.support.crash.killing_steps import Fuse
+from tests.support.crash.mirror_scenario import fill, repositories
 from tests.support.promises.tally import FULL, Tally, at_scale
 from tests.support.services.commands import Finished, Shell
 
@@ -119,7 +119,7 @@ async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_end
     kills = Kills(at_scale(4, 60))
     cluster = Cluster(tmp_path, hub, Random(seed), kills)
     roots = [tmp_path / node / "cache/mounts" for node in NODES]
-    async with reading(roots, 3, repositories().values()) as seen:
+    with reading(roots, 3, repositories().values()) as seen:
         async with asyncio.TaskGroup() as group:
             group.create_task(cluster.lives_of_mirror())
             for node in NODES:

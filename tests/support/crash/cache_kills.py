@@ -10,6 +10,7 @@ import random
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,33 @@ from typing import Any
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError
 from bdn.wire.operation_schema import EvictCommand
-from node_agent.stage.stage import StageRecord
+from node_agent.metrics import AgentMetrics
+from node_agent.settings import AgentSettings
+from node_agent.stage.stage import StageRecord, StageRegistry
 from tests.support.agent.cache_oracle_of_files import Wound, broken_views, differences, ready_on_disk, wrong_files
-from tests.support.agent.local_node import LocalNode, content_files
-from tests.support.crash.killed_disk import KilledNode, one_history
+from tests.support.agent.cache_world import World
+from tests.support.agent.local_node import LocalNode, content_files, local_node
+from tests.support.agent.rig import Clock
+from tests.support.crash.killed_disk import MortalDisk, one_history
 
 _JOBS = 5
 _OPERATIONS = 40  # of one life, if it is not killed before
 
 
-class Machine(KilledNode):
-    """One history. ``ready`` is what was acknowledged, ``leaving`` what may or may not be there any more.
+class Machine:
+    """One history of a node without a network. ``faults`` is what was wrong. ``ready`` is what was acknowledged, ``leaving`` what may or may not be there any more.
 
     What was acknowledged stays, whatever is killed, damaged or does not fit any more: a stage that cannot be mended says so,
     and shows what it showed.
     """
 
     def __init__(self, root: Path, seed: int) -> None:
-        super().__init__(root, seed, manifests=6)
+        self.root, self.cache = root, root / "cache"
+        self.world = World.of(seed, 6)
+        self.disk = MortalDisk(seed)
+        self.wall, self.elapsed = Clock(), Clock(0.0)
+        self.counts: Counter[str] = Counter()
+        self.faults: list[str] = []
         self.chance = random.Random(seed)
         self.ready: dict[str, tuple[Digest, ...]] = {}
         self.leaving: dict[str, tuple[Digest, ...]] = {}
@@ -51,7 +61,11 @@ class Machine(KilledNode):
         """One life, killed or not, and a look at what it left."""
         self.disk.die_at(int(self.chance.expovariate(1 / 120)) + 1)
         with self.disk.mounted():
-            self.live(self._live())
+            try:
+                asyncio.run(self._live())
+            except BaseException:
+                if not self.disk.is_dead:
+                    raise
         self.counts["kills"] += self.disk.is_dead
         self._look("after the kill" if self.disk.is_dead else "after the end")
         if self.chance.random() < 0.1:
@@ -60,7 +74,16 @@ class Machine(KilledNode):
             shutil.rmtree(self.cache / "journal", ignore_errors=True)
 
     async def _live(self) -> None:
-        async with self.node(self.chance.choice(self.budgets)) as node:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # tasks of a dead process are nobody's
+        settings = AgentSettings(
+            data_dir=self.root,
+            cache_bytes=self.chance.choice(self.budgets),
+            headroom_bytes=0,
+            cluster_cache_bytes=0,
+            exposure="symlink",
+        )
+        metrics = AgentMetrics(StageRegistry())
+        async with local_node(settings, self.world, metrics, self.wall, self.elapsed) as node:
             self.ending, self.most = 0, node.cache.index.ledger.used_bytes
             await self._settled(node)
             self._recognise(node)

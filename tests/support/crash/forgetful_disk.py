@@ -66,10 +66,6 @@ class ForgetfulDisk:
         """Lose what was not synced: all of it, any part of it, or nothing; and have power again."""
         self._tell("power loss", way=way, seed=seed)
 
-    def sync(self) -> None:
-        """What syncfs does where a file system has it."""
-        self._tell("sync")
-
     def refuse(self, kind: str, path: str = "*", *, number: int = errno.EIO, times: int = -1) -> None:
         """Steps of this kind, or lookups, at paths like this one fail, so often."""
         self._fault(kind, path, number, times, 0)

@@ -348,8 +348,6 @@ class Program:
             self.calls.epoch += 1
             self._is_dark = self._fails_at = 0
             self._faults = []
-        elif kind == "sync":
-            nodes.sync_all()
         elif kind == "fault":
             self._faults.append(command["fault"])
         elif kind == "mend":

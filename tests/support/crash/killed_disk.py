@@ -9,21 +9,15 @@ import logging
 import os
 import random
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
 import node_agent.fill.part
 import node_agent.stage.view.build
-from node_agent.metrics import AgentMetrics
-from node_agent.settings import AgentSettings
-from node_agent.stage.stage import StageRegistry
-from tests.support.agent.cache_world import World, shrink
-from tests.support.agent.local_node import LocalNode, local_node
-from tests.support.agent.rig import Clock
+from tests.support.agent.cache_world import shrink
 
 _CALLS = (
     *("rename", "replace", "link", "symlink", "unlink", "mkdir", "rmdir", "utime", "chmod", "fchmod"),
@@ -88,37 +82,6 @@ class MortalDisk:
         if name in ("pwrite", "write") and len(given[1]):
             real(given[0], bytes(given[1])[: self._chance.randrange(len(given[1]))], *given[2:])
         raise Killed
-
-
-class KilledNode:
-    """A node without a network on one directory, how often something was tried on it, and what was wrong."""
-
-    def __init__(self, root: Path, seed: int, manifests: int) -> None:
-        self.root, self.cache = root, root / "cache"
-        self.world = World.of(seed, manifests)
-        self.disk = MortalDisk(seed)
-        self.wall, self.elapsed = Clock(), Clock(0.0)
-        self.counts: Counter[str] = Counter()
-        self.faults: list[str] = []
-
-    def node(self, cache_bytes: int) -> AbstractAsyncContextManager[LocalNode]:
-        settings = AgentSettings(
-            data_dir=self.root, cache_bytes=cache_bytes, headroom_bytes=0, cluster_cache_bytes=0, exposure="symlink"
-        )
-        return local_node(settings, self.world, AgentMetrics(StageRegistry()), self.wall, self.elapsed)
-
-    def live(self, life: Coroutine[Any, Any, None]) -> None:
-        """To its end, or until the disk kills it."""
-
-        async def living() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # tasks of a dead process are nobody's
-            await life
-
-        try:
-            asyncio.run(living())
-        except BaseException:
-            if not self.disk.is_dead:
-                raise
 
 
 async def _inline(call: Callable[..., Any], *given: Any, **options: Any) -> Any:

@@ -29,8 +29,8 @@ from tests.doubles.request_log import LoggedRequest, RequestLog
 from tests.support.agent.process import Daemon, Program
 from tests.support.content.bucket_stores import store_environment
 from tests.support.content.trees import tree
-from tests.support.crash.forgetful_mirror import fill, repositories
 from tests.support.crash.killing_cluster import AT_ONCE, BUDGET, NODES, Kills
+from tests.support.crash.mirror_scenario import fill, repositories
 from tests.support.mirror.backends import write_keys
 from tests.support.mirror.process import SERVE, WORK, ServingProcess, working
 from tests.support.mirror.service import Json, MirrorUnderTest, source

@@ -21,8 +21,8 @@ from bdn.wire.stage_schema import StageRequest
 from tests.doubles.hub import Hub
 from tests.support.agent.process import COMMAND, Daemon, Program
 from tests.support.content.trees import tree
-from tests.support.crash.forgetful_mirror import repositories
 from tests.support.crash.killing_steps import Fuse
+from tests.support.crash.mirror_scenario import repositories
 from tests.support.mirror.process import SERVE, ServingProcess
 from tests.support.mirror.service import Json, source
 from tests.support.network.egress import ALLOW_LOOPBACK

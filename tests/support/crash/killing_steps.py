@@ -4,7 +4,6 @@
 counts its steps, and finds before (or after) which one it is to die by SIGKILL: nothing is flushed, and no other thread ends its work.
 """
 
-import asyncio
 import ctypes
 import functools
 import importlib
@@ -16,8 +15,7 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -110,32 +108,6 @@ class _Library:
 
     def __getattr__(self, name: str) -> Any:
         return self._steps.get(name) or getattr(self._library, name)
-
-
-async def is_done_before_the_end(living: Coroutine[Any, Any, None], process: Any, *expected: type[Exception]) -> bool:
-    """Whether what a user does came to its end before the process did; it is given up with the process."""
-    tasks = [asyncio.create_task(living), asyncio.create_task(process.wait())]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=120)
-    assert any(task.done() for task in tasks), "nothing happens"
-    is_done = tasks[0].done() and tasks[0].exception() is None
-    for task in tasks:
-        task.cancel()
-        with suppress(asyncio.CancelledError, *expected):
-            await task
-    return is_done
-
-
-async def two_at_a_time(one: Callable[[int], Awaitable[None]], total: int) -> None:
-    """``one`` with each number below ``total``: starting a process leaves time for another."""
-    numbers = iter(range(total))
-
-    async def work() -> None:
-        for number in numbers:
-            await one(number)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(2):
-            group.create_task(work())
 
 
 def dies_at(fuse: Fuse, action: Callable[[Callable[[], None]], None]) -> bool:
