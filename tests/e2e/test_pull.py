@@ -16,7 +16,7 @@ from tests.doubles.faults import drop
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
-from tests.support.agent.rig import noise
+from tests.support.content.noise import noise
 from tests.support.content.trees import tree
 from tests.support.services.commands import Shell
 

@@ -13,7 +13,8 @@ from bdn.core.layout import Manifest
 from tests.support.agent.destination import Site
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import may_mount, mounted_tmpfs
-from tests.support.agent.rig import MIB, Rig
+from tests.support.agent.rig import Rig
+from tests.support.content.noise import MIB
 from tests.support.content.trees import tree
 from tests.support.crash.killing_steps import Fuse, dies_at
 

@@ -13,7 +13,8 @@ from bdn.core.layout import Manifest
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, failing, fresh_mirror, in_both_forms
-from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.agent.rig import Rig, disk_bytes, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)

@@ -13,8 +13,9 @@ from bdn.core.ring.placement import Placement
 from bdn.wire.heartbeat_schema import MemberDocument
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, flipped, fresh_mirror, in_both_forms
-from tests.support.agent.rig import Rig, noise, staged
+from tests.support.agent.rig import Rig, staged
 from tests.support.agent.ring import Ring
+from tests.support.content.noise import noise
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)

@@ -23,8 +23,10 @@ from tests.doubles.hub import Hub
 from tests.support.agent.mirror import FORMS, AgentMirror, held_by
 from tests.support.agent.mounts import needs_mounts, read_only
 from tests.support.agent.process import Program
-from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
+from tests.support.agent.rig import Rig, metrics, staged
 from tests.support.agent.site import ask
+from tests.support.content.layouts import pieces
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.service import mirror_under_test, source
 from tests.support.network.authority import Authority, new_authority
 from tests.support.network.fault_proxy import ByteProxy
@@ -111,7 +113,7 @@ async def test_sigterm_drains_and_the_next_agent_goes_on_where_this_one_stopped(
 
 
 # --- An agent whose mirror is behind TLS, with an authority of the operator's own ---
-FILES = {"large": noise(9 * MIB + 1, 1), "small": b"small", "other": b"other"}
+FILES = {"large": noise(9 * MIB + 1, 2), "small": b"small", "other": b"other"}
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +159,7 @@ async def test_a_mirror_that_nobody_vouches_for_fails_the_stage_and_says_why(
 
 
 # --- The data plane: an agent serves what it holds to its peers, with the reader that they use ---
-LARGE = noise(9 * MIB, 1)
+LARGE = noise(9 * MIB + 1, 2)
 SERVED = {"large": LARGE, "small": b"small"}
 
 
@@ -166,7 +168,7 @@ def either_form(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMir
     return server.renewed(is_packed=request.param == "packed")
 
 
-PIECES = [LARGE[: 8 * MIB], LARGE[8 * MIB :], b"small"]
+PIECES = [*pieces(LARGE), b"small"]
 
 
 async def test_every_chunk_of_a_staged_manifest_is_served_also_after_a_restart(
@@ -185,7 +187,7 @@ async def test_every_chunk_of_a_staged_manifest_is_served_also_after_a_restart(
 
 
 # --- What data planes send is charged to their limits, byte for byte ---
-CHUNK = noise(CHUNK_SIZE, 1)
+CHUNK = noise(CHUNK_SIZE)
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from bdn.wire.stage_schema import StageDocument
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Daemon, Program
-from tests.support.agent.rig import noise
 from tests.support.content.layouts import whole
+from tests.support.content.noise import noise
 from tests.support.content.trees import tree
 from tests.support.crash.forgetful_mirror import fill, repositories
 from tests.support.crash.killing_cluster import NODES, Cluster, Kills

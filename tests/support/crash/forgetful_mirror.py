@@ -11,7 +11,7 @@ import httpx2
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.mirror.app import MirrorService
 from tests.doubles.hub import Hub
-from tests.support.agent.rig import MIB, noise
+from tests.support.content.noise import MIB, noise
 from tests.support.crash.killing_steps import is_done_before_the_end
 from tests.support.mirror.backends import behind
 from tests.support.mirror.process import ServingProcess

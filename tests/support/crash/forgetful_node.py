@@ -15,7 +15,8 @@ from bdn.core.layout import Manifest
 from bdn.wire.stage_schema import StageDocument, stage_id_of
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Daemon, Program
-from tests.support.agent.rig import MIB, disk_bytes, noise
+from tests.support.agent.rig import disk_bytes
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.killing_steps import is_done_before_the_end
 

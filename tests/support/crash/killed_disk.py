@@ -21,9 +21,9 @@ import node_agent.stage.view.build
 from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings
 from node_agent.stage.stage import StageRegistry
+from tests.fakes.clock import Clock
 from tests.support.agent.cache_world import World, shrink
 from tests.support.agent.local_node import LocalNode, local_node
-from tests.support.agent.rig import Clock
 
 _CALLS = (
     *("rename", "replace", "link", "symlink", "unlink", "mkdir", "rmdir", "utime", "chmod", "fchmod"),
