@@ -49,7 +49,7 @@ def test_a_pull_killed_at_any_step_gives_whole_files_and_holds_none_that_it_gave
     assert pull("first").code == 0
     begun = fuse.steps
     assert pull("second").code == 0
-    for step in even_sample(fuse.steps - begun, at_scale(5, 100)):
+    for step in even_sample(fuse.steps - begun, at_scale(3, 100)):
         place, case = tmp_path / str(step), f"step {step}"
         fuse.light(step, after=step % 2 == 0)
         killed = pull(place.name)
@@ -116,7 +116,7 @@ async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_end
     tmp_path: Path, hub: Hub, tally: Tally, seed: int
 ) -> None:
     fill(hub)
-    kills = Kills(at_scale(4, 60))
+    kills = Kills(at_scale(3, 60))
     cluster = Cluster(tmp_path, hub, Random(seed), kills)
     roots = [tmp_path / node / "cache/mounts" for node in NODES]
     async with reading(roots, 3, repositories().values()) as seen:
