@@ -74,7 +74,7 @@ peers: .venv/.ready
 	@touch $@
 
 demo: setup
-	$(VENV)/python examples/demo.py
+	$(VENV)/python examples/demo.py $(DEMO)
 
 # What tests need of Debian, as program:package: other file systems, and a pooler in front of PostgreSQL.
 TESTED := mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs pgbouncer:pgbouncer
@@ -114,9 +114,9 @@ lint: .venv/.tools
 	$(VENV)/mypy
 	$(VENV)/lint-imports
 
-# Lint and the demo run beside the tests. What they say is shown if they fail, so that the tests' summary comes last.
+# Lint and the demo, with 100 MB, run beside the tests. What they say is shown if they fail, so that the tests' summary comes last.
 check: .venv/.tools .venv-aws/.ready .venv-runtime/.ready debian-tests
-	@said=$$(mktemp); { $(MAKE) -s lint && $(MAKE) -s demo; } >$$said 2>&1 & beside=$$!; \
+	@said=$$(mktemp); { $(MAKE) -s lint && $(MAKE) -s demo DEMO=--shard-mib=6; } >$$said 2>&1 & beside=$$!; \
 	$(PYTEST); tests=$$?; \
 	wait $$beside || { cat $$said; echo "lint or demo failed: see above"; tests=1; }; \
 	rm -f $$said; exit $$tests

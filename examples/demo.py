@@ -1,6 +1,6 @@
 """``make demo``: the main workflow on real bytes without a network, step by step, with one table of results.
 
-The upstream is moto's S3 server in a separate process, with a model of about 1.1 GB of random weights.
+The upstream is moto's S3 server in a separate process, with a model of random weights, 1.1 GB unless an option says otherwise.
 """
 
 import json
@@ -38,7 +38,7 @@ _KEY_ID: Final = "demo"
 _START_SECONDS: Final = 60
 _HOST: Final = "127.0.0.1"
 _SHARDS: Final = 16
-_SHARD_BYTES: Final = 64 * 1024 * 1024  # moto reads a whole object for every range, so objects stay small
+_SHARD_MIB: Final = 64  # moto reads a whole object for every range, so objects stay small
 _SMALL_FILES: Final = 40
 
 
@@ -124,8 +124,9 @@ async def _unstage(stages: Iterable[StageDocument]) -> None:
 
 @click.command()
 @click.option("--keep", type=click.Path(path_type=Path), help="Work in this new directory, and keep it.")
+@click.option("--shard-mib", type=click.IntRange(1), default=_SHARD_MIB, help=f"Size of each of {_SHARDS} shards.")
 @command_line
-async def demo(output: Output, *, keep: Path | None) -> None:
+async def demo(output: Output, *, keep: Path | None, shard_mib: int) -> None:
     """Show BDN at work without a network: 1.1 GB of safetensors from a local S3 server.
 
     The demo mirrors the files, stages them cold, stages them from the cache, evicts them, and stages them again.
@@ -134,17 +135,17 @@ async def demo(output: Output, *, keep: Path | None) -> None:
     Example: python examples/demo.py
     """
     with tempfile.TemporaryDirectory(prefix="bdn-demo-") as temporary:
-        async with _services(output, keep or Path(temporary)):
+        async with _services(output, keep or Path(temporary), shard_mib):
             run = _Demo(output)
             await run.run()
     output.result({"steps": [step.model_dump(mode="json") for step in run.steps]}, _table(run.steps))
 
 
 @asynccontextmanager
-async def _services(output: Output, folder: Path) -> AsyncIterator[None]:
+async def _services(output: Output, folder: Path, shard_mib: int) -> AsyncIterator[None]:
     """The upstream with a model, a mirror and an agent, at addresses that commands in this process find."""
     output.say("making a model repository of safetensors")
-    _make_model(folder / "model")
+    _make_model(folder / "model", shard_mib)
     output.say("serving it from a local S3 server")
     with _s3_server() as upstream:
         _fill_bucket(upstream, folder / "model")
@@ -172,7 +173,7 @@ async def _services(output: Output, folder: Path) -> AsyncIterator[None]:
 # --- the model, and the server that it comes from ---
 
 
-def _make_model(folder: Path) -> None:
+def _make_model(folder: Path, shard_mib: int) -> None:
     import numpy as np  # noqa: PLC0415 - an extra that only the demo needs
     from safetensors.numpy import save_file  # noqa: PLC0415
 
@@ -182,7 +183,7 @@ def _make_model(folder: Path) -> None:
     for number in range(_SHARDS):
         name = f"model-{number + 1:05}-of-{_SHARDS:05}.safetensors"
         tensor = f"model.layers.{number}.mlp.weight"
-        weights = np.frombuffer(random.bytes(_SHARD_BYTES), dtype=np.float16).reshape(-1, 4096)
+        weights = np.frombuffer(random.bytes(shard_mib * 1024**2), dtype=np.float16).reshape(-1, 4096)
         save_file({tensor: weights}, folder / name, {"format": "pt"})
         weight_map[tensor] = name
     _write(folder / "config.json", {"architectures": ["DemoForCausalLM"], "num_hidden_layers": _SHARDS})

@@ -16,12 +16,13 @@ from bdn.transfer.chunk_readers import ChunkReader, PartialChunk, RetryingReader
 from bdn.transfer.http_chunks import HttpChunkReader
 from tests.support.content.memory_store import MemoryStore
 from tests.support.content.names import named
+from tests.support.content.noise import noise
 from tests.support.content.readers import CountedWaits, ScriptedReader, StoreReader, read_chunk, read_named
 from tests.support.content.shelves import Shelf, serving
 from tests.support.network.raw_server import RawServer
 
 CONTENT = b"the bytes of a chunk"
-LARGEST = b"".join(number.to_bytes(8, "big") * 512 for number in range(CHUNK_SIZE // 4096))
+LARGEST = noise(CHUNK_SIZE)
 
 
 def retrying(inner: ChunkReader) -> ChunkReader:

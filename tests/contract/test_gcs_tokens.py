@@ -1,6 +1,7 @@
 """As whom GCS is read: how a service account's key becomes a token, each way to fail, and that no part of either is shown."""
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +27,12 @@ from tests.doubles.faults import Fault, answer, drop
 from tests.doubles.gcs import GcsServer
 from tests.doubles.gcs_accounts import GoogleAccount
 from tests.doubles.ranges import read_range
-from tests.support.content.cloud_identity import Clock
+from tests.fakes.clock import Clock
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(time.time())
 
 
 @pytest.fixture

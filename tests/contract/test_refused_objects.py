@@ -8,7 +8,6 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
@@ -34,10 +33,11 @@ from tests.doubles.faults import Fault, answer, truncate
 from tests.doubles.gcs import GcsServer, gcs_error
 from tests.doubles.s3 import S3Server
 from tests.support.content.memory_store import MemoryStore
+from tests.support.content.noise import MIB, noise
 from tests.support.network.egress import LOOPBACK
 
 SMALL, LARGE = "small.bin", "large.bin"
-FILES = {SMALL: b"x" * 100, LARGE: bytes(range(251)) * (CHUNK_SIZE // 251 + 5)}
+FILES = {SMALL: b"x" * 100, LARGE: noise(9 * MIB + 1, 2)}
 SECRET = "sesame"  # stands in messages of servers
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pty
-import random
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from bdn.core.chunk import digest_of
 from bdn.core.manifest import Root, files_of
 from tests.doubles.hub import Hub
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.mirror.backends import Behind, behind
 from tests.support.promises.tally import Tally
@@ -293,7 +293,7 @@ def test_the_secrets_of_a_service_are_set_from_elsewhere_with_its_token(tmp_path
 
 
 # --- A cluster cache of its own, as an operator runs one: it feeds a node, and is emptied by command ---
-MODEL = {"config.json": b"{}", "model.safetensors": random.Random(1).randbytes(17_000_000), "small.bin": b"one" * 999}
+MODEL = {"config.json": b"{}", "model.safetensors": noise(17 * MIB + 3, 1), "small.bin": b"one" * 999}
 MODEL_BYTES = sum(map(len, MODEL.values()))
 
 

@@ -12,11 +12,13 @@ from tests.contract.opening import keys_of
 from tests.doubles.hub import Hub
 from tests.doubles.seaweed import SeaweedServer
 from tests.support.content.bucket_stores import store_environment
+from tests.support.content.layouts import pieces
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell, wait_until
 
-LARGE = bytes(range(255)) * 70_000  # three chunks
+LARGE = noise(17 * MIB + 3, 1)  # three chunks
 pytestmark = pytest.mark.embedded("it has a bucket by itself")
 MODEL = {"config.json": b"{}", "deep/model.safetensors": LARGE, "empty.txt": b"", "a b/\u00fc.txt": b"x"}
 SIZE = sum(map(len, MODEL.values()))
@@ -65,7 +67,7 @@ def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: She
     assert mount["bytes_from"] == {"node": 0, "cluster": 0, "mirror": SIZE}
 
     # Somebody overwrites a chunk; the mirror finds it, keeps it for people, and repairs it.
-    second = digest_of(LARGE[CHUNK_SIZE : 2 * CHUNK_SIZE])
+    second = digest_of(pieces(LARGE)[1])
     place = f"bdn/b3/{second.fanout}"
     bucket.client.put_object(Bucket="weights", Key=place, Body=b"wrong")
     verified = ran(shell, "bdn-admin", "verify", SOURCE, "--tier", "mirror")
@@ -109,7 +111,7 @@ def test_a_store_moves_from_a_directory_into_a_bucket_beside_its_mirror_and_a_se
             assert (planned["chunks_missing"], planned["chunks_total"], planned["chunks_copied"]) == (CHUNKS, CHUNKS, 0)
 
             # One chunk is wrong: it is named, and repaired beside the copy.
-            second = digest_of(LARGE[CHUNK_SIZE : 2 * CHUNK_SIZE])
+            second = digest_of(pieces(LARGE)[1])
             path = machine.data / "store/chunks" / second.fanout
             path.chmod(0o600)
             path.write_bytes(b"wrong")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell, wait_until
 
 JOB = "bt://llama@train-42"
-WEIGHTS = os.urandom(2 * CHUNK_SIZE + 5)
+WEIGHTS = noise(17 * MIB + 3, 1)
 
 
 @pytest.fixture(scope="module")

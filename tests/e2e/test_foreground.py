@@ -16,13 +16,14 @@ from node_agent.stage.view.exposure import mounts_below
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.mounts import needs_mounts, unmounting
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.mirror.backends import write_keys
 from tests.support.mirror.service import mirror_under_test, source
 from tests.support.services.commands import Shell, wait_until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-MODEL = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 40_000}
+MODEL = {"config.json": b"{}", "model.safetensors": noise(9 * MIB + 1, 2)}
 FREE_PORTS = {"BDN_PORT": "0", "BDN_DATA_PORT": "0", "BDN_AGENT_DATA_PORT": "0"}
 
 

@@ -13,11 +13,12 @@ import pytest
 
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.services.commands import Process, Shell, wait_until
 
 pytestmark = pytest.mark.embedded("services are found by the lock of SQLite's directory")
-MODEL = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 40_000}
+MODEL = {"config.json": b"{}", "model.safetensors": noise(9 * MIB + 1, 2)}
 
 FREE_PORTS = {"BDN_PORT": "0", "BDN_DATA_PORT": "0", "BDN_AGENT_DATA_PORT": "0", "BDN_AGENT_EXPOSURE": "symlink"}
 UP = [("bdn", "up")]

@@ -9,13 +9,14 @@ import httpx2
 import pytest
 
 from tests.doubles.hub import Hub
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.network.authority import new_authority
 from tests.support.network.ports import free_port
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell
 
-MODEL = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 70_000, "other.safetensors": b"x" * 9_000_000}
+MODEL = {"config.json": b"{}", "model.safetensors": noise(17 * MIB + 3, 1), "other.safetensors": noise(9 * MIB + 1, 2)}
 SIZE = sum(len(content) for content in MODEL.values())
 
 

@@ -21,12 +21,13 @@ from node_agent.fetch.documents import Catalogue
 from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.stage.view.views import Views
 from tests.support.agent.mirror import FORMS, AgentMirror, Fault, flipped, missing, truncated
-from tests.support.agent.rig import MIB, Rig, disk_bytes, metrics, noise, staged
+from tests.support.agent.rig import Rig, disk_bytes, metrics, staged
 from tests.support.agent.steps import Steps
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
-FILES = {"large": noise(9 * MIB, 1), "middle": noise(MIB, 2), "small": noise(1000, 3)}
+FILES = {"large": noise(9 * MIB + 1, 2), "middle": noise(MIB, 2), "small": noise(1000, 3)}
 WAYS = [("whole", "direct"), ("packed", "direct"), ("whole", "cached")]  # packs are never written directly
 STEPS = {
     PartialFile: ("open", "write", "commit"),
@@ -126,7 +127,7 @@ async def test_a_stage_can_be_canceled_at_any_point(
 
 
 # --- Whatever the way to the mirror does to a chunk: it is fetched again, or the stage says what is wrong ---
-SENT = {"large": noise(9 * MIB, 1), "small": b"small"}
+SENT = {"large": noise(9 * MIB + 1, 2), "small": b"small"}
 
 
 @pytest.fixture(params=FORMS)

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.wire.operation_schema import EvictCommand
 from node_agent.fill.part import PartialFile
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
-from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.agent.rig import Rig, disk_bytes, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror
 
-FILES = {"large": noise(2 * CHUNK_SIZE + 100, 1), "small": b"small"}
+FILES = {"large": noise(17 * MIB + 3, 1), "small": b"small"}
 
 
 @needs_mounts

@@ -13,13 +13,14 @@ from bdn.core.layout import Manifest
 from tests.support.agent.destination import Site
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import may_mount, mounted_tmpfs
-from tests.support.agent.rig import MIB, Rig
+from tests.support.agent.rig import Rig
+from tests.support.content.noise import MIB
 from tests.support.content.trees import tree
 from tests.support.crash.killing_steps import Fuse, dies_at
 
 OLD = {"config.json": b"{}", "a/old": b"old", "a/both": b"old both", "b": b"a file", "c/d/e": b"deep"}
 NEW = {"config.json": b"{}", "a/new": b"new", "a/both": b"new both", "b/c": b"in a folder", "c/d": b"a file now"}
-STRIDE = 23  # steps between two kills of an agent
+STRIDE = 37  # steps between two kills of an agent
 kinds = pytest.mark.parametrize("is_mount_point", [False, True], ids=["directory", "mount point"])
 
 

@@ -9,7 +9,8 @@ import pytest
 from node_agent.disk.group_sync import FEW
 from node_agent.job.tree import JobDirectory
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import MIB, Rig, noise
+from tests.support.agent.rig import Rig
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.killing_steps import Fuse, dies_at
 from tests.support.crash.refusing_kernel import CALLS, IS_KNOWN_MACHINE, refuse

@@ -13,8 +13,9 @@ from bdn.net.api_server import bind_tcp, serving
 from bdn.wire.stage_schema import StageRequest
 from node_agent.api import build_app
 from tests.support.agent.mirror import AgentMirror, flipped, fresh_mirror, held_by
-from tests.support.agent.rig import MIB, Rig, metrics, noise
+from tests.support.agent.rig import Rig, metrics
 from tests.support.agent.site import serving_agent
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)

@@ -12,7 +12,8 @@ from bdn.core.layout import Manifest
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, fresh_mirror
-from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.agent.rig import Rig, disk_bytes, staged
+from tests.support.content.noise import MIB, noise
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror

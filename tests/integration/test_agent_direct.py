@@ -16,7 +16,8 @@ from tests.doubles.faults import flip_byte, right_after
 from tests.doubles.s3 import S3Server
 from tests.support.agent.bucket import AgentBucket
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
-from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
+from tests.support.agent.rig import Rig, metrics, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
@@ -24,7 +25,7 @@ mirror = fresh_mirror
 _NUMBERS = count()
 
 FILES = {
-    "large.safetensors": noise(25 * MIB + 5, 1),
+    "large.safetensors": noise(17 * MIB + 3, 1),
     "one.bin": noise(2 * MIB, 2),
     **{f"small/{number}": noise(30_000 + number, 100 + number) for number in range(20)},
 }

@@ -9,7 +9,8 @@ from bdn.core.chunk import Digest
 from bdn.core.layout import Manifest
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, fresh_mirror
-from tests.support.agent.rig import Rig, noise
+from tests.support.agent.rig import Rig
+from tests.support.content.noise import noise
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror

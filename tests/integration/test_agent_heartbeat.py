@@ -21,7 +21,8 @@ from node_agent.mirror_link import heartbeats as heartbeat
 from node_agent.mirror_link.commands import EvictionCommands
 from node_agent.mirror_link.heartbeats import AgentHoldings
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import Rig, staged
+from tests.support.content.noise import MIB, noise
 
 
 class ListeningMirror(AgentMirror):
@@ -127,7 +128,7 @@ async def test_what_a_mirror_refuses_as_too_large_is_told_in_smaller_pieces(
     async with rig.agent() as agent:
         for manifest in manifests:
             await staged(agent, mirror, manifest)
-        while len(mirror.held.get("node-1", ("", {}))[1]) < len(manifests):
+        while len(mirror.held["node-1"].held) < len(manifests):
             await mirror.heard(lambda beat: beat.changes is not None)
         monkeypatch.setattr(heartbeat, "_NEWS_PAUSE_SECONDS", 0)
         monkeypatch.setattr(ListeningMirror, "beat", refuse)
@@ -135,7 +136,7 @@ async def test_what_a_mirror_refuses_as_too_large_is_told_in_smaller_pieces(
         for _ in range(2):  # the first answer says what the mirror has
             with suppress(BdnError):
                 await agent.heartbeats.beat()
-        while len(mirror.held.get("node-1", ("", {}))[1]) < len(manifests):
+        while len(mirror.held["node-1"].held) < len(manifests):
             await mirror.heard(lambda beat: beat.changes is not None)
 
 

@@ -19,17 +19,20 @@ from bdn.wire.http_fields import MANIFEST_HEADER, chunk_path
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from bdn.wire.stage_schema import TierUse
 from node_agent.app import Agent
+from tests.fakes.clock import Clock
 from tests.support.agent.mirror import AgentMirror, failing, flipped, fresh_mirror
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
-from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
+from tests.support.agent.rig import Rig, metrics, staged
 from tests.support.agent.site import ask
+from tests.support.content.layouts import pieces
+from tests.support.content.noise import MIB, noise
 from tests.support.crash.rot import flip
 from tests.support.waiting import until
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror
-LARGE = noise(17 * MIB, 1)
-PIECES = [LARGE[start : start + CHUNK_SIZE] for start in range(0, len(LARGE), CHUNK_SIZE)]
+LARGE = noise(17 * MIB + 3, 1)
+PIECES = pieces(LARGE)
 FIRST, LAST = PIECES[0], PIECES[-1]
 FILES = {"large": LARGE, "small": b"small", "other": b"other"}
 THEIRS = noise(3 * MIB, 3)

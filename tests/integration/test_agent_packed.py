@@ -11,7 +11,8 @@ from bdn.core.errors import BdnError
 from bdn.core.layout import Manifest
 from node_agent.fill import provision
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, held_by, missing
-from tests.support.agent.rig import Rig, disk_bytes, noise, staged
+from tests.support.agent.rig import Rig, disk_bytes, staged
+from tests.support.content.noise import noise
 from tests.support.content.trees import tree
 from tests.support.waiting import until
 

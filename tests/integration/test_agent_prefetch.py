@@ -13,13 +13,14 @@ from bdn.wire.heartbeat_schema import Report
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, held_by
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import Rig, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.waiting import until
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror
 
-FILES = {"a.bin": noise(20 * MIB, 1), "b.bin": noise(3 * MIB, 2)}
+FILES = {"a.bin": noise(17 * MIB + 3, 1), "b.bin": noise(3 * MIB, 2)}
 SIZE = sum(map(len, FILES.values()))
 
 
@@ -64,7 +65,7 @@ async def test_a_prefetch_leaves_the_content_in_the_cache_without_a_lease(mirror
         assert victim.holders == ()
 
         def told() -> list[tuple[bool, list[str]]]:
-            return [(one.complete, one.held_by) for _, held in mirror.held.values() for one in held.values()]
+            return [(one.complete, one.held_by) for recorded in mirror.held.values() for one in recorded.held.values()]
 
         await until(lambda: told() == [(True, [])], "the lease's end is told")
         mirror.forget()

@@ -19,7 +19,8 @@ from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror, held_by
 from tests.support.agent.mounts import needs_mounts, read_only
 from tests.support.agent.process import Program
-from tests.support.agent.rig import MIB, Rig, metrics, noise, staged
+from tests.support.agent.rig import Rig, metrics, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.service import mirror_under_test, source
 from tests.support.services.logs import lines_of
 
@@ -112,7 +113,7 @@ async def test_an_agent_that_peers_reach_without_tls_says_so(
 
 
 # --- What data planes send is charged to their limits, byte for byte ---
-CHUNK = noise(CHUNK_SIZE, 1)
+CHUNK = noise(CHUNK_SIZE)
 
 
 @pytest.fixture

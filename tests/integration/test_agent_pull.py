@@ -23,7 +23,8 @@ from node_agent.stage.standing import standing_pull
 from node_agent.stage.view import build, destination
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
-from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.agent.rig import Rig, disk_bytes, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.scripted_writes import failing
 

@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
-from tests.support.agent.rig import MIB, noise, staged
+from tests.support.agent.rig import staged
 from tests.support.agent.ring import Ring, came_from
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror
 
 FILES = {
-    "large.safetensors": noise(25 * MIB + 5, 1),
-    "other.safetensors": noise(9 * MIB, 2),
+    "large.safetensors": noise(17 * MIB + 3, 1),
+    "other.safetensors": noise(9 * MIB + 1, 2),
     "one.bin": noise(2 * MIB, 3),
     **{f"small/{number}": noise(30_000 + number, 100 + number) for number in range(20)},
 }

@@ -12,16 +12,18 @@ import pytest
 from bdn.core.errors import CanceledError, InvalidRequestError, NotFoundError
 from node_agent.app import Agent
 from node_agent.stage import housekeeping
+from tests.fakes.clock import Clock
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
 from tests.support.agent.mounts import needs_mounts
-from tests.support.agent.rig import MIB, Clock, Rig, noise, staged
+from tests.support.agent.rig import Rig, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.rot import now
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror
 FILES = {
-    "model.safetensors": noise(17 * MIB + 3),
+    "model.safetensors": noise(17 * MIB + 3, 1),
     "config.json": b"{}",
     "nested/a name with spaces and \u00fc\u4e2d.txt": b"unicode",
     "nested/empty": b"",

@@ -20,7 +20,8 @@ from node_agent.job.volume import Volume
 from node_agent.job.volume_sync import VolumeSync
 from tests.support.agent.mirror import AgentMirror, fresh_mirror
 from tests.support.agent.mounts import needs_images, needs_mounts, unmounting
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import Rig, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.waiting import until
 
 pytest_plugins = ("tests.support.agent.fixtures",)

@@ -15,12 +15,13 @@ from node_agent.disk.places import Places
 from node_agent.stage.stage import NodeStage, StageRecord
 from node_agent.stage.warm import STEP, StagesFirst, Warmer
 from tests.support.agent.mirror import fresh_mirror
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import Rig, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.services.processes import drop_from_memory, resident_bytes
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 mirror = fresh_mirror
-FILES = {"weights/model.bin": noise(17 * MIB + 3), "config.json": b"{}", "empty": b""}
+FILES = {"weights/model.bin": noise(17 * MIB + 3, 1), "config.json": b"{}", "empty": b""}
 TOTAL = sum(map(len, FILES.values()))
 
 

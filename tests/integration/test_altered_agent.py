@@ -11,9 +11,10 @@ from bdn.core.errors import BdnError
 from bdn.transfer import chunk_readers
 from bench.altered_agent import believing, discarding
 from tests.support.agent.mirror import AgentMirror, flipped
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import Rig, staged
+from tests.support.content.noise import MIB, noise
 
-CONTENT = noise(9 * MIB)
+CONTENT = noise(9 * MIB + 1, 2)
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from tests.doubles.faults import answer, cut
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import MIB, Rig, noise
+from tests.support.agent.rig import Rig
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.service import LONGEST_SECONDS, MirrorUnderTest, mirror_under_test, source, until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -127,7 +128,7 @@ def agents_mirror() -> Iterator[AgentMirror]:
 
 @pytest.mark.parametrize("files", [
     {"one chunk": CONTENT},
-    {"three chunks": noise(2 * CHUNK_SIZE + MIB, 1)},
+    {"three chunks": noise(17 * MIB + 3, 1)},
     {f"{number} of a slab": noise(100_000 + number, number) for number in range(5)},
 ], ids=["a chunk", "chunks", "a slab"])  # fmt: skip
 async def test_of_a_stage_the_bytes_of_a_chunk_are_seen_before_it_is_whole_and_counted_once(
@@ -174,7 +175,7 @@ async def test_of_a_stage_the_bytes_of_a_chunk_are_seen_before_it_is_whole_and_c
 
 
 async def test_a_stage_that_is_stuck_says_what_its_chunks_wait_for(agents_mirror: AgentMirror, tmp_path: Path) -> None:
-    manifest = agents_mirror.publish({"three chunks": noise(2 * CHUNK_SIZE + MIB, 1)})
+    manifest = agents_mirror.publish({"three chunks": noise(17 * MIB + 3, 1)})
 
     def respond(request: Request) -> Answer:
         with agents_mirror.store.open(Digest.parse(request.url.path.rpartition("/")[2])) as file:

@@ -14,7 +14,7 @@ from bdn.mirror.db import agents
 from bdn.mirror.upkeep.eviction import StoreEviction
 from bdn.wire.operation_schema import EvictCommand
 from tests.doubles.hub import Hub
-from tests.support.agent.rig import Clock
+from tests.fakes.clock import Clock
 from tests.support.mirror.fake_agent import USE, FakeAgent
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, statements_of
 

@@ -16,17 +16,17 @@ from bdn.store import bucket
 from bdn.wire.http_fields import SUSPECT_HEADER
 from tests.contract.opening import keys_of
 from tests.doubles import faults
-from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
 from tests.doubles.object_server import ObjectServer
-from tests.support.agent.rig import Clock
+from tests.fakes.clock import Clock
 from tests.support.content.calendar import Calendar
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.service import LONGEST_SECONDS, mirror_under_test, refusal, source, until, with_secret
 from tests.support.network.egress import ALLOW_LOOPBACK
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
-LARGE = GeneratedContent(CHUNK_SIZE + 1000, seed=3).read(0, CHUNK_SIZE + 1000)
+LARGE = noise(9 * MIB + 1, 2)
 FIRST, LAST = digest_of(LARGE[:CHUNK_SIZE]), digest_of(LARGE[CHUNK_SIZE:])
 TREE = {"a.bin": LARGE, "config.json": b"{}"}
 MODEL = source("hf://org/model")
@@ -155,17 +155,20 @@ async def test_what_the_scrub_cannot_read_in_time_it_looks_at_and_finds_what_is_
 
 
 async def test_a_mirror_waits_for_a_bucket_that_is_away_for_ten_minutes_and_everybody_else_is_answered(
-    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ObjectServer, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How long it is away is counted in what the mirror would have waited."""
+    """How long it is away is counted in what the mirror would have waited. Each of a hundred attempts sends a chunk."""
+    files = {"a.bin": noise(MIB + 1, 1), "config.json": b"{}"}
+    hub.repo("org/small").commit(files)
     monkeypatch.setattr(bucket, "Outage", lambda _: Outage(RetryPolicy(outage_seconds=0, attempts=1)))
     waited, answers = 0.0, list[tuple[int, str]]()
 
     async def pause(seconds: float) -> None:
         nonlocal waited
         waited += seconds
-        found, ready = await mirror.http.get(f"/mirror/{begun}"), await mirror.http.get("/readyz")
-        answers.append((ready.status_code, found.json()["status"]))
+        if waited > 60 * len(answers):
+            found, ready = await mirror.http.get(f"/mirror/{begun}"), await mirror.http.get("/readyz")
+            answers.append((ready.status_code, found.json()["status"]))
         if waited > MINUTES:
             server.script.clear()
 
@@ -174,11 +177,11 @@ async def test_a_mirror_waits_for_a_bucket_that_is_away_for_ten_minutes_and_ever
         faults.drop(), "list-type", times=None, skip=2
     )  # the server is tried, and nobody collects that chunk
     async with mirror_under_test(tmp_path / "mirror", pause=pause, outage_seconds=2 * MINUTES) as mirror:
-        begun = (await mirror.begin(MODEL))["id"]
+        begun = (await mirror.begin(source("hf://org/small")))["id"]
         while (document := await mirror.get(f"/mirror/{begun}", wait=LONGEST_SECONDS))["status"] == "SYNCING":
             pass
-        assert (document["status"], document["bytes_transferred"]) == ("READY", sum(map(len, TREE.values())))
-        assert await mirror.tree(document["sources"][0]["manifest"]) == TREE
+        assert (document["status"], document["bytes_transferred"]) == ("READY", sum(map(len, files.values())))
+        assert await mirror.tree(document["sources"][0]["manifest"]) == files
         assert waited > MINUTES
         assert set(answers) == {(503, "SYNCING")}
 

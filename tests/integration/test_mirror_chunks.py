@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, digest_of
-from tests.doubles.content import GeneratedContent
+from bdn.core.chunk import digest_of
 from tests.doubles.hub import Hub
+from tests.support.content.layouts import pieces
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.service import MirrorUnderTest, source, until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
-CONTENT = GeneratedContent(CHUNK_SIZE + 1000, seed=3).read(0, CHUNK_SIZE + 1000)
-FIRST, LAST = CONTENT[:CHUNK_SIZE], CONTENT[CHUNK_SIZE:]
+CONTENT = noise(8 * MIB + 1000)
+FIRST, LAST = pieces(CONTENT)
 RANGES = [
     ("bytes=10-19", 206, "bytes 10-19/1000", LAST[10:20]),
     ("bytes=-3", 206, "bytes 997-999/1000", LAST[-3:]),

@@ -19,7 +19,8 @@ from bdn.core.manifest import PageEntry, read_page
 from bdn.wire.event_schema import NodeEvent
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
-from tests.support.agent.rig import Clock
+from tests.fakes.clock import Clock
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import (
     Json,
@@ -31,7 +32,7 @@ from tests.support.mirror.service import (
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
-FILES = {"a.txt": b"12345", "b.txt": b"67890", "weights": b"w" * (9 * 1024 * 1024)}
+FILES = {"a.txt": b"12345", "b.txt": b"67890", "weights": noise(9 * MIB + 1, 2)}
 
 
 def told(*events: Event, run: str = "run") -> list[Json]:

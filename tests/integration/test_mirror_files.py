@@ -13,16 +13,16 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.manifest import PageEntry, read_page
 from bdn.wire.grants import FileGrant
-from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
+from tests.support.content.noise import MIB, noise
 from tests.support.crash.rot import rot
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, refusal, source, until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.usefixtures("upstreams")
-LARGE = GeneratedContent(2 * CHUNK_SIZE + 5)
+LARGE = noise(17 * MIB + 3, 1)
 TREE = {
-    "model.safetensors": LARGE.read(0, LARGE.size),
+    "model.safetensors": LARGE,
     "a b/\u00fcn?#.txt": b"in a slab",
     "x%2Fy.txt": b"percent",
     "config.json": b"{}",

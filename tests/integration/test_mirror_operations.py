@@ -18,7 +18,7 @@ from bdn.store.directory import DirectoryStore
 from bdn.wire.grants import GrantVerifier
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.agent.rig import Clock
+from tests.fakes.clock import Clock
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import (
     LONGEST_SECONDS,

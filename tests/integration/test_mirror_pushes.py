@@ -14,6 +14,7 @@ from bdn.mirror.db import checkpoints
 from bdn.mirror.jobs.pushes import GIVEN_UP_SECONDS
 from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.job import STEP, Job, chunks_of
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, until
 
@@ -21,7 +22,7 @@ pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.usefixtures("upstreams")
 LARGE = GeneratedContent(2 * CHUNK_SIZE + 5)
 TREE = {
-    "model.safetensors": LARGE.read(0, LARGE.size),
+    "model.safetensors": noise(2 * CHUNK_SIZE + 5),
     "config.json": b"{}",
     "a b/ünïcödé.txt": b"x",
     "nothing": b"",
@@ -326,9 +327,6 @@ async def test_chunks_of_what_the_organisation_mirrored_are_not_sent(job: Job, h
     tree = {"weights": TREE["model.safetensors"], "small": b"in a slab"}
     assert await job.send(push, tree) == 0
     assert await job.mirror.tree((await job.commit(push, tree)).json()["sources"][0]["manifest"]) == tree
-
-
-MIB = 2**20
 
 
 async def test_beyond_the_quota_nothing_is_committed(tmp_path: Path) -> None:

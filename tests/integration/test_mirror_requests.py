@@ -10,17 +10,17 @@ from bdn.core.chunk import CHUNK_SIZE, digest_of
 from bdn.core.store import StoreDisk
 from bdn.core.units import format_size
 from bdn.wire.grants import LONGEST_GRANT, GrantVerifier
-from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import flip_byte, stall
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket, S3Server
 from tests.support.content.calendar import Calendar
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, until, with_secret
 from tests.support.network.egress_streets import Names
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
-LARGE = GeneratedContent(CHUNK_SIZE + 5)
+LARGE = noise(9 * MIB + 1, 2)
 AWKWARD = {
     "a b/c d.txt": b"spaces",
     "ünïcödé/日本語.json": b"unicode",
@@ -31,7 +31,7 @@ AWKWARD = {
     "nested/empty.bin": b"",
     ".hidden/.file": b"dot",
 }
-TREE: dict[str, bytes] = {**AWKWARD, "config.json": b"{}", "sub/model.safetensors": LARGE.read(0, LARGE.size)}
+TREE: dict[str, bytes] = {**AWKWARD, "config.json": b"{}", "sub/model.safetensors": LARGE}
 
 
 def hub_model(hub: Hub, name: str = "org/model", files: dict[str, Any] | None = None, **kind: Any) -> Json:
@@ -56,7 +56,7 @@ async def test_what_is_read_back_from_the_mirror_is_the_upstream_s_tree(
     assert document["bytes_reused"] == 0
     assert await mirror.tree(document["sources"][0]["manifest"]) == TREE
     served = hub.log.find(method="GET", origin="cdn") if upstream == "hf" else s3.log.find("llama/", method="GET")
-    assert sum(request.bytes_served for request in served) >= LARGE.size
+    assert sum(request.bytes_served for request in served) >= len(LARGE)
 
 
 async def test_only_a_changed_object_moves(mirror: MirrorUnderTest, s3: S3Server, bucket: S3Bucket) -> None:
@@ -86,7 +86,7 @@ async def test_equal_files_of_two_repositories_are_stored_once(mirror: MirrorUnd
     await mirror.ready(hub_model(hub, "org/one", {**shared, "one.txt": b"1"}))
     stored = mirror.chunks()
     document = await mirror.ready(hub_model(hub, "org/two", {**shared, "two.txt": b"2"}))
-    assert document["bytes_transferred"] == LARGE.size + 3  # an upstream's checksum is no proof of equal bytes
+    assert document["bytes_transferred"] == len(LARGE) + 3  # an upstream's checksum is no proof of equal bytes
     new = mirror.chunks().keys() - stored.keys()
     assert sum(mirror.chunks()[name] for name in new) < CHUNK_SIZE  # the other slab, and documents
 
@@ -126,7 +126,7 @@ async def test_a_job_without_weights_is_ready_at_once_with_a_grant_for_nothing(
 async def test_a_source_that_stands_twice_in_a_request_is_read_once(mirror: MirrorUnderTest, hub: Hub) -> None:
     wanted = hub_model(hub, files={"model.safetensors": LARGE})
     document = await mirror.ready(wanted, {**wanted, "mount_location": "/again"})
-    assert (document["bytes_transferred"], document["bytes_reused"]) == (LARGE.size, LARGE.size)
+    assert (document["bytes_transferred"], document["bytes_reused"]) == (len(LARGE), len(LARGE))
     assert document["sources"][0]["manifest"] == document["sources"][1]["manifest"]
 
 

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.doubles.hub import Hub
-from tests.support.content.cloud_identity import Clock
+from tests.fakes.clock import Clock
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
 

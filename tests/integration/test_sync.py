@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import CheckpointUri
@@ -27,13 +26,14 @@ from node_agent.job.journal import Committed, VolumeJournal
 from node_agent.job.pushing import Pusher
 from node_agent.job.syncing import Syncer, checkpoints_in
 from node_agent.job.tree import ChangedError, JobDirectory, OpenFile
+from tests.support.content.noise import MIB, noise
 from tests.support.crash.forgetful_disk import Way, forgetful_disk, needs_forgetful_disks
 from tests.support.mirror.process import ServingProcess
 from tests.support.mirror.service import LONGEST_SECONDS, until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 JOB = CheckpointUri("llama", "job1")
-BIG = os.urandom(2 * CHUNK_SIZE + 5)
+BIG = noise(17 * MIB + 3, 1)
 LONG = 1_000_000.0  # seconds: what has not come by a rename never settles
 
 

@@ -19,7 +19,8 @@ from bdn.wire.grants import AUDIENCE, ISSUER, Grant, GrantedMount, GrantSigner, 
 from node_agent.api import build_app
 from node_agent.app import Agent
 from tests.support.agent.mirror import FORMS, AgentMirror
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import Rig, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.access_world import STATUS, UNKNOWN, shape
 from tests.support.promises.tally import FULL, Tally
 
@@ -27,7 +28,7 @@ pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("access")
 
 NOTHING: Final = Digest("1" * 64)  # a manifest that was never mirrored, or was evicted since
-LARGE: Final = noise(9 * MIB, 3)
+LARGE: Final = noise(9 * MIB + 1, 2)
 TREES: Final[dict[str, dict[str, bytes]]] = {
     "a": {"large": LARGE, "a1": b"a one", "a2": b"a two"},
     "b": {"large": LARGE, "b1": b"b one", "b2": b"b two"},

@@ -178,7 +178,7 @@ async def test_at_each_step_of_a_collection_others_may_act_and_it_may_be_killed(
         await world.collect()
     assert {*names} >= {"a look at rows", "rows go", "rows went", "a chunk is about to go", "a chunk went"}
     every = [(step, deed, number) for step in range(len(names)) for deed, number in _DEEDS]
-    for step, deed, number in every[:: at_scale(max(1, len(every) // 15), 3)]:
+    for step, deed, number in every[:: at_scale(max(1, len(every) // 10), 3)]:
         async with a_world() as world:
             await _with_work_to_do(world)
             killed = await collected_beside(world, {step: (deed, number), step + 2: ("copy", number)})

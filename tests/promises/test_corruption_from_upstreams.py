@@ -9,6 +9,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from tests.doubles.faults import flip_byte
 from tests.doubles.hub import Hub
+from tests.support.content.layouts import pieces
 from tests.support.crash.rot import rot
 from tests.support.mirror.scripted_upstreams import CONTENT, FILES, LARGE, SMALL, STALL, Pauses, ScriptedUpstream
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source
@@ -19,7 +20,7 @@ from tests.support.promises.tally import Tally, at_scale
 pytest_plugins = ("tests.support.mirror.fixtures", "tests.support.mirror.upstream_fixtures")
 pytestmark = [pytest.mark.promise("corruption"), pytest.mark.usefixtures("backend")]
 KINDS: Final = ["hf", "s3", "r2", "gs"]
-CHUNKS: Final = [CONTENT[start : start + CHUNK_SIZE] for start in range(0, len(CONTENT), CHUNK_SIZE)]
+CHUNKS: Final = pieces(CONTENT)
 
 
 @pytest.fixture

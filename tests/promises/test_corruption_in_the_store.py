@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
+from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.manifest import PageRef, Root
 from bdn.core.store import MirrorStore
@@ -26,7 +26,9 @@ from tests.doubles.faults import answer, stall
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket
-from tests.support.agent.rig import Clock, noise
+from tests.fakes.clock import Clock
+from tests.support.content.layouts import pieces
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.rot import HOW, not_permitted, rot
 from tests.support.mirror.backends import behind
@@ -47,12 +49,12 @@ from tests.support.services.commands import wait_until
 pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = [pytest.mark.promise("corruption"), pytest.mark.usefixtures("backend")]
 PERIOD: Final = 7 * 24 * 3600.0
-LARGE: Final = noise(2 * CHUNK_SIZE + 12345, 5)
+LARGE: Final = noise(17 * MIB + 3, 1)
 ONE: Final = noise(3_000_000, 6)
 SMALL: Final = {f"small/{number}.txt": f"small file {number}".encode() * 9 for number in range(12)}
 TREE: Final = {"model.safetensors": LARGE, "one.bin": ONE, **SMALL}
 MODEL: Final = source("hf://org/model")
-MIDDLE: Final = LARGE[CHUNK_SIZE : 2 * CHUNK_SIZE]
+MIDDLE: Final = pieces(LARGE)[1]
 PLACES: Final = {"one": ONE, "middle": MIDDLE, "slab": b"".join(SMALL[path] for path in sorted(SMALL))}
 SCENARIOS: Final = list(product(HOW, [*PLACES, "page", "root"]))
 of_files = pytest.mark.embedded("it is about the files of a directory")

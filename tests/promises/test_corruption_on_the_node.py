@@ -28,8 +28,9 @@ from node_agent.scrub.scrubber import Scrubber, ScrubRecord
 from tests.support.agent.mirror import AgentMirror, in_both_forms, missing
 from tests.support.agent.mounts import mounted_xfs, needs_xfs
 from tests.support.agent.process import Program
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import Rig, staged
 from tests.support.agent.ring import Ring
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.rot import (
     DAMAGES,
@@ -47,7 +48,7 @@ from tests.support.promises.tally import Tally, at_scale
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("corruption")
 FILES = {
-    "weights": noise(2 * CHUNK_SIZE + 300_001, 1),
+    "weights": noise(17 * MIB + 3, 1),
     "one.bin": noise(2 * MIB + 17, 2),
     **{f"small/{number}": noise(20_000 + number, 10 + number) for number in range(5)},
 }

@@ -12,8 +12,9 @@ from bdn.core.errors import BdnError
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
 from tests.support.agent.mirror import FORMS, AgentMirror
-from tests.support.agent.rig import Rig, disk_bytes, noise, staged
+from tests.support.agent.rig import Rig, disk_bytes, staged
 from tests.support.agent.steps import Steps
+from tests.support.content.noise import noise
 from tests.support.content.trees import tree
 from tests.support.promises.tally import Tally, at_scale
 

@@ -17,10 +17,12 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.wire.operation_schema import EvictCommand
 from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent
+from tests.fakes.clock import Clock
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts, read_only
-from tests.support.agent.rig import MIB, Clock, Rig, metrics, noise, staged
+from tests.support.agent.rig import Rig, metrics, staged
 from tests.support.agent.site import Site, ask, serving_agent
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.forgetful_disk import ForgetfulDisk, needs_forgetful_disks
 from tests.support.promises.tally import Tally

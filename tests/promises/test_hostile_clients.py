@@ -33,8 +33,9 @@ from node_agent.api import build_app
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import COMMAND, Program
-from tests.support.agent.rig import MIB, Rig, noise
+from tests.support.agent.rig import Rig
 from tests.support.agent.site import serving_agent
+from tests.support.content.noise import MIB, noise
 from tests.support.crash.spoiled import Spoiler
 from tests.support.mirror.process import SERVE, ServingProcess
 from tests.support.mirror.service import Json, mirror_under_test, source

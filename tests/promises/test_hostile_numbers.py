@@ -20,7 +20,7 @@ from bdn.wire.event_schema import EventDocument, NodeEvent
 from bdn.wire.heartbeat_schema import Heartbeat
 from bdn.wire.shapes import Page
 from tests.doubles.hub import Hub
-from tests.support.agent.rig import Clock
+from tests.fakes.clock import Clock
 from tests.support.mirror.backends import behind
 from tests.support.mirror.fake_agent import USE
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source

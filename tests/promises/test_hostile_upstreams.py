@@ -225,7 +225,7 @@ async def test_a_listing_that_comes_back_to_itself_ends(uri: str, upstream: Host
 
 
 HUGE = {  # whether it is the entry's size or its name
-    "a path of a hundred megabytes": (False, "a" * 100_000_000, "INVALID_SOURCE"),
+    "a path of megabytes": (False, "a" * at_scale(1_000_000, 100_000_000), "INVALID_SOURCE"),
     "a hundred thousand folders": (False, "a/" * 100_000 + "b", "INVALID_SOURCE"),
     "a petabyte": (True, 10**15, "LIMIT_EXCEEDED"),
     "more than any disk counts": (True, 2**63, "LIMIT_EXCEEDED"),
@@ -236,7 +236,6 @@ HUGE = {  # whether it is the entry's size or its name
 @pytest.mark.parametrize("what", HUGE)
 async def test_one_huge_entry_is_refused(uri: str, what: str, upstream: HostileUpstream) -> None:
     is_size, value, code = HUGE[what]
-    value = value[-at_scale(1_000_000, 100_000_000) :] if isinstance(value, str) else value
     *others, last = LISTED[uri]
     huge = {**last, FIELDS[uri[:2]][is_size]: value if uri.startswith("hf") else str(value)}
     upstream.listing = lambda _: upstream.answer(uri, page(uri, [*others, huge]))

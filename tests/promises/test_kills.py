@@ -16,8 +16,8 @@ from bdn.wire.stage_schema import StageDocument
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Daemon, Program
-from tests.support.agent.rig import noise
 from tests.support.content.layouts import whole
+from tests.support.content.noise import noise
 from tests.support.content.trees import tree
 from tests.support.crash.killing_cluster import NODES, Cluster, Kills
 from tests.support.crash.killing_reader import reading
@@ -49,7 +49,7 @@ def test_a_pull_killed_at_any_step_gives_whole_files_and_holds_none_that_it_gave
     assert pull("first").code == 0
     begun = fuse.steps
     assert pull("second").code == 0
-    for step in even_sample(fuse.steps - begun, at_scale(5, 100)):
+    for step in even_sample(fuse.steps - begun, at_scale(3, 100)):
         place, case = tmp_path / str(step), f"step {step}"
         fuse.light(step, after=step % 2 == 0)
         killed = pull(place.name)
@@ -116,7 +116,7 @@ async def test_whatever_is_killed_when_readers_see_whole_files_alone_and_all_end
     tmp_path: Path, hub: Hub, tally: Tally, seed: int
 ) -> None:
     fill(hub)
-    kills = Kills(at_scale(4, 60))
+    kills = Kills(at_scale(3, 60))
     cluster = Cluster(tmp_path, hub, Random(seed), kills)
     roots = [tmp_path / node / "cache/mounts" for node in NODES]
     with reading(roots, 3, repositories().values()) as seen:

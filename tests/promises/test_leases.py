@@ -21,8 +21,10 @@ from node_agent.journal import Journal
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.records import StageRecords
 from node_agent.stage.stage import NodeStage, StageRecord
+from tests.fakes.clock import Clock
 from tests.support.agent.mirror import AgentMirror, missing
-from tests.support.agent.rig import Clock, Rig, noise, staged, verified
+from tests.support.agent.rig import Rig, staged, verified
+from tests.support.content.noise import noise
 from tests.support.content.trees import tree
 from tests.support.crash.rot import cached, digest_of_path, flip
 from tests.support.promises.tally import Tally, at_scale

@@ -18,7 +18,7 @@ from bdn.mirror.api import routes
 from bdn.net.api_server import TimedProtocol, bind_tcp, serving
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.agent.rig import noise
+from tests.support.content.noise import noise
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
 from tests.support.promises.tally import Tally, at_scale
 

@@ -21,7 +21,8 @@ from node_agent.api import build_app
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import MIB, Rig, noise
+from tests.support.agent.rig import Rig
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.mirror.scripted_upstreams import FILES as UPSTREAM_FILES
 from tests.support.mirror.scripted_upstreams import ScriptedUpstream

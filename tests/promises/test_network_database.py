@@ -23,7 +23,7 @@ from bdn.mirror.ingest import worker
 from bdn.mirror.upkeep import scrub
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
-from tests.support.agent.rig import MIB, noise
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
 from tests.support.network.fault_proxy import ByteProxy
@@ -173,7 +173,10 @@ LOCKED_SECONDS: Final = 60.0
 
 
 RUNNING, ASKED = source("hf://org/running"), source("hf://org/asked")
-LOCKED_FILES: Final = {"hf://org/running": {"w.bin": noise(17 * MIB, 1)}, "hf://org/asked": {"w.bin": noise(MIB, 2)}}
+LOCKED_FILES: Final = {
+    "hf://org/running": {"w.bin": noise(17 * MIB + 3, 1)},
+    "hf://org/asked": {"w.bin": noise(MIB, 2)},
+}
 
 
 @pytest.fixture

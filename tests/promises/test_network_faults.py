@@ -14,7 +14,8 @@ from bdn.core.layout import Manifest
 from bdn.net.api_clients import MirrorClient
 from node_agent.app import Agent
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import Rig, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.network.fault_proxy import Exchange, Fault, FaultProxy, parted
 from tests.support.network.fault_proxy_faults import (
@@ -33,7 +34,7 @@ from tests.support.promises.tally import Tally, at_scale
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("network")
 FILES: Final = {
-    "large": noise(17 * MIB, 1),
+    "large": noise(17 * MIB + 3, 1),
     "other": noise(8 * MIB, 2),
     **{f"small/{number}": noise(30_000 + number, 100 + number) for number in range(4)},
 }

@@ -19,7 +19,8 @@ from bdn.net.http1.pool import Dialer
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Program
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import Rig, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.mirror.scripted_upstreams import FILES, ScriptedUpstream
 from tests.support.mirror.service import MirrorUnderTest, until
@@ -39,7 +40,7 @@ LONGEST_SECONDS: Final = 60.0
 MIRROR: Final = "the-mirror"
 UPSTREAMS: Final = ("the-hub", "the-cdn", "the-bucket")
 PLACES: Final = ("listing", "content")
-HELD: Final = {"large": noise(9 * MIB, 1), "small": noise(30_000, 2)}
+HELD: Final = {"large": noise(9 * MIB + 1, 2), "small": noise(30_000, 2)}
 NEW: Final = {"other": noise(2 * MIB, 3)}
 
 

@@ -15,7 +15,8 @@ from bdn.mirror.upkeep import scrub
 from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import MIB, Rig, noise
+from tests.support.agent.rig import Rig
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.forgetful_disk import ForgetfulDisk, needs_forgetful_disks
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
@@ -64,7 +65,7 @@ async def test_a_store_that_goes_away_loses_nothing(upstreams: None, hub: Hub, t
 
 # --- The disk under the mirror's store fails, or refuses: whoever needs it is told so, and what it held and had to lose is not forgotten ---
 LONGEST_SECONDS: Final = 60.0
-STORED: Final = {"w.bin": noise(9 * MIB, 1), "config.json": b"{}"}
+STORED: Final = {"w.bin": noise(9 * MIB + 1, 2), "config.json": b"{}"}
 OTHERS: Final = {"o.bin": noise(MIB, 2)}
 OTHER: Final = source("hf://org/other")
 STEPS: Final = [

@@ -16,7 +16,8 @@ from node_agent.fill import part as filling
 from node_agent.fill.part import PartialFile
 from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import MIB, Rig, noise, staged
+from tests.support.agent.rig import Rig, staged
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.agent_scenario import AgentScenario
 from tests.support.crash.forgetful_disk import ForgetfulDisk, Way, forgetful_disk, needs_forgetful_disks

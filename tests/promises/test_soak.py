@@ -21,7 +21,7 @@ from bdn.core.errors import BdnError
 from bdn.wire.stage_schema import StageRequest
 from tests.doubles.hub import Hub
 from tests.support.agent.process import COMMAND, Daemon, Program
-from tests.support.agent.rig import MIB, noise
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.mirror.process import SERVE, ServingProcess
 from tests.support.mirror.service import source, until

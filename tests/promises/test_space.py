@@ -26,9 +26,10 @@ from tests.support.agent.cache import cached, put
 from tests.support.agent.local_node import open_disk_and_tiers
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import mounted_quota, mounted_tmpfs, needs_mounts, needs_quota
-from tests.support.agent.rig import MIB, Rig, disk_bytes, noise, staged
+from tests.support.agent.rig import Rig, disk_bytes, staged
 from tests.support.content.layouts import held_of, whole
 from tests.support.content.names import stage
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.promises.tally import Tally, at_scale
 

@@ -21,7 +21,8 @@ from node_agent.app import Agent
 from node_agent.cache.records import CacheFiles
 from node_agent.cache.space import Room, Space, TierBudgets
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import Rig, noise, staged, verified
+from tests.support.agent.rig import Rig, staged, verified
+from tests.support.content.noise import noise
 from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.agent.fixtures",)

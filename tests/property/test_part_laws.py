@@ -15,12 +15,11 @@ from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 from node_agent.fill import part as module
 from node_agent.fill.part import PartialFile
-from tests.support.agent.rig import noise
 from tests.support.content.layouts import whole
+from tests.support.content.noise import noise
 from tests.support.crash.scripted_writes import aligned
 
 SYNC_CHUNKS = 2
-NOISE = noise(4 * CHUNK_SIZE)
 TAILS = [0, 1, 511, 512, 4095, 4096, 4097, 256 * 1024 - 1, 256 * 1024 + 5, CHUNK_SIZE - 1]
 
 
@@ -57,7 +56,7 @@ def copy_of(places: Places, root: Path, lost: list[PlacedChunk]) -> None:
 def test_a_fill_that_is_killed_anywhere_loses_less_than_a_batch_and_its_file_is_right(
     chunks: int, tail: int, seed: int, kill: int, was_direct: bool, is_direct: bool
 ) -> None:
-    content = NOISE[: chunks * CHUNK_SIZE + tail]
+    content = noise(4 * CHUNK_SIZE)[: chunks * CHUNK_SIZE + tail]
     layout = whole(content)
     order = list(layout.placed())
     Random(seed).shuffle(order)

@@ -35,8 +35,8 @@ from node_agent.stage.stages import StageService
 from node_agent.stage.view.exposure import choose
 from node_agent.stage.view.views import Views
 from node_agent.stage.warm import StagesFirst, Warmer
+from tests.fakes.clock import Clock
 from tests.support.agent.cache_world import World
-from tests.support.agent.rig import Clock
 
 
 @dataclass

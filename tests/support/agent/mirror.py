@@ -27,11 +27,11 @@ from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new
 from bdn.wire.heartbeat_schema import Command, Heartbeat, HeartbeatReply, MemberDocument, Report
 from bdn.wire.http_fields import DATA_PORT_HEADER, DELIVERY_HEADER
 from bdn.wire.location_schema import Locations, LocationsRequest
-from bdn.wire.mirror_schema import Holding
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, VerifyCommand
 from bdn.wire.shapes import document_of, status_of
 from node_agent.cache.records import Held
 from tests.doubles.http_origin import Answer, Origin, Request
+from tests.fakes.recorded_holdings import RecordedHoldings
 from tests.support.agent.bucket import AgentBucket
 from tests.support.content.layouts import held_of, pack, pieces, whole
 from tests.support.content.memory_store import MemoryFile, MemoryStore, content_of
@@ -106,7 +106,7 @@ class AgentMirror:
     epoch: int = 1
     bucket: AgentBucket | None = None  # where its chunks are to be read; what ``publish`` stores is put there as well
     is_earlier: bool = False  # of the version before: it takes all holdings at once, and says nothing of them
-    held: dict[str, tuple[str, dict[str, Holding]]] = field(default_factory=dict)  # by node, with their digest
+    held: defaultdict[str, RecordedHoldings] = field(default_factory=lambda: defaultdict(RecordedHoldings))  # by node
 
     def __post_init__(self) -> None:
         self.store = MemoryStore()
@@ -220,25 +220,15 @@ class AgentMirror:
             self.commands = [command for command in self.commands if command.id not in ended]
             commands = list(self.commands)
             epoch, members = self._join(heartbeat)
+            digest = None if self.is_earlier else self.held[heartbeat.node].record(heartbeat.changes)
         return HeartbeatReply(
             members=members,
             epoch=epoch,
             pending=commands,
             public_keys=self.signer.public_keys,
             interval_seconds=0.2,
-            holdings_digest=None if self.is_earlier else self._hold(heartbeat),
+            holdings_digest=digest,
         )
-
-    def _hold(self, heartbeat: Heartbeat) -> str:
-        """As the mirror does, for each agent."""
-        with self.lock:
-            digest, held = self.held.get(heartbeat.node, ("", {}))
-            change = heartbeat.changes
-            if change is not None and change.base in (None, digest):
-                kept = {} if change.base is None else {k: v for k, v in held.items() if k not in change.gone}
-                digest, held = change.digest, kept | {one.manifest: one for one in change.held}
-                self.held[heartbeat.node] = digest, held
-            return digest
 
     def _join(self, heartbeat: Heartbeat) -> tuple[int, list[MemberDocument]]:
         if self.ring is None:

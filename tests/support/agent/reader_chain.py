@@ -24,7 +24,8 @@ from node_agent.fetch.locations import LocationLookup
 from node_agent.fetch.peers import Members, Peers, Waits
 from tests.doubles.faults import Fault
 from tests.doubles.http_origin import Answer, Origin
-from tests.support.agent.rig import IMPATIENT, Clock
+from tests.fakes.clock import Clock
+from tests.support.agent.rig import IMPATIENT
 
 SIGNATURE = "5igned"
 

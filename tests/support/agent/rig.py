@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
 from bdn.core.layout import Manifest
 from bdn.core.pace.retry import RetryPolicy
 from bdn.wire.heartbeat_schema import Report
@@ -20,20 +18,7 @@ from node_agent.fetch.peers import Waits
 from node_agent.settings import AgentSettings, load_settings
 from tests.support.agent.mirror import AgentMirror
 
-MIB = 1024 * 1024
 IMPATIENT = RetryPolicy(outage_seconds=0, attempts=3, first_seconds=0.001, longest_seconds=0.002)
-
-
-@dataclass
-class Clock:
-    """A time that the test sets, and that goes on by ``step`` whenever somebody looks."""
-
-    now: float = 1_800_000_000.0
-    step: float = 0.0
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
 
 
 @dataclass(frozen=True)
@@ -88,11 +73,6 @@ async def verified(agent: Agent, command: VerifyCommand) -> VerifyReport:
     await agent.verifications.run(command, reports.append)
     assert reports[-1].verify is not None
     return reports[-1].verify
-
-
-def noise(size: int, seed: int = 0) -> bytes:
-    """Bytes that do not repeat."""
-    return blake3(str(seed).encode()).digest(length=size)  # five times as fast as Python's random numbers
 
 
 def disk_bytes(cache: Path) -> int:

@@ -1,5 +1,6 @@
 """Fixtures of clouds that trust a mirror; named by ``pytest_plugins`` after those of the mirror."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,12 +11,13 @@ from tests.doubles.openid import OpenIdReader
 from tests.doubles.s3 import S3Server
 from tests.doubles.sigv4 import Account
 from tests.doubles.sts import AccountTrust, StsServer, WebTrust
-from tests.support.content.cloud_identity import ASSUMED_ROLE, ISSUER, POOL, PROVIDER, ROLE, SUBJECTS, Clock, Clouds
+from tests.fakes.clock import Clock
+from tests.support.content.cloud_identity import ASSUMED_ROLE, ISSUER, POOL, PROVIDER, ROLE, SUBJECTS, Clouds
 
 
 @pytest.fixture
 def clouds(upstreams: None, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clouds]:
-    clock = Clock()
+    clock = Clock(time.time())
     reader = OpenIdReader(clock)
     with GcsServer(clock=clock) as gcs, StsServer(reader, s3.accounts, clock) as sts:
         clock.then.append(sts.end_sessions)

@@ -1,9 +1,8 @@
 """Clouds that trust a mirror: AWS STS and Google's token services beside their buckets, and a mirror that is their issuer."""
 
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +15,7 @@ from tests.doubles.google_sts import GoogleTokenServer
 from tests.doubles.openid import OpenIdReader
 from tests.doubles.s3 import S3Server
 from tests.doubles.sts import StsServer
+from tests.fakes.clock import Clock
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
 
 ISSUER = "https://mirror.example.test"
@@ -25,22 +25,6 @@ REGION = "eu-west-1"
 POOL = "projects/1234567/locations/global/workloadIdentityPools/bdn-pool"
 PROVIDER = f"{POOL}/providers/bdn-provider"
 SUBJECTS = "v=1:org=default:job=*:type=mirror"
-
-
-@dataclass
-class Clock:
-    """Seconds since the epoch, moved by hand."""
-
-    now: float = field(default_factory=time.time)
-    then: list[Callable[[], None]] = field(default_factory=list)
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-        for act in self.then:
-            act()
 
 
 @dataclass

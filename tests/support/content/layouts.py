@@ -1,6 +1,7 @@
 """Files cut into chunks, small ones packed, and the documents of manifests, by a few lines of their own."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from operator import attrgetter
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Slice, digest_of
@@ -9,8 +10,9 @@ from bdn.core.manifest import ManifestWriter, PlacedFile, Root
 from node_agent.cache.records import Held
 
 
-def pieces(content: bytes) -> list[bytes]:
-    return [content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE)]
+@lru_cache(maxsize=8)  # most modules have the same large files
+def pieces(content: bytes) -> tuple[bytes, ...]:
+    return tuple(content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE))
 
 
 def whole(content: bytes) -> FileLayout:

@@ -13,7 +13,8 @@ from bdn.core.errors import BdnError
 from bdn.wire.stage_schema import StageDocument
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Daemon, Program
-from tests.support.agent.rig import MIB, disk_bytes, noise
+from tests.support.agent.rig import disk_bytes
+from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.scenario import Action, Scenario
 

@@ -21,10 +21,10 @@ from bdn.wire.operation_schema import EvictCommand
 from node_agent.metrics import AgentMetrics
 from node_agent.settings import AgentSettings
 from node_agent.stage.stage import StageRecord, StageRegistry
+from tests.fakes.clock import Clock
 from tests.support.agent.cache_oracle_of_files import Wound, broken_views, differences, ready_on_disk, wrong_files
 from tests.support.agent.cache_world import World
 from tests.support.agent.local_node import LocalNode, content_files, local_node
-from tests.support.agent.rig import Clock
 from tests.support.crash.killed_disk import MortalDisk, one_history
 
 _JOBS = 5

@@ -9,7 +9,7 @@ from typing import Final, cast
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.mirror.app import MirrorService
 from tests.doubles.hub import Hub
-from tests.support.agent.rig import MIB, noise
+from tests.support.content.noise import MIB, noise
 from tests.support.crash.scenario import Action, Scenario
 from tests.support.mirror.backends import behind
 from tests.support.mirror.process import ServingProcess

@@ -18,8 +18,9 @@ from bdn.core.chunk import Digest
 from bdn.core.layout import Manifest
 from bdn.wire.operation_schema import PathVerification, PathVerificationRequest, VerifyCommand, VerifyReport
 from node_agent.app import Agent
+from tests.fakes.clock import Clock
 from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import Clock, Rig, metrics, staged, verified
+from tests.support.agent.rig import Rig, metrics, staged, verified
 
 WEEK = 7 * 86400.0
 

@@ -4,22 +4,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.pace.retry import StallPolicy
-from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import Fault, Script
 from tests.doubles.gcs import GcsServer
 from tests.doubles.hub import Hub
 from tests.doubles.request_log import LoggedRequest, RequestLog
 from tests.doubles.s3 import S3Server
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.service import Json, MirrorUnderTest, source, with_secret
 
 _NUMBERS = count()
-_SIZE = 2 * CHUNK_SIZE + 12_345
 LARGE = "model.safetensors"
 SMALL = "config.json"
-CONTENT = GeneratedContent(_SIZE, seed=3).read(0, _SIZE)
-OTHER_CONTENT = GeneratedContent(_SIZE, seed=4).read(0, _SIZE)
+CONTENT = noise(17 * MIB + 3, 1)
+OTHER_CONTENT = bytes(len(CONTENT))
 FILES: Mapping[str, bytes] = {LARGE: CONTENT, SMALL: b'{"small": 1}', "vocabulary.txt": b"a\nb\n" * 5000}
 NEIGHBOUR: Mapping[str, bytes] = {"a.txt": b"the neighbour's", "b/c.bin": bytes(range(256)) * 40}
 

@@ -31,10 +31,11 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from bdn.transfer.under_way import UnderWay
+from tests.support.content.layouts import pieces
 from tests.support.content.memory_store import MemoryStore
-from tests.support.mirror.pieces import pieces
+from tests.support.content.noise import MIB, noise
 
-CONTENT = bytes(range(251)) * (2 * CHUNK_SIZE // 251 + 7)
+CONTENT = noise(17 * MIB + 3, 1)
 CHUNKS = pieces(CONTENT)
 NAMES = [digest_of(chunk) for chunk in CHUNKS]
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

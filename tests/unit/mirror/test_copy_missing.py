@@ -26,7 +26,9 @@ from bdn.mirror.ingest.progress import ClaimLostError, Progress, SourceCounters
 from bdn.mirror.ingest.survey import Survey, units_of
 from bdn.mirror.upstream.reader import LocatedFile
 from bdn.transfer.under_way import UnderWay
+from tests.support.content.layouts import pieces
 from tests.support.content.memory_store import MemoryStore
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.service import database_under_test
 
 
@@ -172,8 +174,8 @@ async def test_nothing_of_a_mirror_is_written_after_another_worker_took_over(tol
 
 # --- what is copied ---
 
-CONTENT = bytes(CHUNK_SIZE) + bytes(range(256)) * (CHUNK_SIZE // 256) + b"12345"
-PIECES = [CONTENT[at : at + CHUNK_SIZE] for at in range(0, len(CONTENT), CHUNK_SIZE)]
+CONTENT = noise(17 * MIB + 3, 1)
+PIECES = pieces(CONTENT)
 NAMES = [digest_of(piece) for piece in PIECES]
 
 

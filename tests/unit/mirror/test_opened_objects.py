@@ -1,13 +1,7 @@
 """What grants open is kept by set, with a bound, and not pushed out by what is read at the same time."""
 
 from bdn.mirror.access.access import OpenedObjects
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes.clock import Clock
 
 
 def objects(count: int) -> frozenset[bytes]:
@@ -15,7 +9,7 @@ def objects(count: int) -> frozenset[bytes]:
 
 
 def test_who_was_read_from_least_recently_makes_room() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     kept = OpenedObjects(10, clock)
     for set_id in (1, 2, 3):
         kept.keep(set_id, objects(3))
@@ -27,7 +21,7 @@ def test_who_was_read_from_least_recently_makes_room() -> None:
 
 
 def test_manifests_that_are_read_from_do_not_push_each_other_out() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     kept = OpenedObjects(10, clock)
     kept.keep(1, objects(6))
     assert not kept.make_room(5)
@@ -39,7 +33,7 @@ def test_manifests_that_are_read_from_do_not_push_each_other_out() -> None:
 
 
 def test_what_is_larger_than_everything_that_is_kept_pushes_nothing_out() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     kept = OpenedObjects(10, clock)
     kept.keep(1, objects(6))
     clock.now = 100.0

@@ -15,9 +15,10 @@ from bdn.core.pace.retry import StallPolicy
 from bdn.net.chunk_server.messages import Response
 from bdn.net.chunk_server.sending import EndedError, Pace, Sending, StalledReaderError
 from bdn.net.chunk_server.served_chunks import OpenChunk
+from tests.support.content.noise import MIB, noise
 
-SIZE = 8 * 1024 * 1024
-CONTENT = os.urandom(SIZE)
+SIZE = 8 * MIB
+CONTENT = noise(SIZE)
 SLOWEST = StallPolicy(64 * 1024, 30.0)
 RECEIVED = 64 * 1024  # that the client's kernel holds, and doubles
 

@@ -23,13 +23,14 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.store.directory import DirectoryStore
 from bdn.wire.http_fields import chunk_path
 from tests.support.content.memory_store import MemoryFile
+from tests.support.content.noise import noise
 from tests.support.content.shelves import Shelf, connect, connected, read_answer, read_to_end, reset, serving
 from tests.support.network.hypothesis import BRIEFLY
 from tests.support.services.commands import wait_until
 
 CONTENT = os.urandom(100_000)
 PATH = chunk_path(digest_of(CONTENT))
-LARGE = b"".join(number.to_bytes(8, "big") * 512 for number in range(CHUNK_SIZE // 4096))
+LARGE = noise(CHUNK_SIZE)
 LARGE_PATH = chunk_path(digest_of(LARGE))
 HASTY = Timeouts(0.25, 0.25, 0.25, StallPolicy(64 * 1024, 0.25))
 

@@ -14,11 +14,12 @@ from bdn.net.chunk_server.connection import ChunkConnection, Service, Timeouts
 from bdn.net.chunk_server.sending import NEXT_TURN
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.wire.http_fields import chunk_path, push_path
+from tests.support.content.noise import noise
 from tests.support.content.shelves import Inbox, Shelf, connect, read_answer, read_to_end, serving
 from tests.support.services.commands import wait_until
 
 PUSH = f"mir_{'0a' * 12}"
-SMALL, CONTENT, LARGE = b"twelve bytes", os.urandom(200_000), os.urandom(CHUNK_SIZE)
+SMALL, CONTENT, LARGE = b"twelve bytes", os.urandom(200_000), noise(CHUNK_SIZE)
 HASTY = Timeouts(obtaining_seconds=1.0)
 
 

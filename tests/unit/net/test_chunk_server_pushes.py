@@ -41,13 +41,14 @@ from bdn.net.tls import Authorities, Certificate
 from bdn.store.directory import DirectoryStore
 from bdn.wire.http_fields import chunk_path, push_path
 from bdn.wire.shapes import document_of, status_of
+from tests.support.content.noise import noise
 from tests.support.content.shelves import Inbox, Shelf, connect, read_answer, read_to_end, reset, serving
 from tests.support.network.authority import new_authority
 from tests.support.network.hypothesis import BRIEFLY
 from tests.support.services.commands import wait_until
 
 PUSH = f"mir_{'0a' * 12}"
-SMALL, CONTENT, LARGE = b"x", os.urandom(100_001), os.urandom(CHUNK_SIZE)
+SMALL, CONTENT, LARGE = b"x", os.urandom(100_001), noise(CHUNK_SIZE)
 STRICT = Timeouts(slowest_sender=StallPolicy(64 * 1024, 0.3))
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from bdn.net.http1.connection import NoAnswerError
 from bdn.net.http1.pool import ConnectionPool
+from tests.support.content.noise import MIB, noise
 from tests.support.network.raw_server import DONE, RawServer, answering, message, taking, waiting_after
 
-BODY = bytes(range(256)) * 32_768  # 8 MiB
+BODY = noise(8 * MIB)
 
 
 @pytest.fixture

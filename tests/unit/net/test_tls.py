@@ -14,19 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from bdn.core.errors import InvalidRequestError
 from bdn.net.tls import Authorities, Certificate, certificate
+from tests.fakes.clock import Clock
 from tests.support.network.authority import Authority, new_authority
 
 PEM, PKCS8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def tick(self) -> None:
-        self.now += 1
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +130,13 @@ def test_a_certificate_is_renewed_once_both_of_its_files_are(
     assert shown(served.context(), authority) == (("DNS", "localhost"),)
     assert not caplog.records  # it is not looked at all the time
     for _ in range(3):
-        clock.tick()
+        clock.advance(1)
         assert shown(served.context(), authority) == (("DNS", "localhost"),)
     files[0].write_bytes(new[0].read_bytes())
-    clock.tick()
+    clock.advance(1)
     assert shown(served.context(), authority) == (("DNS", "localhost"),)
     new[1].replace(files[1])
-    clock.tick()
+    clock.advance(1)
     assert shown(served.context(), authority) == (("DNS", "renewed"),)
     half, mismatched, used = [record.getMessage() for record in caplog.records]
     assert half.startswith("cannot reload changed TLS files: BDN_TLS_CERT")
@@ -162,10 +153,10 @@ def test_a_renewal_that_is_refused_is_tried_again_and_told_once(
     with monkeypatch.context() as early:
         early.setattr(time, "time", lambda: 0.0)  # this machine's clock is not set yet
         for _ in range(3):
-            clock.tick()
+            clock.advance(1)
             assert shown(served.context(), authority) == (("DNS", "localhost"),)
     assert len(caplog.records) == 1
-    clock.tick()
+    clock.advance(1)
     assert shown(served.context(), authority) == (("DNS", "renewed"),)
 
 
@@ -181,7 +172,7 @@ def test_a_link_that_leads_elsewhere_is_a_change(authority: Authority, tmp_path:
     served = Certificate("BDN_TLS", tmp_path / "tls.crt", tmp_path / "tls.key", clock)
     (tmp_path / "..new").symlink_to("two")
     (tmp_path / "..new").replace(link)
-    clock.tick()
+    clock.advance(1)
     assert shown(served.context(), authority) == (("DNS", "two"),)
 
 
@@ -204,7 +195,7 @@ def test_authorities_that_change_are_believed_and_those_that_go_are_not(
     before = believed.context()
     assert believed.context() is before
     file.write_bytes(authority.certificates.read_bytes())
-    clock.tick()
+    clock.advance(1)
     now = believed.context()
     assert [one["subject"] for one in now.get_ca_certs()] == [
         one["subject"] for one in ssl.create_default_context(cafile=authority.certificates).get_ca_certs()

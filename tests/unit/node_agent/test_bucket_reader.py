@@ -17,7 +17,7 @@ from bdn.wire.location_schema import Locations
 from tests.doubles.faults import Fault, altered, answer, flip_byte, hang, reset, truncate
 from tests.doubles.http_origin import Origin
 from tests.support.agent.reader_chain import SIGNATURE, Bench, bench, starts
-from tests.support.agent.rig import noise
+from tests.support.content.noise import noise
 
 CONTENT = noise(20_000)
 SIZE = len(CONTENT)

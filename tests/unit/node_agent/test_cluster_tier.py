@@ -15,8 +15,8 @@ from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import CacheFullError, DiskFailedError
 from bdn.core.events import Event
 from node_agent.cache.cache_events import CacheEvents, over_budget
+from tests.fakes.clock import Clock
 from tests.support.agent.cache import a_tier
-from tests.support.agent.rig import Clock
 from tests.support.content.names import named
 
 M, N = named("m"), named("n")

@@ -7,7 +7,7 @@ import pytest
 
 from bdn.core.errors import StoreUnavailableError
 from node_agent.fetch.peers import Alternative, LateError, Limits, SourceDeadline
-from tests.support.agent.rig import Clock
+from tests.fakes.clock import Clock
 
 MIB = 1024 * 1024
 LIMITS = Limits(head_seconds=20.0, body_seconds=4.0)

@@ -12,7 +12,7 @@ import pytest
 
 from bdn.disk.direct import BLOCK, LEAST_BYTES, DirectFile, DirectWrites
 from tests.support.agent.mounts import mounted, mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
-from tests.support.agent.rig import noise
+from tests.support.content.noise import noise
 from tests.support.crash.scripted_writes import Step, Writes, aligned, failing, open_descriptors, taking
 
 CONTENT = noise(LEAST_BYTES + 3 * BLOCK + 1000)

@@ -15,6 +15,7 @@ from node_agent.journal import Journal
 from node_agent.mirror_link.commands import CommandInbox
 from node_agent.mirror_link.heartbeats import ChangeSignal, Heartbeats
 from node_agent.trust import Trust
+from tests.fakes.recorded_holdings import RecordedHoldings
 from tests.support.network.loops import run_hurried
 
 ME = Heartbeat(node="n", cluster="c", boot_id="b", roles=["node"], advertise=None, version="1", tiers={}, holdings=None)
@@ -28,8 +29,7 @@ class Mirror:
     """
 
     def __init__(self) -> None:
-        self.digest = ""
-        self.held: set[str] = set()
+        self.recorded = RecordedHoldings()
         self.commands: list[Command] = []
         self.is_commanded = asyncio.Event()
         self.held_at_result: set[str] | None = None
@@ -50,16 +50,13 @@ class Mirror:
         change = heartbeat.changes
         if change is not None:
             self.told.append(len(change.held) + len(change.gone))
-        if change is not None and change.base in (None, self.digest):
-            kept = set() if change.base is None else self.held - set(change.gone)
-            self.held, self.digest = kept | {one.manifest for one in change.held}, change.digest
-            if self.held:
-                self.has_holdings.set()
-        digest = self.digest
+        digest = self.recorded.record(change)
+        if self.recorded.held:
+            self.has_holdings.set()
         for report in heartbeat.reports:
             if not report.running:
                 self.commands = [command for command in self.commands if command.id != report.id]
-                self.held_at_result = set(self.held)
+                self.held_at_result = set(self.recorded.held)
                 self.has_result.set()
         told = {report.id for report in heartbeat.reports}
         if heartbeat.wait_seconds and heartbeat.epoch != self.epoch:
@@ -80,6 +77,26 @@ class Mirror:
         )
 
 
+class ScriptedMirror:
+    """Answers requests that may stay open as the script says: a letter each, ``.`` for an answer and ``x`` for none."""
+
+    def __init__(self, script: str) -> None:
+        self.script = list(script)
+        self.asked_at: list[float] = []
+        self.is_over = asyncio.Event()
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        if not heartbeat.wait_seconds:
+            raise InternalError("news are not scripted")
+        if not self.script:
+            self.is_over.set()
+            await asyncio.Event().wait()
+        self.asked_at.append(asyncio.get_running_loop().time())
+        if self.script.pop(0) == "x":
+            raise InternalError("it is down")
+        return HeartbeatReply(members=None, epoch=0, public_keys=[], interval_seconds=5)
+
+
 class Cache:
     """What a node holds."""
 
@@ -96,7 +113,7 @@ class Cache:
 class Node:
     """Heartbeats of a node that evicts in a tenth of a second."""
 
-    def __init__(self, mirror: Mirror, folder: Path, background: BackgroundTasks) -> None:
+    def __init__(self, mirror: Mirror | ScriptedMirror, folder: Path, background: BackgroundTasks) -> None:
         self.cache, self.news = Cache(), ChangeSignal()
         journal = Journal(folder / "journal", lambda: 0.0, lambda _: None)
         journal.open()
@@ -132,7 +149,7 @@ def test_who_hears_that_an_eviction_is_over_has_heard_that_nothing_is_left(tmp_p
             await asyncio.sleep(2)
             node.hold(1)
             await asyncio.sleep(0.1)  # the mirror has heard of it, and news rests
-            assert mirror.held
+            assert mirror.recorded.held
             node.hold(1, 2)
             mirror.command(EVICT)
             await mirror.has_result.wait()
@@ -185,3 +202,24 @@ def test_what_a_mirror_that_fails_was_told_is_told_again_while_another_request_i
             return loop.time()
 
     assert 4 < run_hurried(run()) < 6  # after pauses of one second and of two; the open request ends at ten
+
+
+def asked_at(script: str, folder: Path) -> list[float]:
+    """When an agent sends heartbeats to a mirror that answers so."""
+
+    async def run() -> list[float]:
+        mirror = ScriptedMirror(script)
+        async with BackgroundTasks() as background:
+            Node(mirror, folder, background)
+            await mirror.is_over.wait()
+        return mirror.asked_at
+
+    return run_hurried(run())
+
+
+def test_a_mirror_that_is_down_is_asked_less_and_less_often_until_it_answers(tmp_path: Path) -> None:
+    assert asked_at("xxxxxxx.xx.", tmp_path) == [0, 1, 3, 7, 15, 25, 35, 45, 50, 51, 53]
+
+
+def test_a_mirror_that_keeps_no_request_open_is_asked_as_often_as_it_says(tmp_path: Path) -> None:
+    assert asked_at("....", tmp_path) == [0, 5, 10, 15]

@@ -8,10 +8,10 @@ from node_agent.cache.quarantine import SuspectFiles
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from tests.support.agent.cache import a_tier, cached, put, whole_files
-from tests.support.agent.rig import noise
 from tests.support.content.layouts import pieces
+from tests.support.content.noise import MIB, noise
 
-LARGE = noise(2 * CHUNK_SIZE + 5)
+LARGE = noise(17 * MIB + 3, 1)
 
 
 def shelf_of(places: Places, *manifests: Manifest, suspects: SuspectFiles | None = None) -> HeldChunks:

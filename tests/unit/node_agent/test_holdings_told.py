@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from bdn.wire.heartbeat_schema import HoldingsChange
 from bdn.wire.mirror_schema import Holding
 from node_agent.mirror_link.heartbeats import HoldingsTold
+from tests.fakes.recorded_holdings import RecordedHoldings
 
 PLENTY = 1_000_000
 
@@ -14,29 +15,24 @@ def holding(number: int, size: int = 5) -> Holding:
 
 
 @dataclass
-class Mirror:
-    """Takes up changes of what it has, and counts what it is told."""
+class Mirror(RecordedHoldings):
+    """Counts what it is told."""
 
-    digest: str | None = ""
-    held: dict[str, Holding] = field(default_factory=dict)
     told: list[int] = field(default_factory=list)
+    is_earlier: bool = False  # of the version before
 
     def hear(self, fields: dict[str, object]) -> str | None:
-        if self.digest is None:  # the version before
+        if self.is_earlier:
             whole = fields.get("holdings")
             if isinstance(whole, list):
                 self.held = {one.manifest: one for one in whole}
                 self.told.append(len(whole))
             return None
         change = fields.get("changes")
-        if isinstance(change, HoldingsChange):
-            self.told.append(len(change.held) + len(change.gone))
-            if change.base in (None, self.digest):
-                kept = {} if change.base is None else self.held
-                self.held = {name: one for name, one in kept.items() if name not in change.gone}
-                self.held |= {one.manifest: one for one in change.held}
-                self.digest = change.digest
-        return self.digest
+        if not isinstance(change, HoldingsChange):
+            return self.digest
+        self.told.append(len(change.held) + len(change.gone))
+        return self.record(change)
 
 
 @dataclass
@@ -132,12 +128,12 @@ def test_of_two_heartbeats_at_once_one_is_taken_up_and_nothing_is_told_twice() -
 
 
 def test_a_mirror_of_the_version_before_is_told_all_and_one_that_is_upgraded_changes() -> None:
-    agent = Agent(Mirror(digest=None), [holding(1), holding(2)])
+    agent = Agent(Mirror(is_earlier=True), [holding(1), holding(2)])
     agent.settle()
     agent.hold(*agent.held, holding(3))
     agent.settle()
     assert agent.mirror.told == [2, 3]
-    agent.mirror.digest = ""
+    agent.mirror.is_earlier = False
     agent.beat()
     agent.settle()
     agent.hold(*agent.held, holding(4))

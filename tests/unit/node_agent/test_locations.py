@@ -15,7 +15,7 @@ from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.wire.location_schema import ChunkLocation, Locations
 from bdn.wire.shapes import document_of, error_from
 from node_agent.fetch.locations import LocationLookup, Reading
-from tests.support.agent.rig import Clock
+from tests.fakes.clock import Clock
 from tests.support.content.names import named
 
 MANIFEST, CHUNKS = named("manifest"), [named(f"chunk {number}") for number in range(1200)]

@@ -13,8 +13,8 @@ from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 from node_agent.fill import part as module
 from node_agent.fill.part import SYNC_CHUNKS, Bitmap, PartialFile
-from tests.support.agent.rig import noise
 from tests.support.content.layouts import whole
+from tests.support.content.noise import MIB, noise
 from tests.support.crash.scripted_writes import Writes, aligned, failing, open_descriptors
 
 
@@ -29,7 +29,7 @@ def held(part: PartialFile) -> list[int]:
     return [chunk.index for chunk in part.layout.placed() if part.holds(chunk, buffer[: chunk.range.size])]
 
 
-CONTENT = noise(2 * CHUNK_SIZE + 1000)
+CONTENT = noise(17 * MIB + 3, 1)
 
 
 def opened(places: Places, content: bytes = CONTENT) -> PartialFile:

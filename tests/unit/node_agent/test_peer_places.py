@@ -10,8 +10,8 @@ import pytest
 
 from bdn.core.errors import CanceledError
 from node_agent.fetch.peers import Alternative, LateError, Limits, Members, Peers, SourceDeadline
+from tests.fakes.clock import Clock
 from tests.support.agent.reader_chain import join
-from tests.support.agent.rig import Clock
 
 LONGEST_SECONDS = 300
 GO_ON = threading.Event()

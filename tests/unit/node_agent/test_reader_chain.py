@@ -20,7 +20,7 @@ from bdn.wire.http_fields import MANIFEST_HEADER
 from node_agent.fetch.peers import Limits, Peers
 from tests.doubles.faults import Fault, altered, answer, flip_byte, hang, right_after, stall, truncate, work
 from tests.support.agent.reader_chain import Bench, bench, join, starts
-from tests.support.agent.rig import noise
+from tests.support.content.noise import noise
 from tests.support.waiting import until
 
 CONTENT = noise(20_000)

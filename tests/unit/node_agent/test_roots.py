@@ -24,10 +24,11 @@ from node_agent.fetch.peers import Members, Peers
 from tests.support.agent.mirror import AgentMirror, flipped
 from tests.support.agent.rig import IMPATIENT
 from tests.support.content.names import named
+from tests.support.content.noise import MIB, noise
 from tests.support.network.raw_server import Play, RawServer, read_head
 from tests.support.promises.tally import Tally
 
-FILES = {"a": b"first", "b": b"second", "c": bytes(9_000_000)}
+FILES = {"a": b"first", "b": b"second", "c": noise(9 * MIB + 1, 2)}
 DEAD = "http://127.0.0.1:1"
 
 

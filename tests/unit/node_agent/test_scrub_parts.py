@@ -22,8 +22,8 @@ from node_agent.scrub.repair import rewrite
 from node_agent.scrub.scrubber import ScrubRecord
 from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry
 from node_agent.stage.warm import STEP, StagesFirst
-from tests.support.agent.rig import noise
 from tests.support.content.names import named
+from tests.support.content.noise import noise
 from tests.support.crash.scripted_writes import failing
 
 

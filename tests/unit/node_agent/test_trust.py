@@ -8,7 +8,7 @@ from bdn.core.errors import DiskFailedError, InternalError
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, UnknownKeyError, new_signing_key
 from bdn.wire.shapes import ServiceUnreachableError
 from node_agent.trust import Trust
-from tests.support.agent.rig import Clock
+from tests.fakes.clock import Clock
 
 SIGNER = GrantSigner(new_signing_key())
 GRANT = Grant("org", (GrantedMount("/m", digest_of(b"m"), "hf://org/model"),), 2000.0)

@@ -18,7 +18,7 @@ from node_agent.disk.whole_files import WholeFiles
 from node_agent.stage.view.build import Built, Difference, build_view, compare_view
 from tests.support.agent.cache import cached, whole_files
 from tests.support.agent.mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
-from tests.support.agent.rig import noise
+from tests.support.content.noise import noise
 from tests.support.content.trees import tree
 from tests.support.crash.scripted_writes import failing
 
