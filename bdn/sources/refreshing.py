@@ -26,18 +26,6 @@ class Expiring(Protocol):
 
 
 Held = TypeVar("Held", bound=Expiring)
-_Held_co = TypeVar("_Held_co", bound=Expiring, covariant=True)
-
-
-class CredentialsProvider(Protocol[_Held_co]):
-    """A source of credentials: a secret, or a token service that issues them for an hour."""
-
-    async def get(self) -> _Held_co:
-        """The credentials to use now; the same object until they change.
-
-        Called for each of a million files, so it answers from memory until some time before ``expires_at``. Raises
-        ``BdnError``, which a source passes on unchanged.
-        """
 
 
 class Refreshing(Generic[Held]):
@@ -58,7 +46,7 @@ class Refreshing(Generic[Held]):
         self._lock = asyncio.Lock()
 
     async def get(self) -> Held:
-        """The credentials, usually from memory.
+        """The credentials, the same object until they change. Called for each of a million files: usually from memory.
 
         While one caller renews, the other callers use the old credentials if these are valid, and wait otherwise. If
         the renewal fails with a transient error, all callers use the old credentials until they expire; if the renewing

@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import md5
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,9 +14,10 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import InvalidSourceError, UpstreamUnavailableError
 from bdn.core.source.upstream import Checksum, ChecksumKind, Identity, Source, UpstreamFile
 from bdn.core.source.uri import BucketUri
+from bdn.sources.refreshing import Refreshing
 from bdn.sources.s3.bucket import RegionalBucket
 from bdn.sources.s3.client import S3Endpoint, bucket_address, s3_client
-from bdn.sources.s3.credentials import StaticS3Credentials
+from bdn.sources.s3.credentials import fixed_keys
 from bdn.sources.s3.source import S3Source
 from bdn.sources.settings import S3Credentials, UpstreamSettings
 from bdn.sources.sign_in import SourceContext
@@ -304,7 +305,7 @@ async def test_objects_of_a_bucket_that_was_followed_are_read_at_the_address_of_
     async def open_client(region: str) -> ClientOfOneRegion:
         return ClientOfOneRegion(region)
 
-    endpoint = S3Endpoint(None, "us-east-1", StaticS3Credentials(S3Credentials("AKIA", "secret")), ("s3", "aws"))
+    endpoint = S3Endpoint(None, "us-east-1", fixed_keys(S3Credentials("AKIA", "secret"), time.time), ("s3", "aws"))
     uri, context = BucketUri("s3", "weights", ""), SourceContext("acme", UpstreamSettings())
     source = S3Source(uri, context, RegionalBucket(uri, context, endpoint, open_client))
     assert await listed(source) == {}
@@ -366,11 +367,11 @@ async def test_an_answer_that_names_no_other_region_is_not_followed(
 # --- keys that are renewed are picked up by the next request ---
 
 
-@dataclass
-class Renewed:
+class Renewed(Refreshing[S3Credentials]):
     """Keys that a test changes; none of them is an error."""
 
-    current: S3Credentials | None
+    def __init__(self, current: S3Credentials | None) -> None:
+        self.current = current
 
     async def get(self) -> S3Credentials:
         if self.current is None:

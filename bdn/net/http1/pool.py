@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -58,19 +58,15 @@ def dial(host: str, port: int, timeout_seconds: float | None, policy: EgressPoli
     failure = OSError("the name has no address")
     for family, kind, protocol, _, address in resolve(host, port, timeout_seconds, policy):
         try:
-            return _connect(family, kind, protocol, address, timeout_seconds)
+            with ExitStack() as stack:
+                connection = stack.enter_context(socket.socket(family, kind, protocol))
+                connection.settimeout(timeout_seconds)
+                connection.connect(address)
+                stack.pop_all()
+                return connection
         except OSError as error:
             failure = error
     raise failure
-
-
-def _connect(family: int, kind: int, protocol: int, address: Any, timeout_seconds: float | None) -> socket.socket:  # noqa: ANN401 - see AddressInfo
-    with ExitStack() as stack:
-        connection = stack.enter_context(socket.socket(family, kind, protocol))
-        connection.settimeout(timeout_seconds)
-        connection.connect(address)
-        stack.pop_all()
-    return connection
 
 
 def https_proxy(host: str) -> str | None:
@@ -162,7 +158,7 @@ class ConnectionPool:
 
     One thread at a time uses a connection, which is reused only after a clean response.
 
-    ``idle_limit`` bounds idle connections over all origins; the least recently used origin loses its connections first.
+    ``idle_limit`` bounds idle connections over all origins; the least recently used one is closed first.
     ``egress`` restricts destinations; None: for our own services. ``authorities`` default to the system's. A connection
     in use stays open when the authorities change.
     """
@@ -178,8 +174,7 @@ class ConnectionPool:
         self._timeout_seconds = timeout_seconds
         self._idle_limit = idle_limit
         self._dialer = Dialer(timeout_seconds, egress, authorities or Authorities())
-        self._idle: dict[Origin, list[Connection]] = {}  # least recently used origin first
-        self._idle_count = 0
+        self._idle: list[tuple[Origin, Connection]] = []  # least recently used first
         self._busy: set[Connection] = set()
         self._is_closed = False
         self._lock = threading.Lock()
@@ -237,47 +232,32 @@ class ConnectionPool:
         """Close idle connections, and break connections in use: their reader threads fail now, not at their timeout."""
         with self._lock:
             self._is_closed = True
-            idle, self._idle, self._idle_count = self._idle, {}, 0
+            idle, self._idle = self._idle, []
             for connection in self._busy:
                 with suppress(OSError):
                     connection.break_off()
-        for connections in idle.values():
-            for connection in connections:
-                connection.close()
+        for _, connection in idle:
+            connection.close()
 
     def _acquire(self, origin: Origin) -> tuple[Connection, bool]:
         with self._lock:
-            idle = self._idle.get(origin)
-            if idle:
-                connection = idle.pop()
-                self._idle_count -= 1
-                if not idle:
-                    del self._idle[origin]
-                self._busy.add(connection)
-                return connection, True
+            for place in reversed(range(len(self._idle))):
+                if self._idle[place][0] == origin:
+                    _, connection = self._idle.pop(place)
+                    self._busy.add(connection)
+                    return connection, True
         return self._connect(origin), False
 
     def _release(self, origin: Origin, connection: Connection, *, keep: bool) -> None:
+        dropped = connection
         with self._lock:
             self._busy.discard(connection)
-            if keep and self._idle_limit and not self._is_closed:
-                dropped = self._drop_oldest() if self._idle_count >= self._idle_limit else None
-                idle = self._idle.pop(origin, [])
-                idle.append(connection)
-                self._idle[origin] = idle
-                self._idle_count += 1
-            else:
-                dropped = connection
-        if dropped is not None:
-            dropped.close()
-
-    def _drop_oldest(self) -> Connection:
-        origin, idle = next(iter(self._idle.items()))
-        oldest = idle.pop(0)
-        if not idle:
-            del self._idle[origin]
-        self._idle_count -= 1
-        return oldest
+            if keep and not self._is_closed:
+                self._idle.append((origin, connection))
+                if len(self._idle) <= self._idle_limit:
+                    return
+                _, dropped = self._idle.pop(0)
+        dropped.close()
 
     def _connect(self, origin: Origin) -> Connection:
         self._check_open()

@@ -33,8 +33,9 @@ from bdn.core.source.upstream import Checksum, ChecksumKind, Location, UpstreamF
 from bdn.core.source.uri import BucketUri
 from bdn.net.unreachable import unreachable
 from bdn.sources.bucket_source import BucketObject, BucketPage, BucketSource, NotAListingError
-from bdn.sources.gcs.tokens import TokenProvider, tokens_of
+from bdn.sources.gcs.tokens import AccessToken, tokens_of
 from bdn.sources.guarded_connector import guarded_connector, proxy_for
+from bdn.sources.refreshing import Refreshing
 from bdn.sources.sign_in import SourceContext
 from bdn.wire.http_fields import parse_retry_after
 
@@ -89,7 +90,7 @@ class GcsSource(BucketSource):
     is_size_in_identity: ClassVar[bool] = False
 
     def __init__(
-        self, uri: BucketUri, context: SourceContext, tokens: TokenProvider | None, files: GCSFileSystem
+        self, uri: BucketUri, context: SourceContext, tokens: Refreshing[AccessToken] | None, files: GCSFileSystem
     ) -> None:
         self._endpoint = context.settings.gcs_endpoint_url
         super().__init__(uri, context.reader, "gs", self._endpoint)

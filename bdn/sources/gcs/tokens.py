@@ -2,8 +2,8 @@
 
 import asyncio
 import re
-import ssl
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-import aiohttp
 from google.auth import identity_pool
 from google.auth.exceptions import GoogleAuthError
 from google.oauth2 import service_account
@@ -24,10 +23,12 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
+from bdn.core.pace.retry import StallPolicy
 from bdn.core.source.uri import BucketUri
+from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool
+from bdn.net.tls import Authorities
 from bdn.net.unreachable import unreachable
-from bdn.sources.guarded_connector import guarded_connector, proxy_for
-from bdn.sources.refreshing import CredentialsProvider, Refreshing
+from bdn.sources.refreshing import Refreshing
 from bdn.sources.sign_in import GoogleServiceAccount, Secret, SourceContext, service_account_key
 from bdn.wire.http_fields import parse_retry_after
 from bdn.wire.shapes import json_object
@@ -36,7 +37,7 @@ SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_only"
 TOKEN_SECONDS: Final = 3600  # the most that impersonation allows without a policy of the organisation
 _AMBIENT: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 _JWT: Final = "urn:ietf:params:oauth:token-type:jwt"
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=30, connect=10)
+_TIMEOUT_SECONDS: Final = 10.0
 _LONGEST_ANSWER: Final = 256 * 1024
 _CODE: Final = re.compile(r"[A-Za-z_]{1,60}")
 _OF_A_KEY: Final = (400, 401, 403)  # other statuses of a token endpoint say nothing about the key
@@ -51,11 +52,8 @@ class AccessToken:
     expires_at: float | None
 
 
-TokenProvider = CredentialsProvider[AccessToken]
-
-
-def tokens_of(uri: BucketUri, context: SourceContext) -> TokenProvider | None:
-    """The provider of tokens for a bucket; None reads anonymously. Blocking: reads and parses keys.
+def tokens_of(uri: BucketUri, context: SourceContext) -> Refreshing[AccessToken] | None:
+    """The tokens for a bucket; None reads anonymously. Blocking: reads and parses keys.
 
     Raises:
         InvalidRequestError: a sign-in of another cloud.
@@ -108,7 +106,8 @@ def key_tokens(secret: Secret, source: str, context: SourceContext) -> Refreshin
         reason = "the service account's key was revoked, the account is gone, or the clock of this machine is wrong"
         return AuthRequiredError(source, f"{code}: {reason}")
 
-    exchange = partial(_exchange, lambda: credentials, source, context, partial(_refusal, source, _OF_A_KEY, denial))
+    refusal = partial(_refusal, source, _OF_A_KEY, denial)
+    exchange = partial(asyncio.to_thread, _exchange, lambda: credentials, source, context, refusal)
     return Refreshing(lambda: context.asker.ask(url, exchange), context.clock, f"secret {secret.name}")
 
 
@@ -134,7 +133,7 @@ def service_account_tokens(
         )
 
     refusal = partial(_refusal, source, _OF_A_FEDERATION, partial(_denial, sign_in, source))
-    exchange = partial(_exchange, credentials, source, context, refusal)
+    exchange = partial(asyncio.to_thread, _exchange, credentials, source, context, refusal)
     return Refreshing(lambda: context.asker.ask(url, exchange), context.clock, sign_in.email)
 
 
@@ -153,20 +152,17 @@ class GoogleAnswer:
     data: bytes = field(repr=False)
 
 
-async def _exchange(
+def _exchange(
     credentials: Callable[[], Any],
     source: str,
     context: SourceContext,
     refusal: Callable[[GoogleAnswer, str], BdnError],
 ) -> AccessToken:
-    connector = guarded_connector(
-        context.settings.egress, ssl=await asyncio.to_thread(_authorities, context.settings.ca_bundle)
-    )
-    async with aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT) as session:
-        transport = GoogleTransport(session, asyncio.get_running_loop(), source, refusal)
+    egress, authorities = context.settings.egress, _authorities(context.settings.ca_bundle)
+    with closing(ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS, egress=egress, authorities=authorities)) as pool:
         try:
             found = credentials()
-            await asyncio.to_thread(found.refresh, transport)
+            found.refresh(GoogleTransport(pool, source, refusal))
             expires_at = cast("datetime", found.expiry).replace(tzinfo=UTC)  # the library's datetimes are naive
             return AccessToken(str(found.token), expires_at.timestamp())
         except (GoogleAuthError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -177,13 +173,12 @@ async def _exchange(
 
 @dataclass(frozen=True, slots=True)
 class GoogleTransport:
-    """A ``google.auth.transport.Request`` that sends with the session, on the session's event loop.
+    """A ``google.auth.transport.Request`` over our own connections, behind the egress guard. Blocking.
 
     A refusal becomes our error at once: the library would sleep, retry, and drop the status and ``Retry-After``.
     """
 
-    session: aiohttp.ClientSession
-    loop: asyncio.AbstractEventLoop
+    connections: ConnectionPool
     source: str
     refusal: Callable[[GoogleAnswer, str], BdnError]  # maps an answer other than 200 from the URL
 
@@ -195,22 +190,13 @@ class GoogleTransport:
         headers: Mapping[str, str] | None = None,
         **_: object,
     ) -> GoogleAnswer:
-        """Return the answer if its status is 200. Blocking; not called on the event loop."""
-        asking = self._ask(url, method, body, dict(headers or {}))
-        return asyncio.run_coroutine_threadsafe(asking, self.loop).result()
-
-    async def _ask(self, url: str, method: str, body: bytes | None, headers: dict[str, str]) -> GoogleAnswer:
-        content = bytearray()
+        """Return the answer if its status is 200. A longer one is cut off, and then not JSON."""
+        content = bytearray(_LONGEST_ANSWER)
         try:
-            async with self.session.request(
-                method, url, data=body, headers=headers, allow_redirects=False, proxy=proxy_for(url)
-            ) as response:
-                async for piece in response.content.iter_any():
-                    content += piece
-                    if len(content) > _LONGEST_ANSWER:
-                        break  # cut off, it is not JSON
-                answer = GoogleAnswer(response.status, response.headers, bytes(content))
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+            with self.connections.request(method, url, headers or {}, body) as response:
+                size = response.fill(memoryview(content), StallPolicy())
+                answer = GoogleAnswer(response.status, response.headers, bytes(content[:size]))
+        except NETWORK_ERRORS as error:
             reason = f"{urlsplit(url).hostname} did not answer the request for a token ({type(error).__name__})"
             raise unreachable(self.source, reason, error) from None  # the error's text may repeat what was sent
         if answer.status != 200:
@@ -219,9 +205,9 @@ class GoogleTransport:
 
 
 @cache
-def _authorities(ca_bundle: str | None) -> ssl.SSLContext:
+def _authorities(ca_bundle: str | None) -> Authorities:
     """Cached: loading takes 0.1 s."""
-    return ssl.create_default_context(cafile=ca_bundle)
+    return Authorities(Path(ca_bundle) if ca_bundle else None)
 
 
 def _refusal(

@@ -25,7 +25,7 @@ from botocore.loaders import Loader
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.sources.guarded_connector import GuardedConnector, GuardedResolver
-from bdn.sources.refreshing import CredentialsProvider
+from bdn.sources.refreshing import Refreshing
 from bdn.sources.s3.answers import LISTING
 from bdn.sources.s3.signature import REQUESTER_PAYS
 from bdn.sources.settings import S3Credentials, UpstreamSettings
@@ -109,7 +109,7 @@ class S3Endpoint:
 
     url: str | None
     region: str
-    credentials: CredentialsProvider[S3Credentials] | None
+    credentials: Refreshing[S3Credentials] | None
     place: tuple[str, ...]
     addressing: str = "auto"  # or "path", "virtual"
     requester_pays: bool = False
@@ -150,7 +150,7 @@ async def bucket_address(client: Any, bucket: str) -> str:  # noqa: ANN401 - of 
 class _ProvidedKeys:
     """Replaces the client's credential chain: requests the keys from our provider for each signed request."""
 
-    def __init__(self, provider: CredentialsProvider[S3Credentials] | None) -> None:
+    def __init__(self, provider: Refreshing[S3Credentials] | None) -> None:
         self._provider = provider
 
     async def load_credentials(self) -> AioCredentials | None:
@@ -158,7 +158,7 @@ class _ProvidedKeys:
 
 
 class _CurrentKeys(AioCredentials):  # type: ignore[misc]
-    def __init__(self, provider: CredentialsProvider[S3Credentials]) -> None:
+    def __init__(self, provider: Refreshing[S3Credentials]) -> None:
         super().__init__("never", "used")
         self._provider = provider
 

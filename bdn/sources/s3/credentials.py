@@ -4,9 +4,8 @@ STS issues the keys of a role for an hour; they are renewed before that. Only cr
 machine's AWS profiles, files and roles are ignored.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Any, Final
 from xml.etree import ElementTree as ET
 
@@ -22,7 +21,7 @@ from bdn.core.errors import (
 )
 from bdn.core.source.uri import BucketUri
 from bdn.net.unreachable import unreachable
-from bdn.sources.refreshing import CredentialsProvider, Refreshing
+from bdn.sources.refreshing import Refreshing
 from bdn.sources.s3.answers import facts_of
 from bdn.sources.s3.client import S3Endpoint, aws_session, guarded_config
 from bdn.sources.settings import S3Credentials, UpstreamSettings, r2_address
@@ -44,18 +43,18 @@ def endpoint_of(uri: BucketUri, context: SourceContext) -> S3Endpoint:
         SecretMalformedError: the secret does not contain keys.
     """
     settings, is_r2 = context.settings, uri.scheme == "r2"
-    credentials: CredentialsProvider[S3Credentials] | None = None
+    credentials: Refreshing[S3Credentials] | None = None
     region: str | None = None
     match context.sign_in:
         case Secret() as secret:
             keys = s3_credentials(secret)
-            credentials, region = StaticS3Credentials(keys), keys.region
+            credentials, region = fixed_keys(keys, context.clock), keys.region
         case None if is_r2:  # the process's own AWS keys are not for Cloudflare
-            credentials = _NoKeys(str(uri))
+            credentials = _no_keys(str(uri), context.clock)
         case AwsWebIdentity() | AwsAssumedRole() as sign_in if not is_r2:
             credentials, region = role_credentials(sign_in, str(uri), context), sign_in.role.region
         case None if context.ambient_credentials and settings.s3_credentials:
-            credentials, region = StaticS3Credentials(settings.s3_credentials), settings.s3_credentials.region
+            credentials, region = fixed_keys(settings.s3_credentials, context.clock), settings.s3_credentials.region
         case None:
             pass
         case _:
@@ -75,22 +74,20 @@ def endpoint_of(uri: BucketUri, context: SourceContext) -> S3Endpoint:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StaticS3Credentials:
-    credentials: S3Credentials
+def fixed_keys(keys: S3Credentials, clock: Callable[[], float]) -> Refreshing[S3Credentials]:
+    async def get() -> S3Credentials:
+        return keys
 
-    async def get(self) -> S3Credentials:
-        return self.credentials
+    return Refreshing(get, clock, "fixed keys")
 
 
-@dataclass(frozen=True, slots=True)
-class _NoKeys:
+def _no_keys(source: str, clock: Callable[[], float]) -> Refreshing[S3Credentials]:
     """R2 serves objects of public buckets without keys, but at other addresses, and never their listing."""
 
-    source: str
+    async def get() -> S3Credentials:
+        raise AuthRequiredError(source, "R2 lists buckets for the owners of keys only, public ones too")
 
-    async def get(self) -> S3Credentials:
-        raise AuthRequiredError(self.source, "R2 lists buckets for the owners of keys only, public ones too")
+    return Refreshing(get, clock, source)
 
 
 def role_credentials(sign_in: AwsSignIn, source: str, context: SourceContext) -> Refreshing[S3Credentials]:

@@ -172,7 +172,7 @@ def test_a_reason_says_what_the_network_did(error: Exception, reason: str) -> No
 
 
 def test_idle_connections_of_all_origins_together_have_a_limit() -> None:
-    """Those of the origin that was not used for longest go first."""
+    """The least recently used one is closed first."""
     answer = message("200 OK", "Content-Length: 0")
     with (
         closing(ConnectionPool(timeout_seconds=10, idle_limit=2)) as pool,
