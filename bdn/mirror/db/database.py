@@ -221,9 +221,14 @@ class Database:
             holder = secrets.token_hex(8)
             while not await self._claim(name, holder):  # noqa: ASYNC110 - another process has it
                 await asyncio.sleep(_CLAIM_AGAIN_SECONDS)
+            expiry = asyncio.timeout(CLAIM_SECONDS - RENEW_SECONDS)
             try:
-                async with in_background(self._keep_claim(name, holder)):
+                async with expiry, in_background(self._keep_claim(name, holder, expiry)):
                     yield
+            except TimeoutError:
+                if not expiry.expired():
+                    raise  # the block's own
+                raise ClaimExpiredError(f"database: the claim {name!r} could not be renewed in time") from None
             finally:
                 with suppress(StoreUnavailableError, TimeoutError):  # it expires
                     async with asyncio.timeout(RENEW_SECONDS):
@@ -241,15 +246,15 @@ class Database:
                 row.value = value
         return is_ours
 
-    async def _keep_claim(self, name: str, holder: str) -> None:
+    async def _keep_claim(self, name: str, holder: str, expiry: asyncio.Timeout) -> None:
+        """The expiry cancels the block even while a renewal hangs."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            is_ours = False
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLAIM_SECONDS - 2 * RENEW_SECONDS):
-                    is_ours = await self._claim(name, holder)
-            if not is_ours:
-                raise ClaimExpiredError(f"database: the claim {name!r} could not be renewed in time")
+            asked_at = asyncio.get_running_loop().time()
+            if not await self._claim(name, holder):
+                raise ClaimExpiredError(f"database: another process has the claim {name!r}")
+            if not expiry.expired():
+                expiry.reschedule(asked_at + CLAIM_SECONDS - RENEW_SECONDS)
 
     async def version(self) -> str | None:
         """The schema's migration; None for an empty database."""
