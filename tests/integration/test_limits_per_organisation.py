@@ -118,12 +118,12 @@ LIMITS: Final = {
     ): "of stages of this node: its user starts them, for all organisations",
     ("bdn/net/chunk_server/server.py", "Shares"): "the shares of Workers, above",
     (
-        "node_agent/job/sync_directory.py",
+        "node_agent/job/volumes.py",
         "Semaphore",
     ): "walks through job volumes of this node, and through the directory of a command",
     ("node_agent/job/sync_directory.py", "ByteThreads"): "a command of one job",
     (
-        "node_agent/job/open_volumes.py",
+        "node_agent/job/volumes.py",
         "ByteThreads",
     ): "of job volumes of this node: its user makes them, for all organisations",
     ("node_agent/job/shared_caches.py", "ThreadPoolExecutor"): "of caches of this node: its user measures them",
