@@ -84,7 +84,7 @@ async def survive(root: Path, step: int, exposure: str, tally: Tally) -> None:
     with ExitStack() as stack:
         stack.enter_context(unmounting(root))
         mirror = stack.enter_context(AgentMirror(is_packed=False).running())
-        grant = mirror.signer.sign_push(PushGrant("org", CheckpointUri("llama", "job"), 4e9))
+        grant = mirror.signer.sign(PushGrant("org", CheckpointUri("llama", "job"), 4e9))
         program = Program(
             root,
             mirror.url,

@@ -177,7 +177,7 @@ async def test_volume__agent_is_not_root__is_refused_for_other_users(
 
 
 def pushing(mirror: AgentMirror, run: str, expires_at: float = 4e9) -> JobVolumeRequest:
-    grant = mirror.signer.sign_push(PushGrant("org", CheckpointUri("llama", "job"), expires_at))
+    grant = mirror.signer.sign(PushGrant("org", CheckpointUri("llama", "job"), expires_at))
     return JobVolumeRequest(run_id=run, scratch_bytes=LEAST_BYTES, checkpoint_bytes=LEAST_BYTES, push_grant=grant)
 
 
@@ -282,7 +282,7 @@ async def test_a_job_of_the_same_name_of_others_has_a_grant_and_a_volume_of_its_
         made = await agent.volumes.create(first)
         for organisation, team in (("other", None), ("org", "research")):
             grant = PushGrant(organisation, CheckpointUri("llama", "job"), 4e9, team)
-            theirs = first.model_copy(update={"push_grant": mirror.signer.sign_push(grant)})
+            theirs = first.model_copy(update={"push_grant": mirror.signer.sign(grant)})
             with pytest.raises(InvalidRequestError):
                 await agent.volumes.create(theirs)
             own = await agent.volumes.create(theirs.model_copy(update={"run_id": "another"}))

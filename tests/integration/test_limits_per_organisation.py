@@ -120,7 +120,7 @@ LIMITS: Final = {
     (
         "node_agent/job/volumes.py",
         "Semaphore",
-    ): "walks through job volumes of this node, and through the directory of a command",
+    ): "walks through job volumes of this node",
     ("node_agent/job/sync_directory.py", "ByteThreads"): "a command of one job",
     (
         "node_agent/job/volumes.py",
@@ -343,7 +343,7 @@ async def test_reads_of_the_store__name_the_organisation_that_reads(
     async with access_world(tmp_path / "mirror", hub) as world:
         monkeypatch.setattr(DirectoryStore, "open", noted)
         grant = FileGrant("a", world.manifests["a-private"], "y", 4e9)
-        signature = world.mirror.service.requests.signer.sign_file(grant)
+        signature = world.mirror.service.requests.signer.sign(grant)
         address = f"/files/{world.manifests['a-private']}/y?sig={signature}"
         bearer = world.bearers["grant b shared"]
         http = world.mirror.http
