@@ -76,7 +76,7 @@ def _cache() -> Iterator[tuple[CacheVolume, Path]]:
         with Trash(root / ".trash") as trash:
             volume = CacheVolume(root, trash)
             grant = CacheGrant("org", "p" * 10, "t" * 10, "c", volume.id(), 0.0)
-            yield volume, volume.open(grant, huggingface=False).project
+            yield volume, Path(volume.open(grant, huggingface=False).project)
 
 
 def _fill(cache: Path, count: int) -> None:

@@ -43,9 +43,8 @@ from node_agent.fetch.peers import Members, Peers, Waits
 from node_agent.fill.fills import Fills
 from node_agent.fill.provision import Pools, Provision
 from node_agent.job.cache_volume import CacheVolume
-from node_agent.job.open_volumes import open_volumes
 from node_agent.job.shared_caches import SharedCaches
-from node_agent.job.volumes import JobVolumes
+from node_agent.job.volumes import JobVolumes, open_volumes
 from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.commands import CommandInbox, EvictionCommands, PrefetchCommands, VerificationCommands

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
@@ -57,6 +58,14 @@ async def to_the_end(work: Coroutine[object, object, _Result]) -> _Result:
 async def in_thread(call: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
     """Run a blocking call in a thread and await its end, so that no thread writes after its caller was canceled."""
     return await to_the_end(asyncio.to_thread(call, *args, **kwargs))
+
+
+async def happens_within(seconds: float, event: asyncio.Event) -> bool:
+    """Wait for the event, at most ``seconds``; returns whether it was set in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 async def in_steps(steps: Steps[_Result]) -> _Result:

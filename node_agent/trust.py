@@ -59,10 +59,10 @@ class Trust:
         return await self._checked(lambda: self.verify(token))
 
     async def check_push(self, token: str) -> PushGrant:
-        return await self._checked(lambda: self._verifier.verify_push(token, now=self._clock()))
+        return await self._checked(lambda: self._verifier.verify_as(PushGrant, token, now=self._clock()))
 
     async def check_cache(self, token: str) -> CacheGrant:
-        return await self._checked(lambda: self._verifier.verify_cache(token, now=self._clock()))
+        return await self._checked(lambda: self._verifier.verify_as(CacheGrant, token, now=self._clock()))
 
     async def _checked(self, verify: Callable[[], _Granted]) -> _Granted:
         try:

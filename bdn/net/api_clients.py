@@ -32,6 +32,7 @@ from bdn.wire.cache_schema import (
 )
 from bdn.wire.event_schema import EventDocument, Named, NodeEvents
 from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
+from bdn.wire.http_fields import authorization
 from bdn.wire.job_schema import JobVolume, JobVolumeRequest
 from bdn.wire.location_schema import Locations, LocationsRequest
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
@@ -130,8 +131,7 @@ class MirrorClient(ContentClient):
     async def locate(self, manifest: Digest, digests: Iterable[Digest], bearer: str) -> Locations:
         """Locations of chunks of the manifest, for the bearer of its grant."""
         request = LocationsRequest(manifest=str(manifest), digests=[str(digest) for digest in digests])
-        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
-        return await self._call(Locations, "POST", "/chunks/locations", body=request, headers=headers)
+        return await self._call(Locations, "POST", "/chunks/locations", body=request, headers=authorization(bearer))
 
     async def grant_pushes(self, body: PushGrantRequest) -> PushGrantDocument:
         return await self._call(PushGrantDocument, "POST", "/pushes/grants", body=body)

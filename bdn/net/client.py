@@ -25,6 +25,7 @@ from bdn.wire.http_fields import (
     DELIVERY_HEADER,
     LONGEST_WAIT_SECONDS,
     ORGANISATION_HEADER,
+    authorization,
     chunk_path,
 )
 from bdn.wire.location_schema import Delivery
@@ -74,6 +75,7 @@ class ServiceClient:
         authorities: Authorities | None = None,
     ) -> None:
         self.address = address
+        self.bearer = bearer  # may be replaced: later requests send the new one
         self._silence_seconds = silence_seconds
         socket = address.removeprefix("unix:") if address.startswith("unix:") else None
         self.base_url = "http://agent" if socket else address.rstrip("/")
@@ -85,8 +87,7 @@ class ServiceClient:
             if socket
             else None,
             "limits": _ONE_REQUEST_EACH,
-            "headers": ({"Authorization": f"Bearer {bearer}"} if bearer else {})
-            | ({ORGANISATION_HEADER: organisation} if organisation else {})
+            "headers": ({ORGANISATION_HEADER: organisation} if organisation else {})
             | ({AGENT_HEADER: agent_token} if agent_token else {}),
             "timeout": timeout_seconds,
             "trust_env": not socket and _host_of(address) not in ("127.0.0.1", "::1", "localhost"),
@@ -161,7 +162,7 @@ class ServiceClient:
 
         Raises ``WrongDocumentError`` for a response of more than ``most_bytes``, without reading it to its end.
         """
-        headers = dict(headers or {})
+        headers = {**authorization(self.bearer), **(headers or {})}
         if body is not None:
             headers["Content-Type"] = "application/json"
         content = body.model_dump_json() if body is not None else None
@@ -259,8 +260,7 @@ class ContentClient(ServiceClient):
         return self._parsed(digest, (await self._document(chunk_path(digest), bearer, {})).body)
 
     async def _document(self, path: str, bearer: str | None, headers: Mapping[str, str]) -> _Reply:
-        authorization = {"Authorization": f"Bearer {bearer}"} if bearer else {}
-        return await self._request("GET", path, headers={**headers, **authorization}, most_bytes=CHUNK_SIZE)
+        return await self._request("GET", path, headers={**headers, **authorization(bearer)}, most_bytes=CHUNK_SIZE)
 
     def _parsed(self, digest: Digest, content: bytearray) -> Root:
         if (actual := digest_of(content)) != digest:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self, TypeVar
 from urllib.parse import quote
 
 import jwt
@@ -17,14 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from jwt.algorithms import OKPAlgorithm
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.core.errors import GrantExpiredError, GrantInvalidError, InvalidSourceError
+from bdn.core.errors import BdnError, GrantExpiredError, GrantInvalidError
 from bdn.core.source.uri import CheckpointUri, check_mounts, normalise_mount, parse_source
 from bdn.core.store import reader_of
 
-AUDIENCE: Final = "bdn-agent"
-PUSH_AUDIENCE: Final = "bdn-push"
-FILE_AUDIENCE: Final = "bdn-file"
-CACHE_AUDIENCE: Final = "bdn-cache"
 LONGEST_GRANT: Final = 60 * 1024  # bytes: with 4 KiB for everything else it fits into the head of a request
 ISSUER: Final = "bdn-mirror"
 _ALGORITHM: Final = "EdDSA"  # RFC 8037
@@ -55,6 +51,7 @@ class Grant:
     did.
     """
 
+    audience: ClassVar = "bdn-agent"
     organisation: str
     mounts: tuple[GrantedMount, ...]
     expires_at: float
@@ -62,6 +59,17 @@ class Grant:
 
     def __post_init__(self) -> None:
         check_mounts([mount.mount_location for mount in self.mounts])
+
+    def claims(self) -> dict[str, object]:
+        mounts = [[mount.mount_location, str(mount.manifest), mount.source] for mount in self.mounts]
+        return {"mounts": mounts, "team": self.team}
+
+    @classmethod
+    def of(cls, organisation: str, expires_at: float, claims: dict[str, Any]) -> Self:
+        mounts = tuple(
+            GrantedMount(place, Digest.parse(manifest), source) for place, manifest, source in claims["mounts"]
+        )
+        return cls(organisation, mounts, expires_at, claims.get("team"))
 
     @property
     def reader(self) -> str:
@@ -80,10 +88,21 @@ class PushGrant:
     of this name for tokens without a team.
     """
 
+    audience: ClassVar = "bdn-push"
     organisation: str
     job: CheckpointUri
     expires_at: float
     team: str | None = None
+
+    def claims(self) -> dict[str, object]:
+        return {"job": str(self.job), "team": self.team}
+
+    @classmethod
+    def of(cls, organisation: str, expires_at: float, claims: dict[str, Any]) -> Self:
+        job = parse_source(str(claims["job"]))
+        if not isinstance(job, CheckpointUri):
+            raise GrantInvalidError("it names no job")
+        return cls(organisation, job, expires_at, claims.get("team"))
 
     def allows(self, checkpoint: CheckpointUri) -> bool:
         return replace(checkpoint, checkpoint=None) == self.job
@@ -93,10 +112,18 @@ class PushGrant:
 class FileGrant:
     """The right to read one file of a manifest until ``expires_at`` (seconds since the epoch), and nothing else."""
 
+    audience: ClassVar = "bdn-file"
     organisation: str
     manifest: Digest
     path: str
     expires_at: float
+
+    def claims(self) -> dict[str, object]:
+        return {"manifest": str(self.manifest), "path": self.path}
+
+    @classmethod
+    def of(cls, organisation: str, expires_at: float, claims: dict[str, Any]) -> Self:
+        return cls(organisation, Digest.parse(str(claims["manifest"])), str(claims["path"]), expires_at)
 
     def allows(self, manifest: Digest, path: str) -> bool:
         return (self.manifest, self.path) == (manifest, path)
@@ -109,6 +136,7 @@ class CacheGrant:
     ``project`` and ``team`` are ids. ``volume`` is the id of the volume with the caches, as written on it.
     """
 
+    audience: ClassVar = "bdn-cache"
     organisation: str
     project: str
     team: str
@@ -120,6 +148,17 @@ class CacheGrant:
         for name in (self.project, self.team):
             if not is_id(name):
                 raise ValueError(f"{name!r} is not an id")
+
+    def claims(self) -> dict[str, object]:
+        return {"project": self.project, "team": self.team, "cluster": self.cluster, "volume": self.volume}
+
+    @classmethod
+    def of(cls, organisation: str, expires_at: float, claims: dict[str, Any]) -> Self:
+        named = {name: str(claims[name]) for name in ("project", "team", "cluster", "volume")}
+        return cls(organisation=organisation, **named, expires_at=expires_at)
+
+
+_Kind = TypeVar("_Kind", Grant, PushGrant, FileGrant, CacheGrant)
 
 
 def is_id(name: str) -> bool:
@@ -180,37 +219,11 @@ class GrantSigner:
         self.key_id, self._key = next(iter(keys.items()))
         self.public_keys = [published[key_id] for key_id in sorted(published)]
 
-    def sign(self, grant: Grant) -> str:
-        mounts = [[mount.mount_location, str(mount.manifest), mount.source] for mount in grant.mounts]
-        return self._signed(AUDIENCE, grant.organisation, grant.expires_at, mounts=mounts, **_team(grant.team))
-
-    def sign_push(self, grant: PushGrant) -> str:
-        """The token. Not valid as a grant to read, and vice versa."""
-        job = str(grant.job)
-        return self._signed(PUSH_AUDIENCE, grant.organisation, grant.expires_at, job=job, **_team(grant.team))
-
-    def sign_file(self, grant: FileGrant) -> str:
-        """The ``sig`` of a file's address. Not valid as a grant for manifests, and vice versa."""
-        named = {"manifest": str(grant.manifest), "path": grant.path}
-        return self._signed(FILE_AUDIENCE, grant.organisation, grant.expires_at, **named)
-
-    def sign_cache(self, grant: CacheGrant) -> str:
-        """The token. It opens nothing on the mirror."""
-        named = {"project": grant.project, "team": grant.team, "cluster": grant.cluster, "volume": grant.volume}
-        return self._signed(CACHE_AUDIENCE, grant.organisation, grant.expires_at, **named)
-
-    def _signed(self, audience: str, organisation: str, expires_at: float, **said: object) -> str:
-        claims = {"iss": ISSUER, "aud": audience, "org": organisation, "exp": int(expires_at), **said}
+    def sign(self, grant: _Kind) -> str:
+        """The token. A token of one kind of grant is not valid as another kind."""
+        said = {name: value for name, value in grant.claims().items() if value is not None}
+        claims = {"iss": ISSUER, "aud": grant.audience, "org": grant.organisation, "exp": int(grant.expires_at), **said}
         return jwt.encode(claims, self._key, algorithm=_ALGORITHM, headers={"kid": self.key_id})
-
-
-def _team(team: str | None) -> dict[str, str]:
-    return {} if team is None else {"team": team}
-
-
-def _team_in(claims: dict[str, Any]) -> str | None:
-    team = claims.get("team")
-    return None if team is None else str(team)
 
 
 class UnknownKeyError(GrantInvalidError):
@@ -235,18 +248,20 @@ class GrantVerifier:
         self._lock = threading.Lock()
 
     def verify(self, token: str, *, now: float) -> Grant:
-        """The grant, if it is signed by a known key and not expired at ``now`` (seconds since the epoch).
+        """The grant to read, if it is signed by a known key and not expired at ``now`` (seconds since the epoch).
 
         Raises:
             UnknownKeyError: signed with another key.
             GrantInvalidError: not a grant, or altered.
             GrantExpiredError: expired.
         """
-        grant = self._verified.get(token) or self._verify(token)
-        if grant.expires_at <= now:
-            raise GrantExpiredError(datetime.fromtimestamp(grant.expires_at, UTC).isoformat())
+        grant = _unexpired(self._verified.get(token) or self._read(Grant, token), now)
         self._remember(token, grant)
         return grant
+
+    def verify_as(self, kind: type[_Kind], token: str, *, now: float) -> _Kind:
+        """A grant of this kind. Raises like ``verify``. Not cached."""
+        return _unexpired(self._read(kind, token), now)
 
     def _remember(self, token: str, grant: Grant) -> None:
         """Evicts the tokens that were verified first: a token in use is soon verified again."""
@@ -258,55 +273,7 @@ class GrantVerifier:
             while self._mounts > _REMEMBERED_MOUNTS:
                 self._mounts -= 1 + len(self._verified.pop(next(iter(self._verified))).mounts)
 
-    def _verify(self, token: str) -> Grant:
-        claims = self._claims(token, AUDIENCE, "mounts")
-        try:
-            mounts = tuple(
-                GrantedMount(place, Digest.parse(manifest), source) for place, manifest, source in claims["mounts"]
-            )
-            return Grant(str(claims["org"]), mounts, float(claims["exp"]), _team_in(claims))
-        except (ValueError, TypeError) as error:
-            raise GrantInvalidError(str(error) or type(error).__name__) from error
-
-    def verify_push(self, token: str, *, now: float) -> PushGrant:
-        """Raises like ``verify``. Short, so verified each time."""
-        claims = self._claims(token, PUSH_AUDIENCE, "job")
-        try:
-            job = parse_source(str(claims["job"]))
-        except InvalidSourceError as error:
-            raise GrantInvalidError(str(error)) from error
-        if not isinstance(job, CheckpointUri):
-            raise GrantInvalidError("it names no job")
-        if now >= (expires_at := float(claims["exp"])):
-            raise GrantExpiredError(datetime.fromtimestamp(expires_at, UTC).isoformat())
-        return PushGrant(str(claims["org"]), job, expires_at, _team_in(claims))
-
-    def verify_file(self, token: str, *, now: float) -> FileGrant:
-        """Raises like ``verify``. Short, so verified each time."""
-        claims = self._claims(token, FILE_AUDIENCE, "manifest", "path")
-        try:
-            grant = FileGrant(
-                str(claims["org"]), Digest.parse(str(claims["manifest"])), str(claims["path"]), float(claims["exp"])
-            )
-        except (ValueError, TypeError) as error:
-            raise GrantInvalidError(str(error) or type(error).__name__) from error
-        if now >= grant.expires_at:
-            raise GrantExpiredError(datetime.fromtimestamp(grant.expires_at, UTC).isoformat())
-        return grant
-
-    def verify_cache(self, token: str, *, now: float) -> CacheGrant:
-        """Raises like ``verify``. Short, so verified each time."""
-        claims = self._claims(token, CACHE_AUDIENCE, "project", "team", "cluster", "volume")
-        try:
-            named = {name: str(claims[name]) for name in ("project", "team", "cluster", "volume")}
-            grant = CacheGrant(organisation=str(claims["org"]), **named, expires_at=float(claims["exp"]))
-        except (ValueError, TypeError) as error:
-            raise GrantInvalidError(str(error) or type(error).__name__) from error
-        if now >= grant.expires_at:
-            raise GrantExpiredError(datetime.fromtimestamp(grant.expires_at, UTC).isoformat())
-        return grant
-
-    def _claims(self, token: str, audience: str, *says: str) -> dict[str, Any]:
+    def _read(self, kind: type[_Kind], token: str) -> _Kind:
         try:
             key_id = jwt.get_unverified_header(token).get("kid", "")
             if key_id not in self._keys:
@@ -314,13 +281,24 @@ class GrantVerifier:
                     "it is signed with a key that is not known here: another mirror's, or one that was removed; read the mirror "
                     "again for a fresh grant"
                 )
-            return jwt.decode(
+            claims = jwt.decode(
                 token,
                 self._keys[key_id],
                 algorithms=[_ALGORITHM],
-                audience=audience,
+                audience=kind.audience,
                 issuer=ISSUER,
-                options={"require": ["exp", "org", *says], "verify_exp": False},
+                options={"require": ["exp", "org"], "verify_exp": False},
             )
-        except (jwt.PyJWTError, ValueError, TypeError) as error:
+            return kind.of(str(claims["org"]), float(claims["exp"]), claims)
+        except GrantInvalidError:
+            raise
+        except KeyError as error:
+            raise GrantInvalidError(f"it has no claim {error}") from error
+        except (jwt.PyJWTError, BdnError, ValueError, TypeError) as error:
             raise GrantInvalidError(str(error) or type(error).__name__) from error
+
+
+def _unexpired(grant: _Kind, now: float) -> _Kind:
+    if grant.expires_at <= now:
+        raise GrantExpiredError(datetime.fromtimestamp(grant.expires_at, UTC).isoformat())
+    return grant

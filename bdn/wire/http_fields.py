@@ -50,6 +50,11 @@ def bearer_of(authorization: str | None) -> str | None:
     return (token.strip() or None) if scheme.lower() in _TOKEN_SCHEMES else None
 
 
+def authorization(bearer: str | None) -> dict[str, str]:
+    """The header that carries the token; empty without a token."""
+    return {"Authorization": f"Bearer {bearer}"} if bearer else {}
+
+
 def chunk_path(digest: Digest) -> str:
     return f"/chunks/{digest}"
 

@@ -18,6 +18,7 @@ from bdn.core.chunk import UnsafePathError, digest_of, normalise_path
 from bdn.core.errors import DiskFailedError, InvalidRequestError, NotFoundError
 from bdn.disk.durable import disk_errors, kept_key, make_folder, open_folder, opened
 from bdn.wire.grants import CacheGrant
+from bdn.wire.job_schema import CacheFolders
 from node_agent.disk.trash import Trash
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -25,13 +26,6 @@ _PASSABLE: Final = 0o711  # search without list: only a process that knows the i
 _OPEN: Final = 0o777
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _ID_BYTES: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class CachePaths:
-    project: Path
-    team: Path
-    huggingface: Path | None
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,7 @@ class CacheVolume:
         except OSError:
             return None
 
-    def open(self, grant: CacheGrant, *, huggingface: bool) -> CachePaths:
+    def open(self, grant: CacheGrant, *, huggingface: bool) -> CacheFolders:
         """Create the directories of a grant where missing. Raises ``DiskFailedError``."""
         home = self.root / name_on_disk(grant.organisation)
         project, team = home / "projects" / grant.project, home / "teams" / grant.team
@@ -69,7 +63,12 @@ class CacheVolume:
             for name in named:
                 self._make(*project.relative_to(self.root).parts, name)
             self._make(*team.relative_to(self.root).parts)
-        return CachePaths(project / "user_artifacts", team, project / "huggingface" if huggingface else None)
+        return CacheFolders(
+            project_id=grant.project,
+            project=str(project / "user_artifacts"),
+            team=str(team),
+            huggingface=str(project / "huggingface") if huggingface else None,
+        )
 
     def project(self, project: str) -> Path:
         """Raises ``NotFoundError`` if the project has no cache on this volume."""

@@ -49,6 +49,14 @@ class VolumeJournal:
         self._is_torn = False
 
     def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Load the file, or create it. Raises ``DiskFailedError``."""
         with self._lock, disk_errors(self._file):
             with suppress(FileNotFoundError):
                 content = self._file.read_bytes()
@@ -57,9 +65,8 @@ class VolumeJournal:
                     self._lines += 1
                     self._take(_believed(line))
             self._open()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         with self._lock:
             self._close()
 

@@ -36,9 +36,10 @@ from bdn.wire.cache_schema import (
 )
 from bdn.wire.grants import CacheGrant
 from bdn.wire.heartbeat_schema import CacheUse, Report
+from bdn.wire.job_schema import CacheFolders
 from bdn.wire.shapes import LARGEST
-from node_agent.background_tasks import in_thread, to_the_end
-from node_agent.job.cache_volume import CachePaths, CacheVolume
+from node_agent.background_tasks import happens_within, in_thread, to_the_end
+from node_agent.job.cache_volume import CacheVolume
 from node_agent.job.cache_walk import summarized
 
 logger = logging.getLogger(__name__)
@@ -46,12 +47,6 @@ CAPTURE_SECONDS: Final = 600.0
 _AGAIN_SECONDS: Final = 60.0  # after a failed capture or removal, and between two scans for the volume's id
 _MOUNTED, _HOLDERS = 1000, 1000  # most in one heartbeat
 _PACKED_LIMIT: Final = 2_800_000  # characters: the mirror accepts 4 MiB per request
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedCaches:
-    grant: CacheGrant
-    paths: CachePaths
 
 
 @dataclass
@@ -118,30 +113,28 @@ class SharedCaches:
         """Cancel the running measurement and all later ones."""
         self._stop.set()
 
-    async def open(self, token: str, *, huggingface: bool = False) -> OpenedCaches:
-        """Create the directories of a grant where missing.
+    async def mount(self, token: str, holder: str, *, huggingface: bool) -> CacheFolders:
+        """Create the directories of a grant where missing; first registers ``holder`` and reports it to the mirror.
+
+        Raises as ``granted``, and the mirror's errors.
+        """
+        grant = await self.granted(token)
+        self.hold(grant.project, holder)
+        try:
+            await self._report()
+            return await in_thread(self.volume.open, grant, huggingface=huggingface)
+        except BaseException:
+            self.release(holder)
+            raise
+
+    async def granted(self, token: str) -> CacheGrant:
+        """Verify a grant for this node.
 
         Raises:
             GrantInvalidError, GrantExpiredError: not a grant for this cluster.
             CacheNotSharedError: this node has another volume.
             DiskFailedError: the volume cannot be used.
         """
-        grant = await self.granted(token)
-        return OpenedCaches(grant, await in_thread(self.volume.open, grant, huggingface=huggingface))
-
-    async def mount(self, token: str, holder: str, *, huggingface: bool) -> OpenedCaches:
-        """As ``open``, but first registers ``holder`` and reports it to the mirror. Also raises the mirror's errors."""
-        grant = await self.granted(token)
-        self.hold(grant.project, holder)
-        try:
-            await self._report()
-            return await self.open(token, huggingface=huggingface)
-        except BaseException:
-            self.release(holder)
-            raise
-
-    async def granted(self, token: str) -> CacheGrant:
-        """Verify a grant for this node. Raises as ``open``."""
         grant = await self._verify(token)
         if grant.cluster != self._cluster:
             raise GrantInvalidError(f"it is for cluster {grant.cluster}, and this node is in cluster {self._cluster}")
@@ -279,11 +272,7 @@ class SharedCaches:
                     await self._capture_due(project, use)
             self._wake.clear()
             due_at = min((use.due_at for use in self._uses.values()), default=float("inf"))
-            try:
-                async with asyncio.timeout(min(_AGAIN_SECONDS, max(0.0, due_at - self._elapsed()))):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await happens_within(min(_AGAIN_SECONDS, max(0.0, due_at - self._elapsed())), self._wake)
 
     async def _capture_due(self, project: str, use: _Use) -> None:
         was_held = bool(use.holders)

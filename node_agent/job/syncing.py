@@ -33,7 +33,7 @@ from bdn.core.training.settling import Settling, Stamp, why_incomplete
 from bdn.core.training.wholeness import why_not_whole
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import CheckpointDetails, skipped_within_bounds
-from node_agent.background_tasks import in_thread
+from node_agent.background_tasks import happens_within, in_thread
 from node_agent.job.journal import Committed, VolumeJournal
 from node_agent.job.pushing import Pusher, SentFile
 from node_agent.job.tree import ChangedError, JobDirectory, JobTree, open_for_writing
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 2.0
 _PAUSES: Final = 10  # times the duration of a scan, which takes 1 s for 100,000 files
 SETTLE_SECONDS: Final = 30.0
-FILES_LIMIT: Final = 1_000_000
 _LATEST: Final = 253_402_300_799  # the last second of the year 9999
 _LONGEST_NAMED: Final = 1000  # characters of a skipped path: a job may make a path ten times as long
 # Multiple of the directory's bound. Compressing file systems report sizes above the space used.
@@ -125,19 +124,22 @@ class Syncer:
 
     ``on_pushed`` is called after each push. ``clock`` is monotonic. With ``is_noting``, complete checkpoints are
     synced to disk and recorded before the push; after a power cut the record separates them from half-written ones.
+    After a failure each method may be called again.
     """
 
     directory: JobDirectory
     job: CheckpointUri
     pusher: Pusher
     journal: VolumeJournal
-    on_pushed: Callable[[Found, Mirror], object]
+    on_pushed: Callable[[Mirror], object] = lambda _: None
     settle_seconds: float = SETTLE_SECONDS
     is_noting: bool = False
     most_bytes: int | None = None  # the directory's bound; None is unlimited
     clock: Callable[[], float] = time.monotonic
     unsynced_bytes: int = field(default=0, init=False)  # of all checkpoints that are not committed, from the last scan
     unsynced: Sequence[str] | None = field(default=None, init=False)  # names; None before the first scan
+    left: Sequence[str] = field(default=(), init=False)  # names that ``run_once`` found incomplete
+    newest: tuple[datetime, str | None] | None = field(default=None, init=False)  # pushed checkpoint: time, grant
     error: BdnError | None = field(default=None, init=False)  # of the last push
     reasons: dict[str, str] = field(default_factory=dict, init=False)  # checkpoint name → why it is incomplete
     skipped: Mapping[str, str] = field(default_factory=dict, init=False)  # path → why it is not pushed
@@ -168,9 +170,7 @@ class Syncer:
                     self._again_at[name] = self.clock() + AGAIN_SECONDS
                     facts = {"code": error.code, "error": str(error)}
                     logger.warning("checkpoint %a was not pushed; retrying", name, extra=facts)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await over.wait()
+            await happens_within(pause, over)
 
     async def _go_on(self, found: Found, now: float) -> None:
         """Push a settled checkpoint, or send its unchanging files ahead, so that little remains when it settles."""
@@ -219,9 +219,22 @@ class Syncer:
                 continue
             left.append(name)
         await in_thread(self._count, known)
+        self.left = left
         if refusal is not None:
             raise refusal
         return left
+
+    async def drain(self, given_up: asyncio.Event, *, is_after_restart: bool) -> None:
+        """Push what the run left, until ``given_up``. Raises as ``run_once``.
+
+        Retries incomplete checkpoints for as long as settling takes: a process may still be writing them.
+        """
+        waited = 0.0
+        while await self.run_once(is_after_restart=is_after_restart) and not given_up.is_set():
+            if is_after_restart or waited >= self.settle_seconds:
+                return
+            await happens_within(LOOK_SECONDS, given_up)
+            waited += LOOK_SECONDS
 
     async def _confirm(self, known: Mapping[str, Found]) -> None:
         """Mark versions that the mirror has lost as unsynced, e.g. after a database restore. Raises ``BdnError``.
@@ -267,9 +280,6 @@ class Syncer:
         self._count(known)
         self._note([known[name] for name in self.unsynced or () if self._settling.is_settled(name, now)])
         return now, known
-
-    def _found(self) -> dict[str, Found]:
-        return checkpoints_in(self.directory.look())
 
     def _count(self, known: Mapping[str, Found]) -> None:
         unsynced = [found for found in known.values() if not self._is_pushed(found)]
@@ -353,7 +363,7 @@ class Syncer:
         files = await in_thread(self._files, found, found.files)
 
         async def check() -> None:
-            now = (await in_thread(self._found)).get(found.name)
+            now = (await in_thread(lambda: checkpoints_in(self.directory.look()))).get(found.name)
             if now is None or now.files != found.files:
                 raise ChangedError(found.name)
 
@@ -362,7 +372,9 @@ class Syncer:
         version = Committed(mirror.id, await in_thread(found.marks), at)
         await in_thread(self.journal.note_commit, found.name, version)
         self.error = None
-        self.on_pushed(found, mirror)
+        if self.newest is None or found.newest >= self.newest[0]:
+            self.newest = found.newest, mirror.grant
+        self.on_pushed(mirror)
 
     def _details(self, found: Found) -> CheckpointDetails:
         read = {
@@ -392,9 +404,9 @@ class Syncer:
         return [file for file in files if len(file.known) < chunk_count(file.size)]
 
     def _files(self, found: Found, paths: Collection[str]) -> list[SentFile]:
-        return [self._sent(found, path) for path in sorted(paths)]
-
-    def _sent(self, found: Found, path: str) -> SentFile:
-        place, stamp = found.place(path), found.files[path]
-        known, note = self.journal.chunks(place, stamp), partial(self.journal.note_chunk, place, stamp)
-        return SentFile(path, stamp.size, partial(self.directory.opened, place, stamp), known, note)
+        files: list[SentFile] = []
+        for path in sorted(paths):
+            place, stamp = found.place(path), found.files[path]
+            known, note = self.journal.chunks(place, stamp), partial(self.journal.note_chunk, place, stamp)
+            files.append(SentFile(path, stamp.size, partial(self.directory.opened, place, stamp), known, note))
+        return files

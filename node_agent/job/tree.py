@@ -30,6 +30,7 @@ _NAME: Final = os.O_PATH | os.O_NOFOLLOW  # does not open the object: no side ef
 # The scanned object is gone or has another type; ESTALE is how network file systems report that it is gone.
 _SWAPPED: Final = frozenset({errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 _DEEPEST: Final = 128  # folders; each stays open while its children are scanned
+FILES_LIMIT: Final = 1_000_000
 _NAMED: Final = 1000  # skipped paths that are recorded
 _MOST_LINKS: Final = 40  # length of a chain of links, as in path_resolution(7)
 
@@ -100,7 +101,7 @@ class JobDirectory:
     """
 
     root: Path
-    limit: int
+    limit: int = FILES_LIMIT
     walks: AbstractContextManager[object] = field(default_factory=Lock)
 
     def look(self) -> JobTree:
@@ -125,7 +126,7 @@ class JobDirectory:
                 elif stat.S_ISDIR(found.st_mode):
                     self._look_below(tree, folder, path, device, depth)
                 elif stat.S_ISREG(found.st_mode):
-                    _add(tree, path, found)
+                    _put(tree, path, _stamp(found))
                 elif stat.S_ISLNK(found.st_mode):
                     tree.links[path] = os.readlink(name, dir_fd=folder)
                 else:
@@ -162,11 +163,6 @@ class JobDirectory:
     @contextmanager
     def opened(self, path: str, stamp: Stamp) -> Iterator[OpenFile]:
         """Open a scanned file. Folders on the way are not kept open. Raises ``ChangedError``, ``DiskFailedError``."""
-        with self._opened(path, stamp) as file:
-            yield file
-
-    @contextmanager
-    def _opened(self, path: str, stamp: Stamp) -> Iterator[OpenFile]:
         with _errors_of(path), ExitStack() as way:
             found = self._open(way, path, stamp, keeps_way=False)
             if found is None:
@@ -181,7 +177,7 @@ class JobDirectory:
         """Read a range of a scanned file. Returns None if the file changed. Raises ``DiskFailedError``."""
         content = bytearray(part.size)
         try:
-            with self._opened(path, stamp) as file:
+            with self.opened(path, stamp) as file:
                 file.read(part.start, memoryview(content))
         except ChangedError:
             return None
@@ -225,15 +221,7 @@ class JobDirectory:
 
     def read_small(self, path: str, stamp: Stamp, limit: int) -> bytes | bytearray | None:
         """Read a scanned file; ``b""`` if empty or above ``limit``. Returns None if the file changed."""
-        if not 0 < stamp.size <= limit:
-            return b""
-        content = bytearray(stamp.size)
-        try:
-            with self.opened(path, stamp) as file:
-                file.read(0, memoryview(content))
-        except ChangedError:
-            return None
-        return content
+        return self.read_part(path, stamp, ByteRange(0, stamp.size)) if 0 < stamp.size <= limit else b""
 
 
 @contextmanager
@@ -242,10 +230,6 @@ def _errors_of(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DiskFailedError(path, error.strerror or str(error)) from error
-
-
-def _add(tree: JobTree, path: str, found: os.stat_result) -> None:
-    _put(tree, path, _stamp(found))
 
 
 def _put(tree: JobTree, path: str, stamp: Stamp) -> None:

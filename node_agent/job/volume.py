@@ -15,7 +15,8 @@ from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import SetAside
 from node_agent.job.bounds import BoundedFolder, VolumeOwner
-from node_agent.job.volume_sync import VolumeSync
+from node_agent.job.journal import VolumeJournal
+from node_agent.job.syncing import Syncer
 
 
 class VolumeRecord(BaseModel):
@@ -32,6 +33,7 @@ class VolumeRecord(BaseModel):
     push_grant: str | None
     created_at: float
     boot: str
+    push_grant_expires_at: float = 0.0
     caches: CacheFolders | None = None
     team: str | None = None  # of the job's project
     uid: int | None = None  # owner and group of the directories; None: the agent's
@@ -43,14 +45,16 @@ class VolumeRecord(BaseModel):
 class Volume:
     record: VolumeRecord
     folder: Path
-    sync: VolumeSync | None = None
+    syncer: Syncer | None = None
     is_gone: bool = False
-    is_ended: bool = False  # ended, except for checkpoints still being pushed
     error: BdnError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # the syncer pushes what the run left, then stops
+    given_up: asyncio.Event = field(default_factory=asyncio.Event)  # the syncer stops
 
     def __post_init__(self) -> None:
         record = self.record
+        self.journal = VolumeJournal(self.folder / "journal")  # of what was pushed
         owner, size = VolumeOwner(record.uid, record.gid), record.checkpoint_bytes
         self.scratch = BoundedFolder(
             self.folder / "scratch", record.scratch_bytes, record.bound, is_kept=False, owner=owner
@@ -70,15 +74,16 @@ class Volume:
     @property
     def is_usable(self) -> bool:
         """False if the checkpoints could not be opened at start, so no syncer pushes them."""
-        return self.checkpoints is None or self.sync is not None
+        return self.checkpoints is None or self.syncer is not None
 
     @property
     def unsynced_bytes(self) -> int:
         """Bytes of checkpoints that only this node has; before the first scan, all bytes that they occupy."""
         if self.checkpoints is None or self.is_gone:
             return 0
-        found = self.sync.unsynced_bytes if self.sync is not None else None
-        return min(self.checkpoints.size, self.checkpoints.occupied()) if found is None else found
+        if self.syncer is None or self.syncer.unsynced is None:
+            return min(self.checkpoints.size, self.checkpoints.occupied())
+        return self.syncer.unsynced_bytes
 
     @property
     def age(self) -> tuple[float, str]:
@@ -104,8 +109,11 @@ class Volume:
         return sum(folder.size for folder in self.folders)
 
     def open(self) -> None:
+        """Blocking. Raises ``DiskFailedError``."""
         for folder in self.folders:
             folder.open()
+        if self.checkpoints is not None:
+            self.journal.open()
 
     def occupied(self) -> int:
         """Bytes allocated on the disk, at most ``size``."""
@@ -117,7 +125,7 @@ class Volume:
 
     def document(self) -> JobVolume:
         record, shown = self.record, self.folders
-        scratch, checkpoints, sync = self.scratch, self.checkpoints, self.sync
+        scratch = self.scratch
         return JobVolume(
             id=record.id,
             run_id=record.run_id,
@@ -128,11 +136,23 @@ class Volume:
             created_at=moment(record.created_at),
             ended_at=None if record.ended_at is None else moment(record.ended_at),
             scratch=_shown(scratch) if scratch in shown else None,
-            checkpoints=CheckpointDirectory(**_shown(checkpoints).model_dump(), **sync.figures())
-            if sync is not None and checkpoints is not None
-            else None,
+            checkpoints=self._checkpoints(),
             caches=record.caches if self.state == "OPEN" else None,
             error=None if self.error is None else body_of(self.error),
+        )
+
+    def _checkpoints(self) -> CheckpointDirectory | None:
+        syncer = self.syncer
+        if self.checkpoints is None or syncer is None:
+            return None
+        return CheckpointDirectory(
+            **dict(_shown(self.checkpoints)),
+            job=str(syncer.job),
+            sync_status="COMPLETED" if syncer.unsynced == [] else "SYNCING",
+            unsynced_bytes=syncer.unsynced_bytes,
+            pushed=self.journal.names,
+            left=list(syncer.left),
+            error=body_of(syncer.error) if syncer.error else None,
         )
 
 

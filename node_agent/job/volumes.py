@@ -9,24 +9,44 @@ import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Semaphore
 from typing import Final
 
 from pydantic import ValidationError
 
-from bdn.core.errors import BdnError, DiskFailedError, InvalidRequestError, NotFoundError, ScratchFullError
+from bdn.core.errors import (
+    BdnError,
+    DiskFailedError,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    ScratchFullError,
+)
+from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.disk.durable import disk_errors, make_folder, sync_folder, write_durably
+from bdn.disk.syscalls import prefer_others
+from bdn.net.api_clients import MirrorClient
+from bdn.net.client import OutageRetry
+from bdn.net.http1.pool import ConnectionPool
+from bdn.net.tls import Authorities
+from bdn.transfer.byte_threads import ByteThreads, pacer
 from bdn.wire.grants import PushGrant
-from bdn.wire.job_schema import Bound, CacheFolders, JobVolumeRequest
-from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
-from node_agent.cache.node_cache import Clock
+from bdn.wire.job_schema import Bound, JobVolumeRequest
+from bdn.wire.stage_schema import ExposureKind
+from node_agent.background_tasks import BackgroundTasks, happens_within, in_thread, to_the_end
+from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.disk.cache_directory import boot_id
 from node_agent.disk.trash import Trash
-from node_agent.job.shared_caches import OpenedCaches, SharedCaches
+from node_agent.job.bounds import can_make_images
+from node_agent.job.pushing import NAMERS, Pusher
+from node_agent.job.shared_caches import SharedCaches
+from node_agent.job.syncing import AGAIN_SECONDS, Syncer
+from node_agent.job.tree import JobDirectory
 from node_agent.job.volume import Volume, VolumeRecord, VolumeSpace
-from node_agent.job.volume_sync import VolumeSync
+from node_agent.settings import AgentSettings
 from node_agent.stage.view.exposure import mounts_below, unbind
 
 logger = logging.getLogger(__name__)
@@ -35,32 +55,32 @@ _LOOK_SECONDS: Final = 5.0
 _PASSABLE: Final = 0o711  # search without list: only a process that knows the id gets in
 _RECORD: Final = "volume.json"
 _TRASH: Final = ".trash"
+_SENDERS: Final = 4
+_WALKS: Final = 2  # at once, over all volumes: in a directory of the deepest kind each holds 128 of 1,024 descriptors
 
 
 @dataclass
 class JobVolumes:
     """The service behind ``/job-volumes``.
 
-    ``verify`` checks a push grant. ``open_sync`` creates the syncer of a volume with checkpoints. ``keep`` receives
+    ``verify`` checks a push grant. ``new_syncer`` creates the syncer of a volume with checkpoints. ``keep`` receives
     the organisation's grant to read the newest checkpoint of an ended run.
     """
 
-    root: Path
+    settings: AgentSettings
     space: VolumeSpace
     background: BackgroundTasks
-    bound: Bound
-    scratch_bytes: int
-    unsynced_seconds: float
-    is_node: bool
     clock: Clock
     verify: Callable[[str], Awaitable[PushGrant]]
-    open_sync: Callable[[Volume], VolumeSync]
+    new_syncer: Callable[[Volume], Syncer]
     keep: Callable[[str, str], Awaitable[None]]
     caches: SharedCaches
+    bound: Bound = "watch"
     _volumes: dict[str, Volume] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
+        self.root = self.space.root
         self.trash = Trash(self.root / _TRASH)
 
     # --- queries ---
@@ -106,7 +126,7 @@ class JobVolumes:
             CacheNotSharedError: the grant names another volume of training caches.
             CacheTooSmallError, CacheFullError, DiskFailedError: nothing was created.
         """
-        if not self.is_node:
+        if "node" not in self.settings.roles:
             raise InvalidRequestError(
                 "this agent creates no job volumes (BDN_AGENT_ROLES has no 'node'); send the request to the agent of the job's node"
             )
@@ -140,26 +160,17 @@ class JobVolumes:
         return known
 
     async def _renew(self, granted: PushGrant, grant: str) -> None:
-        """Give the new grant to all volumes of the job whose grant expires much sooner, also after their runs ended.
-
-        Not to every volume: a restarted syncer waits for checkpoints to settle again.
-        """
+        """Give the new grant to all volumes of the job whose grant expires sooner, also after their runs ended."""
         for volume in self.all():
-            is_its = volume.pushes_as == _pushes_as(granted)
-            if is_its and await self._is_much_longer(granted, volume.record.push_grant):
-                renewed = volume.record.model_copy(update={"push_grant": grant})
-                await in_thread(_save, volume.folder, renewed)
-                volume.record = renewed
-                if volume.sync is not None:
-                    volume.sync.begin_anew()
+            if volume.pushes_as == _pushes_as(granted) and volume.record.push_grant_expires_at < granted.expires_at:
+                await self._change(volume, push_grant=grant, push_grant_expires_at=granted.expires_at)
+                if volume.syncer is not None:
+                    volume.syncer.pusher.mirror.bearer = grant
 
-    async def _is_much_longer(self, granted: PushGrant, other: str | None) -> bool:
-        now = self.clock()
-        try:
-            known = await self.verify(other or "")
-        except BdnError:
-            return True
-        return known.expires_at - now < (granted.expires_at - now) / 2
+    async def _change(self, volume: Volume, **changes: object) -> None:
+        changed = volume.record.model_copy(update=changes)
+        await in_thread(_save, volume.folder, changed)
+        volume.record = changed
 
     async def _create(self, request: JobVolumeRequest, granted: PushGrant | None, uid: int | None) -> Volume:
         record = VolumeRecord(
@@ -168,11 +179,12 @@ class JobVolumes:
             rank=request.rank,
             organisation=granted.organisation if granted else None,
             bound=self.bound,
-            scratch_bytes=request.scratch_bytes or self.scratch_bytes,
+            scratch_bytes=request.scratch_bytes or self.settings.scratch_bytes,
             checkpoint_bytes=request.checkpoint_bytes,
             job=str(granted.job) if granted else None,
             team=granted.team if granted else None,
             push_grant=request.push_grant,
+            push_grant_expires_at=granted.expires_at if granted else 0.0,
             uid=uid,
             gid=request.gid,
             created_at=self.clock(),
@@ -181,8 +193,7 @@ class JobVolumes:
         volume = Volume(record, self.root / record.id)
         try:
             if request.cache_grant is not None:
-                opened = await self.caches.mount(request.cache_grant, record.id, huggingface=request.huggingface)
-                record.caches = _folders(opened)
+                record.caches = await self.caches.mount(request.cache_grant, record.id, huggingface=request.huggingface)
             await self.space.take(volume)
             await in_thread(self._make, volume)
             self._begin(volume)
@@ -199,20 +210,23 @@ class JobVolumes:
         record = volume.record
         self._volumes[record.id] = volume
         if volume.checkpoints is not None:
-            volume.sync = self.open_sync(volume)
-            self.background.start(self._sync(volume, volume.sync), f"sync {record.id}")
+            volume.syncer = self.new_syncer(volume)
+            self.background.start(self._sync(volume, volume.syncer), f"sync {record.id}")
 
-    async def _sync(self, volume: Volume, sync: VolumeSync) -> None:
-        for earlier in self.all():
-            is_before = earlier.age < volume.age and earlier.pushes_as == volume.pushes_as and earlier.is_usable
-            while is_before and not earlier.is_gone:
-                await earlier.changed.wait()
-        await sync.run()
-        if sync.kept is not None:
-            with suppress(BdnError):  # the checkpoint is then fetched when it is staged
-                await self.keep(volume.record.id, sync.kept)
-        if sync.left:
-            facts = {"volume": volume.record.id, "job": volume.record.job, "checkpoints": ", ".join(sync.left)}
+    async def _sync(self, volume: Volume, syncer: Syncer) -> None:
+        async with syncer.pusher.mirror:
+            with closing(volume.journal):
+                for earlier in self.all():
+                    is_before = earlier.age < volume.age and earlier.pushes_as == volume.pushes_as
+                    while is_before and earlier.is_usable and not earlier.is_gone:
+                        await earlier.changed.wait()
+                while not volume.given_up.is_set() and not await self._pushed(volume, syncer):
+                    pass
+        if self.settings.keep_checkpoint and syncer.newest is not None and syncer.newest[1] is not None:
+            with suppress(BdnError):  # logged; the checkpoint is then fetched when it is staged
+                await self.keep(volume.record.id, syncer.newest[1])
+        if syncer.left:
+            facts = {"volume": volume.record.id, "job": volume.record.job, "checkpoints": ", ".join(syncer.left)}
             logger.warning("dropped checkpoints that were never complete", extra=facts)
         try:
             await self._remove(volume)
@@ -221,40 +235,64 @@ class JobVolumes:
                 "cannot remove job volume %s; retrying at the next start of the agent: %s", volume.record.id, error
             )
 
+    async def _pushed(self, volume: Volume, syncer: Syncer) -> bool:
+        """Push until the run ends, and at the next call what the run left; True when nothing is left to push.
+
+        After a reboot no process writes any more, and only checkpoints that had settled before are pushed.
+        """
+        is_over = volume.ended.is_set()
+        try:
+            if is_over:
+                await syncer.drain(volume.given_up, is_after_restart=volume.record.boot != boot_id())
+            else:
+                await syncer.run(volume.ended)
+        except Exception as error:
+            if isinstance(error, BdnError):
+                syncer.error = error
+                logger.warning("cannot push checkpoints of %s; retrying in a minute: %s", syncer.job, error)
+            else:  # a bug triggered by one job's files must not stop other jobs
+                syncer.error = InternalError(type(error).__name__)
+                logger.exception("cannot push checkpoints of %s; retrying in a minute", syncer.job)
+            await happens_within(AGAIN_SECONDS, volume.given_up if is_over else volume.ended)
+            return False
+        syncer.error = None
+        return is_over
+
     async def end(self, volume: Volume) -> None:
         """End the run: remove scratch now, and the volume once its checkpoints are pushed. Idempotent.
 
         Raises ``DiskFailedError``; then the call can be repeated.
         """
         async with self._lock:
-            if not (volume.is_gone or volume.is_ended):
+            if not (volume.is_gone or volume.ended.is_set()):
                 await to_the_end(self._end(volume))
 
     async def _end(self, volume: Volume) -> None:
-        await self._note_end(volume)
-        self.caches.release(volume.record.id)
-        await in_thread(self._discard_scratch, volume)
-        self.space.aside.end(volume.record.id)
-        if volume.checkpoints is None:
-            await self._remove(volume)
+        await self._end_run(volume)
+        if volume.is_gone:
             return
-        self.space.aside.begin(volume.record.id, volume.size, volume.occupied)
-        if volume.sync is None:
+        if volume.syncer is None:
             volume.error = DiskFailedError(
                 str(volume.folder),
                 "the agent cannot open its checkpoints; it keeps them for BDN_AGENT_UNSYNCED_SECONDS, and retries at its next start",
             )
             volume.notify()
             raise volume.error
-        volume.sync.drain()
-        volume.is_ended = True
+        volume.ended.set()
         volume.notify()
 
-    async def _note_end(self, volume: Volume) -> None:
+    async def _end_run(self, volume: Volume) -> None:
+        """Remove scratch, and a volume without checkpoints."""
         if volume.record.ended_at is None:
-            ended = volume.record.model_copy(update={"ended_at": self.clock()})
-            await in_thread(_save, volume.folder, ended)
-            volume.record, volume.error = ended, None
+            await self._change(volume, ended_at=self.clock())
+            volume.error = None
+        self.caches.release(volume.record.id)
+        await in_thread(self._discard_scratch, volume)
+        self.space.aside.end(volume.record.id)
+        if volume.checkpoints is None:
+            await self._remove(volume)
+        else:
+            self.space.aside.begin(volume.record.id, volume.size, volume.occupied)
 
     async def _remove(self, volume: Volume) -> None:
         self.caches.release(volume.record.id)
@@ -280,6 +318,7 @@ class JobVolumes:
             self.trash.discard(path)
 
     def _discard(self, volume: Volume) -> None:
+        volume.journal.close()
         volume.scratch.close()
         if volume.checkpoints is not None:
             volume.checkpoints.close()
@@ -335,18 +374,15 @@ class JobVolumes:
                 )
 
     async def _resume(self, volume: Volume) -> None:
-        record = volume.record
-        is_over = record.ended_at is not None or record.boot != boot_id()
+        is_over = volume.record.ended_at is not None or volume.record.boot != boot_id()
         if is_over:
-            await self._note_end(volume)
-            await in_thread(self._discard_scratch, volume)  # not needed any more, so it need not be mountable
-            if volume.checkpoints is None:
-                await self._remove(volume)
-                return
+            await self._end_run(volume)  # before it opens: scratch need not be mountable any more
+        if volume.is_gone:
+            return
         await in_thread(volume.open)
-        self._begin(volume)
         if is_over:
-            await self._end(volume)
+            volume.ended.set()
+        self._begin(volume)
 
     async def run(self) -> None:
         """Measure watched folders periodically, and give up checkpoints that could not be pushed for too long."""
@@ -360,7 +396,7 @@ class JobVolumes:
 
     async def _look(self, volume: Volume) -> None:
         ended_at = volume.record.ended_at
-        if ended_at is not None and self.clock() - ended_at > self.unsynced_seconds:
+        if ended_at is not None and self.clock() - ended_at > self.settings.unsynced_seconds:
             await self._give_up(volume)
         for folder in volume.folders if volume.is_usable else ():
             await in_thread(folder.look)
@@ -372,10 +408,13 @@ class JobVolumes:
 
     async def _give_up(self, volume: Volume) -> None:
         """Also removes a volume that could not be opened and so has no syncer."""
-        if volume.sync is not None:
-            volume.sync.give_up()
-        elif not volume.is_gone:
+        if volume.syncer is None:
             await self._remove(volume)
+        elif not volume.given_up.is_set():
+            facts = {"job": volume.record.job, "bytes": volume.unsynced_bytes, "error": str(volume.syncer.error)}
+            logger.warning("dropping checkpoints that could not be pushed for too long", extra=facts)
+            volume.given_up.set()
+            volume.ended.set()
 
 
 def _user(request: JobVolumeRequest, caller: int | None) -> int:
@@ -402,15 +441,69 @@ def _whose(volume: Volume) -> str:
     return f"rank {volume.record.rank} of run {volume.record.run_id}"
 
 
-def _folders(opened: OpenedCaches) -> CacheFolders:
-    paths = opened.paths
-    huggingface = None if paths.huggingface is None else str(paths.huggingface)
-    return CacheFolders(
-        project_id=opened.grant.project, project=str(paths.project), team=str(paths.team), huggingface=huggingface
-    )
-
-
 def _save(folder: Path, record: VolumeRecord) -> None:
     path = folder / _RECORD
     with disk_errors(path):
         write_durably(path, record.model_dump_json().encode())
+
+
+async def open_volumes(
+    stack: AsyncExitStack,
+    settings: AgentSettings,
+    cache: NodeCache,
+    exposure: ExposureKind,
+    *,
+    pool: ConnectionPool,
+    authorities: Authorities,
+    outages: OutageRetry,
+    verify: Callable[[str], Awaitable[PushGrant]],
+    until_idle: Callable[[], Awaitable[None]],
+    keep: Callable[[str, str], Awaitable[None]],
+    caches: SharedCaches,
+    clock: Clock,
+) -> JobVolumes:
+    """Open the job volumes, including the volumes of the last run. Raises ``DiskFailedError``.
+
+    Pushes wait for ``until_idle``, so stages come first. Volumes are mounted where views are: both need the same
+    rights, and jobs see both by the same mount propagation.
+    """
+    namers = ByteThreads(NAMERS, "agent-naming", on_start=prefer_others)
+    stack.push_async_callback(in_thread, namers.close)
+    senders = ByteThreads(_SENDERS, "agent-push", on_start=prefer_others)
+    stack.push_async_callback(in_thread, senders.close)
+    pace, walks = pacer(settings.sync_rate), Semaphore(_WALKS)
+
+    def new_syncer(volume: Volume) -> Syncer:
+        record, checkpoints = volume.record, volume.checkpoints
+        job = parse_source(record.job or "")
+        assert isinstance(job, CheckpointUri)  # noqa: S101 - from a verified push grant
+        assert checkpoints is not None  # noqa: S101 - called for volumes with checkpoints only
+        mirror = MirrorClient(settings.url, record.push_grant, agent_token=settings.token, authorities=authorities)
+        return Syncer(
+            JobDirectory(checkpoints.place, walks=walks),
+            job,
+            Pusher(mirror, pool, namers, senders, outages, pace, until_idle),
+            volume.journal,
+            settle_seconds=settings.settle_seconds,
+            is_noting=True,
+            most_bytes=checkpoints.size,
+        )
+
+    volumes = JobVolumes(
+        settings=settings,
+        space=VolumeSpace(cache, settings.effective_scratch_dir.absolute(), settings.headroom_bytes),
+        background=await stack.enter_async_context(BackgroundTasks()),
+        clock=clock,
+        verify=verify,
+        new_syncer=new_syncer,
+        keep=keep,
+        caches=caches,
+    )
+    if "node" in settings.roles:
+        await in_thread(volumes.make)
+        if exposure == "bind" and await in_thread(can_make_images, volumes.root):
+            volumes.bound = "image"
+        await asyncio.to_thread(stack.enter_context, volumes.trash)
+        await volumes.resume()
+        volumes.background.start(volumes.run(), "job volumes")
+    return volumes

@@ -9,7 +9,7 @@ import pytest
 
 from bdn.wire.grants import CacheGrant
 from node_agent.disk.trash import Trash
-from node_agent.job.cache_volume import CachePaths, CacheVolume
+from node_agent.job.cache_volume import CacheVolume
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell, wait_until
 
@@ -40,10 +40,10 @@ def granted(cluster: Cluster, volume_id: str, code: int = 201, project: str = "l
     return answer.json()
 
 
-def opened(root: Path, grant: Any) -> CachePaths:
-    """As the agent opens it for a job."""
+def opened(root: Path, grant: Any) -> Path:
+    """The project's directory, as the agent opens it for a job."""
     allowed = CacheGrant("default", grant["project_id"], grant["team_id"], "default", "v", 0.0)
-    return CacheVolume(root, Trash(root / ".trash")).open(allowed, huggingface=False)
+    return Path(CacheVolume(root, Trash(root / ".trash")).open(allowed, huggingface=False).project)
 
 
 @pytest.mark.production
@@ -54,7 +54,7 @@ def test_a_cache_is_measured_emptied_and_limited(tmp_path: Path) -> None:
         volume_id = volume_of(one)
         assert volume_of(two) == volume_id
         grant = granted(cluster, volume_id)
-        project = opened(tmp_path / "shared", grant).project
+        project = opened(tmp_path / "shared", grant)
         (project / "old").mkdir()
         (project / 'old/a,"b"').write_bytes(b"x" * 2000)
         (project / "link").symlink_to("old")
@@ -90,16 +90,16 @@ def test_the_cache_of_a_deleted_project_goes_when_its_cluster_is_back(tmp_path: 
         with cluster.agent() as node:
             volume_id = volume_of(node)
             kept, gone = (granted(cluster, volume_id, project=name) for name in ("kept", "gone"))
-            paths, others = opened(root, gone), opened(root, kept)
-            (paths.project / "x").write_bytes(b"")
+            project, others = opened(root, gone), opened(root, kept)
+            (project / "x").write_bytes(b"")
         assert told_by(cluster.shell(), "projects", "rm", "gone")["id"] == gone["project_id"]
         found = told(cluster.shell(), "ls")
         assert [one["project_name"] for one in found["items"]] == ["kept"]
         assert [(one["project_id"], one["state"]) for one in found["removals"]] == [(gone["project_id"], "PENDING")]
-        assert paths.project.exists()
+        assert project.exists()
 
         with cluster.agent() as node:
             wait_until(lambda: not told(node, "ls")["removals"], what="the removal")
-            assert not paths.project.parent.exists()
-            assert others.project.exists()
+            assert not project.parent.exists()
+            assert others.exists()
             wait_until(lambda: not list((root / ".trash").iterdir()), what="the empty trash")

@@ -84,7 +84,7 @@ async def survive(root: Path, step: int, exposure: str) -> bool:
     with unmounting(root), mirror.running():
         given = {"BDN_AGENT_EXPOSURE": exposure, "BDN_AGENT_CACHE_BYTES": str(LIMIT)}
         program = Program(root, mirror.url, given, fuse.command("node_agent.__main__"))
-        volumes = Volumes(program, mirror.signer.sign_push(PushGrant("org", CheckpointUri("llama", "job"), 4e9)))
+        volumes = Volumes(program, mirror.signer.sign(PushGrant("org", CheckpointUri("llama", "job"), 4e9)))
         async with volumes.running() as daemon:
             fuse.light(step, after=step % 2 == 0)
             is_done = await volumes.until_killed(daemon)

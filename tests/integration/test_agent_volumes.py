@@ -16,8 +16,8 @@ from bdn.disk.durable import remove_tree
 from bdn.wire.grants import PushGrant
 from bdn.wire.job_schema import LEAST_BYTES, JobVolumeRequest
 from node_agent.app import Agent
+from node_agent.job.syncing import Syncer
 from node_agent.job.volume import Volume
-from node_agent.job.volume_sync import VolumeSync
 from tests.support.agent.mirror import AgentMirror, fresh_mirror
 from tests.support.agent.mounts import needs_images, needs_mounts, unmounting
 from tests.support.agent.rig import Rig, staged
@@ -178,7 +178,7 @@ async def test_volume__agent_is_not_root__is_refused_for_other_users(
 
 
 def pushing(mirror: AgentMirror, run: str, expires_at: float = 4e9) -> JobVolumeRequest:
-    grant = mirror.signer.sign_push(PushGrant("org", CheckpointUri("llama", "job"), expires_at))
+    grant = mirror.signer.sign(PushGrant("org", CheckpointUri("llama", "job"), expires_at))
     return JobVolumeRequest(run_id=run, scratch_bytes=LEAST_BYTES, checkpoint_bytes=LEAST_BYTES, push_grant=grant)
 
 
@@ -233,7 +233,7 @@ def spoil(volume: Volume, name: str) -> None:
     record.write_text(json.dumps(json.loads(record.read_text()) | {"boot": "another"}))
 
 
-async def test_a_grant_that_lasts_much_longer_is_taken_up_by_all_volumes_of_its_job(
+async def test_volumes__a_grant_that_lasts_longer__is_used_by_all_volumes_of_its_job(
     rig: Rig, mirror: AgentMirror
 ) -> None:
     soon = time.time() + 1000
@@ -241,11 +241,13 @@ async def test_a_grant_that_lasts_much_longer_is_taken_up_by_all_volumes_of_its_
         for run in ("job-1", "job-2"):
             await agent.volumes.create(pushing(mirror, run, soon))
         kept = {one.record.push_grant for one in agent.volumes.all()}
-        await agent.volumes.create(pushing(mirror, "job-2", soon + 100))
+        await agent.volumes.create(pushing(mirror, "job-2", soon - 100))
         assert {one.record.push_grant for one in agent.volumes.all()} == kept
-        renewed = pushing(mirror, "job-2", soon + 10_000)
+        renewed = pushing(mirror, "job-2", soon + 100)
         await agent.volumes.create(renewed)
         assert {one.record.push_grant for one in agent.volumes.all()} == {renewed.push_grant}
+        syncers = [one.syncer for one in agent.volumes.all()]
+        assert {one.pusher.mirror.bearer for one in syncers if one is not None} == {renewed.push_grant}
     async with rig.agent() as agent:
         assert {one.record.push_grant for one in agent.volumes.all()} == {renewed.push_grant}
 
@@ -259,18 +261,18 @@ async def test_after_a_start_the_runs_of_a_job_push_in_the_order_in_which_they_b
     for volume, name in ((older, "jv_" + "f" * 24), (newer, "jv_" + "0" * 24)):
         place = volume.folder.rename(volume.folder.with_name(name)) / "volume.json"
         place.write_text(json.dumps(json.loads(place.read_text()) | {"id": name}))
-    begun: list[VolumeSync] = []
+    begun: list[Syncer] = []
 
-    async def note(sync: VolumeSync) -> None:
-        begun.append(sync)
+    async def note(syncer: Syncer, _: asyncio.Event) -> None:
+        begun.append(syncer)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(VolumeSync, "run", note)
+    monkeypatch.setattr(Syncer, "run", note)
     async with rig.agent() as agent:
         await until(lambda: bool(begun))
         await asyncio.sleep(0)
         assert len(begun) == 1  # the newer one waits
-        assert begun[0] is agent.volumes.find("jv_" + "f" * 24).sync
+        assert begun[0] is agent.volumes.find("jv_" + "f" * 24).syncer
 
 
 async def test_a_job_of_the_same_name_of_others_has_a_grant_and_a_volume_of_its_own(
@@ -281,7 +283,7 @@ async def test_a_job_of_the_same_name_of_others_has_a_grant_and_a_volume_of_its_
         made = await agent.volumes.create(first)
         for organisation, team in (("other", None), ("org", "research")):
             grant = PushGrant(organisation, CheckpointUri("llama", "job"), 4e9, team)
-            theirs = first.model_copy(update={"push_grant": mirror.signer.sign_push(grant)})
+            theirs = first.model_copy(update={"push_grant": mirror.signer.sign(grant)})
             with pytest.raises(InvalidRequestError):
                 await agent.volumes.create(theirs)
             own = await agent.volumes.create(theirs.model_copy(update={"run_id": "another"}))

@@ -220,7 +220,7 @@ async def test_reads_of_the_store__name_the_organisation_that_reads(
     async with access_world(tmp_path / "mirror", hub) as world:
         monkeypatch.setattr(DirectoryStore, "open", noted)
         grant = FileGrant("a", world.manifests["a-private"], "y", 4e9)
-        signature = world.mirror.service.requests.signer.sign_file(grant)
+        signature = world.mirror.service.requests.signer.sign(grant)
         address = f"/files/{world.manifests['a-private']}/y?sig={signature}"
         bearer = world.bearers["grant b shared"]
         http = world.mirror.http

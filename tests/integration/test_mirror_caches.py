@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from bdn.core.errors import GrantInvalidError
 from bdn.mirror.db import projects
 from bdn.wire.cache_schema import FileSummary, pack
-from bdn.wire.grants import CacheGrant, GrantVerifier
+from bdn.wire.grants import CacheGrant, FileGrant, GrantVerifier, PushGrant
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal
 
@@ -58,11 +59,11 @@ async def caches(mirror: MirrorUnderTest) -> Json:
 async def test_a_grant_names_ids_and_opens_nothing_else(mirror: MirrorUnderTest) -> None:
     document = await granted(mirror)
     verifier = GrantVerifier((await FakeAgent(mirror, "n1").beat())["public_keys"])
-    grant = verifier.verify_cache(document["grant"], now=time.time())
+    grant = verifier.verify_as(CacheGrant, document["grant"], now=time.time())
     ids = document["project_id"], document["team_id"]
     assert grant == CacheGrant("default", *ids, "east", VOLUME, grant.expires_at)
     assert 0 < grant.expires_at - time.time() <= 900
-    for verify in (verifier.verify, verifier.verify_push, verifier.verify_file):
+    for verify in (verifier.verify, partial(verifier.verify_as, PushGrant), partial(verifier.verify_as, FileGrant)):
         with pytest.raises(GrantInvalidError):
             verify(document["grant"], now=time.time())
     assert await granted(mirror, EAST | {"project": ids[0]}) | {"grant": "", "expires_at": ""} == document | {

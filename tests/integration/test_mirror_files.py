@@ -104,9 +104,9 @@ async def test_an_address_is_good_for_its_file_alone(mirror: MirrorUnderTest, ma
 async def test_an_address_ends_with_its_time_and_with_the_manifest(mirror: MirrorUnderTest, manifest: str) -> None:
     signer = mirror.service.requests.signer
     digest = digest_of((await mirror.http.get(f"/manifests/{manifest}")).content)
-    over = signer.sign_file(FileGrant("default", digest, "config.json", 1.0))
+    over = signer.sign(FileGrant("default", digest, "config.json", 1.0))
     assert refusal(await read(mirror, f"/files/{manifest}/config.json?sig={over}")) == (403, "GRANT_EXPIRED")
-    others = signer.sign_file(FileGrant("other", digest, "config.json", 4e9))
+    others = signer.sign(FileGrant("other", digest, "config.json", 4e9))
     assert refusal(await read(mirror, f"/files/{manifest}/config.json?sig={others}")) == (404, "NOT_FOUND")
     url = await address(mirror, manifest, "config.json")
     await mirror.evict(source="hf://org/model", tier="mirror")
@@ -131,7 +131,7 @@ async def test_page__is_parsed_once_for_all_requests_that_wait_for_it(
     mirror: MirrorUnderTest, manifest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = Digest.parse(manifest)
-    signature = mirror.service.requests.signer.sign_file(FileGrant("default", digest, "config.json", 4e9))
+    signature = mirror.service.requests.signer.sign(FileGrant("default", digest, "config.json", 4e9))
     parsed: list[bytes] = []
 
     def counted(content: bytes) -> list[PageEntry]:
@@ -151,7 +151,7 @@ async def test_pages__requested_at_once__are_parsed_one_at_a_time(
     for number in range(4):
         hub.repo(f"org/{number}").commit({"a": str(number).encode()})
     manifests = [await mirror.manifest(source(f"hf://org/{number}")) for number in range(4)]
-    sign, begun, going = mirror.service.requests.signer.sign_file, Event(), Semaphore(1)
+    sign, begun, going = mirror.service.requests.signer.sign, Event(), Semaphore(1)
     overlaps: list[bool] = []
 
     def slow(content: bytes) -> list[PageEntry]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bdn.core.chunk import ByteRange
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import CheckpointUri
@@ -55,6 +56,10 @@ class Reading(JobDirectory):
         with super().opened(path, stamp) as file:
             yield file
 
+    def read_part(self, path: str, stamp: Stamp, part: ByteRange) -> bytearray | None:
+        """Headers and indexes, which are not counted."""
+        return JobDirectory(self.root).read_part(path, stamp, part)
+
 
 @asynccontextmanager
 async def syncing(
@@ -74,7 +79,7 @@ async def syncing(
         VolumeJournal(journal) as kept,
     ):
         async with MirrorClient(mirror.url, None) as client:
-            pusher = Pusher(client, mirror.url, pool, namers, senders, outages=outages or OutageRetry(), pace=pace)
+            pusher = Pusher(client, pool, namers, senders, outages=outages or OutageRetry(), pace=pace)
             yield Syncer(directory, JOB, pusher, kept, lambda *_: None, settle_seconds, is_noting)
 
 

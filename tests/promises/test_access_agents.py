@@ -15,7 +15,7 @@ import pytest
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.layout import Manifest
-from bdn.wire.grants import AUDIENCE, ISSUER, Grant, GrantedMount, GrantSigner, new_signing_key
+from bdn.wire.grants import ISSUER, Grant, GrantedMount, GrantSigner, new_signing_key
 from node_agent.api import build_app
 from node_agent.app import Agent
 from tests.support.agent.mirror import FORMS, AgentMirror
@@ -89,7 +89,7 @@ async def node(server: AgentMirror, request: pytest.FixtureRequest, tmp_path: Pa
 
 def _bearers(mirror: AgentMirror, manifests: dict[str, Manifest]) -> dict[str, str]:
     every = tuple(GrantedMount(f"/{name}", manifest.digest, name) for name, manifest in manifests.items())
-    claims = {"iss": ISSUER, "aud": AUDIENCE, "org": "org", "exp": int(time.time() + 3600)}
+    claims = {"iss": ISSUER, "aud": Grant.audience, "org": "org", "exp": int(time.time() + 3600)}
     claims |= {"mounts": [[mount.mount_location, str(mount.manifest), mount.source] for mount in every]}
     head, key = {"kid": mirror.signer.key_id}, mirror.signer._key
     return {

@@ -18,7 +18,7 @@ from bdn.mirror.db import chunks, manifests, mirrors
 from bdn.mirror.db.tokens import TokenTable, is_token
 from bdn.mirror.db.waiting import SharedReads
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, Role
-from bdn.wire.grants import Grant, GrantVerifier, PushGrant
+from bdn.wire.grants import FileGrant, Grant, GrantVerifier, PushGrant
 
 _OBJECTS_KEPT: Final = 500_000  # about 50 MB, for up to 4 TB of chunks. Beyond it each chunk is queried
 _IN_USE_SECONDS: Final = 60.0  # a manifest is not evicted this soon after its last chunk
@@ -164,12 +164,12 @@ class Access:
         """
         now = time.time()
         if path.startswith(_OF_FILES):
-            return self.verifier.verify_file(signature, now=now).organisation
+            return self.verifier.verify_as(FileGrant, signature, now=now).organisation
         takes_grants = _TAKES_GRANTS.fullmatch(path) is not None
         if bearer is None or self._operator(bearer) or not takes_grants or is_token(bearer):
             return (await self.caller(bearer)).organisation
         try:
-            return self.verifier.verify_push(bearer, now=now).organisation
+            return self.verifier.verify_as(PushGrant, bearer, now=now).organisation
         except GrantInvalidError:  # it may be a grant to read
             return self.verifier.verify(bearer, now=now).organisation
 
@@ -178,7 +178,7 @@ class Access:
         if bearer is None or self.token is None or self._operator(bearer) or is_token(bearer):
             caller = (await self.caller(bearer)).acting(Role.CONTROLLER, organisation)
             return PushAccess(caller.organisation, caller.team, is_operator=caller.role is Role.OPERATOR)
-        grant = self.verifier.verify_push(bearer, now=time.time())
+        grant = self.verifier.verify_as(PushGrant, bearer, now=time.time())
         if organisation not in (None, grant.organisation):
             raise NotPermittedError("BDN-Organisation names another organisation than the grant's")
         return PushAccess(grant.organisation, grant.team, grant)

@@ -2,7 +2,6 @@
 
 import json
 import secrets
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -77,7 +76,7 @@ class MirrorRequests:
     def _check_grant(self, sources: Sequence[WeightsSource], organisation: str, team: str | None) -> None:
         """Reject what could be mirrored but not read: the grant names all mounts and must fit into a request header."""
         mounts = tuple(GrantedMount(one.mount_location, _ANY, str(one.source)) for one in sources)
-        size = len(self.signer.sign(Grant(organisation, mounts, time.time() + self.grant_seconds, team)))
+        size = len(self.signer.sign(Grant(organisation, mounts, self.database.now() + self.grant_seconds, team)))
         if size > LONGEST_GRANT:
             what = (
                 f"bytes of the grant for {len(mounts)} sources (send fewer sources at once, or shorter mount locations)"
@@ -116,7 +115,7 @@ class MirrorRequests:
             mirror = (await mirrors.get(session, row.mirror_id, organisation)).row
         await manifests.note_use(self.database, row.manifest, self.database.now())
         mount = GrantedMount(wanted.mount_location, Digest(row.manifest), str(wanted.source))
-        grant = self.signer.sign(Grant(organisation, (mount,), time.time() + self.grant_seconds))
+        grant = self.signer.sign(Grant(organisation, (mount,), self.database.now() + self.grant_seconds))
         return HeldSource(_source_of(row), mirror.completed_at or mirror.created_at, grant)
 
     async def is_update(self, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
@@ -280,7 +279,7 @@ class MirrorRequests:
             for source in state.sources
             if source.manifest
         )
-        row, expires_at = state.row, time.time() + self.grant_seconds
+        row, expires_at = state.row, self.database.now() + self.grant_seconds
         return self.signer.sign(Grant(row.organisation, mounts, expires_at, row.team or None))
 
 

@@ -70,7 +70,7 @@ class TrainingCaches:
                 raise CacheOverQuotaError(body.project, held.size_bytes or 0, limit)
         grant = CacheGrant(organisation, project, team_id, body.cluster, volume, now + GRANT_SECONDS)
         return CacheGrantDocument(
-            grant=self.signer.sign_cache(grant),
+            grant=self.signer.sign(grant),
             project_id=project,
             team_id=team_id,
             cluster=body.cluster,

@@ -8,7 +8,6 @@ that it names. Sent chunks without references are collected; until then the team
 
 import asyncio
 import secrets
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -415,8 +414,8 @@ class Pushes:
             raise InvalidSourceError(
                 request.job, f"a grant to push is for a job, bt://project@job, not for {request.job!r}"
             )
-        expires_at = time.time() + request.expires_seconds
-        token = self.requests.signer.sign_push(PushGrant(organisation, job, expires_at, team))
+        expires_at = self.database.now() + request.expires_seconds
+        token = self.requests.signer.sign(PushGrant(organisation, job, expires_at, team))
         return PushGrantDocument(grant=token, job=str(job), expires_at=moment(expires_at))
 
 

@@ -221,7 +221,7 @@ class OperationRequests:
         ]
 
     def _signed(self, organisation: str, mounts: Sequence[GrantedMount]) -> str:
-        return self.signer.sign(Grant(organisation, tuple(mounts), time.time() + self.grant_seconds))
+        return self.signer.sign(Grant(organisation, tuple(mounts), self.database.now() + self.grant_seconds))
 
     async def _manifests(self, request: _Narrowed, organisation: str) -> list[str] | None:
         """The manifests that a selector by source or digest names; None for other selectors."""

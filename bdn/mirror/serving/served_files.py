@@ -172,7 +172,7 @@ class ServedFiles:
         for path in paths:
             entry = (await self._entries(manifest, root, path, organisation))[0]
             grant = FileGrant(organisation, manifest, path, expires_at)
-            url = file_url("", grant, self.signer.sign_file(grant))
+            url = file_url("", grant, self.signer.sign(grant))
             found.append(FileAddress(path=path, url=url, size_bytes=entry.size, expires_at=moment(expires_at)))
         return found
 
@@ -184,7 +184,7 @@ class ServedFiles:
             NotFoundError: the signature is for another file, or its organisation may not read the manifest any more.
             StoreUnavailableError: the manifest's documents are damaged.
         """
-        grant = self.verifier.verify_file(signature, now=time.time())
+        grant = self.verifier.verify_as(FileGrant, signature, now=time.time())
         if not grant.allows(manifest, path):
             raise NotFoundError(f"file {path!a} of manifest {manifest}")
         root = await self._root(manifest, grant.organisation)

@@ -14,7 +14,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.wire.grants import AUDIENCE, ISSUER, Grant, GrantedMount, GrantSigner, new_signing_key
+from bdn.wire.grants import ISSUER, Grant, GrantedMount, GrantSigner, new_signing_key
 from tests.doubles.hub import Hub
 from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, with_secret
 
@@ -143,7 +143,7 @@ def _forge(world: World) -> None:
     mounts = (GrantedMount("/m", world.manifests["a-private"], "hf://org/a-private"),)
     every = tuple(GrantedMount(f"/m/{name}", digest, name) for name, digest in world.manifests.items())
     good = Grant("a", mounts, _EPOCH)
-    claims = {"iss": ISSUER, "aud": AUDIENCE, "org": "a", "exp": int(_EPOCH)}
+    claims = {"iss": ISSUER, "aud": Grant.audience, "org": "a", "exp": int(_EPOCH)}
     claims |= {"mounts": [["/m", str(world.manifests["a-private"]), "hf://org/a-private"]]}
     head = {"kid": signer.key_id}
     public = base64.urlsafe_b64decode(signer.public_keys[0]["x"] + "==")

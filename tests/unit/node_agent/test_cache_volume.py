@@ -5,13 +5,15 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from bdn.core.errors import DiskFailedError, InvalidRequestError, NotFoundError
 from bdn.wire.grants import CacheGrant
+from bdn.wire.job_schema import CacheFolders
 from node_agent.disk.trash import Trash
-from node_agent.job.cache_volume import CachePaths, CacheVolume
+from node_agent.job.cache_volume import CacheVolume
 
 PROJECT, TEAM = "p" * 10, "t" * 10
 OTHERS = {"organisation": "other", "project": "q" * 10, "team": "u" * 10}
@@ -22,10 +24,17 @@ def a_volume(tmp_path: Path) -> CacheVolume:
     return CacheVolume(tmp_path / "volumes", Trash(tmp_path / "volumes/.trash"))
 
 
-def opened(volume: CacheVolume, **changes: str) -> CachePaths:
+class Opened(NamedTuple):
+    project: Path
+    team: Path
+    folders: CacheFolders
+
+
+def opened(volume: CacheVolume, **changes: str) -> Opened:
     volume.id()
     given = {"organisation": "org", "project": PROJECT, "team": TEAM, "cluster": "c", "volume": "v"} | changes
-    return volume.open(CacheGrant(**given, expires_at=0.0), huggingface=True)
+    folders = volume.open(CacheGrant(**given, expires_at=0.0), huggingface=True)
+    return Opened(Path(folders.project), Path(folders.team), folders)
 
 
 def modes(root: Path) -> dict[str, int]:
@@ -58,7 +67,12 @@ def test_directories_are_named_by_ids_open_for_jobs_and_listed_by_nobody(volume:
         f"teams/{TEAM}": 0o777,
     }
     project = home / "projects" / PROJECT
-    assert paths == CachePaths(project / "user_artifacts", home / "teams" / TEAM, project / "huggingface")
+    assert paths.folders == CacheFolders(
+        project_id=PROJECT,
+        project=str(project / "user_artifacts"),
+        team=str(home / "teams" / TEAM),
+        huggingface=str(project / "huggingface"),
+    )
 
 
 RACE = """

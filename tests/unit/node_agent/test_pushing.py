@@ -45,6 +45,8 @@ class Mirror:
     named: Callable[[], object] = lambda: None  # called when chunks were named, and none is sent yet
     asked: list[set[str]] = field(default_factory=list)
     data_port: int = 0
+    base_url: str = ""
+    bearer: str | None = None
 
     async def begin_push(self, request: PushRequest) -> Push:
         assert request.source == SOURCE
@@ -116,9 +118,9 @@ async def send(
         closing(ByteThreads(4, "push")) as senders,
         closing(ConnectionPool(timeout_seconds=60, authorities=Authorities(trusted))) as pool,
     ):
-        scheme = "https" if certificate else "http"
         mirror.data_port = server.port
-        pusher = Pusher(cast("MirrorClient", mirror), f"{scheme}://localhost:{server.port}", pool, namers, senders)
+        mirror.base_url = f"{'https' if certificate else 'http'}://localhost:{server.port}"
+        pusher = Pusher(cast("MirrorClient", mirror), pool, namers, senders)
         _, pushed = await pusher.send(SOURCE, files)
     return Sent(pushed, told)
 

@@ -62,7 +62,8 @@ class Node:
     async def opened(self, cluster: str = "east") -> Path:
         known = await self.caches.document()
         self.grant = replace(GRANT, volume=known.volume_id, cluster=cluster)
-        return (await self.caches.open("token")).paths.project
+        grant = await self.caches.granted("token")
+        return Path(self.caches.volume.open(grant, huggingface=False).project)
 
     grant: CacheGrant = GRANT
 
@@ -180,7 +181,7 @@ def test_a_grant_of_another_cluster_or_volume_opens_nothing(tmp_path: Path) -> N
             await node.opened(cluster="west")
         node.grant = replace(GRANT, volume="0" * 32)
         with pytest.raises(CacheNotSharedError):
-            await node.caches.open("token")
+            await node.caches.granted("token")
         assert [path.name for path in node.caches.volume.root.iterdir()] == ["volume_id"]
 
     on_a_node(tmp_path, life)

@@ -13,8 +13,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from bdn.core.errors import BdnError, GrantExpiredError, GrantInvalidError, InvalidMountError
 from bdn.wire.grants import (
-    AUDIENCE,
-    FILE_AUDIENCE,
     ISSUER,
     FileGrant,
     Grant,
@@ -179,7 +177,7 @@ def test_a_signed_token_that_is_no_grant_for_us_is_refused(changes: dict[str, An
 
 
 def test_the_audience_is_one_of_several_that_a_token_may_name() -> None:
-    assert VERIFIER.verify(signed(aud=["others", AUDIENCE]), now=NOW) == GRANT
+    assert VERIFIER.verify(signed(aud=["others", Grant.audience]), now=NOW) == GRANT
     assert CLAIMS["iss"] == ISSUER
 
 
@@ -225,7 +223,7 @@ FILE = FileGrant("acme", named("a"), "step 1/gewichte ü%2F?.safetensors", NOW +
 
 def test_a_files_signature_says_which_file_of_which_manifest_for_whom_and_until_when() -> None:
     signer = GrantSigner(new_signing_key())
-    found = GrantVerifier(signer.public_keys).verify_file(signer.sign_file(FILE), now=NOW)
+    found = GrantVerifier(signer.public_keys).verify_as(FileGrant, signer.sign(FILE), now=NOW)
     assert found == FILE
     assert found.allows(named("a"), FILE.path)
     assert not found.allows(named("b"), FILE.path)
@@ -234,19 +232,19 @@ def test_a_files_signature_says_which_file_of_which_manifest_for_whom_and_until_
 
 def test_a_files_signature_is_no_grant_and_a_grant_no_files_signature() -> None:
     with pytest.raises(GrantInvalidError):
-        VERIFIER.verify(SIGNER.sign_file(FILE), now=NOW)
+        VERIFIER.verify(SIGNER.sign(FILE), now=NOW)
     with pytest.raises(GrantInvalidError):
-        VERIFIER.verify_file(TOKEN, now=NOW)
+        VERIFIER.verify_as(FileGrant, TOKEN, now=NOW)
 
 
 def test_it_is_the_audience_that_tells_them_apart_whatever_else_a_token_says() -> None:
     both = {"manifest": str(FILE.manifest), "path": FILE.path}
-    assert VERIFIER.verify_file(signed(**both, aud=FILE_AUDIENCE), now=NOW) == FILE
+    assert VERIFIER.verify_as(FileGrant, signed(**both, aud=FileGrant.audience), now=NOW) == FILE
     assert VERIFIER.verify(signed(**both), now=NOW) == GRANT
     with pytest.raises(GrantInvalidError):
-        VERIFIER.verify_file(signed(**both), now=NOW)
+        VERIFIER.verify_as(FileGrant, signed(**both), now=NOW)
     with pytest.raises(GrantInvalidError):
-        VERIFIER.verify(signed(**both, aud=FILE_AUDIENCE), now=NOW)
+        VERIFIER.verify(signed(**both, aud=FileGrant.audience), now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -255,24 +253,24 @@ def test_it_is_the_audience_that_tells_them_apart_whatever_else_a_token_says() -
     ids=str,
 )
 def test_a_signed_token_that_names_no_file_is_refused(changes: dict[str, Any]) -> None:
-    named_file = {"manifest": str(FILE.manifest), "path": FILE.path, "aud": FILE_AUDIENCE}
+    named_file = {"manifest": str(FILE.manifest), "path": FILE.path, "aud": FileGrant.audience}
     with pytest.raises(GrantInvalidError):
-        VERIFIER.verify_file(signed(**{**named_file, **changes}), now=NOW)
+        VERIFIER.verify_as(FileGrant, signed(**{**named_file, **changes}), now=NOW)
 
 
 def test_a_files_signature_that_is_altered_of_another_key_or_late_is_refused() -> None:
     signer = GrantSigner(new_signing_key())
     verifier = GrantVerifier(signer.public_keys)
-    signature = signer.sign_file(FILE)
+    signature = signer.sign(FILE)
     head, claims, proof = signature.split(".")
-    other = signer.sign_file(FileGrant("acme", named("b"), FILE.path, FILE.expires_at)).split(".")[1]
+    other = signer.sign(FileGrant("acme", named("b"), FILE.path, FILE.expires_at)).split(".")[1]
     for token in ("", "x", f"{head}.{other}.{proof}", f"{head}.{claims}.{proof[::-1]}"):
         with pytest.raises(GrantInvalidError):
-            verifier.verify_file(token, now=NOW)
+            verifier.verify_as(FileGrant, token, now=NOW)
     with pytest.raises(UnknownKeyError):
-        verifier.verify_file(GrantSigner(new_signing_key()).sign_file(FILE), now=NOW)
+        verifier.verify_as(FileGrant, GrantSigner(new_signing_key()).sign(FILE), now=NOW)
     with pytest.raises(GrantExpiredError):
-        verifier.verify_file(signature, now=FILE.expires_at)
+        verifier.verify_as(FileGrant, signature, now=FILE.expires_at)
 
 
 def test_the_address_of_a_file_keeps_every_sign_of_its_path() -> None:
