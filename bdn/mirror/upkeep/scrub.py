@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Final
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, StoreUnavailableError, single_error
+from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.manifest import read_page
 from bdn.core.pace.rounds import Sample, is_round_due
 from bdn.core.store import ChunkStore
@@ -77,35 +77,32 @@ class Keeper:
         while True:
             try:
                 async with self.database.alone("store keeper"):
-                    with single_error():
-                        async with asyncio.TaskGroup() as group:
-                            await self._work(group)
+                    while True:
+                        await self._turn()
             except BdnError as error:
                 logger.warning("cannot verify the store now; retrying", extra={"error": str(error)})
             except Exception:
                 logger.exception("verifying the store failed")
             await asyncio.sleep(_AWAY_SECONDS)
 
-    async def _work(self, group: asyncio.TaskGroup) -> None:
-        """Verify and scrub in parts. One repair at a time runs beside them: it may wait for an upstream for hours.
-
-        It begins between two parts, when it is known which of the damage a verification leaves.
-        """
+    async def _turn(self) -> None:
+        """One step of each in turn: a verification may take hours and must not delay repairs, nor many repairs a scrub."""
         work = self.database.watch.topic(KEEPERS_WORK)
-        repair: asyncio.Task[dict[Digest, str]] | None = None
-        while True:
-            changes = work.changes
-            if (repair is None or repair.done()) and (due := await self._due()):
-                repair = group.create_task(self.repair.run(due))
-                repair.add_done_callback(lambda _: work.change())
-            if not (await self.verify_next() or await self.scrub_next()):
-                await work.changed(changes, LOOK_SECONDS)
+        changes = work.changes
+        has_repaired = await self.repair_next()
+        has_verified = await self.verify_next()
+        has_scrubbed = not has_verified and await self.scrub_next()
+        if not (has_repaired or has_verified or has_scrubbed):
+            await work.changed(changes, LOOK_SECONDS)
 
-    async def _due(self) -> list[Damage]:
-        """Some of the damage that scrubs, readers and failed repairs left."""
+    async def repair_next(self) -> bool:
+        """Repair some of the damage that scrubs, readers and failed repairs left. Returns False if none is due."""
         async with self.database.read() as session:
             found = await damaged.named(session)
-        return [damage for damage in found if self.repair.is_due(damage.digest)][:_AT_ONCE]
+        due = [damage for damage in found if self.repair.is_due(damage.digest)][:_AT_ONCE]
+        if due:
+            await self.repair.run(due)
+        return bool(due)
 
     async def scrub_next(self) -> bool:
         """Scrub one part of a round. Returns False if no round is due."""
