@@ -1,4 +1,4 @@
-"""aiohttp connections behind the egress guard, for the S3 client, gcsfs and token endpoints."""
+"""aiohttp connections behind the egress guard, for the clients of AWS and gcsfs."""
 
 import socket
 from contextvars import ContextVar
