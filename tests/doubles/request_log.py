@@ -58,7 +58,7 @@ class RequestLog:
                 and origin in (None, request.origin)
             ]
 
-    def wait_for(self, target: str, timeout_seconds: float = 10) -> None:
+    def wait_for(self, target: str, timeout_seconds: float = 120) -> None:
         """Return once such a request has arrived; blocking."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.count(target), timeout_seconds):

@@ -115,7 +115,9 @@ async def test_no_grant_is_refused_by_any_process_while_keys_are_changed(
             await one.restart()
         await stack.enter_async_context(serving(address, listener))
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        http = await stack.enter_async_context(httpx2.AsyncClient(base_url=url, headers=headers, trust_env=False))
+        http = await stack.enter_async_context(
+            httpx2.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=120)
+        )
         bodies = [{"weights": [source("hf://org/model", f"/m/{number}")]} for number in range(MIRRORS)]
         for begun in [(await http.post("/mirror", json=body)).json() for body in bodies]:
             ended = (await http.get(f"/mirror/{begun['id']}", params={"wait": 20})).json()
