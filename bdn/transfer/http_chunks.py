@@ -9,14 +9,16 @@ from urllib.parse import urljoin, urlsplit
 from bdn.core.chunk import ByteRange, Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.source.upstream import Location
-from bdn.net.http1.answer import Answer, AnswerDeadline
+from bdn.net.http1.answer import TICK, Answer, AnswerDeadline, StalledError
+from bdn.net.http1.connection import split_address
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.net.tls import advice_on, failure_of_tls
 from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError
 from bdn.wire.http_fields import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path, format_range, parse_content_range
 from bdn.wire.shapes import error_from
 
-_WORDS_LIMIT: Final = 64 * 1024  # bytes of an error
+_REDIRECT_LIMIT: Final = 2  # the mirror may redirect to a signed URL of its store
+_WORDS_LIMIT: Final = 64 * 1024  # bytes of a redirect or an error
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,21 @@ class HttpChunkReader:
         start, size = chunk.done, len(chunk.buffer)
         url = urljoin(self.base_url, chunk_path(chunk.digest))
         headers = self._headers(start, size)
-        with self.connections.get(url, headers, size - start, self.deadline) as answer:
-            _receive(answer, chunk, self.deadline)
+        for _ in range(_REDIRECT_LIMIT + 1):
+            with self.connections.get(url, headers, size - start, self.deadline) as answer:
+                if answer.status not in (302, 307):
+                    _check(answer, chunk.digest, start, size)
+                    _receive(answer, chunk, self.deadline)
+                    return
+                answer.read(_WORDS_LIMIT)
+                target = urljoin(url, answer.headers.get("location") or "")
+                there, here = split_address(target)[0], split_address(url)[0]
+                if (here[0], there[0]) == ("https", "http"):
+                    raise StoreUnavailableError("it redirects to plain HTTP")
+                if there != here:
+                    headers = {name: value for name, value in headers.items() if name == "Range"}
+                url = target
+        raise StoreUnavailableError("too many redirects")
 
     def _headers(self, start: int, size: int) -> dict[str, str]:
         headers = {"Authorization": f"Bearer {self.bearer}"} if self.bearer else {}
@@ -91,6 +106,7 @@ class LocatedChunkReader:
             if answer.status not in (404, 206 if start else 200):
                 answer.read(_WORDS_LIMIT)
                 raise _refusal(answer.status)
+            _check(answer, chunk.digest, start, size)
             _receive(answer, chunk, self.deadline)
 
 
@@ -121,9 +137,8 @@ def _naming(place: str, *, is_ours: bool) -> Iterator[None]:
         raise type(error)(f"{place}: {error.reason}") from None
 
 
-def _receive(answer: Answer, chunk: PartialChunk, deadline: AnswerDeadline | None) -> None:
-    """Read the missing bytes. Raises ``StoreUnavailableError`` after a part of them, else the error that fits."""
-    digest, start, size = chunk.digest, chunk.done, len(chunk.buffer)
+def _check(answer: Answer, digest: Digest, start: int, size: int) -> None:
+    """Check the head against the request. Raises the matching error."""
     if answer.status == 404:
         answer.read(_WORDS_LIMIT)
         raise NotFoundError(f"chunk {digest}")
@@ -133,6 +148,32 @@ def _receive(answer: Answer, chunk: PartialChunk, deadline: AnswerDeadline | Non
         raise StoreUnavailableError(f"chunk {digest} came with another range than requested")
     if answer.length != size - start:
         raise WrongLengthError(f"chunk {digest} came with {answer.length} bytes instead of {size - start}")
-    answer.fill(chunk.buffer[start:], on_bytes=chunk.received, deadline=deadline)
+
+
+def _receive(answer: Answer, chunk: PartialChunk, deadline: AnswerDeadline | None) -> None:
+    """Read the whole body. Raises ``StoreUnavailableError`` after a part of it."""
+    rest = chunk.buffer[chunk.done :]
+    if deadline is None:
+        answer.fill(rest, on_bytes=chunk.received)
+    else:
+        _receive_within(answer, rest, chunk, deadline)
     if chunk.missing:
-        raise StoreUnavailableError(f"chunk {digest} ended after {chunk.done} of {size} bytes")
+        raise StoreUnavailableError(f"chunk {chunk.digest} ended after {chunk.done} of {len(chunk.buffer)} bytes")
+
+
+def _receive_within(answer: Answer, rest: memoryview, chunk: PartialChunk, deadline: AnswerDeadline) -> None:
+    told = 0
+
+    def goes_on() -> bool:
+        nonlocal told
+        count, told = answer.received - told, answer.received
+        deadline.receiving(count)
+        return True
+
+    goes_on()
+    while True:
+        try:
+            answer.fill(rest[answer.received :], stall=TICK, is_wanted=goes_on, on_bytes=chunk.received)
+        except StalledError:
+            continue  # a tick without bytes, which ``goes_on`` has reported to the deadline
+        return

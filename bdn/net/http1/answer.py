@@ -19,6 +19,7 @@ from bdn.net.http1.connection import Body, Connection, NoAnswerError, ProtocolEr
 from bdn.wire.http_fields import HeadRefusedError, keeps_alive, parse_headers
 
 TICK_SECONDS: Final = 0.25  # interval at which ``AnswerDeadline`` is called
+TICK: Final = StallPolicy(least_bytes=1, window_seconds=TICK_SECONDS)
 HEAD_LIMIT: Final = 64 * 1024  # bytes, status line included
 HEADERS_LIMIT: Final = 200
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\x00-\x08\x0a-\x1f\x7f]*+)?\r\n")
@@ -26,7 +27,8 @@ _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _BODILESS: Final = frozenset({204, 304})
 _SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t]*;[^\x00-\x08\x0a-\x1f\x7f]*+)?\r\n")
 _SIZE_LINE_LIMIT: Final = 4096  # includes extensions, which are ignored
-_MARGIN_SECONDS: Final = 0.02  # the kernel's clock is coarse: a receive may time out just before a window is over
+# The kernel's clock is coarse: without this, a receive may time out just before the window is over.
+_TICK_SECONDS: Final = 0.02
 _CLOSED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _PIECE: Final = 1024 * 1024  # bytes per ``on_bytes``: fits the cache of a core, and is worth releasing the GIL
 _INTERIM_LIMIT: Final = 16  # interim responses (1xx)
@@ -159,14 +161,11 @@ class Answer:
         stall: StallPolicy | None = None,
         clock: Clock = time.monotonic,
         is_wanted: Callable[[], bool] | None = None,
-        *,
         on_bytes: OnBytes | None = None,
-        deadline: AnswerDeadline | None = None,
     ) -> int:
         """Receive body bytes until the buffer is full; returns fewer only at the end of the body.
 
-        ``on_bytes`` gets all bytes in consecutive pieces as they arrive, also the bytes before an error. ``deadline``
-        is informed first, after each receive but the last, and at least every tick.
+        ``on_bytes`` gets all bytes in consecutive pieces as they arrive, also the bytes before an error.
 
         Raises:
             StalledError: bytes arrive too slowly for ``stall``. As after any error, the buffer has all received bytes.
@@ -176,17 +175,14 @@ class Answer:
         piece = size if on_bytes is None else _PIECE
         if stall is not None:
             window = StallWindow(stall, size, clock())
-            self._connection.set_timeout(stall.window_seconds + _MARGIN_SECONDS)
-        if deadline is not None:
-            self._connection.set_timeout(TICK_SECONDS)
-            deadline.receiving(0)
+            self._connection.set_timeout(stall.window_seconds + _TICK_SECONDS)
         try:
             while done < size:
                 stop = min(shown + piece, size)
                 try:
                     count = self._some(buffer[done:stop])
                 except TimeoutError:
-                    if window is None and deadline is None:
+                    if window is None:
                         raise
                     count = 0
                 else:
@@ -199,8 +195,6 @@ class Answer:
                     on_bytes(buffer[start:done])
                 if done == size:
                     break
-                if deadline is not None:
-                    deadline.receiving(count)
                 if is_wanted is not None and not is_wanted():
                     raise CanceledError("the transfer")
                 if window is not None and (slow := window.judge(count, clock())):
@@ -261,13 +255,13 @@ def ask(
         if body:
             connection.send(body)
     except _CLOSED as error:
-        if not body:
-            raise NoAnswerError(error.errno, error.strerror) from None
         # A server that refuses a body may respond and close before the body was sent: the response is the better error.
-        is_cut_short = True
+        is_cut_short = bool(body) and connection.is_readable(0)
+        if not is_cut_short:
+            raise NoAnswerError(error.errno, error.strerror) from None
     interim = 0
     while deadline is not None or interim < _INTERIM_LIMIT:
-        while deadline is not None and not connection.receives_within(TICK_SECONDS, expected):
+        while deadline is not None and not connection.is_readable(TICK_SECONDS):
             deadline.waiting()
         content = connection.receive_until(b"\r\n\r\n", HEAD_LIMIT, expected)
         head = parse_head(content, is_of_head=is_head)

@@ -172,19 +172,34 @@ class Connection:
     def has_spare(self) -> bool:
         return len(self._spare) > 0
 
-    def receives_within(self, seconds: float, along: int = 0) -> bool:
-        """Whether content arrives in time; ``receive_until`` returns it later. TLS session tickets do not count.
+    def is_readable(self, seconds: float) -> bool:
+        """Wait until bytes or the connection's end can be received, at most ``seconds``."""
+        if len(self._spare):
+            return True
+        ends = time.monotonic() + seconds
+        while True:
+            if isinstance(self.socket, ssl.SSLSocket) and self._is_decrypted(self.socket):
+                return True
+            left = ends - time.monotonic()
+            if self._is_plain:
+                self._wake_at(1)
+                return bool(self._poll.poll(max(0.0, left) * 1000))
+            if left <= 0 or not self._poll.poll(left * 1000):
+                return False
 
-        Raises ``ConnectionError`` when the connection ends.
-        """
-        usual = self._timeout_seconds
-        self.set_timeout(seconds)
+    def _is_decrypted(self, encrypted: ssl.SSLSocket) -> bool:
+        """Whether content, which is buffered, or the end arrived. Session tickets and partial records do not count."""
+        encrypted.settimeout(0)
         try:
-            self._spare = self._spare or memoryview(self._receive(along))
-        except TimeoutError:
+            piece = encrypted.recv(_HEAD_PIECE)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
+        except OSError:
+            return True  # the next read raises the error again
         finally:
-            self.set_timeout(usual)
+            encrypted.settimeout(self._timeout_seconds)
+        if piece:
+            self._spare, self._is_unanswered = memoryview(piece), False
         return True
 
     def set_timeout(self, seconds: float) -> None:
@@ -248,7 +263,9 @@ class Connection:
         Raises ``ProtocolError`` when it is not in the first ``limit`` bytes; ``ConnectionError`` when the connection
         ends before (``NoAnswerError`` when no byte arrived).
         """
-        content, searched, begun = bytes(self._spare) or self._receive(along), 0, 0.0
+        self._wake_at(1)
+        room = _HEAD_PIECE + (along if along <= _WITH_HEAD_LIMIT else 0)
+        content, searched, begun = bytes(self._spare) or self._receive(room), 0, 0.0
         while (at := content.find(end, searched)) < 0:
             if len(content) >= limit:
                 raise ProtocolError(f"a head or a line of the answer is longer than {limit} bytes")
@@ -257,16 +274,15 @@ class Connection:
             begun = begun or now
             if now - begun > self._timeout_seconds:
                 raise TimeoutError("timed out")  # bytes arrive, but too slowly
-            content += self._receive(along)
+            content += self._receive(room)
         if at + len(end) > limit:
             raise ProtocolError(f"a head or a line of the answer is longer than {limit} bytes")
         self._spare = memoryview(content)[at + len(end) :]
         return content[: at + len(end)]
 
-    def _receive(self, along: int) -> bytes:
-        self._wake_at(1)
+    def _receive(self, room: int) -> bytes:
         try:
-            piece = self.socket.recv(_HEAD_PIECE + (along if along <= _WITH_HEAD_LIMIT else 0))
+            piece = self.socket.recv(room)
         except BlockingIOError:
             raise TimeoutError("timed out") from None
         except ConnectionError as error:
