@@ -4,7 +4,7 @@ VENV := .venv/bin
 # Half of a start is compiling what is imported: it is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-# pip and uv name a certificate authority and an index each in its own way: what one of them is given serves both.
+# pip and uv read different variables for a certificate authority and an index. A variable of one also serves the other.
 CERTIFICATES := $(firstword $(PIP_CERT) $(SSL_CERT_FILE) $(REQUESTS_CA_BUNDLE))
 INDEX := $(firstword $(PIP_INDEX_URL) $(UV_DEFAULT_INDEX))
 ifneq ($(CERTIFICATES),)
@@ -42,7 +42,7 @@ setup: .venv/.ready
 	$(VENV)/uv pip install -q --python .venv-aws/bin/python --require-hashes -r requirements/aws.txt
 	@touch $@
 
-# What the image installs, and nothing else: a test runs the wheel in it.
+# The packages of the image alone: a test runs the wheel in this environment.
 .venv-runtime/.ready: .venv/.ready requirements/runtime.txt
 	$(VENV)/uv venv -q --allow-existing --python $(VENV)/python .venv-runtime
 	$(VENV)/uv pip install -q --python .venv-runtime/bin/python --require-hashes -r requirements/runtime.txt

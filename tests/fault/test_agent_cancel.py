@@ -1,5 +1,5 @@
 """Stages that are canceled, and chunks that the way to the mirror spoils: nothing uncounted stays, and the next stage is right."""
-# ruff: noqa: ASYNC110 - a test's loop has nobody else to serve
+# ruff: noqa: ASYNC110 - a test's loop serves no other clients
 
 import asyncio
 import socket

@@ -29,7 +29,7 @@ DONE = [("make", "job-1"), ("make", "job-2"), ("end", "job-1"), ("make", "job-3"
 
 
 class Volumes(Scenario[Daemon]):
-    """Volumes of jobs. ``open`` is what the job controller was told of, by job; ``ended`` is what it has ended."""
+    """Volumes by job: ``open`` are volumes that the job controller has created, ``ended`` volumes that it has ended."""
 
     def __init__(self, program: Program, grant: str) -> None:
         self.program, self.grant = program, grant

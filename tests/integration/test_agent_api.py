@@ -249,4 +249,4 @@ async def test_a_pull_that_is_interrupted_ends_on_the_agent_too(rig: Rig, mirror
             pulling.cancel()
             gate.set()
         assert [stage.state for stage in (await site.client.stages()).items] == ["RELEASED"]
-    assert not list(tmp_path.glob("*out*"))  # noqa: ASYNC240 - a test's loop has nobody else to serve
+    assert not list(tmp_path.glob("*out*"))  # noqa: ASYNC240 - a test's loop serves no other clients

@@ -1,6 +1,6 @@
 """The cache's promises, kept by a whole agent: space, order of eviction, leases, evictions on request."""
 
-# ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
+# ruff: noqa: ASYNC240 - a test's loop serves no other clients
 
 from pathlib import Path
 

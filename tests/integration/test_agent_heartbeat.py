@@ -1,6 +1,6 @@
 """What the mirror hears of an agent, and what it makes it do."""
 
-# ruff: noqa: ASYNC110 - a test's loop has nobody else to serve
+# ruff: noqa: ASYNC110 - a test's loop serves no other clients
 
 import asyncio
 import threading

@@ -1,6 +1,6 @@
 """Views at directories of the user's choice, published by an embedded agent."""
 
-# ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
+# ruff: noqa: ASYNC240 - a test's loop serves no other clients
 
 import asyncio
 import errno

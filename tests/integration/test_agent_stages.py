@@ -1,5 +1,5 @@
 """Stages of an agent on a real disk, against a real mirror's HTTP."""
-# ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
+# ruff: noqa: ASYNC240 - a test's loop serves no other clients
 
 import asyncio
 import shutil

@@ -1,6 +1,6 @@
 """What the benchmarks take out of an agent is what they say: nothing else is missing, and that is."""
 
-# ruff: noqa: ASYNC240 - a test's loop has nobody else to serve
+# ruff: noqa: ASYNC240 - a test's loop serves no other clients
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -86,7 +86,7 @@ async def test_equal_files_of_two_repositories_are_stored_once(mirror: MirrorUnd
     await mirror.ready(hub_model(hub, "org/one", {**shared, "one.txt": b"1"}))
     stored = mirror.chunks()
     document = await mirror.ready(hub_model(hub, "org/two", {**shared, "two.txt": b"2"}))
-    assert document["bytes_transferred"] == len(LARGE) + 3  # an upstream's checksum is no proof of equal bytes
+    assert document["bytes_transferred"] == len(LARGE) + 3  # an upstream's checksum does not prove equal bytes
     new = mirror.chunks().keys() - stored.keys()
     assert sum(mirror.chunks()[name] for name in new) < CHUNK_SIZE  # the other slab, and documents
 

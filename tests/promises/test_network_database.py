@@ -369,13 +369,13 @@ async def test_alone__a_stopped_process_loses_its_claim_and_is_told(postgres_url
 
 
 @asynccontextmanager
-async def _everybody(_: Database, _name: str) -> AsyncIterator[None]:
-    """No claim at all: what a lost one comes to, all the time."""
+async def _without_claims(_: Database, _name: str) -> AsyncIterator[None]:
+    """No claim: two processes work at once all the time, as after a lost claim."""
     yield
 
 
-@pytest.mark.parametrize("how", ["nobody is alone", "claims end"])
-async def test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_nothing(
+@pytest.mark.parametrize("how", ["without claims", "claims expire"])
+async def test_work_of_one_process_at_a_time__done_by_two_at_once__loses_and_leaves_nothing(
     postgres_url: str,
     upstreams: None,
     hub: Hub,
@@ -384,11 +384,11 @@ async def test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_noth
     tally: Tally,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two keepers that scrub without a pause, and collections and evictions beside mirrors."""
+    """Two processes scrub without a pause, collect and evict, beside mirrors."""
     monkeypatch.setattr(scrub, "_AWAY_SECONDS", 0.01)
     monkeypatch.setattr(database_module, "RENEW_SECONDS", 0.01)
-    if how == "nobody is alone":
-        monkeypatch.setattr(Database, "alone", _everybody)
+    if how == "without claims":
+        monkeypatch.setattr(Database, "alone", _without_claims)
     files = {name: {"w.bin": noise(MIB, number), f"{name}.txt": b"small"} for number, name in enumerate("abc")}
     for name, content in files.items():
         hub.repo(f"org/{name}").commit({**content, "shared.bin": noise(MIB, 9)})
@@ -402,7 +402,7 @@ async def test_what_two_do_at_once_that_one_should_loses_nothing_and_leaves_noth
             work = [asyncio.create_task(_tried(mirror, name)) for mirror in pair for name in files]
             asked = [await mirror.http.post("/collections", json={"grace_seconds": 0}) for mirror in pair]
             assert {answer.status_code for answer in asked} == {202}
-            while how == "claims end" and not all(task.done() for task in work):
+            while how == "claims expire" and not all(task.done() for task in work):
                 await run(postgres_url, END)
                 tally.add(faults=1)
             for document in await asyncio.gather(*work):
@@ -423,6 +423,6 @@ def _worker(url: str, root: Path, name: str) -> AbstractAsyncContextManager[Mirr
 
 
 async def _tried(mirror: MirrorUnderTest, name: str) -> dict[str, Any]:
-    """Evict, which whoever has lost the claim may be refused, and mirror, which is never."""
+    """Evict, which fails after the claim is lost, and mirror, which never fails."""
     await mirror.http.post("/evictions", json={"source": f"hf://org/{name}", "tier": "mirror"})
     return await mirror.mirror(source(f"hf://org/{name}"))

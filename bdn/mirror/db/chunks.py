@@ -362,7 +362,10 @@ def known(
     *,
     is_stored: bool = False,
 ) -> dict[Digest, int]:
-    """The ones of these chunks that have a row, even if damaged, with their sizes; that one of these sets refers to."""
+    """The sizes of these chunks, of chunks with a row alone, damaged ones included.
+
+    With ``set_ids``, only of chunks that one of these sets refers to.
+    """
     query = select(ChunkRow.digest, ChunkRow.size)
     if set_ids is not None:
         query = query.where(exists().where(SetChunkRow.chunk_id == ChunkRow.id, SetChunkRow.set_id.in_(set_ids)))
@@ -378,7 +381,7 @@ def known(
 def stored(
     connection: Connection, digests: Iterable[Digest], set_ids: Collection[int] | None = None
 ) -> dict[Digest, int]:
-    """The stored ones of ``known``. They may be collected at any time, unless a set refers to them: see ``hold``."""
+    """``known`` for stored chunks alone. A collection may delete them, unless a set refers to them: see ``hold``."""
     return known(connection, digests, set_ids, is_stored=True)
 
 

@@ -133,7 +133,7 @@ class Database:
         self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def set_clock(self) -> None:
-        """Request the time from PostgreSQL; SQLite's is this machine's."""
+        """Set the clock to PostgreSQL's. An SQLite database uses this machine's clock."""
         with mapped_errors():
             async with self._engine.connect() as connection:
                 asked_at = self.now.elapsed()

@@ -129,7 +129,7 @@ async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 async def repeated(work: Callable[[], Awaitable[None]], seconds: float, what: str) -> None:
-    """Run until canceled: do the work, and again so long after its end. A failure is logged as "cannot ``what`` now"."""
+    """Run until canceled: do the work, wait ``seconds``, repeat. A failure is logged as "cannot ``what`` now"."""
     while True:
         try:
             await work()

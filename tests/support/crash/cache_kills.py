@@ -74,7 +74,7 @@ class Machine:
             shutil.rmtree(self.cache / "journal", ignore_errors=True)
 
     async def _live(self) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # tasks of a dead process are nobody's
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # tasks of a dead process report no errors
         settings = AgentSettings(
             data_dir=self.root,
             cache_bytes=self.chance.choice(self.budgets),
