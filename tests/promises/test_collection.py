@@ -330,7 +330,10 @@ async def test_the_grace_of_a_chunk_begins_when_the_last_set_that_referred_to_it
         await world.check_that_nothing_else_is_kept()
 
 
-async def test_a_chunk_whose_deletion_got_no_answer_is_deleted_again_once_that_has_expired() -> None:
+@pytest.mark.parametrize("is_collected", [True, False])
+async def test_a_chunk_whose_deletion_got_no_answer_is_deleted_or_put_again_once_that_has_expired(
+    is_collected: bool,
+) -> None:
     async with a_world() as world:
         await world.begin("acme", "B").finish()
         ((organisation, manifest),) = world.promised
@@ -346,7 +349,8 @@ async def test_a_chunk_whose_deletion_got_no_answer_is_deleted_again_once_that_h
         await copy.finish()
         assert copy.is_waiting
         world.now += DELETE_SECONDS
-        await world.collect()
+        if is_collected:
+            await world.collect()
         await copy.finish()
         assert await world.check() == len(tree_of("B")[1])
         await _ended(world)

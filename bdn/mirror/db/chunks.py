@@ -67,7 +67,7 @@ class SetEndedError(Exception):
 
 
 class ChunkIsLeavingError(StoreUnavailableError):
-    """The chunk is being deleted; it can be put again once its row is gone."""
+    """The chunk is being deleted; it can be put again once its row is gone, or ``DELETE_SECONDS`` have passed."""
 
 
 class StoredChunk(NamedTuple):
@@ -171,21 +171,22 @@ def _check_filling(connection: Connection, set_id: int) -> None:
 def acquire(connection: Connection, set_id: int, sizes: Mapping[Digest, int], now: float) -> Acquired:
     """Refer to these chunks before they are put, with rows where there are none.
 
-    The caller acquires the ``leaving`` ones again, once their rows are gone. Raises ``SetEndedError``.
+    The caller acquires the ``leaving`` ones again, once their rows are gone or ``DELETE_SECONDS`` have passed. Raises
+    ``SetEndedError``.
     """
     _check_filling(connection, set_id)
-    found: dict[ChunkState, set[Digest]] = {state: set() for state in ChunkState}
+    found: dict[ChunkState, list[_Locked]] = {state: [] for state in ChunkState}
     new = _insert(connection, ChunkRow).on_conflict_do_nothing(index_elements=["digest"])
     for some in batches(sorted(sizes), AT_ONCE):
         connection.execute(new, [_new_row(digest, sizes[digest], now) for digest in some])
-    known = _locked(connection, sizes)
-    _refer(connection, set_id, [row[0] for row in known if row[2] != ChunkState.LEAVING])
-    written = [row[0] for row in known if row[2] == ChunkState.WRITING]
-    _execute_in(connection, update(ChunkRow).values(changed_at=now), written)
-    for _, raw, state, *_ in known:
-        found[ChunkState(state)].add(Digest.from_bytes(raw))
-    stored, put = frozenset(found[ChunkState.STORED]), frozenset(found[ChunkState.WRITING])
-    return Acquired(stored, put, frozenset(sizes) - stored - put)  # a row may have gone between the two statements
+    for row in _locked(connection, sizes):
+        is_abandoned = row[2] == ChunkState.LEAVING and row[5] <= now - DELETE_SECONDS  # its collection died
+        found[ChunkState.WRITING if is_abandoned else ChunkState(row[2])].append(row)
+    stored, put = found[ChunkState.STORED], found[ChunkState.WRITING]
+    _refer(connection, set_id, [row[0] for row in (*stored, *put)])
+    _execute_in(connection, update(ChunkRow).values(state=ChunkState.WRITING, changed_at=now), [row[0] for row in put])
+    is_stored, is_put = (frozenset(Digest.from_bytes(row[1]) for row in rows) for rows in (stored, put))
+    return Acquired(is_stored, is_put, frozenset(sizes) - is_stored - is_put)  # a row may have gone before the lock
 
 
 def hold(connection: Connection, set_id: int, digests: Iterable[Digest]) -> dict[Digest, int]:
@@ -193,7 +194,7 @@ def hold(connection: Connection, set_id: int, digests: Iterable[Digest]) -> dict
     _check_filling(connection, set_id)
     known = [row for row in _locked(connection, digests) if row[2] == ChunkState.STORED]
     _refer(connection, set_id, [row[0] for row in known])
-    return {Digest.from_bytes(raw): size for _, raw, _, size, _ in known}
+    return {Digest.from_bytes(raw): size for _, raw, _, size, *_ in known}
 
 
 def mark_stored(connection: Connection, set_id: int, digests: Collection[Digest]) -> dict[Digest, str]:
@@ -222,7 +223,7 @@ def _new_row(digest: Digest, size: int, now: float) -> dict[str, object]:
     return {"digest": digest.to_bytes(), "size": size, "state": ChunkState.WRITING, "refs": 0, "changed_at": now}
 
 
-_Locked = tuple[int, bytes, str, int, str | None]  # id, raw digest, state, size and damage
+_Locked = tuple[int, bytes, str, int, str | None, float]  # id, raw digest, state, size, damage and time of change
 
 
 def _locked(connection: Connection, digests: Iterable[Digest]) -> list[_Locked]:
@@ -234,12 +235,12 @@ def _locked(connection: Connection, digests: Iterable[Digest]) -> list[_Locked]:
 
 
 def _lock(connection: Connection, ids: Collection[int]) -> list[_Locked]:
-    columns = ChunkRow.id, ChunkRow.digest, ChunkRow.state, ChunkRow.size, ChunkRow.damage
+    columns = ChunkRow.id, ChunkRow.digest, ChunkRow.state, ChunkRow.size, ChunkRow.damage, ChunkRow.changed_at
     query = select(*columns).order_by(ChunkRow.id).with_for_update()
     locked: list[_Locked] = []
     for some in batches(sorted(ids), AT_ONCE):
         found = connection.execute(query.where(ChunkRow.id.in_(some)))
-        locked += [(row[0], row[1], row[2], row[3], row[4]) for row in found]
+        locked += [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in found]
     return locked
 
 
