@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import text
 
 from bdn.mirror.api import metrics
-from bdn.mirror.db import database as database_module
 from bdn.mirror.db import chunks, postgres
+from bdn.mirror.db import database as database_module
 from bdn.mirror.db.database import ClaimExpiredError, Database
 from bdn.mirror.db.errors import DatabaseUnavailableError
 from bdn.mirror.ingest import worker
