@@ -13,7 +13,7 @@ from tests.doubles.gcs import GcsServer
 from tests.doubles.hub import Hub
 from tests.doubles.object_server import ObjectServer
 from tests.doubles.s3 import S3Server
-from tests.doubles.seaweed import SeaweedServer
+from tests.doubles.seaweed import RealS3
 from tests.support.content.bucket_stores import s3_context
 from tests.support.network.egress import LOOPBACK
 
@@ -61,7 +61,7 @@ def object_server() -> Iterator[ObjectServer]:
 
 
 @pytest.fixture(scope="module")
-def seaweed(seaweed: SeaweedServer) -> tuple[str, SourceContext]:
+def seaweed(seaweed: RealS3) -> tuple[str, SourceContext]:
     """A bucket of the module's own."""
     return f"s3://{seaweed.bucket(f'store-{token_hex(4)}')}", s3_context(seaweed)
 

@@ -15,7 +15,7 @@ from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from itertools import count, islice
 from typing import Self
 from urllib.parse import parse_qs, unquote
@@ -36,7 +36,7 @@ _PARAMETERS = {"prefix", "maxResults", "pageToken", "fields"}
 _GENERATIONS = count(1_700_000_000_000_000)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredObject:
     """``content`` is as stored: compressed where ``encoding`` says so. ``composite`` ones have no MD5."""
 
@@ -46,9 +46,10 @@ class StoredObject:
     encoding: str | None = None
     composite: bool = False
 
-    @property
+    @cached_property
     def hashes(self) -> dict[str, str]:
-        crc32c, md5 = hashes_of(self.content)
+        crc32c = b64encode(google_crc32c.value(self.content).to_bytes(4, "big")).decode()
+        md5 = b64encode(hashlib.md5(self.content, usedforsecurity=False).digest()).decode()
         return {"crc32c": crc32c} if self.composite else {"crc32c": crc32c, "md5Hash": md5}
 
     def resource(self, bucket: str) -> dict[str, object]:
@@ -72,13 +73,6 @@ class StoredObject:
     @property
     def unpacked(self) -> bytes:
         return gzip.decompress(self.content) if self.encoding == "gzip" else self.content
-
-
-@lru_cache(maxsize=4096)
-def hashes_of(content: bytes) -> tuple[str, str]:
-    crc32c = google_crc32c.value(content).to_bytes(4, "big")
-    md5 = hashlib.md5(content, usedforsecurity=False).digest()
-    return b64encode(crc32c).decode(), b64encode(md5).decode()
 
 
 class GcsBucket:

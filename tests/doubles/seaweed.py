@@ -1,9 +1,9 @@
-"""SeaweedFS with its S3 interface, in one process: a real object store, as the one that a mirror's store is tested on.
+"""Real servers of the S3 protocol: SeaweedFS in one process, and servers that run already.
 
     with SeaweedServer(directory) as server:
         bucket = server.bucket("store")
 
-Nothing of it is ours. It takes some seconds to start, so a module starts it once.
+SeaweedFS takes some seconds to start, so a session starts it once.
 """
 
 import json
@@ -29,20 +29,60 @@ _START_SECONDS: Final = 120
 _PARTS: Final = ("master", "volume", "filer", "s3")
 
 
-class SeaweedServer:
+class RealS3:
+    """A server that runs already, and an account that may create buckets there."""
+
+    def __init__(self, url: str, account: Account) -> None:
+        self.url = url
+        self.account = account
+
+    def bucket(self, name: str) -> str:
+        """A new, empty bucket of the account; its name."""
+        self.client.create_bucket(Bucket=name)
+        return name
+
+    def sizes(self, bucket: str, prefix: str) -> dict[str, int]:
+        """Of the objects whose keys begin so."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return {one["Key"]: one["Size"] for page in pages for one in page.get("Contents", [])}
+
+    def read(self, bucket: str, key: str) -> bytes | None:
+        """The object's bytes; None where there is none."""
+        try:
+            return bytes(self.client.get_object(Bucket=bucket, Key=key)["Body"].read())
+        except self.client.exceptions.NoSuchKey:
+            return None
+
+    def overwrite(self, bucket: str, key: str, content: bytes | None) -> None:
+        """Put these there, or nothing."""
+        if content is None:
+            self.client.delete_object(Bucket=bucket, Key=key)
+        else:
+            self.client.put_object(Bucket=bucket, Key=key, Body=content)
+
+    @cached_property
+    def client(self) -> Any:
+        """The AWS client, for what people do by hand."""
+        return boto3.session.Session().client(
+            "s3",
+            region_name="us-east-1",
+            endpoint_url=self.url,
+            aws_access_key_id=self.account.access_key_id,
+            aws_secret_access_key=self.account.secret_access_key,
+            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+        )
+
+
+class SeaweedServer(RealS3):
     """On free ports of the loopback, or in a host of a network; with everything below ``directory``, from ``with`` until its end."""
 
     def __init__(self, directory: Path, account: Account | None = None, host: Host | None = None) -> None:
-        self.account = account or Account("bdn", "seaweed-example-key")
         self.pid = 0  # while it runs
         self._address, self._prefix = (host.address, host.prefix) if host else ("127.0.0.1", ())
         self._directory = directory
         self._port = free_port()
+        super().__init__(f"http://{self._address}:{self._port}", account or Account("bdn", "seaweed-example-key"))
         self._stack = ExitStack()
-
-    @property
-    def url(self) -> str:
-        return f"http://{self._address}:{self._port}"
 
     def __enter__(self) -> Self:
         (self._directory / "data").mkdir(parents=True)
@@ -66,11 +106,6 @@ class SeaweedServer:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def bucket(self, name: str) -> str:
-        """A new, empty bucket of the account; its name."""
-        self.client.create_bucket(Bucket=name)
-        return name
-
     def drop_bucket(self, name: str) -> None:
         """With all that is in it."""
         self.client.delete_bucket(Bucket=name)
@@ -78,25 +113,6 @@ class SeaweedServer:
     def files(self, bucket: str) -> list[Path]:
         """Where the contents of a bucket's objects lie."""
         return sorted((self._directory / "data").glob(f"{bucket}_*.dat"))
-
-    def sizes(self, bucket: str, prefix: str) -> dict[str, int]:
-        """Of the objects whose keys begin so."""
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        return {one["Key"]: one["Size"] for page in pages for one in page.get("Contents", [])}
-
-    def read(self, bucket: str, key: str) -> bytes | None:
-        """The object's bytes; None where there is none."""
-        try:
-            return bytes(self.client.get_object(Bucket=bucket, Key=key)["Body"].read())
-        except self.client.exceptions.NoSuchKey:
-            return None
-
-    def overwrite(self, bucket: str, key: str, content: bytes | None) -> None:
-        """Put these there, or nothing."""
-        if content is None:
-            self.client.delete_object(Bucket=bucket, Key=key)
-        else:
-            self.client.put_object(Bucket=bucket, Key=key, Body=content)
 
     def _command(self) -> list[str]:
         ports = [f"-{part}.port.grpc={free_port()}" for part in _PARTS]
@@ -123,15 +139,3 @@ class SeaweedServer:
         finally:
             connection.close()
         return True
-
-    @cached_property
-    def client(self) -> Any:
-        """The AWS client, for what people do by hand."""
-        return boto3.session.Session().client(
-            "s3",
-            region_name="us-east-1",
-            endpoint_url=self.url,
-            aws_access_key_id=self.account.access_key_id,
-            aws_secret_access_key=self.account.secret_access_key,
-            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
-        )

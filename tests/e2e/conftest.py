@@ -7,7 +7,7 @@ import pytest
 
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
-from tests.doubles.seaweed import SeaweedServer
+from tests.doubles.seaweed import RealS3
 from tests.support.mirror.backends import BUCKET
 from tests.support.services.commands import Shell
 
@@ -18,7 +18,7 @@ def on_either(backend: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def bucket_server(seaweed: SeaweedServer) -> SeaweedServer:
+def bucket_server(seaweed: RealS3) -> RealS3:
     """A real one: mirrors are processes here, which live by the time of day."""
     seaweed.bucket(BUCKET)
     return seaweed

@@ -10,7 +10,7 @@ import pytest
 from bdn.core.chunk import CHUNK_SIZE, digest_of
 from tests.contract.opening import keys_of
 from tests.doubles.hub import Hub
-from tests.doubles.seaweed import SeaweedServer
+from tests.doubles.seaweed import RealS3
 from tests.support.content.bucket_stores import store_environment
 from tests.support.content.layouts import pieces
 from tests.support.content.noise import MIB, noise
@@ -26,13 +26,13 @@ SOURCE = "hf://org/model"
 
 
 @pytest.fixture(scope="module")
-def bucket(seaweed: SeaweedServer) -> SeaweedServer:
+def bucket(seaweed: RealS3) -> RealS3:
     seaweed.bucket("weights")
     return seaweed
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory, bucket: SeaweedServer) -> Iterator[Shell]:
+def shell(tmp_path_factory: pytest.TempPathFactory, bucket: RealS3) -> Iterator[Shell]:
     root = tmp_path_factory.mktemp("services")
     with Hub() as hub:
         hub.repo("org/model").commit(MODEL)
@@ -45,7 +45,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory, bucket: SeaweedServer) -> It
 CHUNKS = 8  # three of the large file, a slab, a page and a root, and those two of the listing
 
 
-def objects(bucket: SeaweedServer, folder: str) -> list[str]:
+def objects(bucket: RealS3, folder: str) -> list[str]:
     listing = bucket.client.list_objects_v2(Bucket="weights", Prefix=f"bdn/{folder}/")
     return [entry["Key"] for entry in listing.get("Contents", [])]
 
@@ -56,7 +56,7 @@ def ran(shell: Shell, *arguments: str) -> Any:
     return done.document
 
 
-def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: Shell, bucket: SeaweedServer) -> None:
+def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: Shell, bucket: RealS3) -> None:
     mirrored = ran(shell, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")
     assert len(objects(bucket, "b3")) == CHUNKS
     assert not (shell.root.parent / "mirror/data/store").exists()
@@ -92,7 +92,7 @@ def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: She
 
 
 def test_a_store_moves_from_a_directory_into_a_bucket_beside_its_mirror_and_a_setting_switches_it(
-    bucket: SeaweedServer, tmp_path: Path
+    bucket: RealS3, tmp_path: Path
 ) -> None:
     with Hub() as hub:
         repository = hub.repo("org/model")

@@ -2,7 +2,8 @@
 
 A test whose fixtures include ``backend`` is of a mirror on either. It runs on the embedded one; in ``make fault`` on production as well,
 and in ``make test`` if it is marked ``production``. One that is about SQLite or the directory of chunks is marked ``embedded(why)``, and
-skipped on production. ``BDN_TEST_BACKEND`` names the only one that is wanted. On production a test's id says so.
+skipped on production. ``BDN_TEST_BACKEND`` names the only one that is wanted. On production a test's id says so. ``BDN_TEST_S3`` names
+a server of the S3 protocol that runs already, ``http://KEY:SECRET@HOST:PORT``, to be used for all buckets.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Final, TypeVar
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -30,7 +32,8 @@ from bdn.store.directory import DirectoryStore
 from bdn.wire.grants import new_signing_key
 from tests.contract.opening import keys_of
 from tests.doubles.object_server import ObjectServer
-from tests.doubles.seaweed import SeaweedServer
+from tests.doubles.seaweed import RealS3, SeaweedServer
+from tests.doubles.sigv4 import Account
 from tests.support.mirror.postgres import drop_database, new_database, postgres
 from tests.support.promises.tally import FULL
 
@@ -38,6 +41,7 @@ EMBEDDED: Final = "embedded"
 PRODUCTION: Final = "production"
 BUCKET: Final = "mirrors"  # of all of them: each has a prefix of its own
 ONLY: Final = os.environ.get("BDN_TEST_BACKEND")
+_S3: Final = "BDN_TEST_S3"
 _Result = TypeVar("_Result")
 Row = tuple[Any, ...]
 
@@ -181,7 +185,7 @@ class Production(Behind):
     """``server`` is a real one, or our double."""
 
     store_type = BucketStore
-    server: SeaweedServer | ObjectServer
+    server: RealS3 | ObjectServer
     postgres: str
     name: str  # of the database, and of the folder of the bucket
 
@@ -209,8 +213,9 @@ class Production(Behind):
 
     @contextmanager
     def living_by(self, clock: Callable[[], float]) -> Iterator[None]:
-        """PostgreSQL is not asked for its time; of the bucket's servers only our double can be told it."""
-        assert isinstance(self.server, ObjectServer)
+        """PostgreSQL is not asked for its time; of the servers of a bucket, only our double takes a clock."""
+        if not isinstance(self.server, ObjectServer):
+            pytest.skip(f"{_S3} is set, and this test sets the server's clock")
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(DatabaseClock, "set", lambda *_: None)
             patched.setattr(self.server, "clock", clock)
@@ -270,7 +275,7 @@ class _Servers:
 
     postgres: str
     template: str
-    bucket: SeaweedServer | ObjectServer
+    bucket: RealS3 | ObjectServer
     made: dict[Path, Production] = field(default_factory=dict)
 
     def behind(self, data_dir: Path) -> Production:
@@ -307,15 +312,20 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def bucket_server() -> Iterator[ObjectServer]:
-    """A double, for mirrors in this process, which live by clocks that tests move; ``tests/e2e`` has a real one."""
-    with ObjectServer() as server:
+def bucket_server(request: pytest.FixtureRequest) -> Iterator[RealS3 | ObjectServer]:
+    """A double, for mirrors in this process, whose clocks tests set; ``tests/e2e`` has a real one."""
+    with nullcontext(request.getfixturevalue("seaweed")) if _S3 in os.environ else ObjectServer() as server:
         server.bucket(BUCKET)
         yield server
 
 
 @pytest.fixture(scope="session")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealS3]:
+    """SeaweedFS, or the server that ``BDN_TEST_S3`` names."""
+    if named := urlsplit(os.environ.get(_S3, "")).netloc:
+        keys, _, address = named.rpartition("@")
+        yield RealS3(f"http://{address}", Account(*keys.split(":", 1)))
+        return
     with SeaweedServer(tmp_path_factory.mktemp("seaweed") / "server") as server:
         yield server
 
