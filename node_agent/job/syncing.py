@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 2.0
 _PAUSES: Final = 10  # times the duration of a scan, which takes 1 s for 100,000 files
+LONGEST_PAUSE_SECONDS: Final = 60.0
 SETTLE_SECONDS: Final = 30.0
 _LATEST: Final = 253_402_300_799  # the last second of the year 9999
 _LONGEST_NAMED: Final = 1000  # characters of a skipped path: a job may make a path ten times as long
@@ -157,7 +158,7 @@ class Syncer:
         while not over.is_set():
             began = self.clock()
             now, known = await in_thread(self._look)
-            pause = max(LOOK_SECONDS, _PAUSES * (self.clock() - began))
+            pause = min(max(LOOK_SECONDS, _PAUSES * (self.clock() - began)), LONGEST_PAUSE_SECONDS)
             for name in self.unsynced or ():
                 if over.is_set() or self._again_at.get(name, now) > now:
                     continue

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -376,6 +377,20 @@ async def test_what_is_beyond_the_quota_is_pushed_once_there_is_room_and_holds_u
             assert syncer.error.code == "QUOTA_EXCEEDED"
             assert (await mirror.http.delete(f"/checkpoints/{first['id']}")).status_code == 200
             assert (await seen(mirror, "b", "c")).keys() == {"b", "c"}
+
+
+async def test_a_directory_whose_scan_takes_an_hour_is_scanned_again_after_the_longest_pause(
+    mirror: ServingProcess, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node_agent.job.syncing.LONGEST_PAUSE_SECONDS", 0.1)
+    hours = itertools.count()
+    async with syncing(mirror, Reading(folder), tmp_path / "journal", 0.0) as syncer:
+        syncer.clock = lambda: 3600.0 * next(hours)
+        async with in_background(syncer):
+            await until(lambda: syncer.unsynced is not None)
+            (folder / "a").mkdir()
+            (folder / "a/x").write_bytes(b"1")
+            assert (await seen(mirror, "a"))["a"]["files"] == 1
 
 
 @needs_forgetful_disks

@@ -35,6 +35,7 @@ STREAMS: Final = 8  # threads of an agent's pusher, each with one chunk on its w
 _STEPS: Final = (1_000, 16_000)
 _SHORT_STEPS: Final = (200, 100)
 _ROOM: Final = 20 * LEAST_BYTES
+_HANGS_SECONDS: Final = 1800.0  # a busy machine may need minutes to scan a disk that a program of ours serves
 
 
 @dataclass
@@ -157,11 +158,11 @@ class KilledSyncs:
             self._restart_machine()
 
     async def _until_pushed(self, ended: asyncio.Future[int] | None = None) -> None:
-        """Until the agent has pushed all that the job has left, or the process that dies has done so. Fails when nothing more was pushed for ``LONGEST_SECONDS``."""
+        """Until the agent has pushed all that the job has left, or the process that dies has done so. Fails when nothing more was pushed for ``_HANGS_SECONDS``."""
         assert self._daemon is not None
         assert self.volume is not None
         pushed, loop = set[str](), asyncio.get_running_loop()
-        async with asyncio.timeout(LONGEST_SECONDS) as deadline:
+        async with asyncio.timeout(_HANGS_SECONDS) as deadline:
             while ended is None or not ended.done():
                 try:
                     checkpoints = (await self._daemon.client.volume(self.volume.id)).checkpoints
@@ -174,7 +175,7 @@ class KilledSyncs:
                     return
                 if pushed != set(checkpoints.pushed):
                     pushed = set(checkpoints.pushed)
-                    deadline.reschedule(loop.time() + LONGEST_SECONDS)
+                    deadline.reschedule(loop.time() + _HANGS_SECONDS)
                 await asyncio.sleep(0.05)
 
     def _look_at_what_is_left(self) -> None:
