@@ -1,4 +1,4 @@
-"""SeaweedFS with its S3 interface, in one process: a real object store, as the one that a mirror's store is tested on.
+"""SeaweedFS with its S3 interface, in one process: a real object store, as the one that a mirror's store is tested on, and the second for sources.
 
     with SeaweedServer(directory) as server:
         bucket = server.bucket("store")
@@ -29,11 +29,17 @@ _START_SECONDS: Final = 120
 _PARTS: Final = ("master", "volume", "filer", "s3")
 
 
+def _identity(name: str, account: Account, *actions: str) -> dict[str, object]:
+    keys = {"accessKey": account.access_key_id, "secretKey": account.secret_access_key}
+    return {"name": name, "credentials": [keys], "actions": actions}
+
+
 class SeaweedServer:
     """On free ports of the loopback, or in a host of a network; with everything below ``directory``, from ``with`` until its end."""
 
     def __init__(self, directory: Path, account: Account | None = None, host: Host | None = None) -> None:
         self.account = account or Account("bdn", "seaweed-example-key")
+        self.stranger = Account("stranger", "stranger")  # may do nothing
         self.pid = 0  # while it runs
         self._address, self._prefix = (host.address, host.prefix) if host else ("127.0.0.1", ())
         self._directory = directory
@@ -46,9 +52,11 @@ class SeaweedServer:
 
     def __enter__(self) -> Self:
         (self._directory / "data").mkdir(parents=True)
-        keys = {"accessKey": self.account.access_key_id, "secretKey": self.account.secret_access_key}
-        identity = {"name": "bdn", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
-        (self._directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        identities = [
+            _identity("bdn", self.account, "Admin", "Read", "Write", "List", "Tagging"),
+            _identity("stranger", self.stranger),
+        ]
+        (self._directory / "s3.json").write_text(json.dumps({"identities": identities}))
         with self._stack:
             log = self._stack.enter_context((self._directory / "log").open("wb"))
             process = subprocess.Popen(self._command(), stdout=log, stderr=log, cwd=self._directory)
