@@ -198,7 +198,7 @@ async def test_a_redirect_to_a_refused_address_is_not_followed(
     door: Door, names: Names, attempts: list[str], allowed: Origin, answers: list[Answer], status: int
 ) -> None:
     names.say("hub.example", ["127.0.0.2"])
-    expected = EgressRefusedError if door in (by_ranges, *FOLLOWING) else Exception
+    expected = EgressRefusedError if door in (by_ranges, by_gcs, *FOLLOWING) else Exception
     with Doorbell("127.0.0.2") as forbidden:  # no test allows it
         for host in ("127.0.0.2", "2130706434", "hub.example", "[::ffff:127.0.0.2]"):
             answers[:] = [Answer(status, {"Location": f"http://{host}:{forbidden.port}/secrets"})]
