@@ -149,14 +149,6 @@ async def test_a_copy_that_ended_early_goes_on_with_what_is_left(buckets: Bucket
     assert held(buckets.target) == CONTENTS
 
 
-@pytest.mark.parametrize("fault", [faults.answer(503), faults.drop(), faults.truncate(0)])
-async def test_a_failure_that_passes_is_outlived(buckets: Buckets, fault: faults.Fault) -> None:
-    for bucket, method in ((buckets.first, "GET"), (buckets.second, "PUT")):
-        buckets.server.script.add(fault, buckets.path(bucket), method=method, skip=3)
-    await copied(buckets.source, buckets.target)
-    assert held(buckets.target) == CONTENTS
-
-
 WRONG = digest_of(b"7")
 
 

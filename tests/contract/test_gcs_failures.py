@@ -9,7 +9,6 @@ import pytest
 from bdn.core.errors import (
     AuthRequiredError,
     BdnError,
-    EgressRefusedError,
     InvalidSourceError,
     SourceNotFoundError,
     UpstreamRateLimitedError,
@@ -163,20 +162,3 @@ async def test_a_token_that_gcs_stops_to_accept_is_named_and_not_shown(server: G
         with pytest.raises(AuthRequiredError, match="access token is not valid") as raised:
             await listed(source)
     assert "ya29" not in f"{raised.value}{raised.value!r}{raised.value.details()}"
-
-
-async def test_a_redirect_to_another_host_carries_no_token_there(server: GcsServer) -> None:
-    with GcsServer() as other:
-        other.bucket("failures", public=True).put({"elsewhere.txt": b"x"})
-        target = f"{other.url}/storage/v1/b/failures/o?fields=items(name,generation,size,crc32c)"
-        server.fail(answer(307, {"Location": target}))
-        async with GcsWay.of(server).open("failures") as source:
-            assert set(await listed(source)) == {"elsewhere.txt"}
-        assert [request.headers.get("authorization") for request in other.log.find()] == [None]
-
-
-async def test_a_redirect_to_a_refused_address_is_not_followed(server: GcsServer, opened: Opened) -> None:
-    server.fail(answer(307, {"Location": "http://169.254.169.254/latest"}))
-    async with opened as source:
-        with pytest.raises(EgressRefusedError):
-            await listed(source)

@@ -29,6 +29,11 @@ _START_SECONDS: Final = 120
 _PARTS: Final = ("master", "volume", "filer", "s3")
 
 
+def _identity(name: str, account: Account, *actions: str) -> dict[str, object]:
+    keys = {"accessKey": account.access_key_id, "secretKey": account.secret_access_key}
+    return {"name": name, "credentials": [keys], "actions": actions}
+
+
 class RealS3:
     """A server that runs already, and an account that may create buckets there."""
 
@@ -77,6 +82,7 @@ class SeaweedServer(RealS3):
     """On free ports of the loopback, or in a host of a network; with everything below ``directory``, from ``with`` until its end."""
 
     def __init__(self, directory: Path, account: Account | None = None, host: Host | None = None) -> None:
+        self.stranger = Account("stranger", "stranger")  # may do nothing
         self.pid = 0  # while it runs
         self._address, self._prefix = (host.address, host.prefix) if host else ("127.0.0.1", ())
         self._directory = directory
@@ -86,9 +92,11 @@ class SeaweedServer(RealS3):
 
     def __enter__(self) -> Self:
         (self._directory / "data").mkdir(parents=True)
-        keys = {"accessKey": self.account.access_key_id, "secretKey": self.account.secret_access_key}
-        identity = {"name": "bdn", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
-        (self._directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        identities = [
+            _identity("bdn", self.account, "Admin", "Read", "Write", "List", "Tagging"),
+            _identity("stranger", self.stranger),
+        ]
+        (self._directory / "s3.json").write_text(json.dumps({"identities": identities}))
         with self._stack:
             log = self._stack.enter_context((self._directory / "log").open("wb"))
             process = subprocess.Popen(self._command(), stdout=log, stderr=log, cwd=self._directory)

@@ -1,4 +1,4 @@
-"""Stages that are canceled, and chunks that the way to the mirror spoils: nothing uncounted stays, and the next stage is right."""
+"""Stages that are canceled: nothing uncounted stays, and the next stage is right."""
 # ruff: noqa: ASYNC110 - a test's loop serves no other clients
 
 import asyncio
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from bdn.core.errors import BdnError
 from bdn.disk.direct import DirectWrites
 from bdn.net.http1.pool import ConnectionPool, dial
 from bdn.wire.operation_schema import EvictCommand
@@ -20,8 +19,8 @@ from node_agent.cache.node_cache import NodeCache
 from node_agent.fetch.documents import Catalogue
 from node_agent.fill.part import PackedParts, PartialFile
 from node_agent.stage.view.views import Views
-from tests.support.agent.mirror import FORMS, AgentMirror, Fault, flipped, missing, truncated
-from tests.support.agent.rig import Rig, disk_bytes, metrics, staged
+from tests.support.agent.mirror import AgentMirror
+from tests.support.agent.rig import Rig, disk_bytes, staged
 from tests.support.agent.steps import Steps
 from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
@@ -124,43 +123,6 @@ async def test_a_stage_can_be_canceled_at_any_point(
     async with asyncio.timeout(60):  # the mirror in this process closes its ends a moment later
         while sockets() > before:
             await asyncio.sleep(0.01)
-
-
-# --- Whatever the way to the mirror does to a chunk: it is fetched again, or the stage says what is wrong ---
-SENT = {"large": noise(9 * MIB + 1, 2), "small": b"small"}
-
-
-@pytest.fixture(params=FORMS)
-def mirror(server: AgentMirror, request: pytest.FixtureRequest) -> AgentMirror:
-    return server.renewed(is_packed=request.param == "packed")
-
-
-@pytest.mark.parametrize(
-    ("fault", "code", "requests"),
-    [(flipped, "CHECKSUM_MISMATCH", 2), (missing, "NOT_FOUND", 1), (truncated, "STORE_UNAVAILABLE", 3)],
-    ids=["flipped", "missing", "truncated"],
-)
-async def test_a_fault_that_stays_fails_the_stage_and_shows_nothing(
-    rig: Rig, mirror: AgentMirror, fault: Fault, code: str, requests: int
-) -> None:
-    manifest = mirror.publish(SENT)
-    chunk = mirror.chunks(manifest, "large")[0]
-    mirror.faults[chunk] = [fault] * 10
-    async with rig.agent() as agent:
-        with pytest.raises(BdnError) as caught:
-            await staged(agent, mirror, manifest)
-
-        assert caught.value.code == code
-        assert mirror.chunk_requests[chunk] == requests
-        assert not any((rig.cache / "mounts").iterdir())
-        assert agent.cache.index.leases.leased() == ()
-        figures = metrics(agent.metrics.render(await agent.holdings.tiers()).decode())
-        assert figures["bdn_agent_verification_failures_total"] == (2 if fault is flipped else 0)
-        assert figures['bdn_agent_stages{state="FAILED"}'] == 1
-
-        mirror.faults.clear()
-        stage = await staged(agent, mirror, manifest)  # asking again begins anew, with what is there
-        assert tree(Path(stage.mounts[0].path)) == SENT
 
 
 def test_a_connection_that_is_being_made_when_the_agent_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

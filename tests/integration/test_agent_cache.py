@@ -1,13 +1,11 @@
 """The cache's promises, kept by a whole agent: space, order of eviction, leases, evictions on request."""
 
-# ruff: noqa: ASYNC240 - a test's loop serves no other clients
-
 from pathlib import Path
 
 import pytest
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, InvalidRequestError
+from bdn.core.errors import BdnError
 from bdn.core.layout import Manifest
 from bdn.wire.operation_schema import EvictCommand, EvictedItem
 from node_agent.app import Agent
@@ -115,29 +113,3 @@ async def test_evictions_select_by_manifest_by_job_by_age_and_everything(rig: Ri
         assert (held(agent), disk_bytes(rig.cache)) == (set(), 0)
         assert list((rig.cache / "manifests").iterdir()) == []
         assert await evict(agent, manifests=[str(one.digest)]) == []
-
-
-@pytest.mark.parametrize("exposure", ["none", "symlink"])
-async def test_a_forced_eviction_releases_the_stages_that_it_breaks(
-    rig: Rig, mirror: AgentMirror, caplog: pytest.LogCaptureFixture, exposure: str
-) -> None:
-    one = published(mirror, 1)
-    async with rig.agent(exposure=exposure) as agent:
-        stage = await staged(agent, mirror, one, job="training")
-
-        assert gone(await evict(agent, manifests=[str(one.digest)], force=True)) == {str(one.digest): MIB}
-
-        document = agent.stages.document(agent.stages.registry.find(stage.id))
-        assert document.state == "RELEASED"
-        assert document.error is not None
-        assert "by a forced eviction" in document.error.message
-        assert not Path(stage.mounts[0].path).exists()
-        assert disk_bytes(rig.cache) == 0
-        assert f"releasing job training (stage {stage.id})" in caplog.text
-
-
-@pytest.mark.parametrize("selector", [{}, {"all": True, "job": "x"}, {"manifests": ["rubbish"]}])
-async def test_an_eviction_of_rubbish_is_refused(rig: Rig, mirror: AgentMirror, selector: dict[str, object]) -> None:
-    async with rig.agent() as agent:
-        with pytest.raises(InvalidRequestError):
-            await evict(agent, **selector)

@@ -186,9 +186,11 @@ async def test_a_command_that_cannot_be_carried_out_or_is_unknown_is_reported_wi
 ) -> None:
     async with rig.agent():
         mirror.ask(EvictCommand(id="evc_1"))
+        mirror.ask(EvictCommand(id="evc_2", all=True, job="x"))
+        mirror.ask(EvictCommand(id="evc_3", manifests=["rubbish"]))
         mirror.commands.append(Command(id="of_a_later_version"))
 
-        for command in ("evc_1", "of_a_later_version"):
+        for command in ("evc_1", "evc_2", "evc_3", "of_a_later_version"):
             report = await mirror.answered(command)
             assert report.error is not None
             assert report.error.code == "INVALID_REQUEST"

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from bdn.core.errors import CanceledError, InvalidRequestError, NotFoundError
+from bdn.core.errors import InvalidRequestError, NotFoundError
 from node_agent.app import Agent
 from node_agent.stage import housekeeping
 from tests.fakes.clock import Clock
@@ -91,20 +91,6 @@ async def test_what_a_job_wrote_through_a_link_is_mended_before_anybody_is_told_
             assert tree(Path(document.mounts[0].path)) == tree(place) == FILES
 
 
-async def test_asking_twice_is_asking_once(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(FILES)
-    async with rig.agent() as agent:
-        first, second = await asyncio.gather(
-            agent.stages.start("job", mirror.grant(manifest)),
-            agent.stages.start("job", mirror.grant(manifest, expires_in=7200)),
-        )
-        assert first is second
-        await agent.stages.finish(first.record.id)
-        assert await agent.stages.start("job", mirror.grant(manifest)) is first
-        assert first.record.state == "READY"
-        assert len(agent.stages.registry.all()) == 1
-
-
 async def test_release__of_a_job_with_the_same_id_in_another_team__leaves_the_files_of_this_one(
     rig: Rig, mirror: AgentMirror
 ) -> None:
@@ -156,23 +142,6 @@ async def test_a_bound_stage_is_read_only_and_survives_a_restart(rig: Rig, mirro
         assert not place.exists()
 
 
-async def test_ready_stages_and_their_leases_survive_a_restart(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(FILES)
-    async with rig.agent(exposure="symlink") as agent:
-        before = await staged(agent, mirror, manifest)
-    mirror.forget()
-    async with rig.agent(exposure="symlink") as agent:
-        stage = agent.stages.registry.find(before.id)
-        after = agent.stages.document(stage)
-        assert after.model_dump(exclude={"expires_at"}) == before.model_dump(exclude={"expires_at"})
-        assert [str(holder) for holder in agent.cache.index.leases.holders(manifest.digest)] == [
-            f"job job (stage {before.id})"
-        ]
-        assert tree(Path(after.mounts[0].path)) == FILES
-        await stage_rests(agent, before.id)
-        assert (stage.record.state, mirror.requests) == ("READY", 0)
-
-
 async def test_a_view_and_its_exposure_that_were_damaged_while_the_agent_was_down_are_mended(
     rig: Rig, mirror: AgentMirror
 ) -> None:
@@ -187,21 +156,6 @@ async def test_a_view_and_its_exposure_that_were_damaged_while_the_agent_was_dow
         await stage_rests(agent, stage.id)
         assert agent.stages.registry.find(stage.id).record.state == "READY"
         assert tree(Path(stage.mounts[0].path)) == FILES
-
-
-@in_both_forms
-async def test_a_file_that_was_damaged_while_the_agent_was_down_is_fetched_again(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(FILES)
-    async with rig.agent() as agent:
-        stage = await staged(agent, mirror, manifest)
-        path = agent.places.file(next(entry.digest for entry in manifest.files if entry.path == "config.json"))
-    path.chmod(0o644)
-    path.write_bytes(b"{")
-    async with rig.agent() as agent:
-        await stage_rests(agent, stage.id)
-        assert agent.stages.registry.find(stage.id).record.state == "READY"
-        assert tree(Path(stage.mounts[0].path)) == FILES
-        assert len(list(agent.places.quarantine.iterdir())) == 1
 
 
 async def test_a_ready_stage_is_exposed_in_the_new_way_after_the_setting_changed(rig: Rig, mirror: AgentMirror) -> None:
@@ -231,23 +185,6 @@ async def test_what_no_stage_needs_is_tidied_up_at_the_start(rig: Rig, mirror: A
         assert [path.name for path in root.iterdir()] == [stage.id]
         assert [path.name for path in (rig.cache / "mounts").iterdir()] == [stage.id]
         assert [path.name for path in (rig.cache / "stages").iterdir()] == [f"{stage.id}.json"]
-
-
-async def test_a_stage_released_while_it_is_staged_has_stopped_on_return(rig: Rig, mirror: AgentMirror) -> None:
-    manifest = mirror.publish(FILES)
-    asked = mirror.asked()
-    async with rig.agent() as agent:
-        stage = await agent.stages.start("job", mirror.grant(manifest))
-        waiting = asyncio.create_task(agent.stages.finish(stage.record.id))
-        await asked.wait()
-
-        released = await agent.stages.release(stage.record.id)
-
-        assert released.record.state == "RELEASED"
-        assert not stage.is_working
-        assert not agent.cache.index.leases.is_leased(manifest.digest)
-        with pytest.raises(CanceledError):
-            await waiting
 
 
 async def stage_rests(agent: Agent, stage_id: str) -> None:

@@ -277,21 +277,3 @@ def test_requests_to_a_bucket__take_the_turns_of_the_organisation_that_reads_or_
                 owners.clear()
                 asking()
                 assert set(owners) == {organisation}
-
-
-def test_requests_to_a_bucket__are_sent_round_robin() -> None:
-    """A has many requests that wait; B's only one is sent after one of them."""
-    turns, order, lock = Turns("s3://bucket", 1), list[str](), threading.Lock()
-
-    def ask(organisation: str) -> None:
-        with turns.turn(1, None, organisation), lock:
-            order.append(organisation)
-
-    with ThreadPoolExecutor(12) as threads, turns.turn(1, None, "a"):
-        for organisation in "aaaaaaaa":
-            threads.submit(ask, organisation)
-        wait_until(lambda: turns.waiting == 8)
-        threads.submit(ask, "b")
-        wait_until(lambda: turns.waiting == 9)
-    assert order.index("b") <= 1
-    assert len(order) == 9

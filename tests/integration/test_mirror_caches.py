@@ -240,16 +240,3 @@ async def test_a_project_whose_cache_a_job_of_another_node_has_mounted_is_not_de
     assert refusal(await mirror.http.delete("/projects/llama")) == (409, "IN_USE")
     await agent.beat(caches=[])
     assert (await mirror.http.delete("/projects/llama")).status_code == 200
-
-
-async def test_a_project_is_its_teams(mirror: MirrorUnderTest, tmp_path: Path) -> None:
-    """Tokens of teams are tried in the access matrix; here the rows are looked at."""
-    await mirror.http.post("/teams", json={"name": "research"})
-    teams = {one["name"]: one["id"] for one in (await mirror.http.get("/teams")).json()["items"]}
-    async with mirror.service.requests.database.write() as session:
-        of_research = (await projects.project(session, "default", "research", "llama", 1.0)).id
-    made = await granted(mirror)
-    assert (made["project_id"], made["team_id"]) == (of_research, teams["research"])  # the only one of this name
-    other = await granted(mirror, project="mistral")
-    teams |= {one["name"]: one["id"] for one in (await mirror.http.get("/teams")).json()["items"]}
-    assert other["team_id"] == teams["Default"]

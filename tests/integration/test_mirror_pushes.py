@@ -488,8 +488,10 @@ async def test_push_grant__without_a_team__counts_on_what_the_organisation_mirro
 async def test_newest__folder_of_logs_and_rank_without_metadata_committed_last__is_the_one_with_weights(
     job: Job,
 ) -> None:
-    await job.push(TREE)
     await job.push({"events.out.tfevents.1": b"x"}, "bt://llama@job1/runs")
+    assert (await job.mirror.failed(source("bt://llama")))["code"] == "SOURCE_NOT_FOUND"  # nothing has weights
+    await job.push(TREE)
+    await job.push({"events.out.tfevents.2": b"x"}, "bt://llama@job1/runs")
     await job.push({"latest": b"checkpoint-100"}, "bt://llama@job1/.")
     await job.push({"__1_0.distcp": b"x"}, "bt://llama@job1/step-7#rank-1")
 
@@ -508,9 +510,3 @@ async def test_newest__is_found_without_reading_the_details_of_checkpoints(job: 
         found = await checkpoints.found(session, "default", CheckpointUri("llama"))
         assert found.row.name == "2"
         assert "details" in inspect(found.row).unloaded
-
-
-async def test_newest__nothing_with_weights__is_not_found(job: Job) -> None:
-    await job.push({"events.out.tfevents.1": b"x"}, "bt://llama@job1/runs")
-
-    assert (await job.mirror.failed(source("bt://llama")))["code"] == "SOURCE_NOT_FOUND"

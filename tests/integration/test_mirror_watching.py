@@ -11,7 +11,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.mirror.db.identities import NOT_YET, RAW
 from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.content import GeneratedContent
-from tests.doubles.faults import rate_limited, stall
+from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until
 
@@ -136,21 +136,6 @@ async def test_canceling_keeps_what_was_stored(mirror: MirrorUnderTest, hub: Hub
     assert document["bytes_transferred"] + document["bytes_reused"] == LARGE.size + 2
     assert document["bytes_transferred"] == hub.log.bytes_served(origin="cdn")
     assert (await mirror.tree(document["sources"][0]["manifest"]))["sub/model.safetensors"] == LARGE.read(0, LARGE.size)
-
-
-async def test_a_mirror_that_waits_is_canceled_at_once(upstreams: None, hub: Hub, model: None, tmp_path: Path) -> None:
-    waiting: list[float] = []
-
-    async def pause_for_ever(seconds: float) -> None:
-        waiting.append(seconds)
-        await until(lambda: False)
-
-    hub.fail(rate_limited(200), origin="cdn", times=None)
-    async with mirror_under_test(tmp_path, pause=pause_for_ever) as mirror:
-        begun = await mirror.begin(MODEL)
-        await until(lambda: waiting)
-        assert (await mirror.canceled(begun["id"]))["status"] == "CANCELED"
-        await mirror.released()
 
 
 async def test_a_terminal_state_stays(mirror: MirrorUnderTest, hub: Hub, model: None) -> None:

@@ -305,25 +305,20 @@ async def test_what_cannot_be_read_holds_up_no_other(mirror: ServingProcess, fol
     assert (await checkpoints(mirror)).keys() == {"b"}
 
 
-async def test_indexes_that_are_more_than_anybody_writes_are_not_read(
+async def test_what_cannot_be_a_checkpoint_is_left_and_holds_up_no_other(
     mirror: ServingProcess, folder: Path, tmp_path: Path
 ) -> None:
-    (folder / "a").mkdir()
-    for number in range(5):
-        with (folder / f"a/{number}.index.json").open("wb") as file:
-            file.truncate(LONGEST_READ)
-    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
-        assert await syncer.run_once() == ["a"]
-    assert await checkpoints(mirror) == {}
-
-
-async def test_what_is_mostly_holes_is_left_at_once(mirror: ServingProcess, folder: Path, tmp_path: Path) -> None:
-    (folder / "a").mkdir()
-    with (folder / "a/x").open("wb") as file:
-        file.truncate(1 << 43)
+    """Names that no checkpoint can have, a file that is mostly holes, and more indexes than anybody writes."""
+    for path in ("a#rank-1/x", "a\nb/x", "b/x", "holes/x", *(f"indexes/{number}.index.json" for number in range(5))):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_bytes(b"1")
+    os.truncate(folder / "holes/x", 1 << 43)
+    for index in (folder / "indexes").iterdir():
+        os.truncate(index, LONGEST_READ)
     async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
         syncer.most_bytes = 1 << 30
-        assert await syncer.run_once() == ["a"]
+        assert set(await syncer.run_once()) == {"a#rank-1", "a\nb", "holes", "indexes"}
+    assert (await checkpoints(mirror)).keys() == {"b"}
 
 
 async def test_all_that_is_complete_is_noted_before_any_of_it_is_pushed(
@@ -444,18 +439,6 @@ async def test_what_is_sent_is_paced_and_what_is_held_is_not(
         async with syncing(mirror, Reading(folder), tmp_path / journal, pace=pace) as syncer:
             assert await syncer.run_once() == []
     assert sum(asked) == len(BIG)
-
-
-@pytest.mark.parametrize("name", ["a#rank-1", "a\nb"])
-async def test_a_folder_that_cannot_be_named_is_left_and_holds_up_no_other(
-    mirror: ServingProcess, folder: Path, tmp_path: Path, name: str
-) -> None:
-    for one in (name, "b"):
-        (folder / one).mkdir()
-        (folder / one / "x").write_bytes(b"1")
-    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
-        assert await syncer.run_once() == [name]
-    assert (await checkpoints(mirror)).keys() == {"b"}
 
 
 def test_a_file_that_a_network_file_system_calls_stale_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ CHUNKS: Final[dict[str, set[str]]] = {  # the manifests that hold it
     "a 0": {"a"},
     "b 0": {"b"},
     "cold 0": {"cold"},
+    "cold page": {"cold"},
     "unknown": set(),
 }
 READS: Final[dict[str, set[str] | str]] = {
@@ -84,6 +85,7 @@ async def node(server: AgentMirror, request: pytest.FixtureRequest, tmp_path: Pa
         node.chunks |= {f"large {number}": chunk for number, chunk in enumerate(mirror.chunks(manifests["a"], "large"))}
         node.chunks |= {f"{name} 0": digest_of(TREES[name][f"{name[0]}1"]) for name in ("a", "b")}
         node.chunks["cold 0"] = mirror.chunks(manifests["cold"], "c1")[0]  # as it travels: with its slab, or by itself
+        node.chunks["cold page"] = mirror.trees[node.digest("cold")].root.pages[0].digest
         yield Node(agent, mirror, manifests, node.bearers, node.chunks | {"unknown": UNKNOWN})
 
 
@@ -117,10 +119,11 @@ def expected_chunk(bearer: str, chunk: str, named: str | None, held: set[str]) -
 
 
 async def test_an_agent_gives_chunks_to_grants_that_name_them_alone(node: Node, tally: Tally) -> None:
-    held = {"a", "b"}
+    held, has_read_cold = {"a", "b"}, False
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{node.agent.data_port}", trust_env=False) as plane:
         for named in (None, "a", "b", "nothing", "cold"):
             for bearer in READS:
+                has_read_cold |= "cold" in READS[bearer]
                 for verb in ("GET", "HEAD") if FULL else ("GET",):
                     headers = {} if bearer == "none" else {"Authorization": f"Bearer {node.bearers[bearer]}"}
                     headers |= {} if named is None else {"BDN-Manifest": str(node.digest(named))}
@@ -134,6 +137,7 @@ async def test_an_agent_gives_chunks_to_grants_that_name_them_alone(node: Node, 
                             held |= {named} if named else set()
                         else:
                             assert shape(answer, digest) == nothing, (bearer, chunk, named)
+                            assert has_read_cold or not node.mirror.documents[f"/chunks/{node.chunks['cold page']}"]
                         tally.add(scenarios=1, refused=expected != "OK")
 
 

@@ -195,25 +195,6 @@ async def test_what_another_team_has_is_answered_like_nothing(world: World, tall
     assert {one["team"] for one in seen} == {"research", "Default"}
 
 
-async def test_what_another_team_pushed_has_to_be_sent_and_makes_no_checkpoint(world: World, tally: Tally) -> None:
-    content = b"weights of research"
-    name = str(digest_of(content))
-    await pushed(world, "team research of a", "bt://llama@job1/checkpoint-1", content)
-    files = {"files": [{"path": "x", "size": len(content), "digest": name, "slab": name, "offset": 0}]}
-    for bearer in ("team Default of a", "team research of b"):
-        push = (await world.ask(bearer, "POST", "/pushes", json={"source": "bt://own@job1/x"})).json()["push_id"]
-        missing = await world.ask(bearer, "POST", f"/pushes/{push}/missing", json={"chunks": [name]})
-        assert missing.json()["chunks"] == [name], bearer
-        refused = await world.ask(bearer, "POST", f"/pushes/{push}/commit", json=files)
-        assert refused.json()["error"]["code"] == "CHUNKS_MISSING", bearer
-        tally.add(scenarios=2, refused=2)
-    known = (await world.ask("team research of a", "POST", "/pushes", json={"source": "bt://own@job1/x"})).json()
-    missing = await world.ask(
-        "team research of a", "POST", f"/pushes/{known['push_id']}/missing", json={"chunks": [name]}
-    )
-    assert missing.json()["chunks"] == []
-
-
 async def test_a_training_cache_is_its_teams(world: World, tally: Tally) -> None:
     body = {"project": "llama", "cluster": "c", "volume_id": "0" * 32}
     made = (await world.ask("team research of a", "POST", "/caches", json=body)).json()

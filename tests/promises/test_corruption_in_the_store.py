@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from bdn.mirror.upkeep.scrub import Keeper
 from bdn.store.directory import DirectoryStore
 from bdn.wire import operation_schema
 from bdn.wire.http_fields import SUSPECT_HEADER
-from tests.doubles.faults import answer, stall
+from tests.doubles.faults import answer
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repository import HubRepository
 from tests.doubles.s3 import S3Bucket
@@ -32,7 +31,6 @@ from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.rot import HOW, not_permitted, rot
 from tests.support.mirror.backends import behind
-from tests.support.mirror.process import ServingProcess
 from tests.support.mirror.service import (
     LONGEST_SECONDS,
     Json,
@@ -355,7 +353,6 @@ async def test_a_repair_waits_for_no_verification(store: Store, tally: Tally, mo
 
 
 # --- Wrong bytes of the store as agents, and several processes, meet them ---
-STORED: Final = tuple(PLACES.values())
 
 
 @pytest.fixture
@@ -399,41 +396,6 @@ def test_a_stage_that_gets_wrong_bytes_makes_the_mirror_mend_them(model: Hub, tm
                 wrong += stored.read_bytes() != content
         assert model.log.count() == 0, "the upstream was asked although an agent had it"
         tally.add(scenarios=len(damaged), faults=len(damaged), repaired=len(damaged), wrong=wrong)
-
-
-@pytest.mark.production
-async def test_a_mirror_killed_between_the_steps_of_a_repair_goes_on_with_it(
-    upstreams: None, model: Hub, tmp_path: Path, tally: Tally
-) -> None:
-    random, kills = Random(20261122), at_scale(1, 12)
-    async with await ServingProcess.start(tmp_path, BDN_SCRUB_SECONDS="0") as mirror:
-        assert (await mirror.ended(await mirror.begin(MODEL)))["status"] == "READY"
-    asked: list[str] = []
-    for round_number in range(kills):
-        content = STORED[round_number % len(STORED)]
-        with behind(tmp_path).chunk(digest_of(content)) as stored:
-            rot(stored, random.choice(("flipped", "truncated", "zeroed", "absent")))
-        async with await ServingProcess.start(tmp_path, BDN_SCRUB_SECONDS="0") as mirror:
-            model.log.clear()
-            if round_number % 2 == 0:
-                model.fail(stall(), "repos|resolve-cache")
-            asked.append((await mirror.http.post("/verifications", json={"all": True})).json()["id"])
-            if round_number % 2 == 0:
-                await asyncio.to_thread(model.log.wait_for, "repos|resolve-cache")  # its right bytes are on their way
-            else:
-                await until(lambda mirror=mirror: mirror.query("SELECT 1 FROM chunks WHERE damage IS NOT NULL"))  # type: ignore[misc]
-            assert await mirror.end(signal.SIGKILL) == -signal.SIGKILL
-        model.script.clear()
-        async with await ServingProcess.start(tmp_path, BDN_SCRUB_SECONDS="0") as mirror:
-            found = {"status": "RUNNING"}
-            while found["status"] == "RUNNING":  # from when the work of the dead process is taken over
-                path = f"/verifications/{asked[-1]}"
-                found = (await mirror.http.get(path, params={"wait": LONGEST_SECONDS})).json()
-            assert found["status"] == "DONE", found
-            assert mirror.query("SELECT id FROM chunks WHERE damage IS NOT NULL") == []
-            served = [(await mirror.http.get(f"/chunks/{digest_of(each)}")).content for each in STORED]
-        tally.add(scenarios=1, faults=1, kills=1, repaired=1, wrong=served != list(STORED))
-    assert not list(tmp_path.glob("store/incoming/*"))  # noqa: ASYNC240 - nothing else runs
 
 
 @pytest.mark.production

@@ -3,7 +3,6 @@
 import asyncio
 import mmap
 import os
-import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,20 +13,17 @@ from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import DiskFailedError, NotFoundError
 from bdn.core.layout import Manifest
 from bdn.disk.direct import UncachedFile
-from bdn.wire.operation_schema import EvictCommand, PathVerificationRequest, VerifyCommand, VerifyReport
+from bdn.wire.operation_schema import EvictCommand, VerifyCommand, VerifyReport
 from bdn.wire.shapes import ReportedError
-from bdn.wire.stage_schema import StageRequest
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held
-from node_agent.disk.places import Places
 from node_agent.fetch.documents import Catalogue
 from node_agent.scrub import repair, scrubber
 from node_agent.scrub.reading import Findings
 from node_agent.scrub.scrubber import Scrubber, ScrubRecord
 from tests.support.agent.mirror import AgentMirror, in_both_forms, missing
 from tests.support.agent.mounts import mounted_xfs, needs_xfs
-from tests.support.agent.process import Program
 from tests.support.agent.rig import Rig, staged
 from tests.support.agent.ring import Ring
 from tests.support.content.noise import MIB, noise
@@ -43,7 +39,7 @@ from tests.support.crash.rot import (
     now,
     staged_node,
 )
-from tests.support.promises.tally import Tally, at_scale
+from tests.support.promises.tally import Tally
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("corruption")
@@ -99,24 +95,6 @@ async def test_the_scrub_finds_a_wrong_chunk_and_fetches_it_alone(node: StagedNo
     assert tree(node.view) == FILES
     assert len(node.evidence()) == await node.counted() == count
     assert all(found["tier"] == "node" and found["found"] != found["expected"] for found in node.evidence())
-
-
-async def test_one_round_repairs_whatever_is_damaged(rig: Rig, tally: Tally) -> None:
-    files = {**FILES, "other": noise(CHUNK_SIZE + 5, 3), "third": noise(3 * CHUNK_SIZE, 4)}
-    async with staged_node(rig, files) as node:
-        places = [(path, index) for path in files for index in range(len(node.chunks(path)))]
-        for seed in range(at_scale(4, 60)):
-            rng = random.Random(seed)
-            chosen = rng.sample(places, rng.randint(0, len(places)))
-            for path, index in chosen:
-                size = min(CHUNK_SIZE, len(files[path]) - index * CHUNK_SIZE)
-                node.flip(path, index * CHUNK_SIZE + rng.randrange(size))
-
-            await node.a_week_later()
-
-            wanted = {node.chunks(path)[index]: 1 for path, index in chosen}
-            assert node.mirror.chunk_requests == wanted, f"seed {seed}"
-            tally.add(scenarios=1, faults=len(chosen), repaired=len(chosen), wrong=int(tree(node.view) != files))
 
 
 async def test_what_cannot_be_obtained_is_not_served_or_staged_and_the_next_stage_fetches_its_chunk_alone(
@@ -366,20 +344,6 @@ async def test_a_staged_copy_is_repaired_from_the_cache_on_request(strict: Rig, 
         tally.add(scenarios=1, faults=2, repaired=len(report.items))
 
 
-async def test_a_linked_file_that_somebody_edited_is_itself_again(node: StagedNode) -> None:
-    (node.view / "small/2").chmod(0o644)
-    with (node.view / "small/2").open("r+b") as file:
-        file.write(b"edited")
-    report = await node.look(node.view / "small")
-
-    assert [(item.outcome, item.path) for item in report.items] == [("repaired", "small/2")]
-    assert report.chunks_read == 5
-    assert tree(node.view) == FILES
-    for elsewhere in ("/etc/hosts", str(node.view / "nothing"), "relative"):
-        with pytest.raises(NotFoundError, match="READY stage"):
-            await node.look(elsewhere)
-
-
 async def test_a_link_to_itself_is_damage_alone(node: StagedNode, tmp_path: Path) -> None:
     view = node.view
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -478,41 +442,6 @@ async def told(mirror: AgentMirror, verification: str) -> VerifyReport:
 
 
 # --- kills and restarts ---
-
-
-async def test_an_agent_that_is_killed_in_the_middle_of_a_repair_repairs_it_when_it_is_back(
-    mirror: AgentMirror, tmp_path: Path, tally: Tally
-) -> None:
-    manifest = mirror.publish(FILES)
-    program = Program(tmp_path, mirror.url, {"BDN_AGENT_SCRUB_SECONDS": "0"})
-    bad = mirror.chunks(manifest, "weights")[1]
-    async with program.daemon() as daemon:
-        stage = await daemon.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True))
-    view = Path(stage.mounts[0].path)
-    for _ in range(at_scale(1, 6)):
-        mirror.forget()
-        async with program.daemon() as daemon:
-            flip(Places(tmp_path / "cache").file(digest_of_path(manifest, "weights")), CHUNK_SIZE + 5)
-            gate, asked = mirror.hold(bad)
-            async with asyncio.TaskGroup() as group:
-                request = PathVerificationRequest(path=str(view))
-                asking = group.create_task(_given_up(daemon.client._send("POST", "/verifications", body=request)))
-                async with asyncio.timeout(30):
-                    await asked.wait()
-                await daemon.kill()
-                gate.set()
-                await asking
-        async with program.daemon(), asyncio.timeout(30):
-            while (view / "weights").read_bytes() != FILES["weights"]:  # noqa: ASYNC110 - another process
-                await asyncio.sleep(0.02)
-        assert mirror.chunk_requests == {bad: 2}
-        assert tree(view) == FILES
-        tally.add(scenarios=1, faults=1, kills=1, repaired=1)
-
-
-async def _given_up(request: object) -> None:
-    with pytest.raises(Exception):  # noqa: B017 - the process is gone
-        await request  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("at", [1, 4])

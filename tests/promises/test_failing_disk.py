@@ -282,19 +282,3 @@ async def test_a_stage_that_cannot_be_mended_where_nothing_can_be_looked_at_stay
         assert (document.state, document.error) == ("READY", None)
         tally.add(wrong=tree(Path(held.mounts[0].path)) != FILES)
     tally.add(scenarios=1, faults=1, repaired=1)
-
-
-@needs_forgetful_disks
-async def test_an_eviction_on_a_deaf_disk_names_it(disk: ForgetfulDisk, mirror: AgentMirror) -> None:
-    async with Rig(mirror, disk.place, {"cluster_cache_bytes": 0, "cache_bytes": MIB}).agent() as agent:
-        old = await staged(agent, mirror, mirror.publish(FILES))
-        await agent.stages.release(old.id)
-        disk.refuse("unlink", "*/manifests/*")
-        disk.refuse("lookup", "*/files/??/*")
-        with pytest.raises(BdnError) as caught:
-            await staged(agent, mirror, mirror.publish(OTHER), job="other")
-        assert caught.value.code == "DISK_FAILED"
-        disk.mend()
-        ledger = agent.cache.index.ledger
-        assert ledger.reserved_bytes == 0
-        assert not agent.cache.index.leases.leased()

@@ -170,27 +170,6 @@ async def test_nonsense_is_refused_on_every_port_and_costs_nothing(
 
 
 @pytest.mark.parametrize("service", [a_mirror, an_agent], ids=["mirror", "agent"])
-async def test_a_hundred_clients_that_never_end_their_heads_delay_nobody_and_are_hung_up_on(
-    service: Callable[[Path], AbstractAsyncContextManager[Service]], tmp_path: Path, tally: Tally
-) -> None:
-    async with service(tmp_path / "data") as running, AsyncExitStack() as stack:
-        readers = []
-        for port in running.ports:
-            for begun in SILENT * 50:
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                stack.callback(writer.close)
-                writer.write(begun)
-                readers.append(reader)
-        for port in running.ports:
-            answer = await talk(port, b"GET /nothing-here HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            assert answer.startswith(b"HTTP/1.1 404 "), answer[:200]
-        if FULL:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await asyncio.gather(*(reader.read() for reader in readers))
-        tally.add(scenarios=len(readers))
-
-
-@pytest.mark.parametrize("service", [a_mirror, an_agent], ids=["mirror", "agent"])
 async def test_more_clients_than_descriptors_delay_nobody_and_the_log_stays_small(
     service: Callable[..., AbstractAsyncContextManager[Service]], tmp_path: Path, tally: Tally
 ) -> None:

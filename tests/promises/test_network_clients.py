@@ -1,8 +1,8 @@
-"""Faults between an upstream and the mirror, and between those who ask and a service: right bytes or a typed error, and nothing done twice."""
+"""Faults between callers and a service: the answer or a typed error, and nothing done twice."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -24,12 +24,9 @@ from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig
 from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
-from tests.support.mirror.scripted_upstreams import FILES as UPSTREAM_FILES
-from tests.support.mirror.scripted_upstreams import ScriptedUpstream
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, until
 from tests.support.network.fault_proxy import Fault, FaultProxy, parted, passes
 from tests.support.network.fault_proxy_faults import (
-    LASTING,
     PASSING,
     answers_busy,
     drips,
@@ -39,15 +36,10 @@ from tests.support.network.fault_proxy_faults import (
     name_of,
     repeats_the_answer,
     resets_at_once,
-    shifts_the_range,
 )
-from tests.support.promises.tally import FULL, Tally, at_scale
+from tests.support.promises.tally import Tally, at_scale
 
-pytest_plugins = (
-    "tests.support.agent.fixtures",
-    "tests.support.mirror.fixtures",
-    "tests.support.mirror.upstream_fixtures",
-)
+pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
 pytestmark = pytest.mark.promise("network")
 LONGEST_SECONDS: Final = 30.0
 PATIENCE_SECONDS: Final = 0.5  # of the client
@@ -200,49 +192,3 @@ async def test_a_command_that_waits_goes_on_asking_through_faults_and_says_so(
     assert service.count("mirrors") == (program is main)
     assert ended.stderr.count(f"{found['id']} may continue meanwhile; retrying for 10 minutes") == 1
     assert ended.stderr.count(f"{found['id']}: the service answers again") == 1
-
-
-# --- Whatever the network does between an upstream and the mirror: right bytes are published in the end, or nothing is ---
-UPSTREAM_SECONDS: Final = 60.0
-
-
-KINDS: Final = ("hf", "s3", "gs")
-
-
-def met(faults: Sequence[Fault]) -> pytest.MarkDecorator:
-    """Every fault on the way from one upstream; all from all of them take a minute."""
-    rows = [
-        pytest.param(kind, fault, id=f"{kind}-{name_of(fault)}")
-        for number, fault in enumerate(faults)
-        for kind in (KINDS if FULL else (KINDS[number % len(KINDS)],))
-    ]
-    return pytest.mark.parametrize(("upstream", "fault"), rows, indirect=["upstream"])
-
-
-@met([*PASSING, shifts_the_range])
-async def test_a_fault_on_the_way_from_an_upstream_costs_requests_alone(
-    upstream: ScriptedUpstream, proxy: FaultProxy, hasty: MirrorUnderTest, fault: Fault, tally: Tally
-) -> None:
-    proxy.play(fault)
-    async with asyncio.timeout(UPSTREAM_SECONDS):
-        found = await hasty.tree(await hasty.manifest(upstream.wanted))
-
-    tally.add(scenarios=1, faults=proxy.met.total(), wrong=found != UPSTREAM_FILES)
-    assert proxy.met[name_of(fault)] == 1
-    if fault is not flips_a_bit:
-        assert not hasty.count("quarantined_files"), "bytes came wrong, though nobody changed any"
-
-
-@met(LASTING)
-async def test_an_upstream_that_stays_out_of_reach_is_named_and_nothing_is_published(
-    upstream: ScriptedUpstream, proxy: FaultProxy, hasty: MirrorUnderTest, fault: Fault, tally: Tally
-) -> None:
-    proxy.every = fault
-    async with asyncio.timeout(UPSTREAM_SECONDS):
-        error = await hasty.failed(upstream.wanted)
-    proxy.heal()
-
-    found = await hasty.tree(await hasty.manifest(upstream.wanted))
-    tally.add(scenarios=1, faults=proxy.met.total(), refused=1, wrong=found != UPSTREAM_FILES)
-    assert (error["code"], error["retryable"]) == ("UPSTREAM_UNAVAILABLE", True)
-    assert upstream.wanted["source"].split("@")[0] in str(error)

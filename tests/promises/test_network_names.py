@@ -1,4 +1,4 @@
-"""Names that do not resolve, for a while or for good, or whose resolver never answers."""
+"""Names that do not resolve, or whose resolver never answers."""
 
 import asyncio
 import sys
@@ -16,69 +16,23 @@ from bdn.net import client
 from bdn.net.api_clients import MirrorClient
 from bdn.net.host_lookups import NameSilentError, run_program
 from bdn.net.http1.pool import Dialer
-from tests.doubles.hub import Hub
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.process import Program
 from tests.support.agent.rig import Rig, staged
 from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
-from tests.support.mirror.scripted_upstreams import FILES, ScriptedUpstream
-from tests.support.mirror.service import MirrorUnderTest, until
+from tests.support.mirror.service import until
 from tests.support.network.egress_streets import Doorbell, Names
 from tests.support.network.fault_proxy_ring import HASTY
 from tests.support.network.silent_resolver import SILENT
 from tests.support.promises.tally import Tally, at_scale
 
-pytest_plugins = (
-    "tests.support.agent.fixtures",
-    "tests.support.mirror.fixtures",
-    "tests.support.mirror.upstream_fixtures",
-)
+pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("network")
-LONGEST_SECONDS: Final = 60.0
 
 MIRROR: Final = "the-mirror"
-UPSTREAMS: Final = ("the-hub", "the-cdn", "the-bucket")
-PLACES: Final = ("listing", "content")
 HELD: Final = {"large": noise(9 * MIB + 1, 2), "small": noise(30_000, 2)}
 NEW: Final = {"other": noise(2 * MIB, 3)}
-
-
-def is_byte_thread() -> bool:
-    return threading.current_thread().name.startswith("copy")
-
-
-@pytest.fixture
-def names(
-    request: pytest.FixtureRequest, upstream: ScriptedUpstream, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> Names:
-    """The upstream by name. Listings are asked for by the loop, content by byte threads."""
-    match request.node.callspec.params["upstream"]:
-        case "hf":
-            monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("127.0.0.1", "the-hub"))
-            monkeypatch.setattr(hub._cdn, "url", hub.cdn_url.replace("127.0.0.1", "the-cdn"))
-        case "s3":
-            url = request.getfixturevalue("s3").url
-            monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url.replace("127.0.0.1", "the-bucket"))
-        case _:
-            url = request.getfixturevalue("gcs").url
-            monkeypatch.setenv("STORAGE_EMULATOR_HOST", url.replace("127.0.0.1", "the-bucket"))
-    names = Names(monkeypatch, UPSTREAMS)
-    is_content = request.node.callspec.params["place"] == "content"
-    names.chosen = lambda: is_byte_thread() == is_content
-    return names
-
-
-@pytest.mark.parametrize("place", PLACES)
-async def test_an_upstream_whose_name_is_lost_for_a_while_is_asked_again(
-    upstream: ScriptedUpstream, names: Names, hasty: MirrorUnderTest, place: str, tally: Tally
-) -> None:
-    names.lost = 3
-    async with asyncio.timeout(LONGEST_SECONDS):
-        found = await hasty.tree(await hasty.manifest(upstream.wanted))
-
-    tally.add(scenarios=1, faults=names.met, wrong=found != FILES)
-    assert names.met == 3
 
 
 async def test_a_command_that_cannot_resolve_its_mirror_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,58 +9,21 @@ from typing import Any, Final
 
 import pytest
 
-from bdn.core.errors import BdnError
 from bdn.mirror.db import chunks
 from bdn.mirror.upkeep import scrub
-from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.hub import Hub
-from tests.support.agent.mirror import AgentMirror
-from tests.support.agent.rig import Rig
 from tests.support.content.noise import MIB, noise
-from tests.support.content.trees import tree
 from tests.support.crash.forgetful_disk import ForgetfulDisk, needs_forgetful_disks
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source
 from tests.support.promises.tally import Tally
 
-pytest_plugins = ("tests.support.agent.fixtures", "tests.support.mirror.fixtures")
+pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = [
     pytest.mark.promise("network"),
     pytest.mark.usefixtures("backend"),
     pytest.mark.embedded("it is the disk under the directory that fails"),
 ]
 MODEL: Final = source("hf://org/model")
-
-
-async def test_a_store_that_goes_away_loses_nothing(upstreams: None, hub: Hub, tmp_path: Path, tally: Tally) -> None:
-    """During a mirror, a stage and an eviction; each of them works when the store is back."""
-    hub.repo("org/model").commit({"w.bin": noise(17 * MIB, 1)})
-    hub.repo("org/other").commit({"o.bin": noise(3 * MIB, 2)})
-    async with asyncio.timeout(60), mirror_under_test(tmp_path / "mirror", serve=True) as mirror:
-        ready = await mirror.ready(MODEL)
-        listener = bind_tcp("127.0.0.1", 0)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        rig = Rig(AgentMirror(), tmp_path / "node", {"url": url})
-        async with serving(mirror.service.api, listener), rig.agent() as agent:
-            await agent.heartbeats.beat()
-            folder = tmp_path / "mirror/store/chunks"
-            away = folder.rename(tmp_path / "away")
-
-            readiness = await mirror.http.get("/readyz")
-            failed = await mirror.mirror(source("hf://org/other"))
-            begun = await agent.stages.start("job", ready["grant"])
-            with pytest.raises(BdnError) as stage_error:
-                await agent.stages.finish(begun.record.id)
-            away.rename(folder)
-            stage = await agent.stages.finish((await agent.stages.start("job-2", ready["grant"])).record.id)
-            mirrored = await mirror.ready(source("hf://org/other"))
-
-            tally.add(scenarios=3, faults=1, refused=3)
-            tally.add(wrong=tree(Path(str(stage.mounts[0].path))) != {"w.bin": noise(17 * MIB, 1)})
-            assert readiness.status_code == 503
-            assert "store" in readiness.json()["error"]["message"]
-            assert (failed["error"]["code"], failed["error"]["retryable"]) == ("STORE_UNAVAILABLE", True)
-            assert (stage_error.value.code, stage_error.value.transient) == ("STORE_UNAVAILABLE", True)
-            assert mirrored["bytes_total"] == 3 * MIB
 
 
 # --- The disk under the mirror's store fails, or refuses: whoever needs it is told so, and what it held and had to lose is not forgotten ---

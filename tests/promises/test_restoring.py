@@ -104,15 +104,6 @@ async def test_it_can_be_restored_for_seven_days(mirror: MirrorUnderTest, calend
     assert await restored(mirror, manifest=manifest) == []
 
 
-async def test_mirroring_it_again_brings_it_back_and_moves_no_bytes(mirror: MirrorUnderTest) -> None:
-    manifest = await mirror.manifest(ONE)
-    await mirror.evict(all=True, tier="mirror")
-    again = await mirror.ready(ONE)
-    assert (again["bytes_transferred"], again["sources"][0]["manifest"]) == (0, manifest)
-    assert again["grant"] is not None
-    assert await restored(mirror, manifest=manifest) == []
-
-
 @pytest.mark.production
 async def test_an_eviction_takes_nothing_from_others(mirror: MirrorUnderTest, calendar: Calendar) -> None:
     manifest = await mirror.manifest(ONE)

@@ -116,6 +116,9 @@ async def test_an_eviction_says_whom_it_spared_and_whom_it_broke(agent: Agent, m
         in said
     )
     assert [one.facts["ending"] for one in story(agent, leased) if one.kind == "ended"] == ["forced"]
+    document = agent.stages.document(agent.stages.registry.find(stage.id))
+    assert document.error is not None
+    assert "by a forced eviction" in document.error.message
 
 
 async def test_a_lease_that_ran_out_says_when(agent: Agent, mirror: AgentMirror) -> None:

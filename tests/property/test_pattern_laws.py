@@ -1,7 +1,6 @@
 """Patterns against an oracle that works differently, and the literal prefixes outside of which they select nothing."""
 
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatchcase
 
 import pytest
 from hypothesis import example, given, settings
@@ -46,11 +45,6 @@ texts = st.text("ab/.-]", min_size=1, max_size=12).filter(lambda text: "" not in
 def test_any_text_is_a_pattern_and_selects_exactly_what_the_oracle_selects(both: tuple[str, str]) -> None:
     path, pattern = both
     assert bool(compile_pattern(pattern).fullmatch(path)) == matches(pattern, path)
-
-
-@given(st.text("ab*?.[!]^", min_size=1, max_size=8), st.text("ab.]^[!", min_size=1, max_size=6))
-def test_inside_one_segment_patterns_are_those_of_the_shell(pattern: str, name: str) -> None:
-    assert bool(compile_pattern(pattern).fullmatch(name)) == fnmatchcase(name, pattern)
 
 
 @given(
@@ -154,13 +148,6 @@ def test_of_many_prefixes_each_that_is_left_is_what_some_have_in_common(starts: 
 ])  # fmt: skip
 def test_prefixes_of_patterns_as_people_write_them(allow: tuple[str, ...], prefixes: tuple[str, ...]) -> None:
     assert literal_prefixes(Patterns(allow, ("a/*",))) == prefixes
-
-
-def test_many_files_of_a_few_folders_become_their_folders() -> None:
-    allow = tuple(f"{folder}/shard-{number:05}.bin" for folder in ("train", "test", "dev") for number in range(300))
-    prefixes = literal_prefixes(Patterns(allow))
-    assert all(prefix.startswith(("dev/shard-00", "test/shard-00", "train/shard-00")) for prefix in prefixes)
-    assert len(prefixes) <= MOST_PREFIXES
 
 
 def test_one_too_many_merges_the_two_that_are_most_alike() -> None:

@@ -2,7 +2,7 @@
 
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 from threading import Event, Lock
 from typing import Any, Final, Self
@@ -19,16 +19,15 @@ _FAILURES: Final = (
 class Names:
     """In the place of the machine's resolver, for this process; names that nobody told it do not exist.
 
-    The next ``lost`` questions, of those that ``chosen`` likes, find no address; ``met`` counts them. Who asks for one of
-    ``silent`` gets no answer before ``speak``, and holds his thread until then.
+    The next ``lost`` questions find no address. A question for one of ``silent`` gets no answer before ``speak``, and holds
+    its thread until then.
     """
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, at_loopback: Iterable[str] = (), silent: Sequence[str] = ()
     ) -> None:
         self.asked: list[str] = []
-        self.lost = self.met = 0
-        self.chosen: Callable[[], bool] = lambda: True
+        self.lost = 0
         self._answers = {name: deque([["127.0.0.1"]]) for name in at_loopback}
         self._silent = silent
         self._speaks = Event()
@@ -54,9 +53,8 @@ class Names:
         if name in self._silent:
             self._speaks.wait()
         with self._lock:
-            if self.lost and self.chosen():
+            if self.lost:
                 self.lost -= 1
-                self.met += 1
                 raise next(self._failures)
         answers = self._answers.get(name)
         if answers is None:

@@ -1,7 +1,6 @@
 """What a network can do to one answer. Each is played by ``FaultProxy`` for one exchange."""
 
 import asyncio
-import re
 from collections.abc import Callable
 from typing import Final
 
@@ -91,18 +90,6 @@ async def repeats_the_request(exchange: Exchange) -> bool:
     """The other side hears it twice, and its second answer is the one that comes back."""
     await exchange.perform()
     return await passes(exchange)
-
-
-async def shifts_the_range(exchange: Exchange) -> bool:
-    """The right number of bytes, said to be others."""
-    answer = await exchange.perform()
-    head = re.sub(rb"(?i)(content-range: bytes )(\d+)-(\d+)", _shift, answer.head)
-    await exchange.send(head + answer.body)
-    return True
-
-
-def _shift(found: re.Match[bytes]) -> bytes:
-    return b"%s%d-%d" % (found[1], int(found[2]) + 1, int(found[3]) + 1)
 
 
 async def answers_busy(exchange: Exchange) -> bool:

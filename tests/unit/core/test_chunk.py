@@ -82,16 +82,6 @@ def test_a_small_file_is_named_like_its_only_chunk_or_like_nothing() -> None:
     assert file_digest(7, [digest_of(b"weights")]) == digest_of(b"weights")
 
 
-def test_the_name_of_a_larger_file_depends_on_size_order_and_every_chunk() -> None:
-    one, two, three = (digest_of(word) for word in (b"one", b"two", b"three"))
-    names = {
-        file_digest(9_000_000, [one, two]), file_digest(9_000_001, [one, two]), file_digest(9_000_000, [two, one]),
-        file_digest(9_000_000, [one, three]), file_digest(9_000_000, [one, one]),
-        file_digest(9_000_000, [one, two, three]),
-    }  # fmt: skip
-    assert len(names) == 6
-
-
 @pytest.mark.parametrize("prefix", [b"", b"bdn:file:v1", b"bdn:file:v1\0"])
 @pytest.mark.parametrize("with_size", [False, True])
 def test_a_small_file_that_spells_out_a_large_files_digests_has_another_name(prefix: bytes, with_size: bool) -> None:

@@ -53,24 +53,6 @@ def test_a_pattern_longer_than_any_path_and_more_than_a_thousand_patterns_are_re
         Patterns(("a",) * 1000, ("b",))
 
 
-REPO = (
-    ".gitattributes", "README.md", "config.json", "model.safetensors", "original/consolidated.00.pth",
-    "text_encoder/config.json", "text_encoder/model.safetensors",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("pattern", "hint"), [
-    ("*.pth", "**/*.pth"),
-    ("consolidated.00.pth", "**/consolidated.00.pth"),
-    ("./*.pth", "**/*.pth"),
-    ("consolidated*", "**/consolidated*"),
-])  # fmt: skip
-def test_the_deeper_form_is_a_hint_when_it_would_have_matched(pattern: str, hint: str) -> None:
-    assert select(REPO, Patterns((pattern,))).warnings == (
-        f"allow_patterns {pattern!r} matched no file; {hint!r} would have matched: '*' does not cross '/' here",
-    )
-
-
 def test_a_pattern_that_leaves_out_shards_in_folders_is_a_warning_with_the_pattern_that_takes_them() -> None:
     paths = ["model-1.safetensors", "deep/model-2.safetensors", "deep/er/model-3.safetensors", "deep/other.txt"]
 

@@ -441,16 +441,6 @@ def test_every_order_gives_the_checksum_of_the_whole(
             assert set(read_back.read) == {NAMES[index] for index in stored}
 
 
-@pytest.mark.parametrize(("order", "early"), [((0, 1, 2), []), ((1, 0, 2), [1])])
-@pytest.mark.usefixtures("no_waiting")
-def test_only_a_chunk_that_came_too_early_is_read_back(order: tuple[int, ...], early: list[int]) -> None:
-    read_back = ReadBack()
-    check = sha1_check(read_back)
-    bring(check, order)
-    finish(check, read_back)
-    assert read_back.read == [NAMES[index] for index in early]
-
-
 def test_a_chunk_that_comes_a_little_early_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TURN_SECONDS", 30.0)
     read_back = ReadBack()

@@ -198,25 +198,6 @@ def test_a_thousand_idle_connections_take_no_threads_and_delay_nobody(shelf: She
             assert read_answer(connection)[2] == CONTENT
 
 
-def test_a_client_above_the_limit_takes_the_place_of_an_idle_one(shelf: Shelf) -> None:
-    with closing(ChunkServer(shelf, "127.0.0.1", 0, connections=2)) as server:
-        server.start()
-        with connect(server) as one, connect(server) as two:
-            for connection in (one, two):
-                connection.sendall(REQUEST)
-                assert read_answer(connection)[0] == 200
-            wait_until(lambda: is_served(server), what="an idle client to make room")
-
-
-def is_served(server: ChunkServer) -> bool:
-    with connect(server) as connection:
-        try:
-            connection.sendall(REQUEST)
-            return read_answer(connection)[0] == 200
-        except ConnectionError:
-            return False
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChunkServer]:
     shelf = Shelf(DirectoryStore(tmp_path_factory.mktemp("chunks")))

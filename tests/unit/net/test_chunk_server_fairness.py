@@ -16,7 +16,6 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.wire.http_fields import chunk_path, push_path
 from tests.support.content.noise import noise
 from tests.support.content.shelves import Inbox, Shelf, connect, read_answer, read_to_end, serving
-from tests.support.services.commands import wait_until
 
 PUSH = f"mir_{'0a' * 12}"
 SMALL, CONTENT, LARGE = b"twelve bytes", os.urandom(200_000), noise(CHUNK_SIZE)
@@ -175,22 +174,6 @@ def connect_from(server: ChunkServer, address: str) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=20, source_address=(address, 0))
 
 
-def known(stack: ExitStack, server: ChunkServer, organisation: str) -> socket.socket:
-    """An idle connection that had a request authorised. Those before may not have been idle yet."""
-    found: list[socket.socket] = []
-
-    def is_known() -> bool:
-        connection = connect(server)
-        if is_answered(connection, get(organisation)):
-            found.append(stack.enter_context(connection))
-        else:
-            connection.close()
-        return bool(found)
-
-    wait_until(is_known)
-    return found[0]
-
-
 def test_server_at_its_limit__closes_the_oldest_idle_stranger(shelf: Shelf) -> None:
     with serving(shelf, connections=16) as server, ExitStack() as stack:
         crowd = [stack.enter_context(connect(server)) for _ in range(16)]
@@ -206,16 +189,6 @@ def test_strangers_of_one_address__make_room_for_their_own_alone(shelf: Shelf) -
         assert [connection.recv(1) for connection in crowd[:44]] == [b""] * 44
         for connection in (*others, *crowd[44:]):
             assert is_answered(connection, get("b"))
-
-
-def test_organisation_with_all_connections__loses_its_oldest_idle_one_to_others(shelf: Shelf) -> None:
-    patient = Timeouts(idle_seconds=600)
-    with serving(shelf, connections=4, timeouts=patient) as server, ExitStack() as stack:
-        crowd = [known(stack, server, "a") for _ in range(5)]
-        assert [connection.recv(1) for connection in crowd[:2]] == [b"", b""]
-        stack.enter_context(connect(server))
-        wait_until(lambda: is_served(server, get("b"), 200))
-        assert is_answered(crowd[-1], get("a"))
 
 
 def test_organisation_with_too_many_connections_at_work__is_refused_and_others_are_served(shelf: Shelf) -> None:

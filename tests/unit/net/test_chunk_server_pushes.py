@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -452,42 +451,6 @@ def test_who_waits_too_long_for_a_buffer_is_told_to_come_again(inbox: Inbox) -> 
             assert status_of_next(again) == 204
 
 
-@dataclass
-class BusyInbox(Inbox):
-    """Counts how many chunks it is given at once."""
-
-    most: int = 0
-    _now: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def take(self, request: PushedChunk, content: memoryview) -> None:
-        with self._lock:
-            self._now += 1
-            self.most = max(self.most, self._now)
-        super().take(request, content)
-        with self._lock:
-            self._now -= 1
-
-
-def test_a_crowd_shares_the_buffers_there_are_and_all_end_well() -> None:
-    inbox = BusyInbox()
-    bodies = [os.urandom(1 << 20) for _ in range(4)]
-
-    def send(port: int, number: int) -> list[int]:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-            answers = []
-            for body in bodies[number % 4 :]:
-                connection.sendall(put(body))
-                answers.append(status_of_next(connection))
-            return answers
-
-    with serving(Shelf(inbox.store), received=inbox, buffers=3) as server, ThreadPoolExecutor(24) as threads:
-        answers = [status for found in threads.map(partial(send, server.port), range(24)) for status in found]
-    assert answers == [204] * len(answers) == [204] * 60
-    assert set(inbox.taken) == set(bodies)
-    assert 1 <= inbox.most <= 3
-
-
 def test_closing_ends_those_that_send_and_those_that_wait(inbox: Inbox) -> None:
     with serving(Shelf(), received=inbox, buffers=1) as server, begin(server) as busy, connect(server) as waiting:
         waiting.sendall(put_head(SMALL))
@@ -510,20 +473,6 @@ def test_buffers_are_pages_and_no_more_of_them_than_said() -> None:
     buffers.release(first)
     assert second.granted.done()
     assert buffers.buffer_of(second) is only
-
-
-def test_buffers__are_granted_round_robin_over_organisations_without_released_turns() -> None:
-    buffers = ReceiveBuffers(1)
-    turns = [buffers.request(name) for name in "aaabbc"]
-    buffers.release(turns.pop(4))
-    order = ""
-    while turns:
-        held = next(turn for turn in turns if turn.granted.done())
-        order += held.place.owner
-        turns.remove(held)
-        buffers.release(held)
-    assert order == "aabca"
-    assert not buffers.lent
 
 
 # --- our own client, and TLS ---
