@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.numbered_bucket import NAME, NumberedBucket
 from bench.report import Figure, scaled
 from tests.doubles.hub import Hub
-from tests.doubles.s3_numbers import NAME, NumberedBucket
 from tests.support.services import services
 from tests.support.services.processes import cpu_seconds, peak_megabytes
 

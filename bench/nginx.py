@@ -18,7 +18,7 @@ from pathlib import Path
 
 from awscrt.checksums import crc64nvme
 
-from tests.doubles.s3_numbers import PAGE, listing
+from bench.numbered_bucket import PAGE, listing
 from tests.support.network.ports import free_port
 from tests.support.services.commands import wait_until
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import nginx
+from bench import ring_of_agents as ring
 from bench.report import Figure, Missing, Row, scaled_size
 from tests.doubles.seaweed import SeaweedServer
-from tests.support.agent import ring_of_agents as ring
 from tests.support.content.bucket_stores import store_environment
 from tests.support.network import network
 

@@ -23,7 +23,7 @@ from tests.contract.source_contract import listed, seen_before
 from tests.doubles.faults import Fault, answer, drop, truncate
 from tests.doubles.ranges import read_range
 from tests.doubles.s3 import S3Bucket, S3Server
-from tests.doubles.s3_numbers import s3_error
+from tests.doubles.s3_errors import s3_error
 from tests.doubles.sigv4 import Account
 from tests.support.network.egress import LOOPBACK
 

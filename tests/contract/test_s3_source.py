@@ -28,7 +28,7 @@ from tests.contract.source_contract import CONTENT, SourceContract, Upstream, co
 from tests.doubles.faults import Fault, answer
 from tests.doubles.ranges import read_range, read_whole
 from tests.doubles.s3 import S3Bucket, S3Server
-from tests.doubles.s3_numbers import s3_error
+from tests.doubles.s3_errors import s3_error
 from tests.doubles.sigv4 import Account
 
 LARGE = bytes(CHUNK_SIZE) + b"last"

@@ -27,7 +27,7 @@ from tests.doubles.gcs_accounts import TokenEndpoint
 from tests.doubles.goog4 import google_refusal_of
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.object_server import Objects
-from tests.doubles.s3_numbers import s3_error
+from tests.doubles.s3_errors import s3_error
 
 _LIST = re.compile(r"/storage/v1/b/([^/]+)/o")
 _MEDIA = re.compile(r"/(?:download/)?storage/v1/b/([^/]+)/o/([^/]+)")

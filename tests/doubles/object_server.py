@@ -22,7 +22,7 @@ from xml.sax.saxutils import escape
 import google_crc32c
 
 from tests.doubles.http_origin import Answer, Origin, Request
-from tests.doubles.s3_numbers import s3_error
+from tests.doubles.s3_errors import s3_error
 from tests.doubles.sigv4 import Account, refusal_of
 
 ALL_CHECKS = frozenset({"crc32c", "md5"})

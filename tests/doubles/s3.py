@@ -20,7 +20,7 @@ from moto.s3.models import s3_backends
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from tests.doubles.http_origin import Answer, Origin, Request
-from tests.doubles.s3_numbers import s3_error
+from tests.doubles.s3_errors import s3_error
 from tests.doubles.sigv4 import Account, refusal_of, region_of
 
 # Access is decided here; moto gets a signature of the right shape, which is all that it looks at.

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import parse_qs, quote_plus, unquote
 
 from tests.doubles.http_origin import Answer, Origin, Request
+from tests.doubles.s3_errors import s3_error
 
 NAME = "numbers"
 PAGE = 1000
@@ -76,11 +77,6 @@ def listing(bucket: str, prefix: str, objects: Sequence[tuple[str, str, int]], f
         f"<KeyCount>{len(objects)}</KeyCount><MaxKeys>{PAGE}</MaxKeys>"
         f"<IsTruncated>{str(bool(following)).lower()}</IsTruncated>{token}{entries}</ListBucketResult>"
     )
-
-
-def s3_error(status: int, code: str) -> Answer:
-    body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>double</Message></Error>'
-    return Answer(status, {"Content-Type": "application/xml"}, body.encode())
 
 
 def _etag(content: bytes) -> str:
