@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -43,7 +43,6 @@ class ChunkFiles:
         self._chunks = root / "chunks"
         self._incoming = root / "incoming"
         self._writes = writes
-        self._numbers = itertools.count()  # a count can be shared by threads; a generator cannot
 
     def scan(self) -> list[FoundChunks]:
         """Make the folders, remove partial files that a kill left, and list the chunks on disk."""
@@ -68,10 +67,11 @@ class ChunkFiles:
             return None
         return FoundChunks(manifest, chunks, folder.stat().st_mtime)
 
-    def write(self, content: memoryview) -> Path:
-        """Write a verified chunk, durable and read-only. The caller names it with ``appear``."""
-        aside = self._incoming / str(next(self._numbers))
-        with disk_errors(aside), _removed_on_error(aside):
+    def write(self, chunk: Digest, content: memoryview) -> None:
+        """Write a verified chunk aside, durable and read-only. Then call ``appear``; after a failure, ``discard``."""
+        aside = self._incoming / chunk.hex
+        with disk_errors(aside):
+            aside.unlink(missing_ok=True)  # an earlier ``discard`` may have failed
             file = DirectFile(aside, self._writes)
             try:
                 file.open()
@@ -80,17 +80,20 @@ class ChunkFiles:
                 os.fdatasync(file.descriptor)
             finally:
                 file.close()
-        return aside
 
-    def appear(self, aside: Path, manifest: Digest, chunk: Digest) -> None:
+    def discard(self, chunk: Digest) -> None:
+        with suppress(OSError):  # the failure before says more
+            (self._incoming / chunk.hex).unlink()
+
+    def appear(self, manifest: Digest, chunk: Digest) -> None:
         """Move a written chunk into the manifest's folder. Do not call during ``remove_folder``.
 
         The name is not synced: a power cut may undo it, which does no harm.
         """
         path = self.path(manifest, chunk)
-        with disk_errors(path), _removed_on_error(aside):
+        with disk_errors(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            aside.rename(path)
+            (self._incoming / chunk.hex).rename(path)
 
     def open(self, manifest: Digest, chunk: Digest) -> BinaryIO | None:
         return open_existing(self.path(manifest, chunk))
@@ -112,16 +115,6 @@ class ChunkFiles:
 
     def path(self, manifest: Digest, chunk: Digest) -> Path:
         return self._chunks / manifest.hex / chunk.hex
-
-
-@contextmanager
-def _removed_on_error(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError:
-        with suppress(OSError):  # the first failure says more
-            path.unlink()
-        raise
 
 
 @dataclass(slots=True)
@@ -228,12 +221,13 @@ class ClusterTier:
             self.ledger.reserve(chunk, len(buffer))
         try:
             read(buffer)
-            aside = self.files.write(buffer)
+            self.files.write(chunk, buffer)
             with self._lock:
-                self.files.appear(aside, manifest, chunk)
+                self.files.appear(manifest, chunk)
                 is_new = manifest not in self._shares
                 self._hold(manifest, chunk, self.clock())
         except BaseException:
+            self.files.discard(chunk)
             with self._lock:
                 self.ledger.release(chunk)
             raise

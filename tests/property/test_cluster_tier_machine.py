@@ -46,12 +46,11 @@ class InterruptedFiles(ChunkFiles):
     meanwhile: Callable[[], None] | None = None
     removable = sys.maxsize
 
-    def write(self, content: memoryview) -> Path:
-        aside = super().write(content)
+    def write(self, chunk: Digest, content: memoryview) -> None:
+        super().write(chunk, content)
         if self.meanwhile:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
-        return aside
 
     def remove(self, manifest: Digest, chunk: Digest) -> None:
         if not self.removable:
